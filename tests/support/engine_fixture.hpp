@@ -14,8 +14,11 @@
 #include "support/simulated_driver/control.h"
 #include "support/weights.hpp"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -32,6 +35,9 @@ class EngineFixture {
 public:
     explicit EngineFixture(sleep::Engine::Options options = {2, 0})
         : api_(load()), heap_(api_, ledger_), engine_(api_, ledger_, options) {
+        // Contents that a test frees are kept for the next: fresh pages would take half of its time.
+        ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
+        ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
         sim_clear();
         for (int device = 0; device < 2; ++device) {
             auto context = driver::PrimaryContext::retain(api_, device);
@@ -43,7 +49,6 @@ public:
         sim_clear();
         for (const auto& allocation : allocations_) static_cast<void>(free(allocation.address));
         static_cast<void>(engine_.contents().reap());
-        for (auto& allocation : allocations_) spare().push_back(std::move(allocation.contents));
     }
     EngineFixture(const EngineFixture&) = delete;
     EngineFixture& operator=(const EngineFixture&) = delete;
@@ -52,7 +57,7 @@ public:
     std::size_t add(int device, std::string_view tag, Bytes bytes) {
         auto address = heap_.allocate(device, ledger_.tag_id(tag), bytes);
         REQUIRE(address);
-        Allocation allocation{*address, contents_of(bytes)};
+        Allocation allocation{*address, std::vector<std::uint8_t>(bytes)};
         fill_without_zeros(allocation.contents, ++seed_);
         write(device, allocation);
         allocations_.push_back(std::move(allocation));
@@ -169,20 +174,6 @@ public:
     [[nodiscard]] sleep::Control& control() { return control_; }
 
 private:
-    /// Contents that tests have freed, for the next: fresh pages would take half of their time.
-    static std::vector<std::vector<std::uint8_t>>& spare() {
-        static std::vector<std::vector<std::uint8_t>> contents;
-        return contents;
-    }
-    static std::vector<std::uint8_t> contents_of(Bytes bytes) {
-        auto& free = spare();
-        const auto same =
-            std::find_if(free.begin(), free.end(), [=](const auto& c) { return c.size() == bytes; });
-        if (same == free.end()) return std::vector<std::uint8_t>(bytes);
-        auto contents = std::move(*same);
-        free.erase(same);
-        return contents;
-    }
     static driver::Api load() {
         auto api = driver::Api::load();
         REQUIRE(api);

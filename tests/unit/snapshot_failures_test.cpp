@@ -165,8 +165,7 @@ private:
     std::vector<std::thread> threads_;
 };
 
-TEST_CASE("Snapshots: reads that are slow come in order, and one that fails ends the reading",
-          "[store][each]") {
+TEST_CASE("Snapshots: reads that are slow come in order, and one that fails ends the reading", "[store]") {
     const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);

@@ -63,7 +63,7 @@ private:
     std::atomic<std::size_t> left_;
 };
 
-TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "[store][each]") {
+TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "[store]") {
     const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);

@@ -119,7 +119,7 @@ TEST_CASE("Snapshots: without extents", "[store]") {
     CHECK(read_all(snapshot->file.path(), contents));
 }
 
-TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store][each]") {
+TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
     const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
@@ -160,7 +160,7 @@ TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[st
     }
 }
 
-TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, is found", "[store][each]") {
+TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, is found", "[store]") {
     const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::normal_bf16(100'000));

@@ -11,28 +11,11 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <vector>
 
 namespace gpu_sleep::sim {
 namespace {
 
 constexpr std::uint64_t k_piece = std::uint64_t{1} << 20;
-
-/// The bytes that a copy staged last, for the next: fresh pages would take most of its time. Never waited
-/// for.
-struct LastStaged {
-    static constexpr std::size_t k_at_most = 16U << 20;
-    static LastStaged& instance() {
-        static LastStaged& last = *new LastStaged;
-        return last;
-    }
-    void swap(std::vector<std::byte>& other) {
-        const std::unique_lock lock(mutex, std::try_to_lock);
-        if (lock) bytes.swap(other);
-    }
-    std::mutex mutex;
-    std::vector<std::byte> bytes;
-};
 
 std::byte* bytes_at(std::uint64_t address) noexcept {
     return reinterpret_cast<std::byte*>(address);
@@ -80,15 +63,10 @@ bool will_be_reachable(const Driver& driver, const Side& side, std::uint64_t wid
     return reachable(driver, side, width, height, access, driver.space.now(), driver.host.now());
 }
 
-Copy::~Copy() {
-    if (!staged_.empty() && staged_.capacity() <= LastStaged::k_at_most) LastStaged::instance().swap(staged_);
-}
-
 void Copy::stage() {
-    LastStaged::instance().swap(staged_);
-    staged_.resize(width_ * height_);
+    staged_ = std::make_unique_for_overwrite<std::byte[]>(width_ * height_);
     for (std::uint64_t row = 0; row < height_; ++row)
-        std::memcpy(staged_.data() + row * width_, bytes_at(from_.row(row)), width_);
+        std::memcpy(staged_.get() + row * width_, bytes_at(from_.row(row)), width_);
 }
 
 bool Copy::reachable_now(const Execution& execution, std::uint64_t row, std::uint64_t offset,
@@ -102,7 +80,7 @@ bool Copy::reachable_now(const Execution& execution, std::uint64_t row, std::uin
 }
 
 bool Copy::copy_row(const Execution& execution, std::uint64_t row) const {
-    const auto* source = !staged_.empty() ? staged_.data() + row * width_ : bytes_at(from_.row(row));
+    const auto* source = staged_ ? staged_.get() + row * width_ : bytes_at(from_.row(row));
     for (std::uint64_t offset = 0; offset < width_; offset += k_piece) {
         const auto bytes = std::min(k_piece, width_ - offset);
         if (execution.cancelled) return true;

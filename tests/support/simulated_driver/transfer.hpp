@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace gpu_sleep::sim {
@@ -43,9 +44,6 @@ class Copy : public Work {
 public:
     Copy(Side to, Side from, std::uint64_t width, std::uint64_t height)
         : to_(to), from_(from), width_(width), height_(height) {}
-    ~Copy() override;
-    Copy(const Copy&) = delete;
-    Copy& operator=(const Copy&) = delete;
 
     /// Reads the source now: it may change as soon as the call returns, because it is pageable.
     void stage();
@@ -66,7 +64,7 @@ private:
     Side from_;
     std::uint64_t width_;
     std::uint64_t height_;
-    std::vector<std::byte> staged_;
+    std::unique_ptr<std::byte[]> staged_;
 };
 
 /// A memset of `height` rows of `width` elements of `element_bytes` bytes.
