@@ -57,6 +57,24 @@ class CheckSource(unittest.TestCase):
             with self.subTest(path=path):
                 self.assert_clean(path, f"#include {header}\n")
 
+    def test_circle_of_components(self):
+        header = ("src/base/x.hpp", OPENING)
+        for of_y, status in (('#include "base/x.hpp"\n', 1), ("", 0)):
+            with self.subTest(of_y=of_y):
+                result, output = findings("src/base/x.cpp", OPENING + '#include "base/y.hpp"\n',
+                                          [header, ("src/base/y.hpp", OPENING), ("src/base/y.cpp", OPENING + of_y)])
+                self.assertEqual((result, "src/base/x -> src/base/y -> src/base/x" in output), (status, bool(status)))
+
+    def test_circle_of_modules_and_needless_permission(self):
+        may_use = CHECK_SOURCE["MAY_USE"]
+        check = CHECK_SOURCE["check_modules"]
+        none = {module: set() for module in may_use}
+        self.assertIn("src/model: MAY_USE lists base, which nothing there includes", list(check(none, {}, True)))
+        self.assertEqual(list(check(none, {}, False)), [])
+        may_use["src/base"].add("model")
+        self.assertEqual(list(check(none, {}, False)), ["src/base: needs itself in a circle: src/base -> src/model -> src/base"])
+        may_use["src/base"].clear()
+
     def test_cuda_stays_out(self):
         self.assert_found("cli/x.cpp", "#include <cuda.h>\n", "cli may not use CUDA's headers")
         self.assert_clean("src/driver/x.cpp", "#include <cuda.h>\n")
