@@ -184,25 +184,23 @@ void CheckpointRecord::remove() const {
     ::unlinkat(directory_.get(), name_.c_str(), 0);
 }
 
-Result<void> CheckpointRecord::take_turn(Milliseconds timeout) {
-    auto turn = open_private_file(directory_.get(), "restoring");
-    if (!turn) return std::move(turn).error();
-    turn_ = *std::move(turn);
-    return lock(turn_.get(), timeout, "another process is being restored");
-}
-
-bool CheckpointRecord::lock_gpus(const std::vector<GpuNeed>& needs) {
-    unlock_gpus();
+Result<bool> CheckpointRecord::set_room_aside(
+    const std::vector<GpuNeed>& needs,
+    const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check) {
+    lines_.clear();
+    peers::BytesByGpu room;
     for (const auto& need : needs) {
+        room[need.uuid] += need.bytes;
         auto line = peers::GpuLine::open(directory_.get(), need.uuid);
-        if (!line) continue; // without a line there are no turns
-        if (!line->lock()) {
-            unlock_gpus();
-            return false;
-        }
-        lines_.push_back(*std::move(line));
+        if (line) lines_.push_back(*std::move(line)); // without a line there are no turns
     }
-    return true;
+    std::vector<peers::GpuLine*> lines;
+    for (auto& line : lines_) lines.push_back(&line);
+    const auto of_others = peers::begin_counting(lines);
+    if (!of_others) return false;
+    const auto checked = check(*of_others);
+    return peers::end_counting(lines, *of_others,
+                               checked ? Result<peers::BytesByGpu>(std::move(room)) : checked.error());
 }
 
 } // namespace gpu_sleep::cli

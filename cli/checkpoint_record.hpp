@@ -10,6 +10,7 @@
 #include "cli/process_info.hpp"
 #include "peers/gpu_line.hpp"
 
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -42,15 +43,13 @@ public:
     /// Removes the file: the process is awake.
     void remove() const;
 
-    /// One process of this owner at a time may be restored by a command: what was found free for it stays
-    /// free, as far as such commands go. Until this dies. Errors: timed_out, io_failed.
-    [[nodiscard]] Result<void> take_turn(Milliseconds timeout);
-
-    /// Takes the locks of the GPUs that `needs` names, which the owner's agents have while they come back
-    /// from deep sleeps (peers::GpuLine). Until this dies, or unlock_gpus(). False, and none: somebody else
-    /// has one.
-    [[nodiscard]] bool lock_gpus(const std::vector<GpuNeed>& needs);
-    void unlock_gpus() noexcept { lines_.clear(); }
+    /// Sets aside what `needs` says, as the owner's agents do while they come back from deep sleeps
+    /// (peers::begin_counting()), until this dies. `check` looks, while nobody else counts, whether that is
+    /// free besides what others have set aside. False: somebody else is in the way, and may be done soon.
+    /// Errors: those of `check`.
+    [[nodiscard]] Result<bool>
+    set_room_aside(const std::vector<GpuNeed>& needs,
+                   const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check);
 
 private:
     CheckpointRecord(UniqueFd directory, UniqueFd file, std::string name)
@@ -60,8 +59,7 @@ private:
     UniqueFd directory_;
     UniqueFd file_;
     std::string name_;
-    UniqueFd turn_;
-    std::vector<peers::GpuLine> lines_; ///< locked
+    std::vector<peers::GpuLine> lines_; ///< with room set aside
 };
 
 /// Whether its record says so. Waits for no command that is at work with it.

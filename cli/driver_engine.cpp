@@ -178,8 +178,6 @@ private:
         if (request_.dry_run)
             return report(State::asleep, true, needs.value_or(std::vector<GpuNeed>{}), before, before);
         if (restores) {
-            if (auto turn = record_->take_turn(request_.timeout + request_.wait); !turn)
-                return failure(std::move(turn).error(), State::asleep);
             // Before the look for room, after which others may take it.
             if (auto ready = initialise(before); !ready)
                 return failure(std::move(ready).error(), State::asleep);
@@ -236,8 +234,8 @@ private:
         return error;
     }
 
-    /// Waits for as long as asked until there is room for all, which the locks of the GPUs keep from our own
-    /// from then on. A restore that finds too little ends the process.
+    /// Waits for as long as asked until there is room for all, and sets that aside. A restore that finds too
+    /// little ends the process.
     Result<void> wait_for_room(const std::optional<std::vector<GpuNeed>>& needs) {
         if (request_.force) return {};
         if (!needs || needs->empty())
@@ -248,22 +246,22 @@ private:
         constexpr Milliseconds k_look_again{100};
         const auto deadline = Clock::now() + request_.wait;
         for (;;) {
-            const bool is_locked = record_->lock_gpus(*needs);
-            auto shortage = is_locked ? find_shortage(*needs) : is_taken();
-            if (!shortage) return {};
-            record_->unlock_gpus();
-            if (Clock::now() >= deadline + (is_locked ? Milliseconds(0) : request_.timeout)) return *shortage;
+            const auto is_set_aside = record_->set_room_aside(
+                *needs, [&](const peers::BytesByGpu& of_others) { return check_room(*needs, of_others); });
+            if (is_set_aside && *is_set_aside) return {};
+            if (Clock::now() >= deadline + (is_set_aside ? request_.timeout : Milliseconds(0)))
+                return is_set_aside ? is_taken() : is_set_aside.error();
             if (is_interrupted()) return make_error(ErrorCode::cancelled, "the command was interrupted");
             std::this_thread::sleep_for(k_look_again);
         }
     }
 
-    static std::optional<Error> is_taken() {
+    static Error is_taken() {
         return make_error(ErrorCode::out_of_device_memory,
                           "another process is waking on the same GPU, and was not done in time");
     }
 
-    static std::optional<Error> find_shortage(const std::vector<GpuNeed>& needs) {
+    static Result<void> check_room(const std::vector<GpuNeed>& needs, const peers::BytesByGpu& of_others) {
         const Look look;
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed,
@@ -275,11 +273,13 @@ private:
             if (!gpu)
                 return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there",
                                   need.uuid);
-            if (gpu->free < need.bytes)
+            const auto taken = of_others.find(need.uuid);
+            const auto free = gpu->free - std::min(gpu->free, taken == of_others.end() ? 0 : taken->second);
+            if (free < need.bytes)
                 return make_error(
                     ErrorCode::out_of_device_memory,
                     "it needs {} on GPU {}, {} free; gpu-wake --force tries anyway, and may lose it",
-                    format_bytes(need.bytes), gpu->index, format_bytes(gpu->free));
+                    format_bytes(need.bytes), gpu->index, format_bytes(free));
         }
         return {};
     }

@@ -85,11 +85,6 @@ private:
 
 } // namespace
 
-bool is_joint(const CommandRun& operation) noexcept {
-    if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request)) return sleep->joint;
-    return std::get<model::WakeRequest>(operation.request).joint;
-}
-
 peers::Joint joint_of(const CommandRun& operation, const std::vector<Target>& targets, const Finder& finder) {
     return {std::holds_alternative<model::SleepRequest>(operation.request), end_of(operation),
             [&] { return check_members(operation, targets, finder); }};

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "cli/operation.hpp"
+#include "cli/command_run.hpp"
 #include "cli/targets.hpp"
 #include "peers/client.hpp"
 
@@ -13,9 +13,6 @@
 #include <vector>
 
 namespace gpu_sleep::cli {
-
-/// Whether the processes go together, as one operation: not so where it only looks, or gives back.
-[[nodiscard]] bool is_joint(const CommandRun& operation) noexcept;
 
 /// What holds for all. It refers to its arguments.
 [[nodiscard]] peers::Joint joint_of(const CommandRun& operation, const std::vector<Target>& targets,

@@ -269,10 +269,6 @@ void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
     }
 }
 
-Engine engine_of(std::string_view word) noexcept {
-    return word == "auto" ? Engine::automatic : word == "driver" ? Engine::driver : Engine::agent;
-}
-
 namespace {
 
 /// Has the request name the GPUs that the only one of `targets` comes back to. Returns that one, asked

@@ -38,10 +38,6 @@ std::string purpose(const CommandRun& operation, const std::string& subject, Err
 
 } // namespace
 
-bool is_sleep(const CommandRun& operation) noexcept {
-    return std::holds_alternative<model::SleepRequest>(operation.request);
-}
-
 bool is_gone(ErrorCode code) noexcept {
     return code == ErrorCode::no_process || code == ErrorCode::no_agent;
 }

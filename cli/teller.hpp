@@ -4,16 +4,14 @@
 
 #pragma once
 
+#include "cli/command_run.hpp"
 #include "cli/gpu_use.hpp"
-#include "cli/operation.hpp"
 
 #include <string>
 #include <vector>
 
 namespace gpu_sleep::cli {
 
-/// Whether the command puts processes to sleep.
-[[nodiscard]] bool is_sleep(const CommandRun& operation) noexcept;
 /// Whether the process is gone, or its agent is, by what it answered.
 [[nodiscard]] bool is_gone(ErrorCode code) noexcept;
 /// Whether one of all processes has gone, or has none of the tags: nobody has named it.

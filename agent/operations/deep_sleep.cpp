@@ -352,7 +352,11 @@ Result<bool> DeepSleep::look() {
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) const {
-    const auto gpus = means_->outside->look();
+    return needs(request, means_->outside->look());
+}
+
+Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request,
+                                                          const Result<std::vector<OutsideGpu>>& gpus) const {
     if (!gpus) return make_error(ErrorCode::driver_failed, "{}", gpus.error().message);
     model::Report now;
     memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
@@ -384,16 +388,24 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
     return needs;
 }
 
-Result<void> DeepSleep::check_room(const model::WakeRequest& request) const {
-    const auto needs = this->needs(request);
+Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request,
+                                               const peers::BytesByGpu& of_others) {
+    if (is_lost_) return is_lost(k_found_too_little);
+    if (!looks_) looks_.emplace(*means_->outside);
+    const auto needs = this->needs(request, looks_->look());
     if (!needs) return needs.error();
-    for (const auto& need : *needs)
-        if (need.free_before < need.released)
-            return make_error(ErrorCode::out_of_device_memory, "needs {} on {}, {} free",
-                              format_bytes(need.released),
-                              request.gpus.empty() ? fmt::format("GPU {}", need.device) : need.uuid,
-                              format_bytes(need.free_before));
-    return {};
+    peers::BytesByGpu room;
+    for (const auto& need : *needs) {
+        const auto taken = of_others.find(need.uuid);
+        const auto free =
+            need.free_before - std::min(need.free_before, taken == of_others.end() ? 0 : taken->second);
+        if (free < need.released)
+            return make_error(
+                ErrorCode::out_of_device_memory, "needs {} on {}, {} free", format_bytes(need.released),
+                request.gpus.empty() ? fmt::format("GPU {}", need.device) : need.uuid, format_bytes(free));
+        room[need.uuid] += need.released;
+    }
+    return room;
 }
 
 std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) const {
@@ -405,9 +417,6 @@ std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) cons
 
 Result<void> DeepSleep::end(const model::WakeRequest& request) {
     const auto begun = Clock::now();
-    if (is_lost_) return is_lost(k_found_too_little);
-    GPU_SLEEP_TRY(check_room(request));
-    const auto to_look = seconds_since(begun);
     const auto pid = ::getpid();
     moved_ = request.gpus; // now, for afterwards memory may be short
     if (auto restored = means_->checkpoint->restore(pid, request.gpus); !restored) {
@@ -419,11 +428,9 @@ Result<void> DeepSleep::end(const model::WakeRequest& request) {
             error.message += "; gpu-wake without --gpu brings it back to where it was";
         return error;
     }
-    const auto to_restore = seconds_since(begun) - to_look;
     GPU_SLEEP_TRY(means_->checkpoint->unlock(pid));
     come_back();
-    log::debug("deep sleep: back after {}: {} to look for room, {} to restore",
-               format_seconds(seconds_since(begun)), format_seconds(to_look), format_seconds(to_restore));
+    log::debug("deep sleep: back after {}", format_seconds(seconds_since(begun)));
     return {};
 }
 

@@ -15,6 +15,7 @@
 #include "model/unseen_libraries.hpp"
 #include "operations/known_devices.hpp"
 #include "operations/outside.hpp"
+#include "peers/room_plan.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/line.hpp"
 
@@ -84,10 +85,15 @@ public:
     [[nodiscard]] Result<bool> look();
     /// The GPUs that it comes back to by `request`, by their UUIDs.
     [[nodiscard]] std::vector<std::string> gpus(const model::WakeRequest& request) const;
-    /// It is deep: brings back what the driver has taken, before a wake by `request`, if there is room for
-    /// both. The caller has the locks of gpus(), or others could take that room. Errors: out_of_device_memory
-    /// (too little, and nothing was tried); driver_failed, invalid_argument (the driver does not restore it
-    /// on these GPUs: deep as before); context_lost (the driver's restore has lost the process).
+    /// What it needs of each of them to come back and to wake. Errors: out_of_device_memory (that is not free
+    /// besides what others have set aside), driver_failed, context_lost (an earlier restore has lost the
+    /// process).
+    [[nodiscard]] Result<peers::BytesByGpu> find_room(const model::WakeRequest& request,
+                                                      const peers::BytesByGpu& of_others);
+    /// It is deep: brings back what the driver has taken, before a wake by `request`. The caller has set the
+    /// room for both aside, which find_room() says. Errors: driver_failed, invalid_argument (the driver does
+    /// not restore it on these GPUs: deep as before); context_lost (the driver's restore has lost the
+    /// process).
     [[nodiscard]] Result<void> end(const model::WakeRequest& request);
     /// Whether end() has restored it on `gpus` since the last deep sleep: the same request, tried again, goes
     /// on from there.
@@ -131,7 +137,8 @@ private:
     [[nodiscard]] Result<void> wait_for_asker(const server::ProgressSink& asker);
     /// After the asker has done what it could.
     [[nodiscard]] Result<void> take_stock();
-    [[nodiscard]] Result<void> check_room(const model::WakeRequest& request) const;
+    [[nodiscard]] Result<std::vector<model::DeviceReport>>
+    needs(const model::WakeRequest& request, const Result<std::vector<OutsideGpu>>& gpus) const;
     void come_back() noexcept;
 
     ProgramMemory& memory_;

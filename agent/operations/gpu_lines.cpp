@@ -4,6 +4,7 @@
 
 #include "operations/gpu_lines.hpp"
 
+#include "base/guard.hpp"
 #include "operations/joint.hpp"
 #include "peers/neighbours.hpp"
 
@@ -14,9 +15,9 @@ namespace gpu_sleep::agent::operations {
 
 GpuLines::Line* GpuLines::find(int directory, const std::string& gpu) {
     const auto known = lines_.find(gpu);
-    // Closing the file would give up the lock, which those that have the same file open still heed.
+    // Closing the file would give up what is locked, which those that have the same file open still heed.
     const bool is_good =
-        known != lines_.end() && (known->second.locks > 0 || known->second.line.is_in_place(directory));
+        known != lines_.end() && (known->second.line.holds() || known->second.line.is_in_place(directory));
     if (is_good) return &known->second;
     if (known != lines_.end()) lines_.erase(known);
     auto line = peers::GpuLine::open(directory, gpu);
@@ -35,7 +36,7 @@ std::uint32_t GpuLines::stand(int directory, const std::vector<std::string>& gpu
 void GpuLines::leave() noexcept {
     const MutexLock lock(mutex_);
     for (auto& [gpu, line] : lines_) line.line.leave();
-    std::erase_if(lines_, [](const auto& each) { return each.second.locks == 0; });
+    std::erase_if(lines_, [](const auto& each) { return !each.second.line.holds(); });
 }
 
 std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<std::string>& gpus) {
@@ -56,20 +57,42 @@ std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<s
     return has_all ? std::optional(std::move(locks)) : std::nullopt;
 }
 
-Result<GpuLines::Locks> GpuLines::wait_and_lock(const std::vector<std::string>& gpus,
-                                                Clock::time_point deadline,
-                                                const std::function<bool()>& keep_going) {
+Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string>& gpus,
+                                    const CountRoom& count) {
+    std::vector<peers::GpuLine*> lines; // they stay while they count
+    std::optional<peers::BytesByGpu> of_others;
+    {
+        const MutexLock lock(mutex_);
+        for (const auto& gpu : gpus)
+            if (auto* const line = find(directory, gpu)) lines.push_back(&line->line);
+        of_others = peers::begin_counting(lines);
+    }
+    if (!of_others) return false;
+    const auto room = guarded([&] { return count(*of_others); });
+    const MutexLock lock(mutex_);
+    return peers::end_counting(lines, *of_others, room);
+}
+
+Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& gpus, const CountRoom& count,
+                                               Clock::time_point deadline,
+                                               const std::function<bool()>& keep_going) {
     constexpr Milliseconds k_look{5};
     const auto neighbours = peers::Neighbours::open();
-    if (!neighbours) return Locks();
     for (;;) {
-        if (auto locks = lock(neighbours->directory(), gpus)) return *std::move(locks);
+        const auto is_done = try_for_room(neighbours ? neighbours->directory() : -1, gpus, count);
+        if (!is_done) return is_done.error();
+        if (*is_done) return Room(*this);
         if (Clock::now() >= deadline)
             return make_error(ErrorCode::out_of_device_memory,
                               "another process comes back on the same GPU, and has not had its room in time");
         if (!keep_going()) return withdrawn();
         std::this_thread::sleep_for(k_look);
     }
+}
+
+void GpuLines::give_room_back() noexcept {
+    const MutexLock lock(mutex_);
+    for (auto& [gpu, line] : lines_) line.line.give_room_back();
 }
 
 void GpuLines::unlock(const std::vector<std::string>& gpus) noexcept {

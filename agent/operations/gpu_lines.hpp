@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// This process's places in the lines of GPUs, and the locks of GPUs that it has.
+// This process's places in the lines of GPUs, the locks of GPUs that it has, and its room on them.
 
 #pragma once
 
@@ -27,6 +27,8 @@ public:
     /// Locks of GPUs, given up when it is destroyed; a process may have the same one several times.
     /// Move-only.
     class Locks;
+    /// Room on GPUs, given back when it is destroyed. One at a time. Move-only.
+    class Room;
 
     /// Stands in the line of each of `gpus`. Returns how many stand before this process.
     [[nodiscard]] std::uint32_t stand(int directory, const std::vector<std::string>& gpus);
@@ -36,11 +38,13 @@ public:
     /// Takes the locks of all `gpus`, whoever stands in line, or of none: nobody waits with one of them.
     /// Nothing: another process has one.
     [[nodiscard]] std::optional<Locks> lock(int directory, const std::vector<std::string>& gpus);
-    /// The same, and waits for it. `keep_going` is asked meanwhile. Errors: out_of_device_memory (another
-    /// process has one at the deadline), cancelled.
-    [[nodiscard]] Result<Locks> wait_and_lock(const std::vector<std::string>& gpus,
-                                              Clock::time_point deadline,
-                                              const std::function<bool()>& keep_going);
+    using CountRoom = std::function<Result<peers::BytesByGpu>(const peers::BytesByGpu& of_others)>;
+    /// Sets room aside on all `gpus`, of which `count` says how much, while nobody else counts: see
+    /// peers::begin_counting(). Waits for others to be done. `keep_going` is asked meanwhile. Errors:
+    /// out_of_device_memory (others are not done at the deadline), cancelled, those of `count`.
+    [[nodiscard]] Result<Room> wait_for_room(const std::vector<std::string>& gpus, const CountRoom& count,
+                                             Clock::time_point deadline,
+                                             const std::function<bool()>& keep_going);
 
 private:
     struct Line {
@@ -48,9 +52,13 @@ private:
         unsigned locks = 0; ///< how many times this process has its lock
     };
 
+    /// One try of wait_for_room(). False: others are not done.
+    [[nodiscard]] Result<bool> try_for_room(int directory, const std::vector<std::string>& gpus,
+                                            const CountRoom& count);
     /// Null if there is none.
     [[nodiscard]] Line* find(int directory, const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_);
     void unlock(const std::vector<std::string>& gpus) noexcept;
+    void give_room_back() noexcept;
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
     std::map<std::string, Line> lines_ GPU_SLEEP_GUARDED_BY(mutex_);
@@ -76,6 +84,23 @@ private:
 
     GpuLines* lines_ = nullptr;
     std::vector<std::string> gpus_;
+};
+
+class GpuLines::Room {
+public:
+    Room() = default; ///< on none
+    explicit Room(GpuLines& lines) noexcept : lines_(&lines) {}
+    Room(Room&& other) noexcept : lines_(std::exchange(other.lines_, nullptr)) {}
+    Room& operator=(Room&& other) noexcept {
+        std::swap(lines_, other.lines_);
+        return *this;
+    }
+    ~Room() {
+        if (lines_) lines_->give_room_back();
+    }
+
+private:
+    GpuLines* lines_ = nullptr;
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -60,7 +60,7 @@ Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Repo
     const auto contexts = keep_contexts(part.dry_run);
     sleep::Control control{progress, part.bounds_all ? deadline_ : Clock::time_point::max()};
     control.wait_for_others = [this] {
-        gpus_ = {}; // all is mapped, and another of those that go together may wait for them
+        room_ = {}; // all is mapped, and another of those that go together may wait for it
         return joint_.wait_ready();
     };
     return parts_.memory.with_lock([&](LockedMemory& locked) {
@@ -132,7 +132,7 @@ Result<void> WakeOperation::wake(const model::WakeRequest& part) {
     jobs_ = parts_.callbacks.draft_after_wake();
     Report report;
     auto woken = attempt(part, report);
-    gpus_ = {}; // callbacks take their time
+    room_ = {}; // callbacks take their time
     if (!woken) return std::move(woken).error();
     run_callbacks(*woken, report);
     if (report.changed) {
@@ -158,11 +158,20 @@ Result<Report> WakeOperation::rehearse_deep() {
 }
 
 Result<void> WakeOperation::end_deep() {
-    auto locks = parts_.lines.wait_and_lock(parts_.deep.gpus(request_), deadline_, [this] {
+    const auto find_room = [this](const peers::BytesByGpu& of_others) {
+        return parts_.deep.find_room(request_, of_others);
+    };
+    // The first look takes 20 ms and more, for which nobody else is kept from counting.
+    if (const auto found = find_room({}); !found) {
+        parts_.deep.end_looks();
+        return found.error();
+    }
+    auto room = parts_.lines.wait_for_room(parts_.deep.gpus(request_), find_room, deadline_, [this] {
         return progress_({model::Progress::Phase::waiting, 0, 0});
     });
-    if (!locks) return std::move(locks).error();
-    gpus_ = *std::move(locks);
+    parts_.deep.end_looks();
+    if (!room) return std::move(room).error();
+    room_ = *std::move(room);
     GPU_SLEEP_TRY(parts_.deep.end(request_));
     settle_gate(parts_.memory, parts_.status); // where nothing sleeps but the driver's part, it opens here
     return {};

@@ -32,8 +32,8 @@ public:
 private:
     /// All of a dry run in a deep sleep: what can be told without the driver.
     [[nodiscard]] Result<model::Report> rehearse_deep();
-    /// Brings back what the driver has taken in a deep sleep. Errors: those of DeepSleep::end() and
-    /// GpuLines::wait_and_lock().
+    /// Brings back what the driver has taken in a deep sleep. Errors: those of DeepSleep::find_room(),
+    /// DeepSleep::end() and GpuLines::wait_for_room().
     [[nodiscard]] Result<void> end_deep();
     /// All from where the driver is within reach.
     [[nodiscard]] Result<model::Report> wake_all();
@@ -59,7 +59,7 @@ private:
     const Clock::time_point deadline_; ///< of this try
     model::Report report_;
     /// After a deep sleep: kept until all is mapped, or others might count on the room.
-    GpuLines::Locks gpus_;
+    GpuLines::Room room_;
     std::vector<std::string> woken_; ///< tags of the order, by parts that are done
     /// What callbacks take comes first: once memory is awake they must run.
     std::shared_ptr<Event> event_;

@@ -15,9 +15,6 @@
 
 namespace gpu_sleep::cli::policy {
 
-/// Who has written a file, which decides what it may say.
-enum class Author { administrator, user };
-
 inline constexpr const char* k_system_file = "/etc/gpu-sleep.toml";
 
 /// Reads the text of a configuration. `name` is what messages call it; `has_directory`: another file names

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "cli/policy/config_file.hpp"
+#include "cli/policy/policy.hpp"
 
 #include <cstdint>
 #include <string>

@@ -16,6 +16,9 @@
 
 namespace gpu_sleep::cli::policy {
 
+/// Who has written a file, which decides what it may say.
+enum class Author { administrator, user };
+
 /// What a section says of processes. Unset: it says nothing of that.
 struct Settings {
     std::optional<Ladder> idle;

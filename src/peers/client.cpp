@@ -192,11 +192,6 @@ private:
 
 } // namespace
 
-const Error* error_of(const Answer& answer) noexcept {
-    const auto* const failure = std::get_if<model::Failure>(&answer);
-    return failure ? &failure->error : std::get_if<Error>(&answer);
-}
-
 std::vector<Answer> ask_all(std::vector<Question> questions, const Observer& observer) {
     return Conversations(std::move(questions), observer).run();
 }

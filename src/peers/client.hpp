@@ -4,37 +4,14 @@
 
 #pragma once
 
-#include "base/fd.hpp"
-#include "peers/answer_timeout.hpp"
-#include "protocol/messages.hpp"
+#include "peers/conversation.hpp"
 
 #include <cstddef>
 #include <functional>
 #include <optional>
-#include <variant>
 #include <vector>
 
 namespace gpu_sleep::peers {
-
-/// The result of a request: the agent's final reply, or why there is none.
-using Answer = std::variant<model::Report, model::Failure, Error>;
-
-/// Why it failed, or was not answered; null where it was done.
-[[nodiscard]] const Error* error_of(const Answer& answer) noexcept;
-
-/// One request to one agent.
-struct Question {
-    UniqueFd socket; ///< connected and non-blocking
-    protocol::Request request;
-    AnswerTimeout::Limits timeout;
-    std::function<bool()> is_stopped = [] { return false; }; ///< whether the agent's process is
-    /// What has the driver take the rest of the process, which keeps still meanwhile (Progress::Phase::deep):
-    /// called one after another until one fails, each on a thread of its own, which may outlive the question.
-    /// A failure becomes the answer, with how the agent says that the process stands then.
-    std::vector<std::function<Result<void>()>> deep_steps = {};
-    /// Makes the socket when the request is sent, if it is set: ask_together() may send it late.
-    std::function<Result<UniqueFd>()> connect = {};
-};
 
 /// Receives the events of the questions, each with the index of its question.
 struct Observer {

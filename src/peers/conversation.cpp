@@ -39,6 +39,11 @@ Error unknown(const std::string& reason) {
 
 } // namespace
 
+const Error* error_of(const Answer& answer) noexcept {
+    const auto* const failure = std::get_if<model::Failure>(&answer);
+    return failure ? &failure->error : std::get_if<Error>(&answer);
+}
+
 Conversation::Conversation(Question question)
     : question_(std::move(question)), start_(Clock::now()), timeout_(question_.timeout, start_) {
     auto bytes = protocol::encode(question_.request);

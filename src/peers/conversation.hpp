@@ -4,8 +4,10 @@
 
 #pragma once
 
+#include "base/fd.hpp"
+#include "peers/answer_timeout.hpp"
 #include "peers/background_call.hpp"
-#include "peers/client.hpp"
+#include "protocol/messages.hpp"
 
 #include <poll.h>
 
@@ -13,9 +15,30 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace gpu_sleep::peers {
+
+/// The result of a request: the agent's final reply, or why there is none.
+using Answer = std::variant<model::Report, model::Failure, Error>;
+
+/// Why it failed, or was not answered; null where it was done.
+[[nodiscard]] const Error* error_of(const Answer& answer) noexcept;
+
+/// One request to one agent.
+struct Question {
+    UniqueFd socket; ///< connected and non-blocking
+    protocol::Request request;
+    AnswerTimeout::Limits timeout;
+    std::function<bool()> is_stopped = [] { return false; }; ///< whether the agent's process is
+    /// What has the driver take the rest of the process, which keeps still meanwhile (Progress::Phase::deep):
+    /// called one after another until one fails, each on a thread of its own, which may outlive the question.
+    /// A failure becomes the answer, with how the agent says that the process stands then.
+    std::vector<std::function<Result<void>()>> deep_steps = {};
+    /// Makes the socket when the request is sent, if it is set: ask_together() may send it late.
+    std::function<Result<UniqueFd>()> connect = {};
+};
 
 /// Bytes still to send, bytes received so far, the answer once it is there. Driven by the poll loop of its
 /// owner. Not thread-safe.

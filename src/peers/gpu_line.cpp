@@ -21,6 +21,12 @@ namespace {
 
 constexpr off_t k_lock = 0;
 constexpr off_t k_first_place = 1;
+/// Behind all places: thirty-six years after the machine has started.
+constexpr off_t k_counting = off_t{1} << 60;
+constexpr off_t k_first_room = k_counting + 1;
+/// From the room of one process to that of the next pid, in MiB.
+constexpr off_t k_most_room = off_t{1} << 32;
+constexpr off_t k_end_of_rooms = std::numeric_limits<off_t>::max();
 
 struct flock span_of(short type, off_t start, off_t bytes) {
     struct flock lock = {};
@@ -32,8 +38,8 @@ struct flock span_of(short type, off_t start, off_t bytes) {
 }
 
 /// Returns an errno or 0.
-int set(int file, short type, off_t byte) noexcept {
-    const auto lock = span_of(type, byte, 1);
+int set(int file, short type, off_t byte, off_t bytes = 1) noexcept {
+    const auto lock = span_of(type, byte, bytes);
     while (::fcntl(file, F_SETLK, &lock) != 0)
         if (errno != EINTR) return errno;
     return 0;
@@ -50,17 +56,29 @@ struct flock find(int file, off_t start, off_t end) {
     return lock;
 }
 
-std::uint32_t count(int file, off_t start, off_t end) {
+/// How many locks others have from `start` up to `end`, and of how many bytes.
+struct Count {
+    std::uint32_t locks = 0;
+    off_t bytes = 0;
+};
+
+Count count(int file, off_t start, off_t end) {
     constexpr std::uint32_t k_most = 10'000;
-    std::uint32_t found = 0;
+    Count found;
     // The kernel may name any of them: those before it are counted first.
-    while (found < k_most) {
+    while (found.locks < k_most) {
         const auto lock = find(file, start, end);
         if (lock.l_type == F_UNLCK) return found;
-        found += 1 + count(file, start, lock.l_start);
+        const auto before = count(file, start, lock.l_start);
+        found.locks += 1 + before.locks;
+        found.bytes += lock.l_len + before.bytes;
         start = lock.l_start + std::max<off_t>(lock.l_len, 1);
     }
     return found;
+}
+
+off_t start_of_own_room() noexcept {
+    return k_first_room + ::getpid() * k_most_room;
 }
 
 off_t now() noexcept {
@@ -72,13 +90,15 @@ off_t now() noexcept {
 
 } // namespace
 
+GpuLine::GpuLine(UniqueFd file, std::string_view uuid)
+    : file_(std::move(file)), uuid_(uuid), name_(fmt::format("room-{}", uuid)) {}
+
 Result<GpuLine> GpuLine::open(int directory, std::string_view uuid) {
     const bool is_name = !uuid.empty() && uuid.find('/') == std::string_view::npos;
     if (!is_name) return make_error(ErrorCode::io_failed, "a GPU without a UUID has no line");
-    auto name = fmt::format("room-{}", uuid);
-    auto file = open_private_file(directory, name);
+    auto file = open_private_file(directory, fmt::format("room-{}", uuid));
     if (!file) return std::move(file).error();
-    return GpuLine(*std::move(file), std::move(name));
+    return GpuLine(*std::move(file), uuid);
 }
 
 bool GpuLine::is_in_place(int directory) const {
@@ -106,15 +126,43 @@ Result<void> GpuLine::stand() {
 }
 
 std::uint32_t GpuLine::before() const {
-    return count(file_.get(), k_first_place, stands() ? place_ : std::numeric_limits<off_t>::max());
+    return count(file_.get(), k_first_place, stands() ? place_ : k_counting).locks;
+}
+
+bool GpuLine::lock_as_needed() noexcept {
+    const short type = has_lock_ ? F_WRLCK : room_ != 0 ? F_RDLCK : F_UNLCK;
+    return file_.is_held() && set(file_.get(), type, k_lock) == 0;
 }
 
 bool GpuLine::lock() {
-    return set(file_.get(), F_WRLCK, k_lock) == 0;
+    has_lock_ = has_lock_ || set(file_.get(), F_WRLCK, k_lock) == 0;
+    return has_lock_;
 }
 
 void GpuLine::unlock() noexcept {
-    if (file_.is_held()) set(file_.get(), F_UNLCK, k_lock);
+    has_lock_ = false;
+    lock_as_needed();
+}
+
+Bytes GpuLine::room_of_others() const {
+    return static_cast<Bytes>(count(file_.get(), k_first_room, k_end_of_rooms).bytes) * k_mib;
+}
+
+bool GpuLine::set_aside(Bytes bytes) noexcept {
+    const auto room = static_cast<off_t>(std::min<Bytes>(bytes / k_mib + 1, k_most_room));
+    // A process of another pid namespace may have the same number.
+    if (set(file_.get(), F_WRLCK, start_of_own_room(), room) != 0) return false;
+    room_ = room;
+    if (lock_as_needed()) return true;
+    give_room_back();
+    return false;
+}
+
+void GpuLine::give_room_back() noexcept {
+    const auto room = std::exchange(room_, 0);
+    if (room == 0 || !file_.is_held()) return;
+    set(file_.get(), F_UNLCK, start_of_own_room(), room);
+    lock_as_needed();
 }
 
 void GpuLine::leave() noexcept {
@@ -125,6 +173,36 @@ void GpuLine::leave() noexcept {
 pid_t GpuLine::holder() const {
     const auto lock = find(file_.get(), k_lock, k_lock + 1);
     return lock.l_type == F_UNLCK ? 0 : lock.l_pid;
+}
+
+std::optional<BytesByGpu> begin_counting(const std::vector<GpuLine*>& lines) {
+    BytesByGpu of_others;
+    for (auto* const line : lines) {
+        line->is_counting_ = set(line->file_.get(), F_WRLCK, k_counting) == 0;
+        if (!line->is_counting_) {
+            static_cast<void>(end_counting(lines, {}, make_error(ErrorCode::cancelled, "another counts")));
+            return std::nullopt;
+        }
+        of_others[line->uuid_] = line->room_of_others();
+    }
+    return of_others;
+}
+
+Result<bool> end_counting(const std::vector<GpuLine*>& lines, const BytesByGpu& of_others,
+                          const Result<BytesByGpu>& room) {
+    const bool is_set = room && std::all_of(lines.begin(), lines.end(), [&](GpuLine* line) {
+                            const auto needed = room->find(line->uuid_);
+                            return needed == room->end() || line->set_aside(needed->second);
+                        });
+    for (auto* const line : lines) {
+        if (!is_set) line->give_room_back();
+        if (std::exchange(line->is_counting_, false) && line->file_.is_held())
+            set(line->file_.get(), F_UNLCK, k_counting);
+    }
+    const bool others_have_any =
+        std::any_of(of_others.begin(), of_others.end(), [](const auto& each) { return each.second != 0; });
+    if (room || (others_have_any && room.error().code == ErrorCode::out_of_device_memory)) return is_set;
+    return room.error();
 }
 
 } // namespace gpu_sleep::peers

@@ -1,26 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The line in which processes of one user stand that move memory between each other on a GPU, and the lock
-// of the one whose turn it is.
+// The line in which processes of one user stand that move memory between each other on a GPU, the lock of the
+// one whose turn it is, and the room that is set aside for those that the driver restores.
 
 #pragma once
 
 #include "base/held_file.hpp"
 #include "base/result.hpp"
+#include "base/units.hpp"
+#include "peers/room_plan.hpp"
 
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace gpu_sleep::peers {
 
-/// Locks of an empty file in an agent directory, which strangers cannot enter: byte 0 is the GPU's lock, and
-/// each other byte that is locked is somebody's place, ordered by the time when it was taken. They are record
-/// locks, which belong to a process: a child of fork() does not have them, and they end with the process,
-/// however that ends. Nothing here waits. Not thread-safe; one for each GPU and process, as closing the file
-/// anywhere in the process gives all of its locks up. Source: fcntl(2), F_SETLK.
+/// Locks of an empty file in an agent directory, which strangers cannot enter: byte 0 is the GPU's lock, a
+/// byte that is locked behind it is somebody's place, ordered by the time when it was taken, and far behind
+/// those each locked range is somebody's room, as long as that has MiB. They are record locks, which belong
+/// to a process: a child of fork() does not have them, and they end with the process, however that ends.
+/// Nothing here waits. Not thread-safe; one for each GPU and process, as closing the file anywhere in the
+/// process gives all of its locks up. Source: fcntl(2), F_SETLK.
 class GpuLine {
 public:
     /// The line of the GPU `uuid`. `directory` is used by this call alone. Errors: io_failed.
@@ -38,9 +43,13 @@ public:
     [[nodiscard]] bool stands() const noexcept { return place_ != 0; }
     /// How many stand before it; before all, if it does not stand itself.
     [[nodiscard]] std::uint32_t before() const;
-    /// Takes the lock, whoever stands before. False: another process has it.
+    /// Takes the lock, whoever stands before. False: another process has it, or has set room aside.
     [[nodiscard]] bool lock();
     void unlock() noexcept;
+    /// Gives back what end_counting() has set aside here.
+    void give_room_back() noexcept;
+    /// Whether closing it would give something up besides its place.
+    [[nodiscard]] bool holds() const noexcept { return has_lock_ || is_counting_ || room_ != 0; }
     /// Gives its place up.
     void leave() noexcept;
     /// The process that has the lock, as this one's pid namespace sees it; 0 if no other has it, or it is
@@ -48,11 +57,36 @@ public:
     [[nodiscard]] pid_t holder() const;
 
 private:
-    GpuLine(UniqueFd file, std::string name) noexcept : file_(std::move(file)), name_(std::move(name)) {}
+    friend std::optional<BytesByGpu> begin_counting(const std::vector<GpuLine*>& lines);
+    friend Result<bool> end_counting(const std::vector<GpuLine*>& lines, const BytesByGpu& of_others,
+                                     const Result<BytesByGpu>& room);
+
+    GpuLine(UniqueFd file, std::string_view uuid);
+    /// Has byte 0 locked as far as it has to be. False: others are in the way.
+    bool lock_as_needed() noexcept;
+    [[nodiscard]] Bytes room_of_others() const;
+    [[nodiscard]] bool set_aside(Bytes bytes) noexcept;
 
     HeldFile file_;
+    std::string uuid_;
     std::string name_;
     off_t place_ = 0; ///< the byte; 0: none
+    off_t room_ = 0;  ///< in MiB; 0: none
+    bool has_lock_ = false;
+    bool is_counting_ = false;
 };
+
+/// Setting room aside for this process on several GPUs, or on none, in three steps: nobody else counts
+/// between the first and the last, and the caller looks in between what is free. Until the room is given
+/// back, or the process ends, others can set room aside, too, but take no lock.
+///
+/// Returns what others have set aside on each GPU; they may have taken a part of that by now. Nothing:
+/// somebody else counts.
+[[nodiscard]] std::optional<BytesByGpu> begin_counting(const std::vector<GpuLine*>& lines);
+/// Sets `room` aside; an error is why there is too little, or that it is not known. False: somebody else has
+/// a lock, or has set aside what is missing, so that it may be there when they are done. Then, and after an
+/// error, this process has no room on these GPUs, not even from before. Errors: that of `room`.
+[[nodiscard]] Result<bool> end_counting(const std::vector<GpuLine*>& lines, const BytesByGpu& of_others,
+                                        const Result<BytesByGpu>& room);
 
 } // namespace gpu_sleep::peers

@@ -35,6 +35,16 @@ Process process_of(uid_t user) {
     return process;
 }
 
+/// Sets room aside on a GPU that has room for one.
+bool has_room(CheckpointRecord& record) {
+    const auto check = [](const peers::BytesByGpu& of_others) -> Result<void> {
+        if (of_others.begin()->second == 0) return {};
+        return make_error(ErrorCode::out_of_device_memory, "another has it");
+    };
+    const auto done = record.set_room_aside(k_needs, check);
+    return done && *done;
+}
+
 /// What processes of this user leave in /tmp.
 struct OwnersPlace {
     std::string path = agent_directory(k_one_user);
@@ -56,20 +66,17 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     const auto is_late = [](const auto& done) { return !done && done.error().code == ErrorCode::timed_out; };
     const auto comes_back = [&] {
         auto record = CheckpointRecord::open(other, k_moment);
-        return record && record->take_turn(k_moment) && record->lock_gpus(k_needs);
+        return record && has_room(*record);
     };
     {
         auto record = CheckpointRecord::open(process, k_moment);
         REQUIRE(record);
         REQUIRE(record->write(k_needs));
-        REQUIRE(record->lock_gpus(k_needs));
+        REQUIRE(has_room(*record));
         CHECK(as_user(k_one_user, [&] { return is_late(CheckpointRecord::open(process, k_moment)); }));
         CHECK(as_user(k_one_user, [&] { return CheckpointRecord::open(other, k_moment) && !comes_back(); }));
-        record->unlock_gpus();
-        CHECK(as_user(k_one_user, comes_back));
-        REQUIRE(record->take_turn(k_moment));
-        CHECK_FALSE(as_user(k_one_user, comes_back));
     }
+    CHECK(as_user(k_one_user, comes_back));
     CHECK(recorded_processes().contains(process.pid));
     CHECK_FALSE(is_recorded_as_lost(process));
     CHECK(as_user(k_one_user, [&] {

@@ -75,6 +75,21 @@ bool takes_place(GpuLine& line) {
     return static_cast<bool>(line.stand());
 }
 
+/// Sets `room` aside on `line`, unless too little is left of `free`. Nothing: others are in the way.
+std::optional<bool> take_room(GpuLine& line, Bytes room, Bytes free) {
+    const auto of_others = begin_counting({&line});
+    if (!of_others) return std::nullopt;
+    const bool is_enough = of_others->at(k_gpu) + room <= free;
+    const auto is_set = end_counting({&line}, *of_others,
+                                     is_enough ? Result<BytesByGpu>(BytesByGpu{{k_gpu, room}})
+                                               : make_error(ErrorCode::out_of_device_memory, "too little"));
+    if (!is_set) return false;
+    return *is_set ? std::optional(true) : std::nullopt;
+}
+bool takes_most(GpuLine& line) {
+    return take_room(line, 60 * k_gib, 80 * k_gib) == true;
+}
+
 } // namespace
 
 TEST_CASE("GPU line: the lock is one process's, and ends with it", "[gpu_line]") {
@@ -130,6 +145,45 @@ TEST_CASE("GPU line: a child of fork() has neither place nor lock", "[gpu_line]"
     }
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
+}
+
+TEST_CASE("GPU line: several set room aside, for as long as they live, and nobody has the lock meanwhile",
+          "[gpu_line]") {
+    const Place place;
+    auto line = place.line();
+    {
+        Other first(place, takes_most);
+        CHECK(line.before() == 0); // room is no place
+        CHECK_FALSE(line.lock());
+        CHECK(take_room(line, 30 * k_gib, 80 * k_gib) == std::nullopt); // it may be there soon
+        CHECK(take_room(line, 10 * k_gib, 80 * k_gib) == true);
+        const Other second(place, [](GpuLine& its) { return take_room(its, 9 * k_gib, 80 * k_gib) == true; });
+        const Other third(place, [](GpuLine& its) { return !take_room(its, 2 * k_gib, 80 * k_gib); });
+        line.give_room_back();
+        first.kill();
+        CHECK_FALSE(line.lock()); // of the second
+    }
+    CHECK(take_room(line, 90 * k_gib, 80 * k_gib) == false); // nobody else has any
+    CHECK(line.lock());
+    CHECK(takes_most(line)); // who has the lock has it still when the room is given back
+    line.give_room_back();
+    const Other late(place, [](GpuLine& its) { return !its.lock() && !take_room(its, 1, 80 * k_gib); });
+    line.unlock();
+    const Other last(place, takes_most);
+}
+
+TEST_CASE("GPU line: while one counts no other does", "[gpu_line]") {
+    const Place place;
+    auto line = place.line();
+    REQUIRE(begin_counting({&line}));
+    CHECK(line.holds());
+    {
+        const Other other(place, [](GpuLine& its) { return !begin_counting({&its}); });
+    }
+    CHECK(end_counting({&line}, {}, make_error(ErrorCode::driver_failed, "not known")).error().code ==
+          ErrorCode::driver_failed);
+    CHECK_FALSE(line.holds());
+    const Other other(place, takes_most);
 }
 
 TEST_CASE("GPU line: the file is found missing, and is no link", "[gpu_line]") {

@@ -57,6 +57,18 @@ TEST_CASE("Deep room: of two that wake at once, one finds room and the other sta
     crowd.family.check_all_awake();
 }
 
+TEST_CASE("Deep room: where there is room for both, one comes back while another does",
+          "[deep][deep_together]") {
+    DeepFamily family(2, {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessRestore:60s"});
+    REQUIRE(run(family.deep()).status == 0);
+    Process slow(family.launch("gpu-wake", {std::to_string(family[0].pid())}));
+    await_request(slow);
+    pause_for(Milliseconds(300)); // it has its room by now
+    const auto woken = run(family.launch("gpu-wake", {std::to_string(family[1].pid()), "--timeout", "20s"}));
+    INFO(woken.err);
+    CHECK(woken.status == 0);
+}
+
 TEST_CASE("Deep room: a wake wants what the driver keeps for itself, too", "[deep][deep_together]") {
     DeepFamily family(1);
     REQUIRE(run(family.deep()).status == 0);
