@@ -64,7 +64,8 @@ private:
     GpuLine(UniqueFd file, std::string_view uuid);
     /// Has byte 0 locked as far as it has to be. False: others are in the way.
     bool lock_as_needed() noexcept;
-    [[nodiscard]] Bytes room_of_others() const;
+    /// Nothing: as many as may at a time have some.
+    [[nodiscard]] std::optional<Bytes> room_of_others() const;
     [[nodiscard]] bool set_aside(Bytes bytes) noexcept;
 
     HeldFile file_;
@@ -81,7 +82,7 @@ private:
 /// back, or the process ends, others can set room aside, too, but take no lock.
 ///
 /// Returns what others have set aside on each GPU; they may have taken a part of that by now. Nothing:
-/// somebody else counts.
+/// somebody else counts, or four others have set room aside on one of them.
 [[nodiscard]] std::optional<BytesByGpu> begin_counting(const std::vector<GpuLine*>& lines);
 /// Sets `room` aside; an error is why there is too little, or that it is not known. False: somebody else has
 /// a lock, or has set aside what is missing, so that it may be there when they are done. Then, and after an

@@ -172,6 +172,20 @@ TEST_CASE("GPU line: several set room aside, for as long as they live, and nobod
     const Other last(place, takes_most);
 }
 
+TEST_CASE("GPU line: four have room at a time", "[gpu_line]") {
+    const Place place;
+    auto line = place.line();
+    const auto takes_some = [](GpuLine& its) { return take_room(its, 2 * k_gib, 80 * k_gib) == true; };
+    const Other first(place, takes_some);
+    const Other second(place, takes_some);
+    const Other third(place, takes_some);
+    {
+        const Other fourth(place, takes_some);
+        CHECK(take_room(line, k_gib, 80 * k_gib) == std::nullopt);
+    }
+    CHECK(take_room(line, k_gib, 80 * k_gib) == true);
+}
+
 TEST_CASE("GPU line: while one counts no other does", "[gpu_line]") {
     const Place place;
     auto line = place.line();
