@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // What every kind of place for contents can do: a keeper for the kind, and a batch for what one sleep puts
-// there. A store is one of each; src/ARCHITECTURE.md says what else belongs to one.
+// there. A store is one of each.
 
 #pragma once
 
