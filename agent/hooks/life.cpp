@@ -6,6 +6,7 @@
 #include "intercepted/captures.hpp"
 #include "intercepted/contexts.hpp"
 #include "intercepted/peers.hpp"
+#include "intercepted/pools.hpp"
 #include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 

@@ -11,6 +11,7 @@
 #include "intercepted/pool_figures.hpp"
 #include "intercepted/pools.hpp"
 #include "intercepted/residual.hpp"
+#include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 
 #include <optional>
@@ -139,6 +140,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+    if (intercepts()) agent::intercepted::give_back_due(); // it is gone before anybody sees it
     const auto status = real<Entry::cuMemPoolGetAttribute>()(pool, attribute, value);
     if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::add_pool_figures(pool, attribute, value);
     return status;

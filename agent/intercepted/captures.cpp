@@ -9,7 +9,6 @@
 #include "intercepted/plain.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/taken.hpp"
-#include "intercepted/trimming.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -63,6 +62,12 @@ void put_captures_back(std::map<CaptureKey, Capture>& taken) {
     const MutexLock lock(all.mutex);
     all.open.merge(taken);
     all.count = static_cast<unsigned>(all.open.size());
+}
+
+/// What goes, for good, with what they were begun in, or is put back.
+Taken to_put_back(std::map<CaptureKey, Capture> taken) {
+    auto stays = [taken = std::move(taken)]() mutable { put_captures_back(taken); };
+    return {[] {}, std::move(stays)};
 }
 
 /// Its address tells threads apart. A thread's default streams end with it, and so do their captures.
@@ -154,30 +159,14 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
     });
 }
 
-CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {
-    std::map<CaptureKey, Capture> captures;
-    ignoring_errors([&] {
-        captures =
-            take_captures([=](const CaptureKey& key, const Capture&) { return std::get<0>(key) == stream; });
-        forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
-    });
-    const auto status = destroy();
-    if (status == CUDA_SUCCESS) synchronized(); // as the driver's pools have it
-    ignoring_errors([&] {
-        if (captures.empty()) return;
-        if (status == CUDA_SUCCESS)
-            free_waiting();
-        else
-            put_captures_back(captures);
-    });
-    return status;
+Taken take_captures_of(CUstream stream) {
+    return to_put_back(
+        take_captures([=](const CaptureKey& key, const Capture&) { return std::get<0>(key) == stream; }));
 }
 
 Taken take_captures_of(CUcontext context) {
-    auto taken =
-        take_captures([=](const CaptureKey&, const Capture& capture) { return capture.context == context; });
-    auto stays = [taken = std::move(taken)]() mutable { put_captures_back(taken); };
-    return {[] {}, std::move(stays)}; // with the context they are over
+    return to_put_back(
+        take_captures([=](const CaptureKey&, const Capture& capture) { return capture.context == context; }));
 }
 
 unsigned captures_open() noexcept {

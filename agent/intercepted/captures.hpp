@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -19,9 +18,6 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-/// Runs the driver's cuStreamDestroy with the stream out of the books, for another may get its handle at
-/// once.
-CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
 /// Before the driver begins a capture, which this thread alone may end or any; returns its number, for
 /// capture_failed() if it did not.
 [[nodiscard]] std::uint64_t capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept;
@@ -38,7 +34,8 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
 /// What sleeps of that for which threads wait at the gate that have a capture open, which cannot end before.
 /// Nothing if none waits; empty if it is not known what for.
 [[nodiscard]] std::optional<std::vector<gate::Named::Span>> captures_wait_for();
-/// Takes out the captures of the context's streams.
+/// Takes out the captures of the stream, or of the context's streams.
+[[nodiscard]] Taken take_captures_of(CUstream stream);
 [[nodiscard]] Taken take_captures_of(CUcontext context);
 /// Held shared from the look for captures until a context's work is noted (PendingWork), which would break
 /// one; alone while a capture is noted, before it begins. Nobody waits under it: a capture must not begin any

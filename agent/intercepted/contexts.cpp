@@ -13,7 +13,6 @@
 #include "intercepted/left.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/plain.hpp"
-#include "intercepted/pools.hpp"
 #include "intercepted/residual.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/taken.hpp"

@@ -14,9 +14,10 @@
 #include "intercepted/ipc.hpp"
 #include "intercepted/peers.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/pools.hpp"
+#include "intercepted/rules.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/taken.hpp"
+#include "intercepted/trimming.hpp"
 
 #include "base/immortal.hpp"
 
@@ -81,6 +82,26 @@ private:
 void note_work(ProgramMemory& memory, const Known& allocation, PendingWork& work) {
     if (allocation.pool) return note_work_on(memory, allocation.device, work);
     work.note(allocation.context);
+}
+
+/// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
+/// Heap::allocate; refused (not to be intercepted: `left` says why).
+Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes, Left& left) {
+    const auto tag = TagChoice()(bytes);
+    if (!tag) {
+        left.reason = TagChoice::why_not(bytes);
+        return make_error(ErrorCode::refused, "not to be intercepted");
+    }
+    const auto try_once = [&] { return memory.allocate(device, *tag, bytes); };
+    auto address = try_once();
+    const auto is_short = [&] { return !address && address.error().code == ErrorCode::out_of_device_memory; };
+    if (is_short()) {
+        trim();
+        address = try_once();
+    }
+    if (is_short() && free_amid_captures(memory)) address = try_once();
+    if (is_short()) memory.note_shortage(device, bytes);
+    return address;
 }
 
 } // namespace

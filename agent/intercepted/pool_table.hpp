@@ -37,6 +37,7 @@ struct LastUse {
     bool in_order = false;       ///< that stream may have it at once
     CUevent done = nullptr;      ///< of the stream's context; null: it is done
     std::uint64_t free_call = 0; ///< Pools::free_calls at that time
+    bool is_held = false; ///< its context is about to end: nobody may ask its event, nor have the block
 };
 
 /// The sizes and addresses of spares.
@@ -56,15 +57,12 @@ struct Pool {
     int device = 0;
     bool is_intercepted = true;  ///< made of the device's own memory, and never shared
     bool is_gone = false;        ///< destroyed: only what was allocated from it lives on
-    bool is_counted = false;     ///< it had a range of ours: its figures are the driver's no more
     bool is_mixed = false;       ///< the driver has some of its memory, too
     bool reuses_unwaited = true; ///< CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
     Bytes threshold = 0;         ///< what it may have reserved across a synchronise
     driver::DeviceMask access = 0;
     PoolFigures figures;
-    Bytes most_used = 0; ///< since it last gave memory back
-    Sizes spares;        ///< of all its ranges
-    std::size_t unused_ranges = 0;
+    Sizes spares;                     ///< of all its ranges
     std::size_t frees_since_join = 0; ///< join_done()
 };
 
@@ -83,7 +81,6 @@ struct Block {
     Range* range = nullptr;
     Bytes bytes = 0;
     bool is_live = false;
-    bool is_held = false;  ///< its context is about to end: nobody may have it
     LastUse last_use;      ///< of a spare
     Sizes::node_type size; ///< its place among the spares while it is none
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync and what the program does with pools. What
-// becomes of freed blocks is in spares.hpp, what pools say of themselves in pool_figures.cpp.
+// Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync, and what the program does with pools and
+// streams. What becomes of freed blocks is in spares.hpp, what pools say of themselves in pool_figures.cpp.
 
 #include "intercepted/pools.hpp"
 
@@ -11,17 +11,15 @@
 #include "intercepted/answer.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/contexts.hpp"
-#include "intercepted/contexts_lock.hpp"
-#include "intercepted/idle_ranges.hpp"
 #include "intercepted/plain.hpp"
-#include "intercepted/pool_peaks.hpp"
+#include "intercepted/pool_figures.hpp"
 #include "intercepted/rules.hpp"
 #include "intercepted/spares.hpp"
 #include "intercepted/state.hpp"
+#include "intercepted/taken.hpp"
+#include "intercepted/trimming.hpp"
 
 #include <algorithm>
-#include <map>
-#include <string_view>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -56,14 +54,10 @@ std::shared_ptr<Pool> find_pool(Pools& all, ProgramMemory& memory, CUmemoryPool 
     auto pool = std::make_shared<Pool>();
     pool->handle = handle;
     pool->device = *device;
+    pool->is_mixed = true;
+    pool->is_mixed = figure_of_driver(memory, *pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) > 0;
     all.pools.emplace(handle, pool);
     return pool;
-}
-
-/// Takes an allocation out of its pool's count.
-void leave_pool(Pools& all, const Known& allocation) noexcept GPU_SLEEP_REQUIRES(all.mutex) {
-    const auto block = all.blocks.find(allocation.address);
-    if (block != all.blocks.end()) block->second.range->pool->figures.used -= allocation.bytes;
 }
 
 /// The stream with the handle that means the same to any call of this thread.
@@ -73,19 +67,13 @@ StreamKey key_of(ProgramMemory& memory, CUstream stream, bool per_thread) {
                                                      : CU_STREAM_LEGACY};
 }
 
-bool is_capturing(ProgramMemory& memory, CUstream stream) {
+/// Whether the stream captures; `unknown` where the driver does not say.
+bool is_capturing(ProgramMemory& memory, CUstream stream, bool unknown) {
     if (captures_open() == 0) return false;
     auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return memory.api().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
-           status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-/// Whether an event recorded in the stream would be part of a capture, or break one.
-bool meets_capture(ProgramMemory& memory, CUstream stream) {
-    if (captures_open() == 0) return false;
-    auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return memory.api().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
-           status != CU_STREAM_CAPTURE_STATUS_NONE;
+    return memory.api().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS
+               ? status != CU_STREAM_CAPTURE_STATUS_NONE
+               : unknown;
 }
 
 /// The device of a context, which exists.
@@ -104,33 +92,16 @@ void grant(ProgramMemory& memory, const Pool& pool, CUdeviceptr address) {
     }
 }
 
-/// A block of a new range. Before the pool has more than the driver would keep of it, it gives back what it
-/// cannot use.
-Result<CUdeviceptr> grow(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
-                         const BlockRequest& request) GPU_SLEEP_REQUIRES(all.mutex) {
-    constexpr Bytes k_chunk = 32 * k_mib; // what the driver takes at a time (pool_rules)
-    const auto grows_by = range_size(request.bytes);
-    const auto most = round_up(std::max(pool->most_used, pool->figures.used + request.bytes), k_chunk);
-    const auto is_too_much = [&] { return pool->figures.reserved + grows_by > most; };
-    if (is_too_much())
-        if (const auto block = take_spare(all, memory, *pool, request, true)) return *block;
-    if (is_too_much() && pool->unused_ranges > 0 && captures_open() == 0) {
-        const auto most_used = pool->most_used;
-        give_back_idle(all, memory, !pool->reuses_unwaited,
-                       [&](const Range& range) { return range.pool == pool && is_too_much(); });
-        pool->most_used = most_used; // one kind of range for another: it may have as much as before
-    }
-    auto block = take_new(all, memory, pool, request);
-    if (!block && block.error().code == ErrorCode::out_of_device_memory) {
-        trim_all(all, memory);
-        block = take_new(all, memory, pool, request);
-    }
-    if (block && pool->access != 0) grant(memory, *pool, *block);
-    return block;
+/// Whether the pool would have much more than it ever used.
+bool is_too_much(const PoolFigures& figures, Bytes more) noexcept {
+    constexpr Bytes k_leeway = 32 * k_mib;
+    const auto most = std::max(figures.used_high, figures.used + more);
+    return figures.reserved + more > most + most / 8 + k_leeway;
 }
 
+/// `is_short`: memory is, and pools gave back what they could.
 Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
-                     const StreamKey& key, Left& left) {
+                     const StreamKey& key, bool is_short, Left& left) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = Pools::instance();
@@ -145,13 +116,20 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         return std::nullopt;
     }
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
+    const auto would_be_too_much = [&] { return is_too_much(pool->figures, request.bytes); };
     auto block = take_spare(all, memory, *pool, request, false);
+    if (!block && (is_short || would_be_too_much())) block = take_spare(all, memory, *pool, request, true);
     if (!block) {
-        auto taken = grow(all, memory, pool, request);
-        if (!taken && taken.error().code == ErrorCode::out_of_device_memory)
+        if (would_be_too_much() && captures_open() == 0)
+            give_back_idle(all, memory, false,
+                           [&](const Range& range) { return range.pool == pool && would_be_too_much(); });
+        const auto taken = take_new(all, memory, pool, request);
+        if (!taken && is_short && taken.error().code == ErrorCode::out_of_device_memory)
             memory.note_shortage(pool->device, bytes);
         if (!taken && is_shortage(taken.error())) return CUDA_ERROR_OUT_OF_MEMORY;
+        pool->is_mixed |= !taken; // from here on
         if (!taken) return std::nullopt;
+        if (pool->access != 0) grant(memory, *pool, *taken);
         block = *taken;
     }
     const auto added = guarded([&]() -> Result<void> {
@@ -163,7 +141,6 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     pool->figures.used += bytes;
-    pool->most_used = std::max(pool->most_used, pool->figures.used);
     note_peaks(memory, *pool);
     *address = *block;
     return CUDA_SUCCESS;
@@ -173,10 +150,11 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
 bool free_in_order(ProgramMemory& memory, const Known& allocation, const StreamKey& key) {
     auto& all = Pools::instance();
     const MutexLock lock(all.mutex);
-    leave_pool(all, allocation);
     const auto block = all.blocks.find(allocation.address);
-    // Plain memory is no block that anybody may have again.
-    if (block == all.blocks.end()) all.pending_frees.reserve(all.pending_frees.size() + 1);
+    if (block != all.blocks.end())
+        block->second.range->pool->figures.used -= allocation.bytes;
+    else // plain memory is no block that anybody may have again
+        all.pending_frees.reserve(all.pending_frees.size() + 1);
     const auto last_use = last_use_in(all, memory, key);
     if (!last_use) return false;
     if (block != all.blocks.end()) {
@@ -207,14 +185,17 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
         if (!with || !address || bytes == 0) return std::nullopt;
         const auto key = key_of(*with, stream, per_thread);
         // In a capture it becomes a node of the graph, whose memory is the driver's.
-        if (!key.context || is_capturing(*with, key.stream)) return std::nullopt;
+        if (!key.context || is_capturing(*with, key.stream, false)) return std::nullopt;
         const auto device = device_of(*with, key.context);
         if (!device) return std::nullopt;
         const auto handle = pool ? *pool : pool_of_device(*with, *device);
         if (!handle) return std::nullopt;
-        const auto answer = allocate_from(*with, address, bytes, handle, key, left);
+        auto answer = allocate_from(*with, address, bytes, handle, key, false, left);
+        if (answer != CUDA_ERROR_OUT_OF_MEMORY) return answer;
+        trim();
+        answer = allocate_from(*with, address, bytes, handle, key, true, left);
         if (answer != CUDA_ERROR_OUT_OF_MEMORY || !free_amid_captures(*with)) return answer;
-        return allocate_from(*with, address, bytes, handle, key, left);
+        return allocate_from(*with, address, bytes, handle, key, true, left);
     });
 }
 
@@ -226,7 +207,7 @@ Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcep
                 allocation.put_back();
                 return std::nullopt;
             }
-            if (meets_capture(memory, key.stream)) {
+            if (is_capturing(memory, key.stream, true)) { // where an event would be a part of it, or break it
                 freed_from_pool(*allocation);
                 return CUDA_SUCCESS; // when the capture has ended
             }
@@ -241,26 +222,6 @@ Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcep
             return CUDA_SUCCESS;
         });
     });
-}
-
-void freed_from_pool(const Known& allocation) {
-    auto& all = Pools::instance();
-    const MutexLock lock(all.mutex);
-    leave_pool(all, allocation);
-}
-
-void give_allocation(ProgramMemory& memory, const Known& allocation) {
-    if (!allocation.pool) return give_range(memory, allocation.address);
-    const driver::RelaxedCaptureMode relaxed(memory.api());
-    auto& all = Pools::instance();
-    const MutexLock lock(all.mutex);
-    const auto block = all.blocks.find(allocation.address);
-    if (block == all.blocks.end()) return;
-    const auto pool = block->second.range->pool;
-    make_spare(all, block, {});
-    // Whoever frees like this has waited.
-    give_back_idle(all, memory, true,
-                   [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
 }
 
 void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcept {
@@ -279,30 +240,18 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
 }
 
 CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy) noexcept {
-    const std::shared_lock contexts(contexts_mutex()); // none ends while its spares are out of the books
-    auto& all = Pools::instance();
-    std::map<CUmemoryPool, std::shared_ptr<Pool>>::node_type taken;
-    {
-        const MutexLock lock(all.mutex);
-        taken = all.pools.extract(handle);
-    }
-    const auto status = destroy();
-    if (!taken) return status;
-    ignoring_errors([&] {
-        const auto with = memory();
-        const MutexLock lock(all.mutex);
-        if (status != CUDA_SUCCESS) {
-            all.pools.insert(std::move(taken));
-            return;
-        }
-        const auto pool = std::move(taken.mapped());
+    std::optional<CUresult> status;
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+        status = destroy(); // it waits for nothing, and another pool may get the handle at once
+        const auto taken =
+            status == CUDA_SUCCESS ? all.pools.extract(handle) : decltype(all.pools)::node_type();
+        if (!taken) return;
+        const auto& pool = taken.mapped();
         pool->is_gone = true;
         all.has_excess = true; // what is not done yet
-        if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api());
-        give_back_idle(all, *with, false, [&](const Range& range) { return range.pool == pool; });
+        give_back_idle(all, memory, false, [&](const Range& range) { return range.pool == pool; });
     });
-    return status;
+    return status ? *status : destroy();
 }
 
 void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
@@ -310,9 +259,8 @@ void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
         const auto& pool = found->second;
-        const auto theirs = pool->is_mixed ? figures_of_driver(memory, *pool).reserved : 0;
         give_back_idle(all, memory, true, [&](const Range& range) {
-            return range.pool == pool && pool->figures.reserved + theirs - range.bytes >= keep;
+            return range.pool == pool && reserved_in_all(memory, *pool) - range.bytes >= keep;
         });
     });
 }
@@ -336,6 +284,7 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
 }
 
 void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* value) noexcept {
+    give_back_due(); // of before
     with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
         const auto pool = find_pool(all, memory, handle);
         if (!pool) return;
@@ -345,9 +294,27 @@ void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* va
         } else if (attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC) {
             pool->reuses_unwaited = *static_cast<const int*>(value) != 0;
         } else {
-            reset_peak(all, memory, *pool, attribute);
+            if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool->figures.used_high = 0;
+            if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) pool->figures.reserved_high = 0;
+            note_peaks(memory, *pool);
         }
     });
+}
+
+CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {
+    Taken captures;
+    ignoring_errors([&] {
+        captures = take_captures_of(stream);
+        forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
+    });
+    const auto status = destroy();
+    if (status == CUDA_SUCCESS) {
+        synchronized(); // as the driver's pools have it
+        free_waiting();
+    } else if (captures.stays) {
+        ignoring_errors(captures.stays);
+    }
+    return status;
 }
 
 } // namespace gpu_sleep::agent::intercepted

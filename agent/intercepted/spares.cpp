@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Spares: when a freed block may be had again, and how blocks are split and joined.
+// Spares: when a freed block may be had again, how blocks are split and joined, and which ranges nobody uses.
 
 #include "intercepted/spares.hpp"
 
 #include "intercepted/captures.hpp"
 #include "intercepted/event_cache.hpp"
-#include "intercepted/pool_peaks.hpp"
+#include "intercepted/pool_figures.hpp"
+#include "intercepted/state.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -14,14 +15,16 @@
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
+/// What the driver makes: the least that a range takes.
+constexpr Bytes k_least_range = 2 * k_mib;
+
 /// A spare whose event is asked, and that is not done, costs as much as a small allocation.
 constexpr int k_max_questions = 16;
 
 /// The largest range that a block may have a part of, while there are others.
 Bytes most_range(Bytes bytes) noexcept {
-    constexpr Bytes k_small_range = 2 * k_mib;
     constexpr Bytes k_any = 64 * k_mib;
-    return bytes <= k_small_range / 2 ? k_small_range : std::max(k_any, 4 * bytes);
+    return bytes <= k_least_range / 2 ? k_least_range : std::max(k_any, 4 * bytes);
 }
 
 void give_event(LastUse& last_use) noexcept {
@@ -29,11 +32,13 @@ void give_event(LastUse& last_use) noexcept {
     last_use.done = nullptr;
 }
 
-/// Whether the stream may have it without a question.
-bool may_have(const Pools& all, const Pool& pool, const LastUse& last_use, const StreamKey& key) noexcept
-    GPU_SLEEP_REQUIRES(all.mutex) {
+/// Whether the stream may have it. `may_ask`: also where its event says so.
+bool may_have(const Pools& all, ProgramMemory& memory, const Pool& pool, LastUse& last_use,
+              const StreamKey& key, bool may_ask) GPU_SLEEP_REQUIRES(all.mutex) {
+    if (last_use.is_held) return false;
     if (last_use.in_order && last_use.freed_in == key) return true;
-    return !last_use.done && (pool.reuses_unwaited || last_use.free_call <= all.synchronized_to);
+    if (!pool.reuses_unwaited && last_use.free_call > all.synchronized_to) return false;
+    return may_ask ? note_if_done(memory, last_use) : !last_use.done;
 }
 
 /// The smallest spare that fits. `may_ask`: those whose events say so as well.
@@ -44,16 +49,13 @@ Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const B
         if (fit->first > most) break;
         const auto block = all.blocks.find(fit->second);
         auto& spare = block->second;
-        if (spare.range->bytes > most || spare.range->tag != request.tag || spare.is_held) continue;
-        if (!may_have(all, pool, spare.last_use, request.key)) {
-            const bool is_waited = pool.reuses_unwaited || spare.last_use.free_call <= all.synchronized_to;
-            if (!may_ask || !is_waited || !spare.last_use.done || questions == k_max_questions) continue;
-            ++questions;
-            if (!note_if_done(memory, spare.last_use)) continue;
-        }
+        if (spare.range->bytes > most || spare.range->tag != request.tag) continue;
+        const bool asks = may_ask && spare.last_use.done && ++questions <= k_max_questions;
         // What backs it stays as its first owner had it, also when that must stay. In part asleep a checked
         // gate lets allocations pass: they must not be given what sleeps.
-        if (memory.reuse(block->first, request.bytes)) return block;
+        if (may_have(all, memory, pool, spare.last_use, request.key, asks) &&
+            memory.reuse(block->first, request.bytes))
+            return block;
     }
     return all.blocks.end();
 }
@@ -67,7 +69,7 @@ CUdeviceptr take_front(Pools& all, Blocks::iterator at, Bytes bytes) GPU_SLEEP_R
         Sizes size;
         size.emplace(rest, at->first + bytes);
         all.blocks.emplace_hint(std::next(at), at->first + bytes,
-                                Block{block.range, rest, false, false, block.last_use, {}});
+                                Block{block.range, rest, false, block.last_use, {}});
         spares.insert(size.extract(size.begin()));
         last_use.done = nullptr; // the rest has it
     }
@@ -76,24 +78,17 @@ CUdeviceptr take_front(Pools& all, Blocks::iterator at, Bytes bytes) GPU_SLEEP_R
     give_event(last_use);
     block.last_use = {};
     block.is_live = true;
-    if (block.range->live++ == 0) --block.range->pool->unused_ranges;
+    ++block.range->live;
     return at->first;
 }
 
-/// Whether both are done, or become so in one stream's order, or the smaller one can do without being had by
-/// others meanwhile.
+/// Whether both are done, or become so in one stream's order.
 bool may_join(const Block& left, const Block& right) noexcept {
-    constexpr Bytes k_little = 4;
-    if (left.range != right.range || left.is_live || right.is_live || left.is_held || right.is_held)
-        return false;
     const auto& one = left.last_use;
     const auto& other = right.last_use;
-    if (!one.done && !other.done) return true;
-    const auto is_little = [](const Block& done, const Block& pending) {
-        return !done.last_use.done && pending.last_use.in_order && done.bytes * k_little <= pending.bytes;
-    };
-    if (!one.done || !other.done) return is_little(left, right) || is_little(right, left);
-    return one.in_order && other.in_order && one.freed_in == other.freed_in;
+    if (left.range != right.range || left.is_live || right.is_live || one.is_held || other.is_held)
+        return false;
+    return (!one.done && !other.done) || (one.in_order && other.in_order && one.freed_in == other.freed_in);
 }
 
 /// The last use of two that are joined: events of one stream are done in order.
@@ -120,22 +115,40 @@ void join(Pools& all, Blocks::iterator left, Blocks::iterator right) noexcept GP
 /// each free pays for a few looks.
 void join_done(Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES(all.mutex) {
     constexpr std::size_t k_looks = 16;
-    if (pool.frees_since_join == 0 || pool.spares.size() > k_looks * pool.frees_since_join) return;
+    if (all.blocks.size() > k_looks * pool.frees_since_join) return;
     pool.frees_since_join = 0;
-    std::vector<CUdeviceptr> spares;
-    for (const auto& [bytes, address] : pool.spares) spares.push_back(address);
-    std::sort(spares.begin(), spares.end());
-    auto left = all.blocks.end();
-    for (const auto address : spares) {
-        const auto right = all.blocks.find(address);
-        auto& block = right->second;
-        if (!block.is_held) static_cast<void>(note_if_done(memory, block.last_use));
-        const bool are_neighbours = left != all.blocks.end() && std::next(left) == right;
-        if (are_neighbours && may_join(left->second, block))
-            join(all, left, right);
-        else
-            left = right;
+    for (auto next = all.blocks.begin(); next != all.blocks.end();) {
+        const auto at = next++;
+        auto& block = at->second;
+        if (block.is_live || block.range->pool.get() != &pool) continue;
+        static_cast<void>(note_if_done(memory, block.last_use));
+        if (at != all.blocks.begin() && may_join(std::prev(at)->second, block)) join(all, std::prev(at), at);
     }
+}
+
+/// Whether nobody uses anything of the range, as far as `free_calls`.
+bool is_idle(Pools& all, ProgramMemory& memory, const Range& range, std::uint64_t free_calls)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (range.live != 0) return false;
+    auto at = all.blocks.find(range.address);
+    for (; at != all.blocks.end() && at->second.range == &range; ++at)
+        if (at->second.last_use.free_call > free_calls || !note_if_done(memory, at->second.last_use))
+            return false;
+    return true;
+}
+
+void give_back(Pools& all, ProgramMemory& memory, std::map<CUdeviceptr, Range>::iterator range)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    auto& pool = *range->second.pool;
+    for (auto at = all.blocks.find(range->first);
+         at != all.blocks.end() && at->second.range == &range->second;) {
+        pool.spares.erase({at->second.bytes, at->first});
+        at = all.blocks.erase(at);
+    }
+    pool.figures.reserved -= range->second.bytes;
+    const auto address = range->first;
+    all.ranges.erase(range);
+    give_range(memory, address);
 }
 
 } // namespace
@@ -146,6 +159,7 @@ Bytes block_size(Bytes bytes) noexcept {
 }
 
 bool note_if_done(ProgramMemory& memory, LastUse& last_use) {
+    if (last_use.is_held) return false;
     if (last_use.done && memory.api().cuEventQuery(last_use.done) != CUDA_SUCCESS) return false;
     give_event(last_use);
     return true;
@@ -166,36 +180,27 @@ std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& p
     GPU_SLEEP_REQUIRES(all.mutex) {
     const auto most = is_any ? ~Bytes{0} : most_range(request.bytes);
     auto fit = find_fit(all, memory, pool, request, most, false);
-    if (fit == all.blocks.end() && captures_open() == 0)
-        fit = find_fit(all, memory, pool, request, most, true);
-    if (fit == all.blocks.end() && pool.spares.size() > 1 && captures_open() == 0) {
+    const bool may_ask = captures_open() == 0;
+    if (fit == all.blocks.end() && may_ask) fit = find_fit(all, memory, pool, request, most, true);
+    if (fit == all.blocks.end() && may_ask) {
         join_done(all, memory, pool);
         fit = find_fit(all, memory, pool, request, most, false);
     }
     return fit == all.blocks.end() ? std::nullopt : std::optional(take_front(all, fit, request.bytes));
 }
 
-Bytes range_size(Bytes bytes) noexcept {
-    return round_up(bytes, 2 * k_mib); // what the driver makes
-}
-
 Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
                              const BlockRequest& request) GPU_SLEEP_REQUIRES(all.mutex) {
-    const auto bytes = range_size(request.bytes);
+    const auto bytes = round_up(request.bytes, k_least_range);
     // What takes memory comes first: once there is a range, nothing may fail.
     std::map<CUdeviceptr, Range> range;
     Blocks block;
     Sizes size;
     size.emplace(bytes, 0);
     range.emplace(0, Range{pool, 0, bytes, request.tag, 0});
-    block.emplace(0, Block{&range.begin()->second, bytes, false, false, {}, {}});
-    if (!pool->is_counted) {
-        // What the driver had of the pool before counts as well.
-        const auto before = figures_of_driver(memory, *pool);
-        pool->is_mixed = before.used_high > 0 || before.reserved_high > 0;
-        pool->figures.used_high = before.used_high;
-        pool->figures.reserved_high = before.reserved_high;
-    }
+    // What the block leaves of it is for any stream, and joined with what this one frees.
+    const LastUse none{request.key, request.key.stream != CU_STREAM_PER_THREAD};
+    block.emplace(0, Block{&range.begin()->second, bytes, false, none, {}});
     const auto address = memory.allocate(pool->device, request.tag, bytes);
     if (!address) return address.error();
     range.begin()->second.address = *address;
@@ -208,8 +213,6 @@ Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::share
     auto size_node = size.extract(size.begin());
     size_node.value() = {bytes, *address};
     pool->spares.insert(std::move(size_node));
-    pool->is_counted = true;
-    ++pool->unused_ranges; // until its first block is given out
     pool->figures.reserved += bytes;
     return take_front(all, at, request.bytes);
 }
@@ -222,12 +225,28 @@ void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexce
     block.last_use = last_use;
     block.size.value() = {block.bytes, at->first};
     pool.spares.insert(std::move(block.size));
-    if (--block.range->live == 0) ++pool.unused_ranges;
+    --block.range->live;
     ++pool.frees_since_join;
     if (const auto next = std::next(at); next != all.blocks.end() && may_join(block, next->second))
         join(all, at, next);
     if (at != all.blocks.begin() && may_join(std::prev(at)->second, block)) join(all, std::prev(at), at);
     if (pool.figures.reserved > pool.threshold || pool.is_gone) all.has_excess = true;
+}
+
+bool is_excess(ProgramMemory& memory, const Range& range) noexcept {
+    const auto& pool = *range.pool;
+    return pool.is_gone || reserved_in_all(memory, pool) > pool.threshold;
+}
+
+void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
+                    const std::function<bool(const Range&)>& wanted) GPU_SLEEP_REQUIRES(all.mutex) {
+    const auto free_calls = is_synchronized ? all.synchronized_to.load() : ~std::uint64_t{0};
+    for (auto next = all.ranges.begin(); next != all.ranges.end();) {
+        const auto range = next++;
+        if (range->second.live == 0 && wanted(range->second) &&
+            is_idle(all, memory, range->second, free_calls))
+            give_back(all, memory, range);
+    }
 }
 
 } // namespace gpu_sleep::agent::intercepted

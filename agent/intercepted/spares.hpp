@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Spares: when a freed block may be had again, and how blocks are split and joined. Internal to this module.
+// Spares: when a freed block may be had again, how blocks are split and joined, and which ranges nobody uses.
+// Internal to this module.
 
 #pragma once
 
 #include "intercepted/pool_table.hpp"
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -27,8 +29,6 @@ struct BlockRequest {
 [[nodiscard]] std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& pool,
                                                     const BlockRequest& request, bool is_any)
     GPU_SLEEP_REQUIRES(all.mutex);
-/// What a range for a block of so many bytes takes.
-[[nodiscard]] Bytes range_size(Bytes bytes) noexcept;
 /// A block of a new range. Errors: those of Heap::allocate().
 [[nodiscard]] Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory,
                                            const std::shared_ptr<Pool>& pool, const BlockRequest& request)
@@ -41,5 +41,11 @@ void make_spare(Pools& all, Blocks::iterator block, const LastUse& last_use) noe
 /// An event that says when the stream has come so far; nothing when none can be had.
 [[nodiscard]] std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key)
     GPU_SLEEP_REQUIRES(all.mutex);
+/// Gives the ranges back that are wanted, one after the other, and in which nobody uses anything any more.
+/// `is_synchronized`: only what was freed before the program synchronised.
+void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
+                    const std::function<bool(const Range&)>& wanted) GPU_SLEEP_REQUIRES(all.mutex);
+/// Whether the range may go at a synchronise.
+[[nodiscard]] bool is_excess(ProgramMemory& memory, const Range& range) noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What every intercepted call begins with: the running agent, where the call stands, and a range for it.
+// What every intercepted call begins with: the running agent, and where the call stands.
 
 #include "intercepted/state.hpp"
 
-#include "intercepted/answer.hpp"
-#include "intercepted/plain.hpp"
-#include "intercepted/rules.hpp"
-#include "intercepted/trimming.hpp"
 namespace gpu_sleep::agent::intercepted {
 
 CUresult to_status(const Error& error) noexcept {
@@ -35,25 +31,6 @@ CUcontext context_of(ProgramMemory& memory, CUstream stream) {
         if (memory.api().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS) return nullptr;
     }
     return memory.api().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
-}
-
-Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes, Left& left) {
-    const auto tag = TagChoice()(bytes);
-    if (!tag) {
-        left.reason = TagChoice::why_not(bytes);
-        return make_error(ErrorCode::refused, "not to be intercepted");
-    }
-    const auto try_once = [&] { return memory.allocate(device, *tag, bytes); };
-    auto address = try_once();
-    if (!address && address.error().code == ErrorCode::out_of_device_memory) {
-        trim();
-        address = try_once();
-    }
-    if (!address && address.error().code == ErrorCode::out_of_device_memory && free_amid_captures(memory))
-        address = try_once();
-    if (!address && address.error().code == ErrorCode::out_of_device_memory)
-        memory.note_shortage(device, bytes);
-    return address;
 }
 
 void give_range(ProgramMemory& memory, CUdeviceptr address) {

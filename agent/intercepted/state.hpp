@@ -37,12 +37,7 @@ template <class Body>
 /// The device of the current context; nothing without one.
 [[nodiscard]] std::optional<int> current_device(ProgramMemory& memory) noexcept;
 
-/// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
-/// Heap::allocate; refused (not to be intercepted: `left` says why).
-[[nodiscard]] Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes,
-                                                       Left& left);
-
-/// Frees what take_range() gave, asleep or awake. No work may still use it.
+/// Frees what ProgramMemory::allocate() gave, asleep or awake. No work may still use it.
 void give_range(ProgramMemory& memory, CUdeviceptr address);
 
 /// The context of a stream: the current one for the default streams, null where there is no such stream.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// When pools give ranges back: at a synchronise, a trim, when memory is short, and with the contexts that
-// their blocks were freed in.
+// When pools take blocks back that are freed at once, and give ranges back: at a synchronise, when memory is
+// short, and with the contexts that their blocks were freed in.
 
 #include "intercepted/trimming.hpp"
 
@@ -9,13 +9,13 @@
 #include "driver/context.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/event_cache.hpp"
-#include "intercepted/idle_ranges.hpp"
 #include "intercepted/pool_table.hpp"
+#include "intercepted/spares.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/taken.hpp"
 
+#include <algorithm>
 #include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -30,6 +30,34 @@ constexpr Milliseconds k_by_itself{50};
 
 void tidy_later() noexcept {
     if (const auto* const with = memory()) with->tidy_within(k_by_itself);
+}
+
+/// The last uses of all that was freed; those of what is not are none.
+template <class Body>
+void for_each_use(Pools& all, Body&& body) GPU_SLEEP_REQUIRES(all.mutex) {
+    for (auto& [address, block] : all.blocks) body(block.last_use);
+    for (auto& block : all.pending_frees) body(block.last_use);
+}
+
+/// Frees the blocks of no pool that nobody uses any more.
+void finish_pending_frees(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+    std::erase_if(all.pending_frees, [&](PendingFree& block) {
+        if (!note_if_done(memory, block.last_use)) return false;
+        give_range(memory, block.address);
+        return true;
+    });
+    if (!all.pending_frees.empty()) all.has_excess = true;
+}
+
+/// Gives back what exceeds the thresholds.
+void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+    all.is_due = false;
+    give_back_idle(all, memory, true, [&](const Range& range) { return is_excess(memory, range); });
+    // Only now: who synchronises meanwhile has to find that there is something to give back.
+    all.has_excess = std::any_of(all.ranges.begin(), all.ranges.end(), [&](const auto& entry) {
+        return entry.second.live == 0 && is_excess(memory, entry.second); // not done, or not waited for
+    });
+    finish_pending_frees(all, memory);
 }
 
 } // namespace
@@ -56,34 +84,50 @@ void give_back_due() noexcept {
 }
 
 void trim() noexcept {
-    with_pools([](Pools& all, ProgramMemory& memory)
-                   GPU_SLEEP_REQUIRES(all.mutex) { trim_all(all, memory); });
+    with_pools([](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+        all.is_due = false;
+        give_back_idle(all, memory, false, [](const Range&) { return true; });
+        finish_pending_frees(all, memory);
+    });
+}
+
+void freed_from_pool(const Known& allocation) {
+    auto& all = Pools::instance();
+    const MutexLock lock(all.mutex);
+    const auto block = all.blocks.find(allocation.address);
+    if (block != all.blocks.end()) block->second.range->pool->figures.used -= allocation.bytes;
+}
+
+void give_allocation(ProgramMemory& memory, const Known& allocation) {
+    if (!allocation.pool) return give_range(memory, allocation.address);
+    const driver::RelaxedCaptureMode relaxed(memory.api());
+    auto& all = Pools::instance();
+    const MutexLock lock(all.mutex);
+    const auto block = all.blocks.find(allocation.address);
+    if (block == all.blocks.end()) return;
+    const auto pool = block->second.range->pool;
+    make_spare(all, block, {});
+    // Whoever frees like this has waited.
+    give_back_idle(all, memory, true,
+                   [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
 }
 
 Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
     auto& all = Pools::instance();
-    std::vector<PendingFree> pending;
-    const auto is_of = [=](const LastUse& last_use) {
-        return last_use.done && last_use.freed_in.context == context;
-    };
     {
         const MutexLock lock(all.mutex);
-        for (const auto& block : all.pending_frees)
-            if (is_of(block.last_use)) pending.push_back(block);
-        for (auto& [address, block] : all.blocks) block.is_held |= !block.is_live && is_of(block.last_use);
-        std::erase_if(all.pending_frees, [&](const PendingFree& block) { return is_of(block.last_use); });
+        for_each_use(all, [=](LastUse& use) { use.is_held |= use.done && use.freed_in.context == context; });
     }
     const auto events = EventCache::instance().take_all_of(context);
     const auto let_go = [=, &all](bool is_gone) GPU_SLEEP_REQUIRES(all.mutex) {
-        for (auto& [address, block] : all.blocks) {
-            if (!block.is_held || block.last_use.freed_in.context != context) continue;
-            block.is_held = false;
-            if (is_gone) block.last_use = {}; // with the context its work is over, and its events are gone
-        }
+        for_each_use(all, [=](LastUse& use) {
+            if (!use.is_held || use.freed_in.context != context) return;
+            use.is_held = false;
+            if (is_gone) use = {}; // with the context its work is over, and its events are gone
+        });
     };
     auto gone = [=, &all, &memory] {
         const driver::RelaxedCaptureMode relaxed(memory.api());
-        for (const auto& block : pending) give_range(memory, block.address);
         const MutexLock lock(all.mutex);
         let_go(true);
         trim_excess(all, memory);
@@ -92,7 +136,6 @@ Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
         EventCache::instance().put_back(context, events);
         const MutexLock lock(all.mutex);
         let_go(false);
-        all.pending_frees.insert(all.pending_frees.end(), pending.begin(), pending.end());
         all.has_excess = true;
     };
     return {std::move(gone), std::move(stays)};
@@ -101,20 +144,17 @@ Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
 void forget_order_of(CUstream stream) {
     auto& all = Pools::instance();
     const MutexLock lock(all.mutex);
-    for (auto& [address, block] : all.blocks)
-        block.last_use.in_order &= block.last_use.freed_in.stream != stream;
+    for_each_use(all, [=](LastUse& use) { use.in_order &= use.freed_in.stream != stream; });
 }
 
 void forget_order_of(CUcontext green, CUcontext primary) {
     auto& all = Pools::instance();
     const MutexLock lock(all.mutex);
-    const auto hand_over = [&](LastUse& last_use) {
-        if (last_use.freed_in.context != green) return;
-        last_use.freed_in.context = primary;
-        last_use.in_order = false;
-    };
-    for (auto& [address, block] : all.blocks) hand_over(block.last_use);
-    for (auto& block : all.pending_frees) hand_over(block.last_use);
+    for_each_use(all, [=](LastUse& use) {
+        if (use.freed_in.context != green) return;
+        use.freed_in.context = primary;
+        use.in_order = false;
+    });
     EventCache::instance().hand_on(green, primary);
 }
 

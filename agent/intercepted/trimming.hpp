@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "intercepted/allocations.hpp"
 #include "intercepted/taken.hpp"
 
 #include <cuda.h>
@@ -20,6 +21,11 @@ void synchronized() noexcept;
 void give_back_due() noexcept;
 /// Gives back every cached block that nobody uses: before a sleep, and when memory is short.
 void trim() noexcept;
+/// Frees an allocation, asleep or awake, as give_range() does. It may be a pool's, which keeps it as it keeps
+/// what a synchronise left free.
+void give_allocation(ProgramMemory& memory, const Known& allocation);
+/// Takes an allocation that is not freed in a stream's order out of its pool's count.
+void freed_from_pool(const Known& allocation);
 /// Takes out the freed blocks whose last use was in the context, and the events made there.
 [[nodiscard]] Taken take_pools_of(ProgramMemory& memory, CUcontext context);
 /// Blocks that were freed in the stream's order wait for their events from now on.

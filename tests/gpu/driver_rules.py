@@ -6,14 +6,16 @@
 Runs each case of the program driver_rules on the libcuda.so.1 that the loader finds, each in a process of its own: an
 error that loses the context, or a case that hangs and is killed, harms no other. Prints a line a case, and what failed.
 
-Usage: driver_rules.py PROGRAM [--case TEXT]... [--timeout SECONDS]. --case: only cases whose name has TEXT in it. Exit
-status: 0 when no case failed. Needs nothing of the build but PROGRAM.
+Usage: driver_rules.py PROGRAM [--case TEXT]... [--under COMMAND] [--timeout SECONDS]. --case: only cases whose name has
+TEXT in it. --under: each started by the command, such as gpu-run. Exit status: 0 when no case failed. Needs nothing of the build
+but PROGRAM.
 """
 
 import argparse
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,10 +33,10 @@ def names(program):
     sys.exit(f"{program} lists no cases:\n{done.stdout}")
 
 
-def run(program, name, timeout):
+def run(command, name, timeout):
     """How the case ended: "ok", "skipped" or "FAILED: why", and its output."""
     pattern = re.sub(r"([\\,\[\]\"*~])", r"\\\1", name)
-    child = subprocess.Popen([program, pattern], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    child = subprocess.Popen([*command, pattern], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
     try:
         output, _ = child.communicate(timeout=timeout)
@@ -53,14 +55,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--case", action="append", default=[])
+    parser.add_argument("--under", default="", metavar="COMMAND")
     parser.add_argument("--timeout", type=float, default=60)
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some end by a signal, with a whole GPU's addresses mapped
+    command = [*shlex.split(options.under), options.program]
     ended = {"ok": 0, "skipped": 0, "FAILED": 0}
     for name in names(options.program):
         if options.case and not any(text in name for text in options.case):
             continue
-        how, output = run(options.program, name, options.timeout)
+        how, output = run(command, name, options.timeout)
         ended[how.partition(":")[0]] += 1
         print(f"{how:8} {name}", flush=True)
         if how.startswith("FAILED"):

@@ -6,33 +6,6 @@
 
 using namespace gpu_sleep::driver_rules;
 
-namespace {
-
-constexpr std::size_t k_chunk = std::size_t{32} << 20; ///< what a pool takes at a time
-
-CUmemoryPool make_pool(std::size_t most_bytes = 0) {
-    CUmemPoolProps properties{};
-    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    properties.maxSize = most_bytes;
-    CUmemoryPool pool = nullptr;
-    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
-    return pool;
-}
-
-cuuint64_t number(CUmemoryPool pool, CUmemPool_attribute attribute) {
-    cuuint64_t value = 0;
-    REQUIRE(cuMemPoolGetAttribute(pool, attribute, &value) == CUDA_SUCCESS);
-    return value;
-}
-
-void keep_everything(CUmemoryPool pool) {
-    cuuint64_t threshold = ~cuuint64_t{0};
-    REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) == CUDA_SUCCESS);
-}
-
-} // namespace
-
 TEST_CASE("Driver: stream-ordered memory is freed in its turn", "[driver_rules]") {
     const Session session;
     const auto* sim = simulated();
@@ -98,7 +71,7 @@ TEST_CASE("Driver: a pool keeps what its threshold allows, and uses it again", "
     const Session session;
     const auto stream = make_stream();
     const auto pool = make_pool();
-    keep_everything(pool);
+    set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
     const auto before = free_bytes();
     CUdeviceptr first = 0;
     REQUIRE(cuMemAllocFromPoolAsync(&first, k_bytes, pool, stream) == CUDA_SUCCESS);
@@ -128,14 +101,15 @@ TEST_CASE("Driver: a pool keeps what its threshold allows, and uses it again", "
 TEST_CASE("Driver: pools of a device", "[driver_rules]") {
     const Session session;
     const auto stream = make_stream();
+    constexpr std::size_t k_most = std::size_t{32} << 20;
     CUmemoryPool original = nullptr;
     CUmemoryPool current = nullptr;
     REQUIRE(cuDeviceGetDefaultMemPool(&original, 0) == CUDA_SUCCESS);
-    const auto pool = make_pool(k_chunk);
+    const auto pool = make_pool(k_most);
     REQUIRE(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);
     const auto address = allocate_async(stream, k_granularity);
     CUdeviceptr none = 0;
-    CHECK(cuMemAllocAsync(&none, k_chunk, stream) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(cuMemAllocAsync(&none, k_most, stream) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(cuMemPoolDestroy(original) == CUDA_ERROR_INVALID_VALUE);
     // A destroyed pool goes when its last allocation does.
     REQUIRE(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
@@ -178,7 +152,7 @@ TEST_CASE("Driver: a full device takes what pools keep, and waits for frees unde
     const Session session;
     const auto stream = make_stream();
     const auto pool = make_pool();
-    keep_everything(pool);
+    set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
     const auto most = free_bytes() / 5 * 3;
     CUdeviceptr kept = 0;
     REQUIRE(cuMemAllocFromPoolAsync(&kept, most, pool, stream) == CUDA_SUCCESS);

@@ -27,8 +27,10 @@ struct Simulated {
     decltype(&sim_free_bytes) free_bytes;
 };
 
-/// Null on a real driver: checks of these figures are left out there.
+/// Null on a real driver, and under gpu-run, whose agent has things of its own: checks of these figures are
+/// left out there.
 [[nodiscard]] inline const Simulated* simulated() {
+    if (::dlsym(RTLD_DEFAULT, "gpu_sleep_sleep")) return nullptr;
     static const Simulated functions{
         reinterpret_cast<decltype(&sim_live_objects)>(::dlsym(RTLD_DEFAULT, "sim_live_objects")),
         reinterpret_cast<decltype(&sim_fault_counts)>(::dlsym(RTLD_DEFAULT, "sim_fault_counts")),

@@ -154,23 +154,6 @@ TEST_CASE("Pool figures: what goes by itself also goes while a part sleeps", "[l
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Pool figures: the threshold counts what is reserved, not what is spare", "[lifetimes]") {
-    Devices devices;
-    auto* const stream = make_stream();
-    auto* const pool = make_pool();
-    keep(pool, 8 * k_mib);
-    const auto live = take(pool, 8 * k_mib, stream);
-    CHECK(cuMemFreeAsync(take(pool, 4 * k_mib, stream), stream) == CUDA_SUCCESS);
-    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
-    CHECK(reserved(pool) == 8 * k_mib);
-    CHECK(cuMemFreeAsync(live, stream) == CUDA_SUCCESS);
-    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
-    CHECK(reserved(pool) == 8 * k_mib);
-    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
-    CHECK(held() == 0);
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
-}
-
 TEST_CASE("Pool figures: freed blocks are split and joined, and the pool does not grow", "[lifetimes]") {
     Devices devices;
     auto* const stream = make_stream();
@@ -201,18 +184,85 @@ TEST_CASE("Pool figures: freed blocks are split and joined, and the pool does no
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Pool figures: cuMemFree keeps what the threshold allows", "[lifetimes]") {
+TEST_CASE("Pool figures: a small block keeps no large range", "[lifetimes]") {
     Devices devices;
+    auto* const stream = make_stream();
+    auto* const pool = make_pool();
+    CHECK(cuMemFreeAsync(take(pool, 100 * k_mib, stream), stream) == CUDA_SUCCESS);
+    const auto small = take(pool, 1100, stream);
+    const auto middle = take(pool, 5 * k_mib, stream);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    check_figures(pool, 1100 + 5 * k_mib);
+    CHECK(reserved(pool) <= 10 * k_mib);
+    for (const auto block : {small, middle}) CHECK(cuMemFreeAsync(block, stream) == CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Pool figures: where memory is short, a small block may have a part of any range", "[lifetimes]") {
+    Devices devices;
+    auto* const stream = make_stream();
+    auto* const pool = make_pool();
+    const auto large = take(pool, 100 * k_mib, stream);
+    const Gate gate(stream);
+    CHECK(cuMemFreeAsync(large, stream) == CUDA_SUCCESS);
+    sim_fail("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY, SIM_FOREVER);
+    const auto small = take(pool, 1100, stream);
+    sim_clear();
+    CHECK(small == large);
+    CHECK(reserved(pool) == 100 * k_mib);
+    gate.release();
+    CHECK(cuMemFreeAsync(small, stream) == CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Pool figures: a pool has not much more than it ever used, whatever the order of sizes",
+          "[lifetimes]") {
+    Devices devices;
+    auto* const stream = make_stream();
     auto* const pool = make_pool();
     keep(pool, k_all);
-    const auto block = take(pool, k_bytes, nullptr);
-    CHECK(cuMemFree(block) == CUDA_SUCCESS);
-    CHECK(used(pool) == 0);
-    CHECK(reserved(pool) == k_bytes);
-    CHECK(take(pool, k_bytes, nullptr) == block);
-    keep(pool, 0);
-    CHECK(cuMemFree(block) == CUDA_SUCCESS);
-    CHECK(reserved(pool) == 0);
-    CHECK(held() == 0);
+    const auto take_all = [&](std::size_t bytes, std::size_t all) {
+        std::vector<CUdeviceptr> blocks;
+        for (std::size_t i = 0; i < all / bytes; ++i) blocks.push_back(take(pool, bytes, stream));
+        for (const auto block : blocks) CHECK(cuMemFreeAsync(block, stream) == CUDA_SUCCESS);
+        CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    };
+    for (std::size_t bytes = 2 * k_mib; bytes <= 300 * k_mib; bytes += 2 * k_mib) take_all(bytes, bytes);
+    CHECK(reserved(pool) <= 400 * k_mib);
+    for (int round = 0; round < 2; ++round)
+        for (const auto bytes : {6 * k_mib, 300 * k_mib, 700 * std::size_t{1024}})
+            take_all(bytes, 300 * k_mib);
+    CHECK(reserved(pool) <= 400 * k_mib);
+    const auto made = sim_calls("cuMemCreate");
+    for (int round = 0; round < 3; ++round) // nor are ranges made again and again
+        for (const auto bytes : {6 * k_mib, 100 * k_mib}) take_all(bytes, 300 * k_mib);
+    CHECK(sim_calls("cuMemCreate") <= made + 10);
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Pool figures: blocks that several streams freed are joined once they are done", "[lifetimes]") {
+    Devices devices;
+    auto* const stream = make_stream();
+    auto* const other = make_stream();
+    auto* const pool = make_pool();
+    keep(pool, k_all);
+    CHECK(cuMemFreeAsync(take(pool, 20 * k_mib, stream), stream) == CUDA_SUCCESS);
+    std::vector<CUdeviceptr> blocks;
+    for (int i = 0; i < 4; ++i) blocks.push_back(take(pool, 5 * k_mib, stream));
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        CHECK(cuMemFreeAsync(blocks[i], i % 2 == 0 ? stream : other) == CUDA_SUCCESS);
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+    CHECK(reserved(pool) == 20 * k_mib);
+    CHECK(cuMemFreeAsync(take(pool, 20 * k_mib, other), other) == CUDA_SUCCESS);
+    CHECK(reserved(pool) == 20 * k_mib);
+    CHECK(cuStreamSynchronize(other) == CUDA_SUCCESS);
+    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    CHECK(held() == 0);
+    for (auto* const each : {stream, other}) CHECK(cuStreamDestroy(each) == CUDA_SUCCESS);
 }

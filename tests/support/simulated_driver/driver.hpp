@@ -18,7 +18,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -75,7 +74,6 @@ struct Event {
     unsigned flags = 0;
     const Context* context = nullptr;
     std::vector<Ticket> tickets; ///< what the last recording waits for; none if it never was recorded
-    Reached waited;              ///< and what the stream had waited for by then
     std::shared_ptr<std::atomic<std::int64_t>>
         stamp;                      ///< when that was reached, in nanoseconds; null: not timed
     std::weak_ptr<Capture> capture; ///< the capture that it was last recorded in
@@ -145,14 +143,11 @@ struct MemoryPool {
     std::uint64_t threshold = 0; ///< free memory is kept while no more than this is reserved
     std::uint64_t used = 0;
     std::uint64_t used_high = 0;
-    std::uint64_t reserved = 0; ///< in whole chunks
+    std::uint64_t reserved = 0;
     std::uint64_t reserved_high = 0;
     std::map<CUmemPool_attribute, int>
         reuse;                               ///< the three switches that say what may be used again, and when
     std::map<int, CUmemAccess_flags> access; ///< what each device may do with all of its memory
-    std::uint64_t begin = 0;                 ///< its addresses
-    std::uint64_t length = 0;                ///< 0 until it has some
-    std::set<std::uint64_t> chunks;          ///< those of them that are backed, a chunk at a time
 };
 
 /// A piece of memory of a pool.
@@ -160,7 +155,7 @@ struct PoolBlock {
     enum class State : std::uint8_t { live, kept };
     std::shared_ptr<MemoryPool> pool;
     std::uint64_t bytes = 0;    ///< as asked for
-    std::uint64_t reserved = 0; ///< what it takes
+    std::uint64_t reserved = 0; ///< in whole pages
     const Context* context = nullptr;
     State state = State::live;
     Ticket freed;         ///< of what is kept: done when the stream got there

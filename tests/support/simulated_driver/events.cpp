@@ -18,13 +18,6 @@ bool is_done(const Event& event) {
     return std::all_of(event.tickets.begin(), event.tickets.end(), [](const Ticket& t) { return t.done(); });
 }
 
-/// What is done when the event is.
-std::vector<Ticket> known_by(const Event& event) {
-    auto known = event.tickets;
-    for (const auto& [timeline, number] : event.waited) known.push_back({timeline, number});
-    return known;
-}
-
 void forget_capture(Event& event) {
     event.captured = false;
     event.capture.reset();
@@ -53,7 +46,6 @@ CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream
     forget_capture(*event);
     event->stamp = stamp;
     event->tickets = {std::move(ticket)};
-    event->waited = stream->waited;
     return CUDA_SUCCESS;
 }
 
@@ -116,9 +108,8 @@ SIM_ENTRY(safe, 2000) cuEventSynchronize(CUevent handle) {
     return call_with_event(
         Entry::cuEventSynchronize, handle, [](Call& c, const Context& context, const Event& event) {
             if (const auto refusal = refuse_during_capture(c.driver); refusal != CUDA_SUCCESS) return refusal;
-            const auto known = known_by(event);
             const auto status = wait_for(c, context, std::vector<Ticket>(event.tickets));
-            if (status == CUDA_SUCCESS) synchronize_pools(c.driver, known);
+            if (status == CUDA_SUCCESS) synchronize_pools(c.driver);
             return status;
         });
 }
@@ -149,10 +140,6 @@ SIM_ENTRY(queued, 3020) cuStreamWaitEvent(CUstream stream_handle, CUevent event_
             return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
         }
         enqueue(*stream, event->tickets, nullptr);
-        for (const auto& ticket : known_by(*event)) {
-            auto& number = stream->waited[ticket.timeline];
-            number = std::max(number, ticket.number);
-        }
         return CUDA_SUCCESS;
     });
 }

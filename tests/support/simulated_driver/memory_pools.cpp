@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Memory pools: cuMemPool* and the pools of a device. The blocks in them are pool_arena.cpp's.
+// Memory pools: cuMemPool* and the pools of a device. The blocks in them are pool_blocks.cpp's.
 
 #include "support/simulated_driver/memory_pools.hpp"
 
-#include "base/units.hpp"
 #include "support/simulated_driver/entry.hpp"
 
 namespace gpu_sleep::sim {
@@ -104,8 +103,7 @@ SIM_ENTRY(safe, 11020) cuMemPoolCreate(CUmemoryPool* handle, const CUmemPoolProp
         const auto pool = std::make_shared<MemoryPool>();
         pool->device = properties->location.id;
         pool->handle_types = properties->handleTypes;
-        if (properties->maxSize != 0)
-            pool->most_bytes = gpu_sleep::round_up(properties->maxSize, k_pool_chunk);
+        if (properties->maxSize != 0) pool->most_bytes = properties->maxSize;
         pool->handle = c.driver.memory_pools.insert(pool);
         *handle = pool->handle;
         return CUDA_SUCCESS;
@@ -120,8 +118,7 @@ SIM_ENTRY(safe, 11020) cuMemPoolDestroy(CUmemoryPool handle) {
         if (pool == default_pool) return CUDA_ERROR_INVALID_VALUE;
         // What is still allocated goes when it is freed.
         c.driver.memory_pools.remove(handle);
-        synchronize_all_pools(c.driver);
-        trim(c.driver, *pool, 0);
+        synchronize_pools(c.driver);
         auto& current = c.driver.current_pools[static_cast<std::size_t>(pool->device)];
         if (current == pool) current = default_pool;
         return CUDA_SUCCESS;
@@ -163,14 +160,7 @@ cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* descriptions, std
         }
         for (std::size_t i = 0; i < count; ++i)
             pool.access[descriptions[i].location.id] = descriptions[i].flags;
-        for (const auto chunk : pool.chunks) {
-            for (const auto& [device, flags] : pool.access) {
-                const auto status = c.driver.space.set_access(chunk, c.driver.space.find(chunk)->bytes,
-                                                              std::uint32_t{1} << device, flags);
-                if (status != CUDA_SUCCESS) return status;
-            }
-        }
-        return CUDA_SUCCESS;
+        return grant_access(c.driver, pool);
     });
 }
 

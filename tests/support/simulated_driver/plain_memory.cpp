@@ -70,11 +70,6 @@ bool find(const Driver& driver, CUdeviceptr address, Found& found) {
     if (const auto* mapping = driver.space.find(address)) {
         if (is_within_graph(driver, mapping->begin)) return false;
         found = {mapping->begin, mapping->bytes, mapping, nullptr, mapping->memory->device(), mapping->since};
-        if (mapping->origin == Origin::pool && !driver.graph_memory.contains(mapping->begin)) {
-            const auto after = driver.blocks.upper_bound(address);
-            if (after == driver.blocks.begin()) return false;
-            found.begin = std::prev(after)->first;
-        }
         return add_allocation(driver, found) && address - found.begin < found.bytes;
     }
     const auto* range = driver.host.find(address);

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -45,9 +44,6 @@ struct Ticket {
     }
     [[nodiscard]] bool done() const { return !timeline || timeline->reached(number); }
 };
-
-/// How far other streams are known to be.
-using Reached = std::map<std::shared_ptr<Timeline>, std::uint64_t>;
 
 /// A queue of work and its thread, which starts with the first work. Submitted to under the driver's lock, so
 /// that all streams agree on the order of submission; the thread holds no lock while it runs work.
@@ -87,10 +83,8 @@ public:
     [[nodiscard]] int priority() const noexcept { return priority_; }
     [[nodiscard]] bool blocks_legacy() const noexcept { return kind_ == Kind::blocking; }
 
-    Context& context; ///< outlives the stream's work
-    std::shared_ptr<Capture>
-        capture;    ///< the capture that this stream is part of; guarded by the driver's lock
-    Reached waited; ///< what later work of it comes after; guarded by the driver's lock
+    Context& context;                 ///< outlives the stream's work
+    std::shared_ptr<Capture> capture; ///< that this stream is part of; guarded by the driver's lock
 
 private:
     struct Item {

@@ -41,7 +41,7 @@ CUresult allocate(Call& c, const std::shared_ptr<Stream>& stream, const std::sha
         const auto owner = find_context(c.driver, stream->context.handle);
         status = wait_for(c, *owner, all_work(*owner));
         if (status == CUDA_SUCCESS) {
-            synchronize_all_pools(c.driver);
+            synchronize_pools(c.driver);
             c.driver.memory_pools.for_each([&](CUmemoryPool, MemoryPool& other) {
                 if (other.device == pool->device) trim(c.driver, other, 0);
             });
