@@ -4,7 +4,7 @@
 
 #include "intercepted/arrays.hpp"
 #include "hooks/driver_table.hpp"
-#include "intercepted/residual.hpp"
+#include "intercepted/residents.hpp"
 
 namespace gpu_sleep::hooks::own {
 

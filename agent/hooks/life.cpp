@@ -7,6 +7,7 @@
 #include "intercepted/contexts.hpp"
 #include "intercepted/peers.hpp"
 #include "intercepted/pools.hpp"
+#include "intercepted/streams.hpp"
 #include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 

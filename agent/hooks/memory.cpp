@@ -10,7 +10,7 @@
 #include "intercepted/plain.hpp"
 #include "intercepted/pool_figures.hpp"
 #include "intercepted/pools.hpp"
-#include "intercepted/residual.hpp"
+#include "intercepted/residents.hpp"
 #include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 

@@ -6,7 +6,7 @@
 #include "intercepted/handles.hpp"
 #include "intercepted/mappings.hpp"
 #include "intercepted/must_stay.hpp"
-#include "intercepted/residual.hpp"
+#include "intercepted/residents.hpp"
 #include "life/start.hpp"
 
 #include <functional>

@@ -4,7 +4,7 @@
 
 #include "intercepted/arrays.hpp"
 
-#include "intercepted/residual.hpp"
+#include "intercepted/residents.hpp"
 #include <algorithm>
 
 namespace gpu_sleep::agent::intercepted {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Graph captures under way, as the program begins and ends them.
+// The list of graph captures under way.
 
 #include "intercepted/captures.hpp"
 
 #include "base/immortal.hpp"
+#include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
-#include "intercepted/plain.hpp"
-#include "intercepted/state.hpp"
 #include "intercepted/taken.hpp"
 
 #include <algorithm>
@@ -21,9 +20,6 @@
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
-
-/// The context and the thread count for per-thread streams only: all others have handles of their own.
-using CaptureKey = std::tuple<CUstream, CUcontext, std::uint64_t>;
 
 struct Capture {
     std::uint64_t number = 0; ///< never used twice
@@ -70,36 +66,6 @@ Taken to_put_back(std::map<CaptureKey, Capture> taken) {
     return {[] {}, std::move(stays)};
 }
 
-/// Its address tells threads apart. A thread's default streams end with it, and so do their captures.
-struct ThreadMark {
-    ~ThreadMark() {
-        ignoring_errors([&] {
-            const auto is_mine = [&](const CaptureKey& key, const Capture&) {
-                return std::get<2>(key) == number();
-            };
-            if (!take_captures(is_mine).empty()) free_waiting();
-        });
-    }
-    [[nodiscard]] std::uint64_t number() const noexcept { return reinterpret_cast<std::uint64_t>(this); }
-};
-
-std::uint64_t this_thread() noexcept {
-    static thread_local ThreadMark s_mark;
-    return s_mark.number();
-}
-
-CaptureKey capture_key(CUstream stream, bool per_thread, CUcontext context) noexcept {
-    const bool is_threads_own = stream == CU_STREAM_PER_THREAD || (stream == nullptr && per_thread);
-    return is_threads_own ? CaptureKey(CU_STREAM_PER_THREAD, context, this_thread())
-                          : CaptureKey(stream, nullptr, 0);
-}
-
-/// The stream's context; null before the agent runs.
-CUcontext known_context_of(CUstream stream) noexcept {
-    const auto with = memory();
-    return with ? context_of(*with, stream) : nullptr;
-}
-
 } // namespace
 
 std::shared_mutex& capture_order() noexcept {
@@ -107,56 +73,31 @@ std::shared_mutex& capture_order() noexcept {
     return *s_order;
 }
 
-std::uint64_t capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept {
-    std::uint64_t number = 0;
-    ignoring_errors([&] {
-        const std::unique_lock order(capture_order());
-        auto* const context = known_context_of(stream);
-        auto& all = Captures::instance();
-        const MutexLock lock(all.mutex);
-        auto [place, is_new] = all.open.try_emplace(capture_key(stream, per_thread, context));
-        // One that is there already, and goes on, must not be taken for this one.
-        place->second = {++all.last_number, context, gate::t_seat, any_may_end};
-        if (is_new) number = all.last_number;
-        all.count = static_cast<unsigned>(all.open.size());
-    });
-    return number;
+std::uint64_t note_capture(const CaptureKey& key, CUcontext context, bool any_may_end) {
+    auto& all = Captures::instance();
+    const MutexLock lock(all.mutex);
+    auto [place, is_new] = all.open.try_emplace(key);
+    // One that is there already, and goes on, must not be taken for this one.
+    place->second = {++all.last_number, context, gate::t_seat, any_may_end};
+    all.count = static_cast<unsigned>(all.open.size());
+    return is_new ? all.last_number : 0;
 }
 
-void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept {
-    ignoring_errors([&] {
-        if (number == 0) return;
-        const auto key = capture_key(stream, per_thread, known_context_of(stream));
-        take_captures([&](const CaptureKey& k, const Capture& c) { return k == key && c.number == number; });
-        free_waiting();
-    });
+std::uint64_t capture_in(const CaptureKey& key) {
+    auto& all = Captures::instance();
+    const MutexLock lock(all.mutex);
+    const auto found = all.open.find(key);
+    return found == all.open.end() ? 0 : found->second.number;
 }
 
-std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept {
-    std::uint64_t number = 0;
-    ignoring_errors([&] {
-        const auto key = capture_key(stream, per_thread, known_context_of(stream));
-        auto& all = Captures::instance();
-        const MutexLock lock(all.mutex);
-        const auto found = all.open.find(key);
-        if (found != all.open.end()) number = found->second.number;
-    });
-    return number;
+void forget_capture(const CaptureKey& key, std::uint64_t number) {
+    take_captures([&](const CaptureKey& k, const Capture& c) { return k == key && c.number == number; });
 }
 
-void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept {
-    ignoring_errors([&] {
-        // A broken capture is over too, and one that the wrong thread was to end, but not one that the wrong
-        // stream was.
-        if (const auto with = memory(); with && status != CUDA_SUCCESS) {
-            auto state = CU_STREAM_CAPTURE_STATUS_NONE;
-            auto* const handle = !stream && per_thread ? CU_STREAM_PER_THREAD : stream;
-            if (with->api().cuStreamIsCapturing(handle, &state) == CUDA_SUCCESS &&
-                state != CU_STREAM_CAPTURE_STATUS_NONE)
-                return;
-        }
-        capture_failed(stream, per_thread, number);
-    });
+bool forget_captures_of_thread(std::uint64_t thread) {
+    return !take_captures([=](const CaptureKey& key, const Capture&) {
+                return std::get<2>(key) == thread;
+            }).empty();
 }
 
 Taken take_captures_of(CUstream stream) {

@@ -14,17 +14,24 @@
 #include <optional>
 #include <shared_mutex>
 #include <span>
+#include <tuple>
 #include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 
-/// Before the driver begins a capture, which this thread alone may end or any; returns its number, for
-/// capture_failed() if it did not.
-[[nodiscard]] std::uint64_t capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept;
-void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept;
-/// The number of the stream's capture before the driver ends it, for capture_ended(); 0 without one.
-[[nodiscard]] std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept;
-void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept;
+/// A stream in which something is captured. The context and the thread count for per-thread streams only: all
+/// others have handles of their own.
+using CaptureKey = std::tuple<CUstream, CUcontext, std::uint64_t>;
+
+/// Notes a capture, which the calling thread alone may end or any, before it begins. Returns its number,
+/// which is never used twice; 0 if the stream has one already, which goes on.
+[[nodiscard]] std::uint64_t note_capture(const CaptureKey& key, CUcontext context, bool any_may_end);
+/// The number of the stream's capture; 0 without one.
+[[nodiscard]] std::uint64_t capture_in(const CaptureKey& key);
+/// The capture is over.
+void forget_capture(const CaptureKey& key, std::uint64_t number);
+/// The thread is over, and the captures in its own streams with it. Whether there were any.
+[[nodiscard]] bool forget_captures_of_thread(std::uint64_t thread);
 [[nodiscard]] unsigned captures_open() noexcept;
 /// Whether one is open that the calling thread began.
 [[nodiscard]] bool has_capture_open() noexcept;

@@ -12,13 +12,12 @@
 #include "intercepted/handles.hpp"
 #include "intercepted/left.hpp"
 #include "intercepted/objects.hpp"
-#include "intercepted/plain.hpp"
-#include "intercepted/residual.hpp"
+#include "intercepted/own_contexts.hpp"
+#include "intercepted/residents.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/taken.hpp"
 #include "intercepted/trimming.hpp"
-
-#include "base/immortal.hpp"
+#include "intercepted/waiting_frees.hpp"
 
 #include <map>
 #include <mutex>
@@ -26,43 +25,6 @@
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
-
-struct Green {
-    CUcontext context = nullptr; ///< null where the driver did not say
-    CUcontext primary = nullptr;
-    CUdevice device = 0;
-};
-
-/// The contexts that the program made, and the primary ones that it holds.
-struct OwnContexts {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::map<CUcontext, int> contexts GPU_SLEEP_GUARDED_BY(mutex); ///< and their devices
-    /// How often the program holds each, by green ones too. A reset changes nothing of that.
-    std::map<CUdevice, unsigned> primaries GPU_SLEEP_GUARDED_BY(mutex);
-    std::map<CUgreenCtx, Green> greens GPU_SLEEP_GUARDED_BY(mutex);
-    static OwnContexts& instance() {
-        static Immortal<OwnContexts> s_own;
-        return *s_own;
-    }
-};
-
-/// Which primary context a device has: a later one may get the same handle.
-struct Primary {
-    CUcontext context = nullptr; ///< null: none is active
-    unsigned long long id = 0;
-    friend bool operator==(const Primary&, const Primary&) = default;
-};
-
-Primary primary_of(const driver::Api& api, CUdevice device) {
-    unsigned flags = 0;
-    int is_active = 0;
-    if (api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active) return {};
-    const auto held = driver::PrimaryContext::retain(api, device);
-    if (!held) return {};
-    Primary primary{held->get(), 0};
-    if (api.cuCtxGetId) api.cuCtxGetId(primary.context, &primary.id);
-    return primary;
-}
 
 /// Everything that is known of a context, out of the books while it may go.
 class Departure {
@@ -237,14 +199,6 @@ CUresult detach_context(CUcontext context, const std::function<CUresult()>& deta
     });
 }
 
-CUcontext owner_of_memory_in(CUcontext context) {
-    auto& own = OwnContexts::instance();
-    const MutexLock lock(own.mutex);
-    for (const auto& [handle, green] : own.greens)
-        if (context && green.context == context) return green.primary;
-    return context;
-}
-
 CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std::function<CUresult()>& make,
                             const std::function<CUresult(CUcontext*)>& convert) noexcept {
     const std::shared_lock contexts(contexts_mutex());
@@ -345,52 +299,6 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
     }();
     free_waiting();
     return status;
-}
-
-bool holds_primary(int device) {
-    auto& own = OwnContexts::instance();
-    const MutexLock lock(own.mutex);
-    const auto held = own.primaries.find(device);
-    return held != own.primaries.end() && held->second != 0;
-}
-
-std::vector<CUcontext> own_contexts_of(int device) {
-    auto& own = OwnContexts::instance();
-    const MutexLock lock(own.mutex);
-    std::vector<CUcontext> contexts;
-    for (const auto& [context, its_device] : own.contexts)
-        if (its_device == device) contexts.push_back(context);
-    return contexts;
-}
-
-bool enter_primary_context() noexcept {
-    bool has_entered = false;
-    ignoring_errors([&] {
-        const auto with = memory();
-        // Whoever ends a context may wait for work that needs what our caller holds.
-        const std::shared_lock contexts(contexts_mutex(), std::try_to_lock);
-        if (!with || !contexts) return;
-        const auto enter = [&](int device) {
-            const auto primary = primary_of(with->api(), device);
-            return primary.context && with->api().cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
-        };
-        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
-            has_entered = holds_primary(device) && enter(device);
-        // What a program that is not intercepted holds is not in the books.
-        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
-            has_entered = enter(device);
-    });
-    return has_entered;
-}
-
-std::vector<CUcontext> own_contexts() noexcept {
-    std::vector<CUcontext> contexts;
-    ignoring_errors([&] {
-        auto& own = OwnContexts::instance();
-        const MutexLock lock(own.mutex);
-        for (const auto& [context, device] : own.contexts) contexts.push_back(context);
-    });
-    return contexts;
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -7,7 +7,6 @@
 #include <cuda.h>
 
 #include <functional>
-#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -29,16 +28,5 @@ CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>
 /// The same as end_context() for cuDevicePrimaryCtxRelease and cuDevicePrimaryCtxReset.
 CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept;
 CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept;
-[[nodiscard]] std::vector<CUcontext> own_contexts() noexcept;
-/// Makes a primary context that is in use current on the calling thread, which is ours and ends soon:
-/// what the runtime is asked there would make one on the first device otherwise, for good. Never waits. False
-/// where there is none, or one ends just now.
-[[nodiscard]] bool enter_primary_context() noexcept;
-/// The program's own contexts of the device. They live as long as the caller holds contexts_mutex().
-[[nodiscard]] std::vector<CUcontext> own_contexts_of(int device);
-/// The context whose end takes what is allocated in `context`: the primary one of a green one, else itself.
-[[nodiscard]] CUcontext owner_of_memory_in(CUcontext context);
-/// Whether the program holds the device's primary context, so that its end is seen.
-[[nodiscard]] bool holds_primary(int device);
 
 } // namespace gpu_sleep::agent::intercepted

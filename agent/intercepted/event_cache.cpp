@@ -8,7 +8,6 @@
 #include "base/immortal.hpp"
 #include "base/thread_safety.hpp"
 #include "driver/context.hpp"
-#include "intercepted/handles.hpp"
 
 #include <utility>
 

@@ -9,9 +9,9 @@
 #include "intercepted/allocations.hpp"
 #include "intercepted/answer.hpp"
 #include "intercepted/handle_table.hpp"
-#include "intercepted/plain.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/trimming.hpp"
+#include "intercepted/waiting_frees.hpp"
 
 #include <iterator>
 

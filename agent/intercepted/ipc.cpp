@@ -11,9 +11,9 @@
 #include "intercepted/answer.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/contexts_lock.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/plain.hpp"
-#include "intercepted/residual.hpp"
+#include "intercepted/residents.hpp"
 #include "intercepted/state.hpp"
 
 #include "base/immortal.hpp"

@@ -9,9 +9,8 @@
 #include "base/immortal.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/answer.hpp"
-#include "intercepted/plain.hpp"
 #include "intercepted/pool_figures.hpp"
-#include "intercepted/residual.hpp"
+#include "intercepted/residents.hpp"
 #include "intercepted/taken.hpp"
 
 #include <array>

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "intercepted/answer.hpp"
-#include "intercepted/residual.hpp"
+#include "intercepted/residents.hpp"
 #include "intercepted/taken.hpp"
 
 #include <cuda.h>

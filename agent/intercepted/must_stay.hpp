@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "intercepted/residual.hpp"
+#include "intercepted/residents.hpp"
 
 #include <cuda.h>
 

@@ -9,8 +9,8 @@
 #include "driver/drain.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/contexts.hpp"
 #include "intercepted/contexts_lock.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "intercepted/state.hpp"
 
 #include <algorithm>

@@ -8,7 +8,7 @@
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
 #include "intercepted/allocations.hpp"
-#include "intercepted/contexts.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "intercepted/state.hpp"
 
 #include "base/immortal.hpp"

@@ -10,14 +10,14 @@
 #include "intercepted/allocations.hpp"
 #include "intercepted/answer.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/contexts.hpp"
-#include "intercepted/plain.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "intercepted/pool_figures.hpp"
 #include "intercepted/rules.hpp"
 #include "intercepted/spares.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/taken.hpp"
 #include "intercepted/trimming.hpp"
+#include "intercepted/waiting_frees.hpp"
 
 #include <algorithm>
 
@@ -299,22 +299,6 @@ void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* va
             note_peaks(memory, *pool);
         }
     });
-}
-
-CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {
-    Taken captures;
-    ignoring_errors([&] {
-        captures = take_captures_of(stream);
-        forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
-    });
-    const auto status = destroy();
-    if (status == CUDA_SUCCESS) {
-        synchronized(); // as the driver's pools have it
-        free_waiting();
-    } else if (captures.stays) {
-        ignoring_errors(captures.stays);
-    }
-    return status;
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -24,8 +24,5 @@ void pool_trimmed(CUmemoryPool pool, std::size_t keep) noexcept;
 /// After the driver set an attribute: the threshold, a switch, or a peak that begins anew.
 void pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, const void* value) noexcept;
 void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) noexcept;
-/// Runs the driver's cuStreamDestroy with the stream out of the books, for another may get its handle at
-/// once.
-CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

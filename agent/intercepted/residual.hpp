@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Memory that stays with the driver, and why.
+// What of the program's memory stays on the GPU while it sleeps, and why: the sum of what all parts know.
 
 #pragma once
 
-#include "base/units.hpp"
-#include "intercepted/taken.hpp"
+#include "intercepted/residents.hpp"
 
-#include <cuda.h>
-
-#include <cstddef>
-#include <cstdint>
 #include <vector>
 
 namespace gpu_sleep::agent {
@@ -19,41 +14,7 @@ class LockedMemory;
 
 namespace gpu_sleep::agent::intercepted {
 
-/// Reasons that decide what else can be done with the process.
-inline constexpr char k_of_another_process[] = "it belongs to another process";
-inline constexpr char k_exported[] = "shared with others";
-inline constexpr char k_in_multicast_group[] = "bound to a multicast group";
-
-/// One kind of memory that stays, on one device.
-struct Residual {
-    const char* kind;
-    int device;
-    Bytes bytes;
-    std::uint64_t count;
-    const char* reason;
-};
-
-void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept;
-void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept;
-void forget_residual(CUdeviceptr address) noexcept;
-/// The driver gave out a handle that is none of ours, or one more reference to it; or is about to take one
-/// back.
-void handle_taken(CUmemGenericAllocationHandle handle) noexcept;
-void handle_released(CUmemGenericAllocationHandle handle) noexcept;
-/// The memory of such a handle is shared with other processes: `how` is k_exported or k_of_another_process.
-void handle_shared(CUmemGenericAllocationHandle handle, const char* how) noexcept;
-/// The driver mapped memory behind a handle that is none of ours, or unmapped whatever was there.
-void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept;
-void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept;
+/// A row for each kind, device and reason. Thins where memory is short.
 [[nodiscard]] std::vector<Residual> residual(const LockedMemory& locked) noexcept;
-/// Takes out what the context has of managed memory and arrays, to be counted.
-[[nodiscard]] Taken take_managed_of(CUcontext context);
-/// Adds `row` to the one of its kind, device and reason.
-void add_to_sum(std::vector<Residual>& sums, const Residual& row);
-/// Memory of the current context that the driver keeps to itself, until forget_residual() or the context's
-/// end.
-void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept;
-/// What the driver holds for the memory nodes of graphs.
-void add_graph_memory(std::vector<Residual>& rows);
 
 } // namespace gpu_sleep::agent::intercepted

@@ -7,8 +7,8 @@
 #include "base/units.hpp"
 #include "driver/context.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/contexts.hpp"
 #include "intercepted/contexts_lock.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "intercepted/pending_work.hpp"
 
 #include <mutex>

@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
 #include "common/lock_order.hpp"
-#include "intercepted/contexts.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "python/functions.hpp"
 #include "torch/torch_cache.hpp"
 
