@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What making contents smaller costs a core, by kind of weight: our chunks, plain zstd at level 1, and
-// copying. "size" is the part of the contents that is stored.
+// What making contents smaller costs a core, by kind of weight: our chunks, and plain zstd at level 1.
+// "size" is the part of the contents that is stored.
 
-#include "base/checksum.hpp"
 #include "codec/chunk.hpp"
 #include "support/weights.hpp"
 
@@ -11,8 +10,6 @@
 #ifdef GPU_SLEEP_HAVE_ZSTD
 #include <zstd.h>
 #endif
-
-#include <cstring>
 
 namespace {
 
@@ -32,22 +29,6 @@ const ByteVector& contents(Kind kind) {
 void finish(benchmark::State& state, std::size_t stored) {
     state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(k_bytes));
     state.counters["size"] = static_cast<double>(stored) / static_cast<double>(k_bytes);
-}
-
-void copy(benchmark::State& state, Kind kind) {
-    const auto& content = contents(kind);
-    ByteVector out(k_bytes);
-    for (auto _ : state) {
-        std::memcpy(out.data(), content.data(), k_bytes);
-        benchmark::ClobberMemory();
-    }
-    finish(state, k_bytes);
-}
-
-void checksum(benchmark::State& state, Kind kind) {
-    const auto& content = contents(kind);
-    for (auto _ : state) benchmark::DoNotOptimize(xxh64(content));
-    finish(state, k_bytes);
 }
 
 void encode(benchmark::State& state, Kind kind) {
@@ -105,8 +86,6 @@ void zstd_decode(benchmark::State& state, Kind kind) {
     BENCHMARK_CAPTURE(decode, kind, Kind::kind);                                                             \
     GPU_SLEEP_ZSTD_BENCHMARKS(kind)
 
-BENCHMARK_CAPTURE(copy, random, Kind::random);
-BENCHMARK_CAPTURE(checksum, random, Kind::random);
 GPU_SLEEP_BENCHMARKS(bf16);
 GPU_SLEEP_BENCHMARKS(e4m3);
 GPU_SLEEP_BENCHMARKS(fp32);

@@ -31,11 +31,6 @@ Json to_value(const Figure& figure) {
         value["limit"] = *figure.limit;
         value["ratio_to_limit"] = figure.value() / *figure.limit;
     }
-    if (figure.point) {
-        value["series"] = figure.point->series;
-        value["axis"] = figure.point->axis;
-        value["at"] = figure.point->at;
-    }
     return value;
 }
 
@@ -45,20 +40,14 @@ Json to_value(const Breakdown& breakdown) {
     return value;
 }
 
-/// For each operation its seconds, and those of each part with their share of the whole.
 std::string list_of(const std::vector<Breakdown>& breakdowns) {
-    constexpr double k_least_percent = 0.1; // less is noise
-    std::string text = "Where the time goes: seconds of all threads together, and their share of the whole\n";
+    std::string text =
+        "Where the time goes: seconds of the whole, and of all threads together at each step\n";
     for (const auto& [name, whole, parts] : breakdowns) {
-        text += fmt::format("{:<56} {:>8.4f} s\n", name, whole);
-        std::string line;
-        for (const auto& [part, seconds] : parts) {
-            const auto percent = 100 * seconds / whole;
-            if (percent >= k_least_percent)
-                line += fmt::format("{} {} {:.4f} s ({:.1f} %)", line.empty() ? "   " : ",", part, seconds,
-                                    percent);
-        }
-        if (!line.empty()) text += line + '\n';
+        text += fmt::format("{:<56} {:>8.4f}:", name, whole);
+        for (const auto& [part, seconds] : parts)
+            if (seconds > whole / 1000) text += fmt::format(" {} {:.4f}", part, seconds); // less is noise
+        text += '\n';
     }
     return text;
 }

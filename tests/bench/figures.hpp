@@ -17,13 +17,6 @@ namespace gpu_sleep::bench {
 /// The middle of `samples`, of which there is at least one.
 [[nodiscard]] double median(std::vector<double> samples);
 
-/// Where a figure stands in a plot: `series` is measured over `axis`, such as "GiB".
-struct Point {
-    std::string series;
-    std::string axis;
-    double at = 0;
-};
-
 /// One measured quantity. All numbers are in `unit`.
 struct Figure {
     std::string name;
@@ -31,7 +24,6 @@ struct Figure {
     std::vector<double> samples;  ///< at least one
     std::optional<double> target; ///< the most that the value may be
     std::optional<double> limit;  ///< what the hardware makes of the same work, measured in the same run
-    std::optional<Point> point{};
 
     [[nodiscard]] double value() const { return median(samples); }
     [[nodiscard]] bool is_met() const { return !target || value() <= *target; }

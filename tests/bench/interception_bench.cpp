@@ -14,10 +14,13 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 using namespace gpu_sleep;
@@ -27,7 +30,6 @@ namespace {
 struct Options {
     std::string json;
     unsigned repeats = 7;
-    unsigned threads = 16;
     bool check = false;
 };
 
@@ -42,107 +44,91 @@ struct Calls {
 
     explicit Calls(SymbolLookup look_up) {
         void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW);
-        find(look_up, driver, launch, "cuLaunchKernel");
-        find(look_up, driver, synchronize, "cuStreamSynchronize");
-        find(look_up, driver, allocate, "cuMemAlloc_v2");
-        find(look_up, driver, free, "cuMemFree_v2");
-        find(look_up, driver, allocate_async, "cuMemAllocAsync");
-        find(look_up, driver, free_async, "cuMemFreeAsync");
-    }
-
-private:
-    template <class Function>
-    static void find(SymbolLookup look_up, void* driver, Function& function, const char* symbol) {
-        function = reinterpret_cast<Function>(look_up(driver, symbol));
+        const auto find = [&](auto& function, const char* symbol) {
+            function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(look_up(driver, symbol));
+        };
+        find(launch, "cuLaunchKernel");
+        find(synchronize, "cuStreamSynchronize");
+        find(allocate, "cuMemAlloc_v2");
+        find(free, "cuMemFree_v2");
+        find(allocate_async, "cuMemAllocAsync");
+        find(free_async, "cuMemFreeAsync");
     }
 };
 
-/// Seconds for each of `count` calls of `work`, on each of `threads` threads at once.
-double seconds_each(unsigned threads, std::size_t count, const std::function<void(std::size_t)>& work) {
-    std::vector<double> seconds(threads);
-    const auto run = [&](unsigned index) {
-        const auto start = Clock::now();
-        work(count);
-        seconds[index] =
-            std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(count);
-    };
-    std::vector<std::thread> others;
-    for (unsigned i = 1; i < threads; ++i) others.emplace_back(run, i);
-    run(0);
-    for (auto& other : others) other.join();
-    return bench::median(seconds);
-}
-
-std::vector<double> sampled(unsigned repeats, double scale, const std::function<double()>& measure) {
-    static_cast<void>(measure()); // the first finds cold caches and makes what is made once
+/// `scale` seconds for each of `count` calls of `work`, on each of `threads` threads at once, once for each
+/// repeat.
+std::vector<double> sampled(unsigned repeats, double scale, unsigned threads, std::size_t count,
+                            const std::function<void(std::size_t)>& work) {
     std::vector<double> samples;
-    for (unsigned i = 0; i < repeats; ++i) samples.push_back(measure() * scale);
+    for (unsigned i = 0; i <= repeats; ++i) {
+        std::vector<double> seconds(threads);
+        const auto run = [&](unsigned index) {
+            const auto start = Clock::now();
+            work(count);
+            seconds[index] = seconds_since(start);
+        };
+        std::vector<std::thread> others;
+        for (unsigned j = 1; j < threads; ++j) others.emplace_back(run, j);
+        run(0);
+        for (auto& other : others) other.join();
+        // The first finds cold caches and makes what is made once.
+        if (i > 0) samples.push_back(bench::median(seconds) * scale / static_cast<double>(count));
+    }
     return samples;
 }
 
 void add_passages(bench::Figures& figures, const Options& options) {
     constexpr std::size_t k_passages = 2'000'000;
+    constexpr double k_ns = 1e9;
     const auto pass = [](std::size_t count) {
         for (std::size_t i = 0; i < count; ++i) {
             const gate::Passage passage(gate::Touch::submits, "cuLaunchKernel");
             asm volatile("" : : "r"(&passage) : "memory");
         }
     };
-    constexpr double k_ns = 1e9;
-    constexpr double k_target_alone = 8;
-    constexpr double k_target_together = 12;
-    figures.add({"one passage, 1 thread",
-                 "ns",
-                 sampled(options.repeats, k_ns, [&] { return seconds_each(1, k_passages, pass); }),
-                 k_target_alone,
-                 {}});
+    const auto add = [&](const std::string& name, unsigned threads, double target) {
+        figures.add({name, "ns", sampled(options.repeats, k_ns, threads, k_passages, pass), target, {}});
+    };
+    add("one passage, 1 thread", 1, 8);
     // With more threads than cores some wait for a core, not for the gate.
-    const auto threads = std::min(options.threads, std::max(1U, std::thread::hardware_concurrency()));
-    figures.add({fmt::format("one passage, {} threads at once", threads),
-                 "ns",
-                 sampled(options.repeats, k_ns, [&] { return seconds_each(threads, k_passages, pass); }),
-                 k_target_together,
-                 {}});
+    const auto threads = std::clamp(std::thread::hardware_concurrency(), 1U, 16U);
+    add(fmt::format("one passage, {} threads at once", threads), threads, 12);
 }
 
 /// Launches of a kernel that finds nothing to do.
-double measure_launches(const Calls& calls, CUfunction kernel) {
-    constexpr std::size_t k_launches = 500; // fewer than the driver queues
-    return seconds_each(1, k_launches, [&](std::size_t count) {
-        void* no_blocks = nullptr;
-        std::uint64_t none = 0;
-        driver::FingerprintKey key{};
-        void* arguments[] = {static_cast<void*>(&no_blocks), static_cast<void*>(&no_blocks), &none, &key};
-        for (std::size_t i = 0; i < count; ++i)
-            calls.launch(kernel, 1, 1, 1, 32, 1, 1, 0, nullptr, arguments, nullptr);
-        calls.synchronize(nullptr);
-    });
+void launch(const Calls& calls, CUfunction kernel, std::size_t count) {
+    void* no_blocks = nullptr;
+    std::uint64_t none = 0;
+    driver::FingerprintKey key{};
+    void* arguments[] = {static_cast<void*>(&no_blocks), static_cast<void*>(&no_blocks), &none, &key};
+    for (std::size_t i = 0; i < count; ++i)
+        calls.launch(kernel, 1, 1, 1, 32, 1, 1, 0, nullptr, arguments, nullptr);
+    calls.synchronize(nullptr);
 }
 
-double measure_allocations(const Calls& calls, std::size_t bytes, bool in_stream) {
-    constexpr std::size_t k_at_once = 16;
-    constexpr std::size_t k_rounds = 4;
-    return seconds_each(1, k_rounds * k_at_once, [&](std::size_t count) {
-        std::vector<CUdeviceptr> addresses(k_at_once);
-        for (std::size_t round = 0; round < count / k_at_once; ++round) {
-            for (auto& address : addresses)
-                in_stream ? calls.allocate_async(&address, bytes, nullptr) : calls.allocate(&address, bytes);
-            for (const auto address : addresses)
-                in_stream ? calls.free_async(address, nullptr) : calls.free(address);
-        }
-        if (in_stream) calls.synchronize(nullptr);
-    });
+void allocate_and_free(const Calls& calls, std::size_t bytes, bool in_stream, std::size_t count) {
+    std::vector<CUdeviceptr> addresses(16);
+    for (std::size_t done = 0; done < count; done += addresses.size()) {
+        for (auto& address : addresses)
+            in_stream ? calls.allocate_async(&address, bytes, nullptr) : calls.allocate(&address, bytes);
+        for (const auto address : addresses)
+            in_stream ? calls.free_async(address, nullptr) : calls.free(address);
+    }
+    if (in_stream) calls.synchronize(nullptr);
 }
 
-void add_pair(bench::Figures& figures, const std::string& name, unsigned repeats,
-              std::optional<double> most_ratio, const std::function<double(const Calls&)>& measure) {
+void add_pair(bench::Figures& figures, const std::string& name, unsigned repeats, std::size_t count,
+              std::optional<double> most_ratio, const std::function<void(const Calls&, std::size_t)>& work) {
     constexpr double k_us = 1e6;
-    const Calls intercepted(&::dlsym);
-    const Calls plain(&find_symbol);
-    const auto without = sampled(repeats, k_us, [&] { return measure(plain); });
-    const auto with = sampled(repeats, k_us, [&] { return measure(intercepted); });
-    const auto least = bench::median(without);
-    figures.add({name, "us", with, most_ratio ? std::optional(*most_ratio * least) : std::nullopt, least});
+    const auto measure = [&](SymbolLookup look_up) {
+        const Calls calls(look_up);
+        return sampled(repeats, k_us, 1, count, [&](std::size_t of) { work(calls, of); });
+    };
+    const auto without = bench::median(measure(&find_symbol));
+    const auto with = measure(&::dlsym);
+    figures.add(
+        {name, "us", with, most_ratio ? std::optional(*most_ratio * without) : std::nullopt, without});
 }
 
 Result<bench::Figures> run(const Options& options) {
@@ -168,15 +154,20 @@ Result<bench::Figures> run(const Options& options) {
     bench::Figures figures("interception_bench",
                            fmt::format("{}; the limit is of the same call without interception", name));
     add_passages(figures, options);
-    add_pair(figures, "an empty launch", options.repeats, {},
-             [&](const Calls& calls) { return measure_launches(calls, kernel); });
+    constexpr std::size_t k_launches = 500; // fewer than the driver queues
+    add_pair(figures, "an empty launch", options.repeats, k_launches, {},
+             [&](const Calls& calls, std::size_t count) { launch(calls, kernel, count); });
+    constexpr std::size_t k_allocations = 64;
     constexpr double k_most = 1.2;
+    const auto add = [&](const char* what, Bytes bytes, bool in_stream) {
+        add_pair(figures, what + format_bytes(bytes), options.repeats, k_allocations, k_most,
+                 [&](const Calls& calls, std::size_t count) {
+                     allocate_and_free(calls, bytes, in_stream, count);
+                 });
+    };
     for (const auto bytes : {Bytes{4096}, 256 * k_kib, 2 * k_mib, 20 * k_mib, 256 * k_mib})
-        add_pair(figures, fmt::format("allocate and free {}", format_bytes(bytes)), options.repeats, k_most,
-                 [&](const Calls& calls) { return measure_allocations(calls, bytes, false); });
-    for (const auto bytes : {Bytes{4096}, k_mib, 20 * k_mib})
-        add_pair(figures, fmt::format("the same in stream order, {}", format_bytes(bytes)), options.repeats,
-                 k_most, [&](const Calls& calls) { return measure_allocations(calls, bytes, true); });
+        add("allocate and free ", bytes, false);
+    for (const auto bytes : {Bytes{4096}, k_mib, 20 * k_mib}) add("the same in stream order, ", bytes, true);
     GPU_SLEEP_DRIVER_TRY(*api, cuModuleUnload, "cannot unload a kernel", module);
     return figures;
 }
@@ -187,7 +178,6 @@ int main(int argc, char** argv) {
     Options options;
     CLI::App app{"Measures what interception costs a program that is awake. Run it under gpu-run."};
     app.add_option("--repeats", options.repeats, "measurements of a kind")->check(CLI::Range(1, 1000));
-    app.add_option("--threads", options.threads, "that pass the gate at once")->check(CLI::Range(1, 1000));
     app.add_option("--json", options.json, "file for the figures");
     app.add_flag("--check", options.check, "end with 1 when a target is missed");
     CLI11_PARSE(app, argc, argv);

@@ -5,125 +5,68 @@
 
 #include "bench/sleep_cases.hpp"
 
-#include <algorithm>
+#include <vector>
 
 namespace gpu_sleep::bench {
 namespace {
 
-/// Work while awake, in seconds each.
-struct Work {
-    std::vector<double> launches;
-    std::vector<double> passes;
+/// Microseconds of a launch.
+double launch(const Bench& bench, Subject& subject) {
+    // The first launches find what has slept meanwhile: caches, and the clocks of both processors.
+    subject.launch(bench.count(100'000));
+    return 1e6 * subject.launch(bench.count(100'000));
+}
 
-    [[nodiscard]] Result<void> measure(const Bench& bench, Subject& subject) {
-        // The first launches find what has slept meanwhile: caches, and the clocks of both processors.
-        if (const auto warm = subject.launch(bench.count(100'000)); !warm) return warm.error();
-        const auto launch = subject.launch(bench.count(100'000));
-        if (!launch) return launch.error();
-        launches.push_back(*launch);
-        const auto pass = subject.read(bench.count(50));
-        if (!pass) return pass.error();
-        passes.push_back(*pass);
-        return {};
-    }
-};
-
-struct Both {
-    Subject retaining;
-    Subject forgetful;
-
-    [[nodiscard]] static Result<Both> start(const Bench& bench) {
-        auto retaining = Subject::start();
-        if (!retaining) return std::move(retaining).error();
-        auto forgetful = Subject::start({"GPU_SLEEP_RETAIN=0"});
-        if (!forgetful) return std::move(forgetful).error();
-        Both both{*std::move(retaining), *std::move(forgetful)};
-        for (auto* subject : {&both.retaining, &both.forgetful})
-            GPU_SLEEP_TRY(subject->hold("weights", k_offload, bench.scaled(large_model())));
-        return both;
-    }
-};
-
-Result<void> measure_wakes(Bench& bench, Both& both) {
-    std::vector<Timed> slept;
+void measure_wakes(Bench& bench, const Subject& retaining, const Subject& forgetful) {
+    const auto cycle = [&](const Subject& subject) {
+        bench.pause();
+        subject.sleep();
+        bench.pause();
+        return subject.wake();
+    };
+    cycle(retaining); // nothing was retained before it
     std::vector<Timed> with;
     std::vector<Timed> without;
-    for (unsigned i = 0; i < 1 + std::min(3U, bench.settings().repeats); ++i) {
-        GPU_SLEEP_TRY(bench.sleep(both.retaining, slept));
-        GPU_SLEEP_TRY(bench.wake(both.retaining, with));
-        GPU_SLEEP_TRY(bench.sleep(both.forgetful, slept));
-        GPU_SLEEP_TRY(bench.wake(both.forgetful, without));
+    for (unsigned i = 0; i < bench.settings().repeats; ++i) {
+        without.push_back(cycle(forgetful));
+        with.push_back(cycle(retaining));
     }
-    with.erase(with.begin()); // nothing was retained before it
     bench.add_times("8B model: wake, contents retained", with, {}, bench.link().to_device);
     bench.add_times("8B model: wake, nothing retained", without, {}, bench.link().to_device);
     bench.add_ratio("8B model: wake, retained / not", "8B model: wake, contents retained",
-                    "8B model: wake, nothing retained", bench.target(1.02));
-    return {};
-}
-
-/// Gives back what is retained, and waits until it is gone; the program works meanwhile.
-Result<void> give_back(const Bench& bench, Subject& subject, Work& meanwhile) {
-    std::vector<Timed> asked;
-    GPU_SLEEP_TRY(bench.sleep(subject, asked, {"--release-retained"}));
-    GPU_SLEEP_TRY(meanwhile.measure(bench, subject));
-    Result<Bytes> held = 0;
-    const bool is_gone = test::becomes_true([&] {
-        held = subject.host_bytes();
-        return !held || *held == 0;
-    });
-    if (!held) return held.error();
-    if (!is_gone) return make_error(ErrorCode::internal, "host memory is not given back: {} are held", *held);
-    return {};
-}
-
-/// How much slower one is than the other, pair by pair.
-std::vector<double> ratios(const std::vector<double>& of, const std::vector<double>& to) {
-    std::vector<double> found;
-    for (std::size_t i = 0; i < std::min(of.size(), to.size()); ++i) found.push_back(of[i] / to[i]);
-    return found;
-}
-
-Result<void> measure_work(Bench& bench, Both& both) {
-    constexpr unsigned k_pairs = 9;
-    Work retained;
-    Work without;
-    Work meanwhile;
-    for (unsigned i = 0; i < bench.count(k_pairs); ++i) {
-        const bool is_first = i % 2 == 0; // who comes second finds a warmer machine
-        if (is_first) GPU_SLEEP_TRY(retained.measure(bench, both.retaining));
-        GPU_SLEEP_TRY(without.measure(bench, both.forgetful));
-        if (!is_first) GPU_SLEEP_TRY(retained.measure(bench, both.retaining));
-    }
-    GPU_SLEEP_TRY(give_back(bench, both.retaining, meanwhile));
-    const auto add = [&](const std::string& name, const char* unit, double scale,
-                         std::vector<double> Work::*part) {
-        const auto add_one = [&](const char* what, std::vector<double> samples) {
-            for (auto& sample : samples) sample *= scale;
-            bench.figures().add({name + what, unit, std::move(samples), {}, {}});
-        };
-        add_one(": nothing retained", without.*part);
-        add_one(": contents retained", retained.*part);
-        add_one(": while they are given back", meanwhile.*part);
-        bench.figures().add(
-            {name + ": retained / not", "x", ratios(retained.*part, without.*part), bench.target(1.01), {}});
-        bench.add_ratio(name + ": while given back / not", name + ": while they are given back",
-                        name + ": nothing retained", {});
-    };
-    constexpr double k_us = 1e6;
-    constexpr double k_ms = 1e3;
-    add("awake, a launch", "us", k_us, &Work::launches);
-    add("awake, a pass over 16 GB", "ms", k_ms, &Work::passes);
-    return {};
+                    "8B model: wake, nothing retained", 1.02);
 }
 
 } // namespace
 
-Result<void> measure_retained(Bench& bench) {
-    auto both = Both::start(bench);
-    if (!both) return std::move(both).error();
-    GPU_SLEEP_TRY(measure_wakes(bench, *both));
-    return measure_work(bench, *both);
+void measure_retained(Bench& bench) {
+    const std::vector<Memory> weights{{"kept", large_model()}};
+    auto retaining = bench.start(weights);
+    auto forgetful = bench.start(weights, {"GPU_SLEEP_RETAIN=0"});
+    measure_wakes(bench, retaining, forgetful);
+    constexpr unsigned k_pairs = 9;
+    std::vector<double> retained;
+    std::vector<double> without;
+    std::vector<double> ratios; // pair by pair
+    for (unsigned i = 0; i < bench.count(k_pairs); ++i) {
+        const bool is_first = i % 2 == 0; // who comes second finds a warmer machine
+        if (is_first) retained.push_back(launch(bench, retaining));
+        without.push_back(launch(bench, forgetful));
+        if (!is_first) retained.push_back(launch(bench, retaining));
+        ratios.push_back(retained.back() / without.back());
+    }
+    bench.pause();
+    retaining.sleep({"--release-retained"});
+    const auto meanwhile = launch(bench, retaining);
+    if (!test::becomes_true([&] { return retaining.reported("host_bytes") == 0; }))
+        throw test::ProcessFailure("host memory is not given back");
+    auto& figures = bench.figures();
+    figures.add({"awake, a launch: nothing retained", "us", without, {}, {}});
+    figures.add({"awake, a launch: contents retained", "us", retained, {}, {}});
+    figures.add({"awake, a launch: while they are given back", "us", {meanwhile}, {}, {}});
+    figures.add({"awake, a launch: retained / not", "x", ratios, bench.target(1.01), {}});
+    bench.add_ratio("awake, a launch: while given back / not", "awake, a launch: while they are given back",
+                    "awake, a launch: nothing retained");
 }
 
 } // namespace gpu_sleep::bench

@@ -6,7 +6,6 @@
 
 #include "bench/figures.hpp"
 #include "bench/sleep_cases.hpp"
-#include "bench/sleep_server.hpp"
 #include "bench/subject.hpp"
 #include "store/host_memory.hpp"
 
@@ -15,11 +14,15 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 namespace {
 
@@ -73,39 +76,35 @@ Bytes warm_host(const Options& options, double scale) {
     return done.status == EXIT_SUCCESS ? most : 0;
 }
 
-Result<bench::Bench> begin(const Options& options) {
-    auto subject = bench::Subject::start(); // its context would count as memory in use later
-    if (!subject) return std::move(subject).error();
-    auto devices = subject->devices();
-    if (!devices) return std::move(devices).error();
-    const auto link = subject->link();
-    if (!link) return link.error();
+bench::Bench begin(const Options& options) {
+    bench::Subject subject; // its context would count as memory in use later
+    const auto device = subject.device();
     auto settings = options.settings;
-    if (settings.scale == 0) settings.scale = devices->is_simulated ? 0.01 : 1;
-    settings.is_judged = !devices->is_simulated && settings.scale == 1;
-    auto setting = fmt::format("{} driver, {}, sizes times {}", devices->is_simulated ? "simulated" : "real",
-                               devices->name, settings.scale);
-    return bench::Bench(settings, *link, *std::move(devices), std::move(setting));
+    if (settings.scale == 0) settings.scale = device.is_simulated ? 0.01 : 1;
+    settings.is_judged = !device.is_simulated && settings.scale == 1;
+    return {settings, subject.link(), device,
+            fmt::format("{} driver, {}, sizes times {}", device.is_simulated ? "simulated" : "real",
+                        device.name, settings.scale)};
 }
 
-Result<bench::Figures> run(const Options& options) {
+int run(const Options& options) {
     auto bench = begin(options);
-    if (!bench) return std::move(bench).error();
-    auto& figures = bench->figures();
+    auto& figures = bench.figures();
     figures.note(fmt::format("{} of host memory were touched and given back beforehand",
-                             format_bytes(warm_host(options, bench->settings().scale))));
-    figures.add({"link to host", "GB/s", {bench->link().to_host / 1e9}, {}, {}});
-    figures.add({"link to device", "GB/s", {bench->link().to_device / 1e9}, {}, {}});
+                             format_bytes(warm_host(options, bench.settings().scale))));
+    figures.add({"link to host", "GB/s", {bench.link().to_host / 1e9}, {}, {}});
+    figures.add({"link to device", "GB/s", {bench.link().to_device / 1e9}, {}, {}});
     for (const auto& each : bench::cases()) {
         if (!is_wanted(options, each.name)) continue;
         const auto start = Clock::now();
-        GPU_SLEEP_TRY(each.run(*bench));
-        fmt::print(stderr, "{}: {:.1f} s\n", each.name,
-                   std::chrono::duration<double>(Clock::now() - start).count());
+        each.run(bench);
+        fmt::print(stderr, "{}: {:.1f} s\n", each.name, seconds_since(start));
         // What is done stays, whatever becomes of the rest.
-        if (!options.json.empty()) GPU_SLEEP_TRY(figures.write_json(options.json));
+        if (const auto written = options.json.empty() ? Result<void>() : figures.write_json(options.json);
+            !written)
+            throw std::runtime_error(written.error().message);
     }
-    return std::move(figures);
+    return bench::finish(figures, options.json, options.check);
 }
 
 } // namespace
@@ -127,13 +126,14 @@ int main(int argc, char** argv) {
     app.add_flag("--serve", options.serve, "be the process that is put to sleep; of no use by hand");
     app.add_option("--touch", options.touch, "take so many bytes of host memory, and end; likewise");
     CLI11_PARSE(app, argc, argv);
-    if (options.serve) return bench::serve();
     if (options.touch != 0) return touch_host(options.touch);
     // The simulated driver's pattern in fresh memory needs a second view of it, which would count as the
     // process's.
     ::setenv("GPU_SLEEP_SIM_POISON", "0", 0);
-    const auto figures = run(options);
-    if (figures) return bench::finish(*figures, options.json, options.check);
-    std::fprintf(stderr, "sleep_bench: %s\n", figures.error().message.c_str());
-    return EXIT_FAILURE;
+    try {
+        return options.serve ? bench::serve() : run(options);
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "sleep_bench: %s\n", error.what());
+        return EXIT_FAILURE;
+    }
 }

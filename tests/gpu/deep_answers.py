@@ -13,13 +13,14 @@ when all is as it must be.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import time
+
+import gpu_commands
 
 NULL_POLLS = {"cuStreamQuery", "cuStreamQuery_ptsz", "cuStreamSynchronize", "cuStreamSynchronize_ptsz", "cuCtxSynchronize"}
 MISSING = "-1"
@@ -64,12 +65,8 @@ class Program:
         return self.read()
 
     def command(self, name, *words):
-        done = subprocess.run([self.bin / name, str(self.process.pid), *words, "--json"], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-        try:
-            return done, json.loads(done.stdout)["processes"][0]["report"]
-        except (ValueError, LookupError):
-            return done, {}
+        done, answer, _ = gpu_commands.run(self.bin.parent, name, str(self.process.pid), *words, timeout=60)
+        return done, (answer.get("processes") or [{}])[0].get("report", {})
 
     def fall_asleep(self, on_touch):
         done, _ = self.command("gpu-sleep", "--deep", "--on-touch", on_touch)

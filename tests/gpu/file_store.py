@@ -13,6 +13,7 @@ Exit status: 0 when no byte was lost and nothing stayed behind; targets that wer
 """
 
 import argparse
+import functools
 import json
 import mmap
 import os
@@ -22,6 +23,8 @@ import signal
 import subprocess
 import sys
 import time
+
+from gpu_commands import on_process
 
 GIB = 1 << 30
 PIECE = 1 << 30
@@ -142,14 +145,7 @@ def main():
     if arguments.program:
         return program(arguments.program, arguments.gib)
 
-    def command(name, *words):
-        started = time.monotonic()
-        done = subprocess.run([os.path.join(arguments.build, "bin", name), *words, "--json"], capture_output=True,
-                              text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"{name} {' '.join(words)} ended with {done.returncode}: {done.stderr}")
-        return json.loads(done.stdout)["processes"][0], time.monotonic() - started
-
+    command = functools.partial(on_process, arguments.build)
     figures = []
     failures = 0
     for directory in arguments.dir or ["/tmp"]:

@@ -16,7 +16,8 @@ import os
 import statistics
 import subprocess
 import sys
-import time
+
+from gpu_commands import Driver, on_process
 
 GIB = 1 << 30
 BYTES_PER_PARAMETER = 2 # bf16
@@ -24,34 +25,17 @@ WORST_FIRST_TOKEN_RATIO = 1.05
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class Driver:
-    """As much of the driver API as a neighbour on the GPU needs."""
-
-    def __init__(self):
-        self.lib = ctypes.CDLL("libcuda.so.1")
-        self.context = ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
-        self.call("cuCtxSetCurrent", self.context)
-
-    def call(self, name, *arguments):
-        status = getattr(self.lib, name)(*arguments)
-        if status != 0:
-            raise RuntimeError(f"{name} gave {status}")
-
-    def free_and_used(self):
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        return free.value, total.value - free.value
+class Neighbour(Driver):
+    """Somebody else on the GPU."""
 
     def used(self):
-        return self.free_and_used()[1]
+        free, total = self.free_and_total()
+        return total - free
 
     def fill(self):
         """Allocates, fills and frees all that is free but 2 GiB."""
-        size = (self.free_and_used()[0] - 2 * GIB) // GIB * GIB
-        pointer = ctypes.c_uint64()
-        self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        size = (self.free_and_total()[0] - 2 * GIB) // GIB * GIB
+        pointer = self.allocate(size)
         self.call("cuMemsetD32_v2", pointer, ctypes.c_uint(0xA5A5A5A5), ctypes.c_size_t(size // 4))
         self.call("cuCtxSynchronize")
         self.call("cuMemFree_v2", pointer)
@@ -75,17 +59,6 @@ class Server:
         return self.answer()
 
 
-def command(options, name, *arguments):
-    """Runs a command of gpu-sleep and returns its report and how long it took, from start to exit."""
-    start = time.perf_counter()
-    done = subprocess.run([os.path.join(options.build, "bin", name), *arguments, "--json"],
-                          stdout=subprocess.PIPE, text=True, check=False)
-    seconds = time.perf_counter() - start
-    if done.returncode != 0:
-        raise RuntimeError(f"{name} {' '.join(arguments)} ended with {done.returncode}: {done.stdout}")
-    return json.loads(done.stdout), seconds
-
-
 def gib(size):
     return f"{size / GIB:.2f} GiB"
 
@@ -93,11 +66,11 @@ def gib(size):
 def cycle_level_1(options, server, gpu, pid, expected, baseline):
     awake = gpu.used()
     made = server.ask("made")
-    _, slept = command(options, "gpu-sleep", pid, "--level", "1")
+    _, slept = on_process(options.build, "gpu-sleep", pid, "--level", "1")
     asleep = gpu.used()
     gpu.fill()
-    _, weights = command(options, "gpu-wake", pid, "--tags", "weights")
-    _, cache = command(options, "gpu-wake", pid, "--tags", "kv_cache")
+    _, weights = on_process(options.build, "gpu-wake", pid, "--tags", "weights")
+    _, cache = on_process(options.build, "gpu-wake", pid, "--tags", "kv_cache")
     made_asleep = server.ask("made")
     again = server.ask("generate")
     assert again["tokens"] == expected, "the tokens after waking differ"
@@ -115,11 +88,11 @@ def cycle_level_2(options, server, gpu, pid, expected):
     server.ask("save", options.weights_file)
     server.ask("refill-from", options.weights_file)
     preserved = server.ask("preserve-buffers")["preserved"]
-    _, slept = command(options, "gpu-sleep", pid, "--level", "2", "--yes")
+    _, slept = on_process(options.build, "gpu-sleep", pid, "--level", "2", "--yes")
     asleep = gpu.used()
     gpu.fill()
-    _, weights = command(options, "gpu-wake", pid, "--tags", "weights", "--timeout", "300s")
-    _, cache = command(options, "gpu-wake", pid, "--tags", "kv_cache")
+    _, weights = on_process(options.build, "gpu-wake", pid, "--tags", "weights", "--timeout", "300s")
+    _, cache = on_process(options.build, "gpu-wake", pid, "--tags", "kv_cache")
     again = server.ask("generate")
     os.remove(options.weights_file)
     assert again["tokens"] == expected, "the tokens after a level-2 sleep and a refill differ"
@@ -139,7 +112,7 @@ def main():
     server = Server(["--agent", os.path.join(options.build, "lib", "libgpu-sleep-agent.so"), "--layers",
                      str(options.layers)])
     pid = str(server.process.pid)
-    gpu = Driver()
+    gpu = Neighbour()
     runs = [server.ask("generate") for _ in range(7)]
     expected = runs[0]["tokens"]
     assert all(run["tokens"] == expected for run in runs), "the server does not repeat itself even awake"

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 
+import gpu_commands
 import program_sleeper
 import real_programs
 from real_programs import GIB, WITHOUT_PEERS, torch_program
@@ -48,35 +49,23 @@ def table(headings, rows):
 
 # What holds memory on one GPU, and obeys lines of standard input.
 
-def call(status, name):
-    if status != 0:
-        raise RuntimeError(f"{name} gave {status}")
-
-
 def hold(device, size):
     start = time.monotonic()
-    cuda = ctypes.CDLL("libcuda.so.1")
-    call(cuda.cuInit(0), "cuInit")
-    context, pieces = ctypes.c_void_p(), []
-    call(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
-    call(cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+    driver = gpu_commands.Driver(device)
     started = time.monotonic() - start
-    for _ in range(max(1, size // PIECE)):
-        address = ctypes.c_uint64()
-        call(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(PIECE)), "cuMemAlloc")
-        pieces.append(address)
+    pieces = [driver.allocate(PIECE) for _ in range(max(1, size // PIECE))]
     value = 0
 
     def fill():
         for number, piece in enumerate(pieces):
-            call(cuda.cuMemsetD32_v2(piece, ctypes.c_uint(value * 1000 + number), ctypes.c_size_t(PIECE // 4)), "cuMemsetD32")
-        call(cuda.cuCtxSynchronize(), "cuCtxSynchronize")
+            driver.call("cuMemsetD32_v2", piece, ctypes.c_uint(value * 1000 + number), ctypes.c_size_t(PIECE // 4))
+        driver.call("cuCtxSynchronize")
 
     def is_right():
         word = ctypes.c_uint()
         for number, piece in enumerate(pieces):
             place = ctypes.c_uint64(piece.value + number * 4096 % PIECE)
-            call(cuda.cuMemcpyDtoH_v2(ctypes.byref(word), place, ctypes.c_size_t(4)), "cuMemcpyDtoH")
+            driver.call("cuMemcpyDtoH_v2", ctypes.byref(word), place, ctypes.c_size_t(4))
             if word.value != value * 1000 + number:
                 return False
         return True
@@ -137,12 +126,9 @@ def check_bytes(running, word="check", what="what it holds"):
 
 def command(options, name, *words, statuses=(0,)):
     """The answer, and the seconds that it took."""
-    start = time.monotonic()
-    done = subprocess.run([os.path.join(options.build, "bin", name), *words, "--json"], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, check=False)
-    seconds = time.monotonic() - start
+    done, answer, seconds = gpu_commands.run(options.build, name, *words)
     expect(done.returncode in statuses, f"{name} {' '.join(words)} ended with {done.returncode}: {done.stderr.strip()}")
-    return (json.loads(done.stdout) if done.stdout else {"processes": []}), seconds
+    return answer, seconds
 
 
 def used_mib():

@@ -2,12 +2,13 @@
 # Copyright the gpu-sleep authors.
 """Putting a running program to sleep and waking it, again and again, by the commands."""
 
-import json
 import os
 import random
 import subprocess
 import sys
 import time
+
+import gpu_commands
 
 ASLEEP_SECONDS = (0.05, 0.3)
 BETWEEN_SECONDS = (0.05, 0.5)
@@ -30,14 +31,7 @@ class Sleeper:
         self.refusal, self.deep_cycles = "", 0
 
     def command(self, name, *words):
-        start = time.monotonic()
-        done = subprocess.run([os.path.join(self.options.build, "bin", name), *words, "--json"],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
-        seconds = time.monotonic() - start
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError:
-            answer = {"processes": []}
+        done, answer, seconds = gpu_commands.run(self.options.build, name, *words)
         return done.returncode, answer, seconds, done.stderr.strip()
 
     def pids(self):

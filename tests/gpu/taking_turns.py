@@ -24,6 +24,8 @@ import threading
 import time
 import urllib.request
 
+from gpu_commands import Driver
+
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "support"))
@@ -69,34 +71,6 @@ class TorchModel:
         return self.model.answer(self.model.prompt(prompt), TOKENS)
 
 
-class Driver:
-    """As much of the driver API as a neighbour needs."""
-
-    def __init__(self):
-        self.lib, self.context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
-        self.enter()
-
-    def call(self, name, *arguments):
-        status = getattr(self.lib, name)(*arguments)
-        if status != 0:
-            raise RuntimeError(f"{name} gave {status}")
-
-    def enter(self):
-        self.call("cuCtxSetCurrent", self.context)
-
-    def free(self):
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        return free.value
-
-    def allocate(self, size):
-        address = ctypes.c_uint64()
-        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
-        return address
-
-
 def serve(options):
     """A server: one request at a time uses the model, in the order in which they come."""
     model = TorchModel(options.seed, options.scale) if options.model == "torch" else PlainModel(options.seed)
@@ -121,7 +95,7 @@ def serve(options):
 def fill(options):
     """Takes all GPU memory but --spare bytes, until standard input ends."""
     driver = Driver()
-    driver.allocate(max(0, driver.free() - options.spare))
+    driver.allocate(max(0, driver.free_and_total()[0] - options.spare))
     print("filled", flush=True)
     sys.stdin.read()
 

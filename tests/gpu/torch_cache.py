@@ -12,12 +12,14 @@ Usage: torch_cache.py --build DIR [--gib 60] [--json FILE]. Exit status: 0 when 
 
 import argparse
 import ctypes
+import functools
 import json
 import os
 import subprocess
 import sys
 import threading
-import time
+
+from gpu_commands import on_process
 
 GIB = 1 << 30
 ALIVE = 8 / 60 # of what is reserved
@@ -110,12 +112,7 @@ def main():
 
     commands = os.path.join(arguments.build, "bin")
 
-    def command(name, *words):
-        done = subprocess.run([os.path.join(commands, name), *words, "--json"], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"{name} {' '.join(words)} ended with {done.returncode}: {done.stderr}")
-        return json.loads(done.stdout)["processes"][0]
-
+    command = functools.partial(on_process, arguments.build)
     child = subprocess.Popen([os.path.join(commands, "gpu-run"), "--", sys.executable, os.path.abspath(__file__),
                               "--program", "--gib", str(arguments.gib)],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -133,9 +130,7 @@ def main():
         child.stdin.flush()
 
     _, reserved, alive = heard()
-    start = time.monotonic()
-    slept = command("gpu-sleep", pid)
-    seconds = time.monotonic() - start
+    slept, seconds = command("gpu-sleep", pid)
     kept = sum(device["kept_bytes" if "kept_bytes" in device else "moved_bytes"]
                for device in slept["report"]["devices"])
     command("gpu-wake", pid)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""What the scripts beside it share: the built commands, and as much of the driver API as a neighbour on the GPU needs."""
+
+import ctypes
+import json
+import os
+import subprocess
+import time
+
+
+def run(build, name, *words, timeout=None):
+    """Runs a built command with --json. Returns what subprocess says of it, its answer ({"processes": []} where there is
+    none), and the seconds from its start to its exit."""
+    start = time.monotonic()
+    done = subprocess.run([os.path.join(build, "bin", name), *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, timeout=timeout, check=False)
+    seconds = time.monotonic() - start
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        answer = {"processes": []}
+    return done, answer, seconds
+
+
+def on_process(build, name, pid, *words):
+    """The same for a process, where the script ends if that fails: what is said of the process, and the seconds."""
+    done, answer, seconds = run(build, name, pid, *words)
+    if done.returncode != 0:
+        raise SystemExit(f"{name} {pid} {' '.join(words)} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return answer["processes"][0], seconds
+
+
+class Driver:
+    """The driver, with a device's primary context."""
+
+    def __init__(self, device=0):
+        self.lib, self.context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
+        self.enter()
+
+    def call(self, name, *arguments):
+        status = getattr(self.lib, name)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"{name} gave {status}")
+
+    def enter(self):
+        self.call("cuCtxSetCurrent", self.context)
+
+    def free_and_total(self):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+    def allocate(self, size):
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address
