@@ -5,12 +5,17 @@
 #pragma once
 
 #include "support/simulated_driver/driver.hpp"
-#include "support/simulated_driver/work.hpp"
+#include "support/simulated_driver/work_item.hpp"
 
 #include <memory>
 
 namespace gpu_sleep::sim {
 
+/// How the calling thread treats calls that could break a capture: cuThreadExchangeStreamCaptureMode.
+[[nodiscard]] CUstreamCaptureMode& thread_capture_mode() noexcept;
+void break_it(Capture& capture);
+/// The capture is over: its streams capture nothing more.
+void leave(Driver& driver, const std::shared_ptr<Capture>& capture);
 /// Breaks every capture of `context`, as calls do that no capture survives; whether there was one.
 bool break_captures_of(Driver& driver, const Context& context);
 

@@ -5,7 +5,6 @@
 #include "support/simulated_driver/graph_memory.hpp"
 
 #include "base/units.hpp"
-#include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/device_budget.hpp"
 #include "support/simulated_driver/memory_pools.hpp"
 #include "support/simulated_driver/plain_memory.hpp"
@@ -25,16 +24,6 @@ CUresult back(Driver& driver, const GraphMemory& memory) {
             driver.space.set_access(memory.begin, memory.reserved, std::uint32_t{1} << it->first, it->second);
     if (status != CUDA_SUCCESS) driver.space.unmap(memory.begin, memory.reserved);
     return status;
-}
-
-/// A call that asks a node of kind `T` for its parameters.
-template <class T, class Body>
-CUresult call_with_node(Entry entry, CUgraphNode handle, Body&& body) noexcept {
-    return call(entry, [&](Call& c) -> CUresult {
-        const auto node = c.driver.nodes.find(handle);
-        const auto* work = node ? dynamic_cast<const T*>(node->work.get()) : nullptr;
-        return work ? body(*work) : CUDA_ERROR_INVALID_VALUE;
-    });
 }
 
 } // namespace
@@ -123,70 +112,3 @@ void free_graph_memory_of(Driver& driver, const Context& context) {
 }
 
 } // namespace gpu_sleep::sim
-
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 11040)
-cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph handle, const CUgraphNode*, std::size_t,
-                       CUDA_MEM_ALLOC_NODE_PARAMS* parameters) {
-    return call_in_context(Entry::cuGraphAddMemAllocNode, [&](Call& c, Context& context) {
-        const auto graph = c.driver.graphs.find(handle);
-        if (!node || !graph || !parameters) return CUDA_ERROR_INVALID_VALUE;
-        const auto& location = parameters->poolProps.location;
-        if (location.type != CU_MEM_LOCATION_TYPE_DEVICE || location.id < 0 ||
-            location.id >= c.driver.device_count())
-            return CUDA_ERROR_INVALID_VALUE;
-        std::map<int, CUmemAccess_flags> access;
-        for (std::size_t i = 0; i < parameters->accessDescCount; ++i)
-            access[parameters->accessDescs[i].location.id] = parameters->accessDescs[i].flags;
-        std::shared_ptr<const AllocationNode> work;
-        const auto status =
-            make_allocation_node(c.driver, context, handle, location.id, access, parameters->bytesize, work);
-        if (status != CUDA_SUCCESS) return status;
-        parameters->dptr = work->memory().begin;
-        *node = add_node(c.driver, *graph, work);
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 11040)
-cuGraphAddMemFreeNode(CUgraphNode* node, CUgraph handle, const CUgraphNode*, std::size_t,
-                      CUdeviceptr address) {
-    return call(Entry::cuGraphAddMemFreeNode, [&](Call& c) {
-        const auto graph = c.driver.graphs.find(handle);
-        if (!node || !graph) return CUDA_ERROR_INVALID_VALUE;
-        auto work = make_free_node(c.driver, handle, address);
-        if (!work) return CUDA_ERROR_INVALID_VALUE;
-        *node = add_node(c.driver, *graph, std::move(work));
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 11040)
-cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* parameters) {
-    return call_with_node<AllocationNode>(
-        Entry::cuGraphMemAllocNodeGetParams, node, [&](const AllocationNode& work) {
-            if (!parameters) return CUDA_ERROR_INVALID_VALUE;
-            *parameters = {};
-            parameters->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-            parameters->poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, work.memory().device};
-            parameters->bytesize = work.memory().bytes;
-            parameters->dptr = work.memory().begin;
-            return CUDA_SUCCESS;
-        });
-}
-
-SIM_ENTRY(safe, 11040) cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* address) {
-    return call_with_node<Free>(Entry::cuGraphMemFreeNodeGetParams, node, [&](const Free& work) {
-        if (!address) return CUDA_ERROR_INVALID_VALUE;
-        *address = work.address();
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 11040) cuDeviceGraphMemTrim(CUdevice device) {
-    return call(Entry::cuDeviceGraphMemTrim, [&](Call& c) {
-        // Nothing is kept between launches, but what a failed one took; that stays.
-        return device >= 0 && device < c.driver.device_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-    });
-}

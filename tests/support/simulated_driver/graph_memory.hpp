@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "support/simulated_driver/work.hpp"
+#include "support/simulated_driver/work_item.hpp"
 
 #include <map>
 
