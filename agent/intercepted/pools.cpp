@@ -121,7 +121,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     if (!block && (is_short || would_be_too_much())) block = take_spare(all, memory, *pool, request, true);
     if (!block) {
         if (would_be_too_much() && captures_open() == 0)
-            give_back_idle(all, memory, false,
+            give_back_idle(all, memory,
                            [&](const Range& range) { return range.pool == pool && would_be_too_much(); });
         const auto taken = take_new(all, memory, pool, request);
         if (!taken && is_short && taken.error().code == ErrorCode::out_of_device_memory)
@@ -249,7 +249,7 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
         const auto& pool = taken.mapped();
         pool->is_gone = true;
         all.has_excess = true; // what is not done yet
-        give_back_idle(all, memory, false, [&](const Range& range) { return range.pool == pool; });
+        give_back_idle(all, memory, [&](const Range& range) { return range.pool == pool; });
     });
     return status ? *status : destroy();
 }
@@ -259,7 +259,7 @@ void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
         const auto found = all.pools.find(handle);
         if (found == all.pools.end()) return;
         const auto& pool = found->second;
-        give_back_idle(all, memory, true, [&](const Range& range) {
+        give_back_idle(all, memory, [&](const Range& range) {
             return range.pool == pool && reserved_in_all(memory, *pool) - range.bytes >= keep;
         });
     });

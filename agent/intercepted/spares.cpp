@@ -126,14 +126,11 @@ void join_done(Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES
     }
 }
 
-/// Whether nobody uses anything of the range, as far as `free_calls`.
-bool is_idle(Pools& all, ProgramMemory& memory, const Range& range, std::uint64_t free_calls)
-    GPU_SLEEP_REQUIRES(all.mutex) {
-    if (range.live != 0) return false;
+/// Whether nobody uses anything of the range any more.
+bool is_idle(Pools& all, ProgramMemory& memory, const Range& range) GPU_SLEEP_REQUIRES(all.mutex) {
     auto at = all.blocks.find(range.address);
     for (; at != all.blocks.end() && at->second.range == &range; ++at)
-        if (at->second.last_use.free_call > free_calls || !note_if_done(memory, at->second.last_use))
-            return false;
+        if (!note_if_done(memory, at->second.last_use)) return false;
     return true;
 }
 
@@ -238,13 +235,11 @@ bool is_excess(ProgramMemory& memory, const Range& range) noexcept {
     return pool.is_gone || reserved_in_all(memory, pool) > pool.threshold;
 }
 
-void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
-                    const std::function<bool(const Range&)>& wanted) GPU_SLEEP_REQUIRES(all.mutex) {
-    const auto free_calls = is_synchronized ? all.synchronized_to.load() : ~std::uint64_t{0};
+void give_back_idle(Pools& all, ProgramMemory& memory, const std::function<bool(const Range&)>& wanted)
+    GPU_SLEEP_REQUIRES(all.mutex) {
     for (auto next = all.ranges.begin(); next != all.ranges.end();) {
         const auto range = next++;
-        if (range->second.live == 0 && wanted(range->second) &&
-            is_idle(all, memory, range->second, free_calls))
+        if (range->second.live == 0 && wanted(range->second) && is_idle(all, memory, range->second))
             give_back(all, memory, range);
     }
 }

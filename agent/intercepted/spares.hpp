@@ -42,9 +42,8 @@ void make_spare(Pools& all, Blocks::iterator block, const LastUse& last_use) noe
 [[nodiscard]] std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key)
     GPU_SLEEP_REQUIRES(all.mutex);
 /// Gives the ranges back that are wanted, one after the other, and in which nobody uses anything any more.
-/// `is_synchronized`: only what was freed before the program synchronised.
-void give_back_idle(Pools& all, ProgramMemory& memory, bool is_synchronized,
-                    const std::function<bool(const Range&)>& wanted) GPU_SLEEP_REQUIRES(all.mutex);
+void give_back_idle(Pools& all, ProgramMemory& memory, const std::function<bool(const Range&)>& wanted)
+    GPU_SLEEP_REQUIRES(all.mutex);
 /// Whether the range may go at a synchronise.
 [[nodiscard]] bool is_excess(ProgramMemory& memory, const Range& range) noexcept;
 

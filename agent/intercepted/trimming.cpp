@@ -52,10 +52,10 @@ void finish_pending_frees(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(
 /// Gives back what exceeds the thresholds.
 void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
     all.is_due = false;
-    give_back_idle(all, memory, true, [&](const Range& range) { return is_excess(memory, range); });
+    give_back_idle(all, memory, [&](const Range& range) { return is_excess(memory, range); });
     // Only now: who synchronises meanwhile has to find that there is something to give back.
     all.has_excess = std::any_of(all.ranges.begin(), all.ranges.end(), [&](const auto& entry) {
-        return entry.second.live == 0 && is_excess(memory, entry.second); // not done, or not waited for
+        return entry.second.live == 0 && is_excess(memory, entry.second); // not done
     });
     finish_pending_frees(all, memory);
 }
@@ -86,7 +86,7 @@ void give_back_due() noexcept {
 void trim() noexcept {
     with_pools([](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
         all.is_due = false;
-        give_back_idle(all, memory, false, [](const Range&) { return true; });
+        give_back_idle(all, memory, [](const Range&) { return true; });
         finish_pending_frees(all, memory);
     });
 }
@@ -107,8 +107,7 @@ void give_allocation(ProgramMemory& memory, const Known& allocation) {
     if (block == all.blocks.end()) return;
     const auto pool = block->second.range->pool;
     make_spare(all, block, {});
-    // Whoever frees like this has waited.
-    give_back_idle(all, memory, true,
+    give_back_idle(all, memory,
                    [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
 }
 

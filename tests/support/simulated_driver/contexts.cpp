@@ -368,7 +368,7 @@ SIM_ENTRY(safe, 2000) cuCtxSynchronize() {
     return call_in_context(Entry::cuCtxSynchronize, [&](Call& c, Context& context) {
         if (break_captures_of(c.driver, context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         const auto status = wait_for(c, context, all_work(context));
-        if (status == CUDA_SUCCESS) synchronize_pools(c.driver);
+        if (status == CUDA_SUCCESS) synchronize_all_pools(c.driver);
         return status;
     });
 }

@@ -108,8 +108,9 @@ SIM_ENTRY(safe, 2000) cuEventSynchronize(CUevent handle) {
     return call_with_event(
         Entry::cuEventSynchronize, handle, [](Call& c, const Context& context, const Event& event) {
             if (const auto refusal = refuse_during_capture(c.driver); refusal != CUDA_SUCCESS) return refusal;
-            const auto status = wait_for(c, context, std::vector<Ticket>(event.tickets));
-            if (status == CUDA_SUCCESS) synchronize_pools(c.driver);
+            const auto tickets = event.tickets;
+            const auto status = wait_for(c, context, std::vector<Ticket>(tickets));
+            if (status == CUDA_SUCCESS) synchronize_pools(c.driver, tickets);
             return status;
         });
 }

@@ -6,6 +6,8 @@
 
 #include "support/simulated_driver/driver.hpp"
 
+#include <vector>
+
 namespace gpu_sleep::sim {
 
 /// Takes `bytes` from `pool` for `stream`: what was freed and it may have, else from the device. Errors:
@@ -25,10 +27,12 @@ void free_block(Driver& driver, CUdeviceptr address);
 /// Whether the block's stream got to where it was freed.
 [[nodiscard]] bool is_freed(const PoolBlock& block);
 
-/// The program waited for work: pools give back what was freed and is done, down to their thresholds.
-void synchronize_pools(Driver& driver);
+/// The program waited for work: pools give back what was freed by then, down to their thresholds.
+void synchronize_pools(Driver& driver, const std::vector<Ticket>& reached);
+/// The same for all work that is done.
+void synchronize_all_pools(Driver& driver);
 
-/// Gives back to the device what was freed and is done, while at least `bytes` stay reserved.
+/// Gives back to the device what was freed and waited for, while at least `bytes` stay reserved.
 void trim(Driver& driver, const MemoryPool& pool, std::uint64_t bytes);
 
 /// The context is being destroyed.

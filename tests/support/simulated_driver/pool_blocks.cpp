@@ -40,14 +40,27 @@ Blocks::iterator remove_block(Driver& driver, Blocks::iterator at) {
     return driver.blocks.erase(at);
 }
 
-/// Gives back what was freed and is done, while `wanted` says so of the pool and of what it would have left.
+/// Gives back what was freed and waited for, while `wanted` says so of the pool and of what it would have
+/// left.
 template <class Wanted>
 void give_back(Driver& driver, Wanted&& wanted) {
     for (auto at = driver.blocks.begin(); at != driver.blocks.end();) {
         const auto& block = at->second;
-        const bool goes = is_freed(block) && wanted(*block.pool, block.pool->reserved - block.reserved);
+        const bool goes = block.state == PoolBlock::State::kept && !block.freed.timeline &&
+                          wanted(*block.pool, block.pool->reserved - block.reserved);
         at = goes ? remove_block(driver, at) : std::next(at);
     }
+}
+
+/// What was freed and is done, as `is_known` says, is anybody's from now on, and given back down to the
+/// thresholds.
+template <class IsKnown>
+void forget_freed(Driver& driver, IsKnown&& is_known) {
+    for (auto& [begin, block] : driver.blocks)
+        if (is_freed(block) && is_known(block.freed)) block.freed = {};
+    give_back(driver, [&](const MemoryPool& pool, std::uint64_t) {
+        return pool.reserved > pool.threshold || !driver.memory_pools.find(pool.handle);
+    });
 }
 
 /// A block of new memory.
@@ -111,19 +124,23 @@ void free_in_order(Driver& driver, CUdeviceptr address, const Ticket& freed) {
 
 void free_block(Driver& driver, CUdeviceptr address) {
     free_in_order(driver, address, {});
-    synchronize_pools(driver);
+    synchronize_pools(driver, {});
 }
 
 bool is_freed(const PoolBlock& block) {
     return block.state == PoolBlock::State::kept && block.freed.done();
 }
 
-void synchronize_pools(Driver& driver) {
-    for (auto& [begin, block] : driver.blocks)
-        if (is_freed(block)) block.freed = {}; // for any stream
-    give_back(driver, [&](const MemoryPool& pool, std::uint64_t) {
-        return pool.reserved > pool.threshold || !driver.memory_pools.find(pool.handle);
+void synchronize_pools(Driver& driver, const std::vector<Ticket>& reached) {
+    forget_freed(driver, [&](const Ticket& freed) {
+        return std::any_of(reached.begin(), reached.end(), [&](const Ticket& ticket) {
+            return ticket.timeline == freed.timeline && ticket.number >= freed.number;
+        });
     });
+}
+
+void synchronize_all_pools(Driver& driver) {
+    forget_freed(driver, [](const Ticket&) { return true; });
 }
 
 void trim(Driver& driver, const MemoryPool& pool, std::uint64_t bytes) {
@@ -140,7 +157,7 @@ void free_pool_memory_of(Driver& driver, const Context& context) {
         if (block.context == &context) block.context = nullptr;
         at = goes ? remove_block(driver, at) : std::next(at);
     }
-    synchronize_pools(driver);
+    synchronize_all_pools(driver);
 }
 
 } // namespace gpu_sleep::sim

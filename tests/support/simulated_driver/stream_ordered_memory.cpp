@@ -6,6 +6,7 @@
 #include "support/simulated_driver/contexts.hpp"
 #include "support/simulated_driver/graph_memory.hpp"
 #include "support/simulated_driver/memory_pools.hpp"
+#include "support/simulated_driver/work.hpp"
 
 namespace gpu_sleep::sim {
 namespace {
@@ -41,7 +42,7 @@ CUresult allocate(Call& c, const std::shared_ptr<Stream>& stream, const std::sha
         const auto owner = find_context(c.driver, stream->context.handle);
         status = wait_for(c, *owner, all_work(*owner));
         if (status == CUDA_SUCCESS) {
-            synchronize_pools(c.driver);
+            synchronize_all_pools(c.driver);
             c.driver.memory_pools.for_each([&](CUmemoryPool, MemoryPool& other) {
                 if (other.device == pool->device) trim(c.driver, other, 0);
             });

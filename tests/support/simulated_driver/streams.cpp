@@ -84,7 +84,7 @@ SIM_ENTRY(safe, 4000) cuStreamDestroy(CUstream handle) {
         const auto stream = c.driver.streams.remove(handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         if (stream->capture) break_capture(*stream);
-        if (stream->idle()) synchronize_pools(c.driver);
+        if (stream->idle()) synchronize_pools(c.driver, {stream->last()});
         retire_stream(stream->context, *stream);
         return CUDA_SUCCESS;
     });
@@ -112,9 +112,11 @@ SIM_ENTRY(unsafe, 2000) cuStreamSynchronize(CUstream handle) {
             const auto context = c.driver.contexts.find(stream->context.handle);
             // The legacy stream is done when the blocking streams are.
             const bool is_legacy = stream->kind() == Stream::Kind::legacy;
-            const auto status =
-                wait_for(c, *context, {is_legacy ? enqueue(*stream, {}, nullptr) : stream->last()});
-            if (status == CUDA_SUCCESS) synchronize_pools(c.driver);
+            std::vector<Ticket> reached{is_legacy ? enqueue(*stream, {}, nullptr) : stream->last()};
+            for (const auto& other : context->streams)
+                if (is_legacy && other->blocks_legacy()) reached.push_back(other->last());
+            const auto status = wait_for(c, *context, {reached.front()});
+            if (status == CUDA_SUCCESS) synchronize_pools(c.driver, reached);
             return status;
         });
 }
