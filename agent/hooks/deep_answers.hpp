@@ -15,7 +15,7 @@
 
 namespace gpu_sleep::hooks {
 
-using agent::intercepted::Object;
+using intercepted::Object;
 
 /// What a successful call writes the handle of to where its first argument points.
 constexpr Object made_by(Entry entry) noexcept {
@@ -167,7 +167,7 @@ void note_end(Arguments... arguments) noexcept {
     if constexpr (ended_by(entry) != Object::none || forgotten_by(entry) != Object::none) {
         if (!intercepts()) return;
         for (const auto kind : {ended_by(entry), forgotten_by(entry)})
-            static_cast<void>(agent::intercepted::object_ends(kind, bits_of(first_of(arguments...))));
+            static_cast<void>(intercepted::object_ends(kind, bits_of(first_of(arguments...))));
     }
 }
 
@@ -182,20 +182,20 @@ void note_done(CUresult status, Arguments... arguments) noexcept {
     if (status != CUDA_SUCCESS || !intercepts()) return;
     if constexpr (entry == Entry::cuEventCreate) {
         [](const CUevent* event, unsigned flags) {
-            agent::intercepted::object_made(event_of(flags), bits_of(*event));
+            intercepted::object_made(event_of(flags), bits_of(*event));
         }(arguments...);
     } else if constexpr (entry == Entry::cuMemPoolExportToShareableHandle) {
         [](void*, CUmemoryPool pool, auto...) {
-            agent::intercepted::object_made(Object::shared_pool, bits_of(pool));
+            intercepted::object_made(Object::shared_pool, bits_of(pool));
         }(arguments...);
     } else if constexpr (made_by(entry) != Object::none) {
-        agent::intercepted::object_made(made_by(entry), bits_of(*first_of(arguments...)));
+        intercepted::object_made(made_by(entry), bits_of(*first_of(arguments...)));
     } else if constexpr (enters(entry) == Enters::first_argument) {
-        agent::intercepted::set_current_context(first_of(arguments...));
+        intercepted::set_current_context(first_of(arguments...));
     } else if constexpr (enters(entry) == Enters::unknown) {
-        agent::intercepted::set_current_context(nullptr);
+        intercepted::set_current_context(nullptr);
     } else if constexpr (asks_about(entry) != Asks::nothing || entry == Entry::cuMemGetInfo_v2) {
-        agent::intercepted::learn_current_context();
+        intercepted::learn_current_context();
     }
 }
 
@@ -203,7 +203,7 @@ void note_done(CUresult status, Arguments... arguments) noexcept {
 /// destroys is put off. `call` makes it.
 template <Entry entry, class Call, class... Arguments>
 bool answer_while_deep([[maybe_unused]] const Call& call, [[maybe_unused]] Arguments... arguments) noexcept {
-    using namespace agent::intercepted;
+    using namespace intercepted;
     if constexpr (asks_about(entry) == Asks::stream) return is_stream_done(arguments..., waits(entry));
     if constexpr (asks_about(entry) == Asks::event) return is_event_done(arguments..., waits(entry));
     if constexpr (asks_about(entry) == Asks::context) return is_context_done(arguments..., waits(entry));

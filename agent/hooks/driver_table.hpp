@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The intercepted entry points as types and numbers: their signatures, their real addresses in libcuda, and
-// what stands in for each.
+// The intercepted entry points as types and numbers: their signatures, and their real addresses in libcuda.
 
 #pragma once
 
 // Makes cuda.h declare every exported symbol under its own name, those of older versions among them; so no
 // file may read both this and driver/api.hpp. The target defines it, since it has to come before the first
 // cuda.h.
-#if !defined(__CUDA_API_VERSION_INTERNAL) || defined(GPU_SLEEP_DRIVER_FUNCTIONS)
+#if !defined(__CUDA_API_VERSION_INTERNAL)
 #error "for the hooks alone"
 #endif
 #include "common/interception.hpp"
@@ -60,7 +59,10 @@ GPU_SLEEP_DECLARED(GPU_SLEEP_SIGNATURE)
 /// The addresses in libcuda; null until they are needed, or where the driver has no such entry point.
 extern std::array<std::atomic<void*>, k_entries> g_real;
 
-/// Looks the entry point up in libcuda; where there is none, what answers that it was not found.
+/// Finds all of them, unless that is done. Whether libcuda is loaded: else there are none. Thread-safe; takes
+/// the loader's lock, and no other.
+bool find_all_real() noexcept;
+/// The entry point in libcuda; where there is none, what answers that it was not found.
 [[nodiscard]] void* find_real(Entry entry) noexcept;
 
 /// The driver's own function, or what answers in its place where the driver lacks it; never null.
@@ -78,19 +80,17 @@ inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)]
 template <Entry entry>
 inline constexpr gate::Touch k_touch = k_touches[static_cast<std::size_t>(entry)];
 
-/// libcuda if it is loaded, else null. Never loads it.
-[[nodiscard]] void* loaded_driver() noexcept;
-
-/// Whether the address lies in the agent's own library.
-[[nodiscard]] bool is_ours(const void* address) noexcept;
-
-/// What stands in for the function of libcuda at `address`, for which the program asked as `name`; `address`
-/// itself when nothing does. `version` is that of cuGetProcAddress; 0 for a symbol.
-[[nodiscard]] void* stand_in_for(void* address, const char* name, int version = 0) noexcept;
-
+namespace intercepted = agent::intercepted;
 using agent::check_interception_setting;
 using agent::intercepts;
-using agent::intercepted::refused;
+using intercepted::refused;
+
+/// The status of the driver's call, once `note` has noted what that did.
+template <class Note>
+CUresult noted(CUresult status, const Note& note) noexcept {
+    if (status == CUDA_SUCCESS && intercepts()) note();
+    return status;
+}
 
 // The hooks of their own, by the entry points' names.
 namespace own {

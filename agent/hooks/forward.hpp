@@ -17,7 +17,7 @@ template <class Call>
 CUresult call_reaching(const gate::Inspector& copy, Call&& call) noexcept {
     const auto status = call();
     const bool may_reach =
-        status == CUDA_ERROR_INVALID_VALUE && intercepts() && agent::intercepted::let_copies_reach(copy);
+        status == CUDA_ERROR_INVALID_VALUE && intercepts() && intercepted::let_copies_reach(copy);
     return may_reach ? call() : status;
 }
 

@@ -14,16 +14,12 @@ namespace {
 /// Calls the driver's function of the same name, and notes the graph that it made.
 template <Entry entry, class... Arguments>
 CUresult instantiate(CUgraphExec* executable, CUgraph graph, Arguments... arguments) {
-    const auto status = real<entry>()(executable, graph, arguments...);
-    if (status == CUDA_SUCCESS && intercepts()) note_graph(*executable, graph);
-    return status;
+    return noted(real<entry>()(executable, graph, arguments...), [=] { note_graph(*executable, graph); });
 }
 
 template <Entry entry, class... Arguments>
 CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
-    const auto status = real<entry>()(executable, graph, arguments...);
-    if (status == CUDA_SUCCESS && intercepts()) note_graph(executable, graph);
-    return status;
+    return noted(real<entry>()(executable, graph, arguments...), [=] { note_graph(executable, graph); });
 }
 
 /// What the driver looks at in a node's parameters as soon as it has them.
@@ -55,10 +51,10 @@ private:
     Add add_;
 };
 
-auto inspector_of_node(const CUgraphNodeParams* node) noexcept {
-    return NodeInspector([node](gate::Named& named) {
+auto add_if_any(const CUgraphNodeParams* node) noexcept {
+    return [node](gate::Named& named) {
         if (node) add_node(named, *node);
-    });
+    };
 }
 
 /// Calls the driver's function of the same name, which is given a node's parameters.
@@ -74,9 +70,8 @@ CUresult give_node(LooksAt looks, const gate::Inspector& names, Arguments... arg
 template <Entry entry, class Add, class... Arguments>
 CUresult change(LooksAt looks, Add&& add, CUgraphExec executable, CUgraphNode node, Arguments... arguments) {
     const NodeInspector names(add);
-    const auto status = give_node<entry>(looks, names, executable, node, arguments...);
-    if (status == CUDA_SUCCESS && intercepts()) note_node(executable, node, names);
-    return status;
+    return noted(give_node<entry>(looks, names, executable, node, arguments...),
+                 [&] { note_node(executable, node, names); });
 }
 
 } // namespace
@@ -111,18 +106,19 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec executable, CUgraph graph, CUgraphExec
 
 CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
                         CUgraphNodeParams* parameters) {
-    return give_node<Entry::cuGraphAddNode>(looks_at(parameters), inspector_of_node(parameters), node, graph,
-                                            dependencies, count, parameters);
+    return give_node<Entry::cuGraphAddNode>(looks_at(parameters), NodeInspector(add_if_any(parameters)), node,
+                                            graph, dependencies, count, parameters);
 }
 CUresult cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                            const CUgraphEdgeData* edges, std::size_t count, CUgraphNodeParams* parameters) {
-    return give_node<Entry::cuGraphAddNode_v2>(looks_at(parameters), inspector_of_node(parameters), node,
-                                               graph, dependencies, edges, count, parameters);
+    return give_node<Entry::cuGraphAddNode_v2>(looks_at(parameters), NodeInspector(add_if_any(parameters)),
+                                               node, graph, dependencies, edges, count, parameters);
 }
 CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* parameters) {
     const auto looks = looks_at(parameters);
     if (looks == LooksAt::nothing) return real<Entry::cuGraphNodeSetParams>()(node, parameters);
-    return give_node<Entry::cuGraphNodeSetParams>(looks, inspector_of_node(parameters), node, parameters);
+    return give_node<Entry::cuGraphNodeSetParams>(looks, NodeInspector(add_if_any(parameters)), node,
+                                                  parameters);
 }
 
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec executable, CUgraphNode node,
@@ -151,12 +147,8 @@ CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec executable, CUgraphNode node
         fill, context);
 }
 CUresult cuGraphExecNodeSetParams(CUgraphExec executable, CUgraphNode node, CUgraphNodeParams* parameters) {
-    return change<Entry::cuGraphExecNodeSetParams>(
-        looks_at(parameters),
-        [=](gate::Named& named) {
-            if (parameters) add_node(named, *parameters);
-        },
-        executable, node, parameters);
+    return change<Entry::cuGraphExecNodeSetParams>(looks_at(parameters), add_if_any(parameters), executable,
+                                                   node, parameters);
 }
 CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec executable, CUgraphNode node, CUgraph child) {
     return change<Entry::cuGraphExecChildGraphNodeSetParams>(

@@ -8,7 +8,6 @@
 #include "base/immortal.hpp"
 #include "common/lock_order.hpp"
 #include "hooks/inspect.hpp"
-#include "hooks/late_symbol.hpp"
 #include "intercepted/allocations.hpp"
 
 #include <algorithm>
@@ -18,25 +17,6 @@
 
 namespace gpu_sleep::hooks {
 namespace {
-
-/// What is asked of graphs; null in drivers that lack it. Source: CUDA Driver API, Graph Management.
-struct GraphQueries {
-    LateSymbol<decltype(::cuGraphGetNodes)> nodes{"cuGraphGetNodes"};
-    LateSymbol<decltype(::cuGraphNodeGetType)> type{"cuGraphNodeGetType"};
-    LateSymbol<decltype(::cuGraphKernelNodeGetParams_v2)> kernel{"cuGraphKernelNodeGetParams_v2"};
-    LateSymbol<decltype(::cuGraphMemcpyNodeGetParams)> copy{"cuGraphMemcpyNodeGetParams"};
-    LateSymbol<decltype(::cuGraphMemsetNodeGetParams)> fill{"cuGraphMemsetNodeGetParams"};
-    LateSymbol<decltype(::cuGraphBatchMemOpNodeGetParams)> operations{"cuGraphBatchMemOpNodeGetParams"};
-    LateSymbol<decltype(::cuGraphChildGraphNodeGetGraph)> child{"cuGraphChildGraphNodeGetGraph"};
-};
-constinit GraphQueries g_ask;
-
-/// Whether the driver has the query, and answered it.
-template <class Function, class... Arguments>
-bool answers(LateSymbol<Function>& query, Arguments... arguments) {
-    auto* const function = query.get();
-    return function && function(arguments...) == CUDA_SUCCESS;
-}
 
 /// What each node names, those of its child graph among it: so one that is changed names nothing besides.
 using NodeNames = std::unordered_map<CUgraphNode, gate::Named>;
@@ -52,67 +32,57 @@ struct Graphs {
 
 /// The nodes of `graph`; nothing when the driver does not tell.
 std::optional<std::vector<CUgraphNode>> nodes_of(CUgraph graph) {
+    const auto ask = real<Entry::cuGraphGetNodes>();
     std::size_t count = 0;
-    if (!answers(g_ask.nodes, graph, nullptr, &count)) return std::nullopt;
+    if (ask(graph, nullptr, &count) != CUDA_SUCCESS) return std::nullopt;
     std::vector<CUgraphNode> nodes(count);
-    if (count != 0 && !answers(g_ask.nodes, graph, nodes.data(), &count)) return std::nullopt;
+    if (count != 0 && ask(graph, nodes.data(), &count) != CUDA_SUCCESS) return std::nullopt;
     return nodes;
 }
 
-/// Whether the driver told what the node is.
-bool ask_type(CUgraphNode node, CUgraphNodeType& type) {
-    return answers(g_ask.type, node, &type);
-}
-
-/// Whether the driver told it.
-bool ask_child(CUgraphNode node, CUgraph& child) {
-    return answers(g_ask.child, node, &child);
+/// Has `add` add what the driver tells of the node, if it does; else nothing is known.
+template <Entry entry, class Told, class Add>
+void add_told(gate::Named& named, CUgraphNode node, Told told, const Add& add) {
+    if (real<entry>()(node, &told) == CUDA_SUCCESS)
+        add(told);
+    else
+        named.known = false;
 }
 
 void add_node_of(gate::Named& named, CUgraphNode node) {
     auto type = CU_GRAPH_NODE_TYPE_EMPTY;
-    bool known = ask_type(node, type);
+    named.known &= real<Entry::cuGraphNodeGetType>()(node, &type) == CUDA_SUCCESS;
     switch (type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL: {
-        CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
-        known = known && answers(g_ask.kernel, node, &kernel);
-        if (known) add_kernel_node(named, kernel);
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+        add_told<Entry::cuGraphKernelNodeGetParams_v2>(
+            named, node, CUDA_KERNEL_NODE_PARAMS_v2(),
+            [&](const auto& told) { add_kernel_node(named, told); });
         break;
-    }
-    case CU_GRAPH_NODE_TYPE_MEMCPY: {
-        CUDA_MEMCPY3D copy{};
-        known = known && answers(g_ask.copy, node, &copy);
-        if (known) add_copy(named, copy);
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+        add_told<Entry::cuGraphMemcpyNodeGetParams>(named, node, CUDA_MEMCPY3D(),
+                                                    [&](const auto& told) { add_copy(named, told); });
         break;
-    }
-    case CU_GRAPH_NODE_TYPE_MEMSET: {
-        CUDA_MEMSET_NODE_PARAMS fill{};
-        known = known && answers(g_ask.fill, node, &fill);
-        if (known) add_fill_node(named, fill);
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+        add_told<Entry::cuGraphMemsetNodeGetParams>(named, node, CUDA_MEMSET_NODE_PARAMS(),
+                                                    [&](const auto& told) { add_fill_node(named, told); });
         break;
-    }
-    case CU_GRAPH_NODE_TYPE_GRAPH: {
-        CUgraph child = nullptr;
-        known = known && ask_child(node, child);
-        if (known) add_nodes(named, child);
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+        add_told<Entry::cuGraphChildGraphNodeGetGraph>(named, node, CUgraph(),
+                                                       [&](CUgraph child) { add_nodes(named, child); });
         break;
-    }
-    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
-        CUDA_BATCH_MEM_OP_NODE_PARAMS operations{};
-        known = known && answers(g_ask.operations, node, &operations);
-        if (known) add_operations(named, operations.paramArray, operations.count);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+        add_told<Entry::cuGraphBatchMemOpNodeGetParams>(
+            named, node, CUDA_BATCH_MEM_OP_NODE_PARAMS(),
+            [&](const auto& told) { add_operations(named, told.paramArray, told.count); });
         break;
-    }
-    case CU_GRAPH_NODE_TYPE_CONDITIONAL: known = false; break;
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: named.known = false; break;
     default: break; // names no memory of the program's
     }
-    named.known &= known;
 }
 
 /// Leaves out what is no memory of the program's: most words of parameters are none.
 void keep_allocations(gate::Named& named) {
-    std::erase_if(named.spans,
-                  [](const gate::Named::Span& span) { return !agent::intercepted::find(span.begin); });
+    std::erase_if(named.spans, [](const gate::Named::Span& span) { return !intercepted::find(span.begin); });
     const auto by_begin = [](const auto& a, const auto& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     };
@@ -149,8 +119,10 @@ void add_checked_nodes(gate::Named& named, CUgraph graph) {
     for (auto* const node : nodes.value_or(std::vector<CUgraphNode>())) {
         auto type = CU_GRAPH_NODE_TYPE_EMPTY;
         CUgraph child = nullptr;
-        if (!ask_type(node, type)) continue;
-        if (type == CU_GRAPH_NODE_TYPE_GRAPH && ask_child(node, child)) add_checked_nodes(named, child);
+        if (real<Entry::cuGraphNodeGetType>()(node, &type) != CUDA_SUCCESS) continue;
+        if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+            real<Entry::cuGraphChildGraphNodeGetGraph>()(node, &child) == CUDA_SUCCESS)
+            add_checked_nodes(named, child);
         if (type == CU_GRAPH_NODE_TYPE_MEMCPY || type == CU_GRAPH_NODE_TYPE_MEMSET ||
             type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)
             add_node_of(named, node);

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Finding addresses in arguments.
+// Finding addresses in arguments, and asking the driver for captures.
 
 #include "hooks/inspect.hpp"
 
-#include "hooks/late_symbol.hpp"
+#include "intercepted/captures.hpp"
 #include "intercepted/handles.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <optional>
 
 namespace gpu_sleep::hooks {
 namespace {
-
-constinit LateSymbol<decltype(::cuFuncGetParamInfo)> g_of_function("cuFuncGetParamInfo");
-constinit LateSymbol<decltype(::cuKernelGetParamInfo)> g_of_kernel("cuKernelGetParamInfo");
 
 /// Every aligned word of `bytes` may be an address.
 void add_words(gate::Named& named, const void* data, std::size_t bytes) {
@@ -42,6 +41,16 @@ void add_boxes(gate::Named& named, const Copy& copy) {
         copy.srcY, copy.srcZ);
     add(copy.dstMemoryType, copy.dstDevice, copy.dstHost, copy.dstPitch, copy.dstHeight, copy.dstXInBytes,
         copy.dstY, copy.dstZ);
+}
+
+/// The number of the capture that the stream belongs to, if that goes on. Breaks none.
+std::optional<cuuint64_t> capture_of(CUstream stream) noexcept {
+    auto state = CU_STREAM_CAPTURE_STATUS_NONE;
+    cuuint64_t number = 0;
+    const auto status =
+        real<Entry::cuStreamGetCaptureInfo_v2>()(stream, &state, &number, nullptr, nullptr, nullptr);
+    const bool goes_on = status == CUDA_SUCCESS && state == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return goes_on ? std::optional(number) : std::nullopt;
 }
 
 } // namespace
@@ -126,7 +135,7 @@ void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource) {
 }
 
 void add_handle(gate::Named& named, CUmemGenericAllocationHandle handle) {
-    agent::intercepted::add_mappings_of(handle, named);
+    intercepted::add_mappings_of(handle, named);
 }
 
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra) {
@@ -141,17 +150,16 @@ void add_kernel(gate::Named& named, CUfunction function, void** parameters, void
         return;
     }
     if (!parameters) return;
-    auto* const of_function = g_of_function.get();
-    auto* const of_kernel = g_of_kernel.get();
     bool is_kernel = false; // of a library, in place of a function
     for (std::size_t i = 0;; ++i) {
         std::size_t offset = 0;
         std::size_t bytes = 0;
-        auto status = CUDA_ERROR_NOT_SUPPORTED;
-        if (of_function && !is_kernel) status = of_function(function, i, &offset, &bytes);
+        auto status = CUDA_ERROR_INVALID_HANDLE;
+        if (!is_kernel) status = real<Entry::cuFuncGetParamInfo>()(function, i, &offset, &bytes);
         is_kernel |= status == CUDA_ERROR_INVALID_HANDLE;
-        if (is_kernel && of_kernel)
-            status = of_kernel(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
+        if (is_kernel)
+            status =
+                real<Entry::cuKernelGetParamInfo>()(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
         if (status == CUDA_ERROR_INVALID_VALUE) return; // behind the last one
         if (status != CUDA_SUCCESS) {
             named.known = false;
@@ -159,6 +167,16 @@ void add_kernel(gate::Named& named, CUfunction function, void** parameters, void
         }
         add_words(named, parameters[i], bytes);
     }
+}
+
+bool is_recorded(CUstream stream, bool per_thread) noexcept {
+    std::array<CUstream, 8> own{};
+    const auto count = intercepted::streams_captured_here(own);
+    if (count == 0) return false;
+    const auto number = capture_of(!stream && per_thread ? CU_STREAM_PER_THREAD : stream);
+    for (std::size_t i = 0; number && i < count; ++i)
+        if (capture_of(own[i]) == number) return true;
+    return false;
 }
 
 } // namespace gpu_sleep::hooks

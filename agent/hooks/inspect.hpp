@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Finding the addresses in what a call is given. Which call names what is in named_addresses.hpp.
+// Finding the addresses in what a call is given, and whether it only adds to a graph that is being captured.
+// Which call names what is in named_addresses.hpp.
 
 #pragma once
 
@@ -47,5 +48,10 @@ void add_kernel_node(gate::Named& named, const Kernel& kernel) {
 }
 /// Adds where the program has mapped the memory of a handle of its own.
 void add_handle(gate::Named& named, CUmemGenericAllocationHandle handle);
+
+/// Whether work that the calling thread submits to the stream now is recorded, and not done, whatever other
+/// threads do meanwhile: it belongs to a capture that this thread began and no other may end. `per_thread`: a
+/// null stream is the thread's own.
+[[nodiscard]] bool is_recorded(CUstream stream, bool per_thread) noexcept;
 
 } // namespace gpu_sleep::hooks

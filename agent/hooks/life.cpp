@@ -18,9 +18,7 @@ namespace gpu_sleep::hooks::own {
 
 CUresult cuInit(unsigned flags) {
     check_interception_setting();
-    const auto status = real<Entry::cuInit>()(flags);
-    if (status == CUDA_SUCCESS && intercepts()) agent::life::start();
-    return status;
+    return noted(real<Entry::cuInit>()(flags), [] { agent::life::start(); });
 }
 
 namespace {
@@ -28,9 +26,7 @@ namespace {
 /// Calls the driver's function of the same name and notes the context that it made.
 template <Entry entry, class... Arguments>
 CUresult create_context(CUcontext* context, Arguments... arguments) {
-    const auto status = real<entry>()(context, arguments...);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::context_created(*context);
-    return status;
+    return noted(real<entry>()(context, arguments...), [=] { intercepted::context_created(*context); });
 }
 
 /// Calls the driver's function of the same name, and `ends` around it.
@@ -52,32 +48,24 @@ CUstreamCaptureMode capture_mode(Arguments... arguments) {
 template <Entry entry, class... Arguments>
 CUresult begin_capture(bool per_thread, CUstream stream, Arguments... arguments) {
     const bool is_intercepted = intercepts();
-    const bool nests = is_intercepted && agent::intercepted::has_capture_open();
+    const bool nests = is_intercepted && intercepted::has_capture_open();
     const gate::Passage passage(nests ? gate::Touch::nests : k_touch<entry>, k_name<entry>);
     if (!passage.admitted()) return refused();
     // Noted first: once it has begun, no free may wait for the device.
     const bool any_may_end = capture_mode(arguments...) == CU_STREAM_CAPTURE_MODE_RELAXED;
-    const auto number =
-        is_intercepted ? agent::intercepted::capture_begins(stream, per_thread, any_may_end) : 0;
+    const auto number = is_intercepted ? intercepted::capture_begins(stream, per_thread, any_may_end) : 0;
     const auto status = real<entry>()(stream, arguments...);
-    if (status != CUDA_SUCCESS && is_intercepted)
-        agent::intercepted::capture_failed(stream, per_thread, number);
+    if (status != CUDA_SUCCESS && is_intercepted) intercepted::capture_failed(stream, per_thread, number);
     return status;
 }
 
 template <Entry entry>
 CUresult end_capture(bool per_thread, CUstream stream, CUgraph* graph) {
     if (!intercepts()) return real<entry>()(stream, graph);
-    const auto number = agent::intercepted::capture_ends(stream, per_thread);
+    const auto number = intercepted::capture_ends(stream, per_thread);
     const auto status = real<entry>()(stream, graph);
-    agent::intercepted::capture_ended(stream, per_thread, number, status);
+    intercepted::capture_ended(stream, per_thread, number, status);
     return status;
-}
-
-template <Entry entry>
-CUresult destroy_stream(CUstream stream) {
-    const auto call = [=] { return real<entry>()(stream); };
-    return intercepts() ? agent::intercepted::end_stream(stream, call) : call();
 }
 
 } // namespace
@@ -99,48 +87,47 @@ CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsig
 #endif
 
 CUresult cuCtxDestroy(CUcontext context) {
-    return end_with<Entry::cuCtxDestroy>(agent::intercepted::end_context, context);
+    return end_with<Entry::cuCtxDestroy>(intercepted::end_context, context);
 }
 CUresult cuCtxDestroy_v2(CUcontext context) {
-    return end_with<Entry::cuCtxDestroy_v2>(agent::intercepted::end_context, context);
+    return end_with<Entry::cuCtxDestroy_v2>(intercepted::end_context, context);
 }
 CUresult cuCtxDetach(CUcontext context) {
-    return end_with<Entry::cuCtxDetach>(agent::intercepted::detach_context, context);
+    return end_with<Entry::cuCtxDetach>(intercepted::detach_context, context);
 }
 
 CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
     const auto call = [=] { return real<Entry::cuGreenCtxCreate>()(context, resources, device, flags); };
     if (!intercepts()) return call();
     // Converted at once, for its streams say which context it is, too.
-    return agent::intercepted::make_green_context(context, device, call, [=](CUcontext* converted) {
+    return intercepted::make_green_context(context, device, call, [=](CUcontext* converted) {
         return real<Entry::cuCtxFromGreenCtx>()(converted, *context);
     });
 }
 CUresult cuGreenCtxDestroy(CUgreenCtx context) {
-    return end_with<Entry::cuGreenCtxDestroy>(agent::intercepted::end_green_context, context);
+    return end_with<Entry::cuGreenCtxDestroy>(intercepted::end_green_context, context);
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     const auto call = [=] { return real<Entry::cuDevicePrimaryCtxRetain>()(context, device); };
-    return intercepts() ? agent::intercepted::retain_primary_context(device, call) : call();
+    return intercepts() ? intercepted::retain_primary_context(device, call) : call();
 }
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxRelease>(agent::intercepted::release_primary_context, device);
+    return end_with<Entry::cuDevicePrimaryCtxRelease>(intercepted::release_primary_context, device);
 }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxRelease_v2>(agent::intercepted::release_primary_context, device);
+    return end_with<Entry::cuDevicePrimaryCtxRelease_v2>(intercepted::release_primary_context, device);
 }
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxReset>(agent::intercepted::reset_primary_context, device);
+    return end_with<Entry::cuDevicePrimaryCtxReset>(intercepted::reset_primary_context, device);
 }
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxReset_v2>(agent::intercepted::reset_primary_context, device);
+    return end_with<Entry::cuDevicePrimaryCtxReset_v2>(intercepted::reset_primary_context, device);
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
-    const auto status = real<Entry::cuCtxEnablePeerAccess>()(peer, flags);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::peer_access_enabled(peer);
-    return status;
+    return noted(real<Entry::cuCtxEnablePeerAccess>()(peer, flags),
+                 [=] { intercepted::peer_access_enabled(peer); });
 }
 
 // What was granted stays granted: taking it back would unmap what others may still use.
@@ -180,18 +167,17 @@ CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) {
 }
 
 CUresult cuStreamDestroy(CUstream stream) {
-    return destroy_stream<Entry::cuStreamDestroy>(stream);
+    return end_with<Entry::cuStreamDestroy>(intercepted::end_stream, stream);
 }
 CUresult cuStreamDestroy_v2(CUstream stream) {
-    return destroy_stream<Entry::cuStreamDestroy_v2>(stream);
+    return end_with<Entry::cuStreamDestroy_v2>(intercepted::end_stream, stream);
 }
 
 namespace {
 
 /// A synchronisation is where pools give back what exceeds their thresholds.
 CUresult after_wait(CUresult status) {
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::synchronized();
-    return status;
+    return noted(status, [] { intercepted::synchronized(); });
 }
 
 } // namespace

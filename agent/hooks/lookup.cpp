@@ -3,156 +3,171 @@
 // What the program gets when it looks a symbol of the driver up: dlsym, cuGetProcAddress, and the exported
 // symbols.
 
-#include "base/exported_jump.hpp"
 #include "base/symbols.hpp"
+#include "base/thread_safety.hpp"
+#include "driver/library.hpp"
+#include "freestanding/text.hpp"
+#include "freestanding/trampolines.hpp"
 #include "hooks/driver_table.hpp"
+#include "hooks/forward.hpp"
+#include "hooks/unknown_calls.hpp"
 
 #include <dlfcn.h>
 
-#include <cstdint>
-#include <cstring>
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <tuple>
 
 namespace gpu_sleep::hooks {
+
+// Where each exported symbol jumps to, and what look-ups give for it.
+#define GPU_SLEEP_HOOK_own(name) Own<Entry::name, own::name, false>
+#define GPU_SLEEP_HOOK_passing(name) Own<Entry::name, own::name, true>
+#define GPU_SLEEP_HOOK_forwarding(name) Forward<Entry::name>
+#define GPU_SLEEP_HOOK_asking(name) Ask<Entry::name>
+#define GPU_SLEEP_SLOT(name, touch, hook)                                                                    \
+    extern "C" __attribute__((visibility("hidden"))) void* const gpu_sleep_hook_##name =                     \
+        reinterpret_cast<void*>(&GPU_SLEEP_HOOK_##hook(name)::call);
+GPU_SLEEP_DECLARED(GPU_SLEEP_SLOT)
+
 namespace {
 
-bool is_name(const char* name, const char* wanted) noexcept {
-    return std::strcmp(name, wanted) == 0;
+/// What stands in for each entry point, in their order; null for those that cuda.h lacks.
+constexpr auto k_stand_ins = [] {
+    std::array<void* const*, k_entries> made{};
+#define GPU_SLEEP_STAND_IN(name, touch, hook)                                                                \
+    made[static_cast<std::size_t>(Entry::name)] = &gpu_sleep_hook_##name;
+    GPU_SLEEP_DECLARED(GPU_SLEEP_STAND_IN)
+#undef GPU_SLEEP_STAND_IN
+    return made;
+}();
+
+/// What passes as it is.
+constexpr const char* k_harmless[] = {
+#define GPU_SLEEP_SYMBOL(name) #name,
+    GPU_SLEEP_HARMLESS(GPU_SLEEP_SYMBOL)
+#undef GPU_SLEEP_SYMBOL
+};
+
+/// Both sides of every entry point of the lists that this libcuda has, by its address there; one that passes
+/// as it is stands in for itself. Never changed once made.
+struct Table {
+    struct Row {
+        void* real;
+        std::size_t order; ///< of two names for one address the first of the list counts
+        void* stand_in;
+        friend bool operator<(const Row& a, const Row& b) noexcept {
+            return std::tie(a.real, a.order) < std::tie(b.real, b.order);
+        }
+    };
+    std::array<Row, k_entries + std::size(k_harmless)> rows{};
+    std::size_t count = 0;
+};
+
+std::atomic<const Table*> g_table{nullptr};
+
+Table make_table() noexcept {
+    Table made;
+    const auto add = [&](void* address, void* stand_in) {
+        made.rows[made.count] = {address, made.count, stand_in};
+        ++made.count;
+    };
+    for (std::size_t i = 0; i < k_entries; ++i) {
+        void* const address = g_real[i].load(std::memory_order_relaxed);
+        if (address && k_stand_ins[i]) add(address, *k_stand_ins[i]); // else an older driver, or cuda.h
+    }
+    for (const char* symbol : k_harmless)
+        if (void* const address = find_symbol(driver::loaded_libcuda(), symbol)) add(address, address);
+    std::sort(made.rows.begin(), made.rows.begin() + static_cast<std::ptrdiff_t>(made.count));
+    return made;
+}
+
+const Table* table() noexcept {
+    if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
+    if (!find_all_real()) return nullptr;
+    const auto found = make_table(); // also each thread for itself
+    static Mutex s_mutex;            ///< held over a copy alone
+    const MutexLock lock(s_mutex);
+    if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
+    static constinit Table s_table;
+    s_table = found;
+    g_table.store(&s_table, std::memory_order_release);
+    return &s_table;
+}
+
+/// Whether both addresses lie in the same library.
+bool are_together(const void* one, const void* other) noexcept {
+    Dl_info here{};
+    Dl_info there{};
+    return ::dladdr(one, &here) != 0 && ::dladdr(other, &there) != 0 && here.dli_fbase == there.dli_fbase;
+}
+
+/// A symbol as it is documented, without its version or that of the default stream.
+constexpr std::string_view documented(std::string_view symbol) noexcept {
+    return symbol.substr(0, symbol.find('_'));
+}
+
+/// Whether each of k_symbols is one that only asks, without a hook of its own.
+constexpr bool k_only_asks[] = {
+#define GPU_SLEEP_ONLY_ASKS(name, touch, hook) #hook == std::string_view("asking"),
+    GPU_SLEEP_INTERCEPTED(GPU_SLEEP_ONLY_ASKS)
+#undef GPU_SLEEP_ONLY_ASKS
+};
+
+/// Whether it is the name of an entry point of which no version that is known touches anything: one more
+/// version will not either.
+bool is_harmless(std::string_view name) noexcept {
+    const auto is_meant = [&](const char* symbol) { return documented(symbol) == documented(name); };
+    bool is_known = std::any_of(std::begin(k_harmless), std::end(k_harmless), is_meant);
+    for (std::size_t i = 0; i < k_entries; ++i) {
+        if (!is_meant(k_symbols[i])) continue;
+        if (!k_only_asks[i]) return false;
+        is_known = true;
+    }
+    return is_known;
+}
+
+/// What stands in for the function of libcuda at `address`, for which the program asked as `name`; `address`
+/// itself when nothing does. `version` is that of cuGetProcAddress; 0 for a symbol.
+void* stand_in_for(void* address, const char* name, int version) noexcept {
+    const auto* known = intercepts() ? table() : nullptr;
+    if (!known) return address;
+    const auto* const end = known->rows.data() + known->count;
+    const auto* const row = std::lower_bound(known->rows.data(), end, Table::Row{address, 0, nullptr});
+    if (row != end && row->real == address) return row->stand_in;
+    const bool is_unknown = freestanding::is_entry_point(name) && !is_harmless(name) && known->count != 0 &&
+                            are_together(known->rows.front().real, address);
+    if (!is_unknown) return address;
+    // For this name alone the look-up has a function that no symbol leads to.
+    constexpr int k_with_flags_since = 12'000;
+    if (version >= k_with_flags_since && std::string_view(name) == "cuGraphInstantiate")
+        return *k_stand_ins[static_cast<std::size_t>(Entry::cuGraphInstantiateWithFlags)];
+    return stand_in_for_unknown(address, name);
 }
 
 } // namespace
 
-// The answer to a look-up: `is_final` false means that the real dlsym is to be asked, by a jump to it, so
-// that it sees its true caller.
-struct Answer {
-    void* address;
-    std::uintptr_t is_final;
-};
-
-extern "C" {
-
-__attribute__((visibility("hidden"), used)) SymbolLookup gpu_sleep_real_dlsym = nullptr;
-
-__attribute__((visibility("hidden"), used)) void gpu_sleep_find_real_dlsym() {
-    gpu_sleep_real_dlsym = real_dlsym();
-}
-
-__attribute__((visibility("hidden"), used)) Answer gpu_sleep_look_up(void* handle,
-                                                                     const char* name) noexcept {
-    constexpr Answer k_ask_the_real_one{nullptr, 0};
-    if (!gpu_sleep_real_dlsym) gpu_sleep_find_real_dlsym();
-    if (!intercepts() && (is_name(name, "cuInit") || is_name(name, "cuGetProcAddress_v2")))
-        check_interception_setting();
-    if (!intercepts() || !gpu_sleep_real_dlsym) return k_ask_the_real_one;
-    void* const address = gpu_sleep_real_dlsym(handle, name);
-    if (!address) return k_ask_the_real_one;
-    void* const stand_in = stand_in_for(address, name);
-    if (stand_in != address) return {stand_in, 1};
+extern "C" freestanding::Found gpu_sleep_look_up(void* handle, const char* name) noexcept {
+    const auto real = real_dlsym();
+    const freestanding::Found ask_the_real_one{nullptr, real};
+    if (!real || !freestanding::is_entry_point(name)) return ask_the_real_one;
+    const std::string_view symbol = name;
+    if (symbol == "cuInit" || symbol == "cuGetProcAddress_v2") check_interception_setting();
+    if (!intercepts()) return ask_the_real_one;
+    void* const address = real(handle, name);
+    if (!address) return ask_the_real_one;
+    void* const stand_in = stand_in_for(address, name, 0);
+    if (stand_in != address) return {stand_in, nullptr};
     // Our own exported symbols must not make a program believe that there is a driver, or that it is newer
     // than it is. The look-up that fails leaves the message that dlerror() gives.
-    void* const driver = loaded_driver();
-    if (is_ours(address) && !find_symbol(driver ? driver : RTLD_NEXT, name)) return {nullptr, 1};
-    return k_ask_the_real_one;
+    void* const library = driver::loaded_libcuda();
+    const bool is_ours = are_together(reinterpret_cast<const void*>(&gpu_sleep_look_up), address);
+    return is_ours && !find_symbol(library ? library : RTLD_NEXT, name) ? freestanding::Found{}
+                                                                        : ask_the_real_one;
 }
 
-} // extern "C"
-
-// dlsym for the whole program. Names that do not begin with "cu" go straight to the real one; this runs
-// before anything of the C++ runtime, or of a sanitizer, is ready.
-#if defined(__x86_64__)
-asm(R"(
-    .text
-    .globl dlsym
-    .type dlsym, @function
-dlsym:
-    .cfi_startproc
-    testq %rsi, %rsi
-    jz 2f
-    cmpb $'c', (%rsi)
-    jne 2f
-    cmpb $'u', 1(%rsi)
-    jne 2f
-    pushq %rdi
-    .cfi_adjust_cfa_offset 8
-    pushq %rsi
-    .cfi_adjust_cfa_offset 8
-    subq $8, %rsp
-    .cfi_adjust_cfa_offset 8
-    call gpu_sleep_look_up
-    addq $8, %rsp
-    .cfi_adjust_cfa_offset -8
-    popq %rsi
-    .cfi_adjust_cfa_offset -8
-    popq %rdi
-    .cfi_adjust_cfa_offset -8
-    testq %rdx, %rdx
-    jz 1f
-    ret
-1:  jmp *gpu_sleep_real_dlsym(%rip)
-2:  cmpq $0, gpu_sleep_real_dlsym(%rip)
-    jne 1b
-    pushq %rdi
-    .cfi_adjust_cfa_offset 8
-    pushq %rsi
-    .cfi_adjust_cfa_offset 8
-    subq $8, %rsp
-    .cfi_adjust_cfa_offset 8
-    call gpu_sleep_find_real_dlsym
-    addq $8, %rsp
-    .cfi_adjust_cfa_offset -8
-    popq %rsi
-    .cfi_adjust_cfa_offset -8
-    popq %rdi
-    .cfi_adjust_cfa_offset -8
-    jmp 1b
-    .cfi_endproc
-    .size dlsym, .-dlsym
-)");
-#elif defined(__aarch64__)
-asm(R"(
-    .text
-    .globl dlsym
-    .type dlsym, %function
-dlsym:
-    .cfi_startproc
-    cbz x1, 2f
-    ldrb w9, [x1]
-    cmp w9, #'c'
-    b.ne 2f
-    ldrb w9, [x1, #1]
-    cmp w9, #'u'
-    b.ne 2f
-    stp x29, x30, [sp, #-32]!
-    .cfi_adjust_cfa_offset 32
-    stp x0, x1, [sp, #16]
-    bl gpu_sleep_look_up
-    mov x9, x0
-    mov x10, x1
-    ldp x0, x1, [sp, #16]
-    ldp x29, x30, [sp], #32
-    .cfi_adjust_cfa_offset -32
-    cbz x10, 1f
-    mov x0, x9
-    ret
-1:  adrp x9, gpu_sleep_real_dlsym
-    ldr x9, [x9, :lo12:gpu_sleep_real_dlsym]
-    br x9
-2:  adrp x9, gpu_sleep_real_dlsym
-    ldr x9, [x9, :lo12:gpu_sleep_real_dlsym]
-    cbnz x9, 1b
-    stp x29, x30, [sp, #-32]!
-    .cfi_adjust_cfa_offset 32
-    stp x0, x1, [sp, #16]
-    bl gpu_sleep_find_real_dlsym
-    ldp x0, x1, [sp, #16]
-    ldp x29, x30, [sp], #32
-    .cfi_adjust_cfa_offset -32
-    b 1b
-    .cfi_endproc
-    .size dlsym, .-dlsym
-)");
-#else
-#error "dlsym is intercepted on x86-64 and on arm64 only"
-#endif
+GPU_SLEEP_DLSYM
 
 namespace own {
 
@@ -174,8 +189,7 @@ CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuui
 
 } // namespace own
 
-// The exported symbols, for programs that are linked to libcuda: each jumps to what stands in for it, which
-// driver_table.cpp has.
+// The exported symbols, for programs that are linked to libcuda.
 #define GPU_SLEEP_EXPORT(name, touch, hook) GPU_SLEEP_EXPORTED_JUMP(name, gpu_sleep_hook_##name)
 GPU_SLEEP_DECLARED(GPU_SLEEP_EXPORT)
 

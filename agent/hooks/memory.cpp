@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The hooks of plain and stream-ordered memory and of pools: a few lines each, no policy.
+// The hooks of plain and stream-ordered memory, of pools and of arrays: a few lines each, no policy.
 
 #include "hooks/driver_table.hpp"
 #include "intercepted/answer.hpp"
+#include "intercepted/arrays.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/left.hpp"
 #include "intercepted/objects.hpp"
@@ -17,168 +18,151 @@
 #include <optional>
 
 namespace gpu_sleep::hooks::own {
+namespace {
+
+using intercepted::Left;
+
+/// `ours` if that answers; else `theirs`, the driver's, of which `size` says how many bytes those are.
+template <class Size, class Ours, class Theirs>
+CUresult allocate(CUdeviceptr* address, const Size& size, const Ours& ours, const Theirs& theirs) {
+    Left left;
+    if (agent::life::intercepts_allocations())
+        if (const auto answer = ours(left)) return *answer;
+    const auto status = theirs();
+    if (status == CUDA_SUCCESS) intercepted::left_to_driver(*address, size(), left);
+    return status;
+}
+
+template <Entry entry, class... Rest>
+CUresult allocate_async(bool per_thread, std::optional<CUmemoryPool> pool, CUstream stream,
+                        CUdeviceptr* address, std::size_t bytes, Rest... rest) {
+    return allocate(
+        address, [=] { return bytes; },
+        [=](Left& left) {
+            return intercepted::allocate_async(address, bytes, pool, stream, per_thread, left);
+        },
+        [=] { return real<entry>()(address, bytes, rest...); });
+}
+
+/// Frees what the driver has given.
+template <Entry entry, class... Arguments>
+CUresult free_of_driver(CUdeviceptr address, Arguments... arguments) {
+    const auto free = [=] { return real<entry>()(address, arguments...); };
+    if (!intercepts()) return free();
+    return noted(intercepted::free_left(address, free),
+                 [=] { intercepted::forget_residual(address); }); // managed memory, say
+}
+
+template <Entry entry>
+CUresult free_async(bool per_thread, CUdeviceptr address, CUstream stream) {
+    if (intercepts())
+        if (const auto answer = intercepted::free_async(address, stream, per_thread)) return *answer;
+    return free_of_driver<entry>(address, stream);
+}
+
+template <Entry entry>
+CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+    if (intercepts())
+        if (const auto answer = intercepted::open_ipc(address, handle, flags)) return *answer;
+    return noted(real<entry>()(address, handle, flags), [=] {
+        CUdeviceptr base = 0;
+        std::size_t bytes = 0;
+        static_cast<void>(real<Entry::cuMemGetAddressRange_v2>()(&base, &bytes, *address));
+        intercepted::imported(*address, bytes, "ipc");
+    });
+}
+
+} // namespace
 
 CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
-    agent::intercepted::Left left;
-    if (agent::life::intercepts_allocations())
-        if (const auto answer = agent::intercepted::allocate(address, bytes, left)) return *answer;
-    const auto status = real<Entry::cuMemAlloc_v2>()(address, bytes);
-    if (status == CUDA_SUCCESS) agent::intercepted::left_to_driver(*address, bytes, left);
-    return status;
+    return allocate(
+        address, [=] { return bytes; },
+        [=](Left& left) { return intercepted::allocate(address, bytes, left); },
+        [=] { return real<Entry::cuMemAlloc_v2>()(address, bytes); });
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
                             unsigned element_bytes) {
-    agent::intercepted::Left left;
-    if (agent::life::intercepts_allocations())
-        if (const auto answer =
-                agent::intercepted::allocate_pitched(address, pitch, width, height, element_bytes, left))
-            return *answer;
-    const auto status = real<Entry::cuMemAllocPitch_v2>()(address, pitch, width, height, element_bytes);
-    if (status == CUDA_SUCCESS) agent::intercepted::left_to_driver(*address, *pitch * height, left);
-    return status;
+    return allocate(
+        address, [=] { return *pitch * height; },
+        [=](Left& left) {
+            return intercepted::allocate_pitched(address, pitch, width, height, element_bytes, left);
+        },
+        [=] { return real<Entry::cuMemAllocPitch_v2>()(address, pitch, width, height, element_bytes); });
 }
 
 // Freeing touches nothing: what sleeps is dropped.
 CUresult cuMemFree_v2(CUdeviceptr address) {
     if (intercepts())
-        if (const auto answer = agent::intercepted::free(address)) return *answer;
-    const auto free = [=] { return real<Entry::cuMemFree_v2>()(address); };
-    if (!intercepts()) return free();
-    const auto status = agent::intercepted::free_left(address, free);
-    if (status == CUDA_SUCCESS) agent::intercepted::forget_residual(address);
-    return status;
+        if (const auto answer = intercepted::free(address)) return *answer;
+    return free_of_driver<Entry::cuMemFree_v2>(address);
 }
 
 CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
-    const auto status = real<Entry::cuMemAllocManaged>()(address, bytes, flags);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::managed_allocated(*address, bytes);
-    return status;
+    return noted(real<Entry::cuMemAllocManaged>()(address, bytes, flags),
+                 [=] { intercepted::managed_allocated(*address, bytes); });
 }
-
-namespace {
-
-template <Entry entry>
-CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, bool per_thread) {
-    agent::intercepted::Left left;
-    if (agent::life::intercepts_allocations())
-        if (const auto answer =
-                agent::intercepted::allocate_async(address, bytes, std::nullopt, stream, per_thread, left))
-            return *answer;
-    const auto status = real<entry>()(address, bytes, stream);
-    if (status == CUDA_SUCCESS) agent::intercepted::left_to_driver(*address, bytes, left);
-    return status;
-}
-
-template <Entry entry>
-CUresult allocate_from_pool(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream,
-                            bool per_thread) {
-    agent::intercepted::Left left;
-    if (agent::life::intercepts_allocations())
-        if (const auto answer =
-                agent::intercepted::allocate_async(address, bytes, pool, stream, per_thread, left))
-            return *answer;
-    const auto status = real<entry>()(address, bytes, pool, stream);
-    if (status == CUDA_SUCCESS) agent::intercepted::left_to_driver(*address, bytes, left);
-    return status;
-}
-
-template <Entry entry>
-CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread) {
-    if (intercepts())
-        if (const auto answer = agent::intercepted::free_async(address, stream, per_thread)) return *answer;
-    const auto free = [=] { return real<entry>()(address, stream); };
-    if (!intercepts()) return free();
-    const auto status = agent::intercepted::free_left(address, free);
-    if (status == CUDA_SUCCESS) agent::intercepted::forget_residual(address); // managed memory, say
-    return status;
-}
-
-} // namespace
 
 CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
-    return allocate_async<Entry::cuMemAllocAsync>(address, bytes, stream, false);
+    return allocate_async<Entry::cuMemAllocAsync>(false, {}, stream, address, bytes, stream);
 }
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
-    return allocate_async<Entry::cuMemAllocAsync_ptsz>(address, bytes, stream, true);
+    return allocate_async<Entry::cuMemAllocAsync_ptsz>(true, {}, stream, address, bytes, stream);
 }
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
                                  CUstream stream) {
-    return allocate_from_pool<Entry::cuMemAllocFromPoolAsync>(address, bytes, pool, stream, false);
+    return allocate_async<Entry::cuMemAllocFromPoolAsync>(false, pool, stream, address, bytes, pool, stream);
 }
 CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
                                       CUstream stream) {
-    return allocate_from_pool<Entry::cuMemAllocFromPoolAsync_ptsz>(address, bytes, pool, stream, true);
+    return allocate_async<Entry::cuMemAllocFromPoolAsync_ptsz>(true, pool, stream, address, bytes, pool,
+                                                               stream);
 }
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
-    return free_async<Entry::cuMemFreeAsync>(address, stream, false);
+    return free_async<Entry::cuMemFreeAsync>(false, address, stream);
 }
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
-    return free_async<Entry::cuMemFreeAsync_ptsz>(address, stream, true);
+    return free_async<Entry::cuMemFreeAsync_ptsz>(true, address, stream);
 }
 
 CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
-    const auto status = real<Entry::cuMemPoolCreate>()(pool, properties);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::pool_created(*pool, *properties);
-    return status;
+    return noted(real<Entry::cuMemPoolCreate>()(pool, properties),
+                 [=] { intercepted::pool_created(*pool, *properties); });
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     const auto call = [=] { return real<Entry::cuMemPoolDestroy>()(pool); };
-    return intercepts() ? agent::intercepted::end_pool(pool, call) : call();
+    return intercepts() ? intercepted::end_pool(pool, call) : call();
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, std::size_t keep) {
-    if (intercepts()) agent::intercepted::pool_trimmed(pool, keep);
+    if (intercepts()) intercepted::pool_trimmed(pool, keep);
     return real<Entry::cuMemPoolTrimTo>()(pool, keep);
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
-    const auto status = real<Entry::cuMemPoolSetAttribute>()(pool, attribute, value);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::pool_set(pool, attribute, value);
-    return status;
+    return noted(real<Entry::cuMemPoolSetAttribute>()(pool, attribute, value),
+                 [=] { intercepted::pool_set(pool, attribute, value); });
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
-    if (intercepts()) agent::intercepted::give_back_due(); // it is gone before anybody sees it
-    const auto status = real<Entry::cuMemPoolGetAttribute>()(pool, attribute, value);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::add_pool_figures(pool, attribute, value);
-    return status;
+    if (intercepts()) intercepted::give_back_due(); // it is gone before anybody sees it
+    return noted(real<Entry::cuMemPoolGetAttribute>()(pool, attribute, value),
+                 [=] { intercepted::add_pool_figures(pool, attribute, value); });
 }
 
 CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) {
-    const auto status = real<Entry::cuMemPoolSetAccess>()(pool, grants, count);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::pool_access(pool, grants, count);
-    return status;
+    return noted(real<Entry::cuMemPoolSetAccess>()(pool, grants, count),
+                 [=] { intercepted::pool_access(pool, grants, count); });
 }
 
 // What is shared has to be awake, and stays so.
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     if (intercepts())
-        if (const auto answer = agent::intercepted::ipc_handle(handle, address)) return *answer;
-    const auto status = real<Entry::cuIpcGetMemHandle>()(handle, address);
-    if (status == CUDA_SUCCESS && intercepts())
-        agent::intercepted::object_made(agent::intercepted::Object::shared_memory, address);
-    return status;
+        if (const auto answer = intercepted::ipc_handle(handle, address)) return *answer;
+    return noted(real<Entry::cuIpcGetMemHandle>()(handle, address),
+                 [=] { intercepted::object_made(intercepted::Object::shared_memory, address); });
 }
-
-namespace {
-
-template <Entry entry>
-CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-    if (intercepts())
-        if (const auto answer = agent::intercepted::open_ipc(address, handle, flags)) return *answer;
-    const auto status = real<entry>()(address, handle, flags);
-    if (status == CUDA_SUCCESS && intercepts()) {
-        CUdeviceptr base = 0;
-        std::size_t bytes = 0;
-        static_cast<void>(real<Entry::cuMemGetAddressRange_v2>()(&base, &bytes, *address));
-        agent::intercepted::imported(*address, bytes, "ipc");
-    }
-    return status;
-}
-
-} // namespace
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
     return open_ipc<Entry::cuIpcOpenMemHandle>(address, handle, flags);
@@ -189,10 +173,37 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsi
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     if (intercepts())
-        if (const auto answer = agent::intercepted::close_ipc(address)) return *answer;
-    const auto status = real<Entry::cuIpcCloseMemHandle>()(address);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::forget_residual(address);
-    return status;
+        if (const auto answer = intercepted::close_ipc(address)) return *answer;
+    return noted(real<Entry::cuIpcCloseMemHandle>()(address), [=] { intercepted::forget_residual(address); });
+}
+
+// Arrays and mipmapped arrays stay with the driver.
+CUresult cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* wanted) {
+    return noted(real<Entry::cuArrayCreate_v2>()(array, wanted), [=] {
+        intercepted::array_created(
+            *array, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}, 1);
+    });
+}
+
+CUresult cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
+    return noted(real<Entry::cuArray3DCreate_v2>()(array, wanted),
+                 [=] { intercepted::array_created(*array, *wanted, 1); });
+}
+
+CUresult cuArrayDestroy(CUarray array) {
+    return noted(real<Entry::cuArrayDestroy>()(array),
+                 [=] { intercepted::forget_residual(reinterpret_cast<CUdeviceptr>(array)); });
+}
+
+CUresult cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
+                                unsigned levels) {
+    return noted(real<Entry::cuMipmappedArrayCreate>()(array, wanted, levels),
+                 [=] { intercepted::array_created(*array, *wanted, levels); });
+}
+
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
+    return noted(real<Entry::cuMipmappedArrayDestroy>()(array),
+                 [=] { intercepted::forget_residual(reinterpret_cast<CUdeviceptr>(array)); });
 }
 
 } // namespace gpu_sleep::hooks::own

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "hooks/capturing.hpp"
 #include "hooks/graphs.hpp"
 #include "hooks/inspect.hpp"
 
@@ -73,12 +72,7 @@ struct NamesPeerCopy {
     }
 };
 
-struct NamesCopy : CopiedNames {
-    template <class Copy, class... Rest>
-    static void add(gate::Named& named, const Copy* copy, const Rest&...) {
-        if (copy) add_copy(named, *copy);
-    }
-};
+struct NamesCopy : CopiedNames, NamesPeerCopy {};
 
 struct NamesBatch : CopiedNames {
     template <class... Rest>

@@ -12,7 +12,7 @@
 
 namespace gpu_sleep::hooks::own {
 
-using agent::intercepted::Known;
+using intercepted::Known;
 
 namespace {
 
@@ -75,13 +75,13 @@ bool is_beyond(CUdeviceptr address) {
     CUdeviceptr begin = 0;
     std::size_t bytes = 0;
     return intercepts() && real<Entry::cuMemGetAddressRange_v2>()(&begin, &bytes, address) == CUDA_SUCCESS &&
-           agent::intercepted::is_range_of_ours(begin, bytes);
+           intercepted::is_range_of_ours(begin, bytes);
 }
 
 } // namespace
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
-    const auto known = intercepts() && data ? agent::intercepted::find(address) : std::nullopt;
+    const auto known = intercepts() && data ? intercepted::find(address) : std::nullopt;
     if (known) return ask(data, attribute, *known, address);
     if (is_beyond(address)) return CUDA_ERROR_INVALID_VALUE;
     return real<Entry::cuPointerGetAttribute>()(data, attribute, address);
@@ -90,7 +90,7 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
                                 CUdeviceptr address) {
     constexpr CUdeviceptr k_nobodys = 1; // of which the driver gives the answers for what nobody knows
-    const auto known = intercepts() && attributes && data ? agent::intercepted::find(address) : std::nullopt;
+    const auto known = intercepts() && attributes && data ? intercepted::find(address) : std::nullopt;
     if (!known && is_beyond(address)) address = k_nobodys;
     const auto status = real<Entry::cuPointerGetAttributes>()(count, attributes, data, address);
     if (!known) return status;
@@ -107,13 +107,12 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
     const auto status = real<Entry::cuPointerSetAttribute>()(value, attribute, address);
     const bool is_set = status == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS &&
                         *static_cast<const unsigned*>(value) != 0;
-    if (is_set && intercepts())
-        agent::intercepted::make_span_stay(address, 1, "registered with another device");
+    if (is_set && intercepts()) intercepted::make_span_stay(address, 1, "registered with another device");
     return status;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
-    const auto known = intercepts() ? agent::intercepted::find(address) : std::nullopt;
+    const auto known = intercepts() ? intercepted::find(address) : std::nullopt;
     if (!known && is_beyond(address)) return CUDA_ERROR_NOT_FOUND;
     if (!known) return real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
     if (known->is_virtual && !known->is_own) {
@@ -126,10 +125,10 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdevice
 }
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
-    const auto known = intercepts() && flags && location ? agent::intercepted::find(address) : std::nullopt;
+    const auto known = intercepts() && flags && location ? intercepted::find(address) : std::nullopt;
     if (!known && is_beyond(address)) return CUDA_ERROR_INVALID_VALUE;
     const auto status = real<Entry::cuMemGetAccess>()(flags, location, address);
-    return known ? agent::intercepted::access_of(*known, *location, status, *flags) : status;
+    return known ? intercepted::access_of(*known, *location, status, *flags) : status;
 }
 
 } // namespace gpu_sleep::hooks::own

@@ -17,19 +17,17 @@ namespace {
 /// As intercepted::use_handle(), where anything is intercepted.
 template <class Use>
 CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason, const Use& use) noexcept {
-    return intercepts() ? agent::intercepted::use_handle(handle, reason, std::cref(use)) : use(handle);
+    return intercepts() ? intercepted::use_handle(handle, reason, std::cref(use)) : use(handle);
 }
 
 /// The driver's own handle, which is none of ours.
 CUresult with_reference(CUresult status, const CUmemGenericAllocationHandle* handle) noexcept {
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::handle_taken(*handle);
-    return status;
+    return noted(status, [=] { intercepted::handle_taken(*handle); });
 }
 
 /// Memory whose address was given away has to stay where it is.
 CUresult made_to_stay(CUresult status, CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::make_span_stay(address, bytes, reason);
-    return status;
+    return noted(status, [=] { intercepted::make_span_stay(address, bytes, reason); });
 }
 
 } // namespace
@@ -37,14 +35,15 @@ CUresult made_to_stay(CUresult status, CUdeviceptr address, std::size_t bytes, c
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
                      const CUmemAllocationProp* properties, unsigned long long flags) {
     if (agent::life::intercepts_allocations())
-        if (const auto answer = agent::intercepted::create(handle, bytes, properties, flags)) return *answer;
+        if (const auto answer = intercepted::create(handle, bytes, properties, flags)) return *answer;
     return with_reference(real<Entry::cuMemCreate>()(handle, bytes, properties, flags), handle);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-    if (intercepts())
-        if (const auto answer = agent::intercepted::release(handle)) return *answer;
-    if (intercepts()) agent::intercepted::handle_released(handle); // first: another may have it at once
+    if (intercepts()) {
+        if (const auto answer = intercepted::release(handle)) return *answer;
+        intercepted::handle_released(handle); // first: another may have it at once
+    }
     return real<Entry::cuMemRelease>()(handle);
 }
 
@@ -53,66 +52,62 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
     if (intercepts())
-        if (const auto answer = agent::intercepted::map(address, bytes, offset, handle, flags))
-            return *answer;
-    const auto status = real<Entry::cuMemMap>()(address, bytes, offset, handle, flags);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::mapped_by_driver(address, bytes, handle);
-    return status;
+        if (const auto answer = intercepted::map(address, bytes, offset, handle, flags)) return *answer;
+    return noted(real<Entry::cuMemMap>()(address, bytes, offset, handle, flags),
+                 [=] { intercepted::mapped_by_driver(address, bytes, handle); });
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
-    const auto answer = intercepts() ? agent::intercepted::unmap(address, bytes) : std::nullopt;
-    const auto status = answer ? *answer : real<Entry::cuMemUnmap>()(address, bytes);
-    if (status == CUDA_SUCCESS && intercepts()) agent::intercepted::unmapped_by_driver(address, bytes);
-    return status;
+    const auto answer = intercepts() ? intercepted::unmap(address, bytes) : std::nullopt;
+    return noted(answer ? *answer : real<Entry::cuMemUnmap>()(address, bytes),
+                 [=] { intercepted::unmapped_by_driver(address, bytes); });
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                         std::size_t count) {
     if (intercepts())
-        if (const auto answer = agent::intercepted::set_access(address, bytes, grants, count)) return *answer;
+        if (const auto answer = intercepted::set_access(address, bytes, grants, count)) return *answer;
     return real<Entry::cuMemSetAccess>()(address, bytes, grants, count);
 }
 
 // Without what sleeps the driver would think the addresses unused, and give them to others.
 CUresult cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
-    if (intercepts() && agent::intercepted::has_mappings_in(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (intercepts() && intercepted::has_mappings_in(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
     return real<Entry::cuMemAddressFree>()(address, bytes);
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
     if (intercepts())
-        if (const auto answer = agent::intercepted::retain_handle(handle, address)) return *answer;
+        if (const auto answer = intercepted::retain_handle(handle, address)) return *answer;
     return with_reference(real<Entry::cuMemRetainAllocationHandle>()(handle, address), handle);
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
                                                 CUmemGenericAllocationHandle handle) {
     if (intercepts())
-        if (const auto answer = agent::intercepted::properties_of(properties, handle)) return *answer;
+        if (const auto answer = intercepted::properties_of(properties, handle)) return *answer;
     return real<Entry::cuMemGetAllocationPropertiesFromHandle>()(properties, handle);
 }
 
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
-    return use_handle(
-        handle, agent::intercepted::k_exported, [=](CUmemGenericAllocationHandle driver_handle) {
-            return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
-        });
+    return use_handle(handle, intercepted::k_exported, [=](CUmemGenericAllocationHandle driver_handle) {
+        return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
+    });
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
-    const auto status = real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type);
-    if (status == CUDA_SUCCESS && intercepts())
-        agent::intercepted::handle_shared(*handle, agent::intercepted::k_of_another_process);
+    const auto status = noted(real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type), [=] {
+        intercepted::handle_shared(*handle, intercepted::k_of_another_process);
+    });
     return with_reference(status, handle);
 }
 
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t group_offset,
                             CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t bytes,
                             unsigned long long flags) {
-    return use_handle(handle, agent::intercepted::k_in_multicast_group,
+    return use_handle(handle, intercepted::k_in_multicast_group,
                       [=](CUmemGenericAllocationHandle driver_handle) {
                           return real<Entry::cuMulticastBindMem>()(group, group_offset, driver_handle, offset,
                                                                    bytes, flags);
@@ -122,7 +117,7 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle group, std::size_t grou
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t group_offset,
                              CUdeviceptr address, std::size_t bytes, unsigned long long flags) {
     return made_to_stay(real<Entry::cuMulticastBindAddr>()(group, group_offset, address, bytes, flags),
-                        address, bytes, agent::intercepted::k_in_multicast_group);
+                        address, bytes, intercepted::k_in_multicast_group);
 }
 
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t bytes,
@@ -137,7 +132,7 @@ namespace {
 template <Entry entry>
 CUresult map_arrays(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
     const auto call = [=](CUarrayMapInfo* all) { return real<entry>()(all, count, stream); };
-    return intercepts() && maps ? agent::intercepted::map_arrays(maps, count, call) : call(maps);
+    return intercepts() && maps ? intercepted::map_arrays(maps, count, call) : call(maps);
 }
 
 } // namespace

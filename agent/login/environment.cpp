@@ -34,11 +34,8 @@ const char* executed_name(char** variables) {
 }
 
 bool enters_containers(const char* program) {
-    for (const char* name = k_container_programs; *name != '\0';) {
+    for (const char* name = k_container_programs; *name != '\0'; name = freestanding::next(name))
         if (is_same(name, program)) return true;
-        while (*name++ != '\0') {
-        }
-    }
     return false;
 }
 

@@ -10,12 +10,12 @@
 #include "login/environment.hpp"
 
 #include <cstddef>
-#include <initializer_list>
 
 namespace gpu_sleep::login {
 namespace {
 
 using freestanding::begins_with;
+using freestanding::next;
 
 constexpr std::size_t k_max_path = 4096;
 constexpr const char* k_machine_list = "/etc/gpu-sleep.deny";
@@ -58,15 +58,9 @@ void read_words(char (&words)[size]) {
     words[length] = words[length + 1] = '\0';
 }
 
-/// The word after this one.
-const char* next(const char* word) {
-    while (*word++ != '\0') {
-    }
-    return word;
-}
-
 bool runs_scripts(const char* name) {
-    for (const char* interpreter : {"python", "perl", "ruby", "julia", "node", "lua", "bash", "dash", "sh"})
+    const char* interpreter = "python\0perl\0ruby\0julia\0node\0lua\0bash\0dash\0sh\0";
+    for (; *interpreter != '\0'; interpreter = next(interpreter))
         if (begins_with(name, interpreter)) return true;
     return false;
 }

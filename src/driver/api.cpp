@@ -4,9 +4,7 @@
 
 #include "driver/api.hpp"
 
-#include "base/symbols.hpp"
-
-#include <dlfcn.h>
+#include "driver/library.hpp"
 
 namespace gpu_sleep::driver {
 namespace {
@@ -14,11 +12,6 @@ namespace {
 // Two steps, so that cuda.h's renaming macros are applied before the name becomes a string.
 #define GPU_SLEEP_STRING(name) #name
 #define GPU_SLEEP_SYMBOL(name) GPU_SLEEP_STRING(name)
-
-template <class Function>
-void find(void* library, const char* symbol, Function& function) {
-    function = reinterpret_cast<Function>(find_symbol(library, symbol));
-}
 
 ErrorCode code_of(CUresult status) noexcept {
     switch (status) {
@@ -47,21 +40,16 @@ ErrorCode code_of(CUresult status) noexcept {
 } // namespace
 
 Result<Api> Api::load() {
-    void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        const char* reason = ::dlerror();
-        return make_error(ErrorCode::no_driver, "cannot open the CUDA driver: {}",
-                          reason ? reason : "libcuda.so.1");
-    }
+    const auto library = open_libcuda();
+    if (!library) return library.error();
     Api api;
 #define GPU_SLEEP_FIND(name)                                                                                 \
-    find(library, GPU_SLEEP_SYMBOL(name), api.name);                                                         \
-    if (!api.name)                                                                                           \
+    if (!find(*library, GPU_SLEEP_SYMBOL(name), api.name))                                                   \
         return make_error(ErrorCode::no_driver, "the CUDA driver is too old: it has no {}",                  \
                           GPU_SLEEP_SYMBOL(name));
     GPU_SLEEP_DRIVER_FUNCTIONS(GPU_SLEEP_FIND)
 #undef GPU_SLEEP_FIND
-#define GPU_SLEEP_FIND(name) find(library, GPU_SLEEP_SYMBOL(name), api.name);
+#define GPU_SLEEP_FIND(name) find(*library, GPU_SLEEP_SYMBOL(name), api.name);
     GPU_SLEEP_OPTIONAL_DRIVER_FUNCTIONS(GPU_SLEEP_FIND)
 #undef GPU_SLEEP_FIND
     return api;

@@ -77,7 +77,8 @@ namespace gpu_sleep::driver {
     X(cuCtxGetId)                                                                                            \
     X(cuDeviceGetDefaultMemPool)                                                                             \
     X(cuDeviceGetMemPool)                                                                                    \
-    X(cuDeviceGetUuid)                                                                                       \
+    X(cuDeviceGetUuid_v2)                                                                                    \
+    X(cuDriverGetVersion)                                                                                    \
     X(cuMemPoolGetAttribute)                                                                                 \
     X(cuStreamGetCtx)                                                                                        \
     X(cuDeviceGetGraphMemAttribute)

@@ -4,73 +4,27 @@
 
 #include "driver/capabilities.hpp"
 
-#include "base/symbols.hpp"
 #include "driver/checkpoint.hpp"
 #include "driver/context.hpp"
 
 #include <cuda.h>
-#include <dlfcn.h>
 
 #include <algorithm>
-#include <array>
-#include <string_view>
-#include <type_traits>
-#include <utility>
 
 namespace gpu_sleep::driver {
 namespace {
 
-/// What is asked here alone; null where the driver lacks it.
-struct MoreCalls {
-    CUresult(CUDAAPI* version)(int*) = nullptr;
-    CUresult(CUDAAPI* uuid)(CUuuid*, CUdevice) = nullptr;
-
-    MoreCalls() {
-        void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); // which is open already
-        if (!library) return;
-        const auto find = [&](const char* name, auto& function) {
-            function =
-                reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(library, name));
-        };
-        find("cuDriverGetVersion", version);
-        find("cuDeviceGetUuid_v2", uuid);
-        if (!uuid) find("cuDeviceGetUuid", uuid);
-    }
-};
-
-int attribute(const Api& api, CUdevice device, int which) {
-    int value = 0;
-    return api.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(which), device) == CUDA_SUCCESS
-               ? value
-               : 0;
-}
-
-/// "GPU-8a5b...", as NVML has it.
-std::string text_of(const CUuuid& uuid) {
-    std::string text = "GPU";
-    for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
-        if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-        text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
-    }
-    return text;
-}
-
-DeviceCapabilities capabilities_of(const Api& api, const MoreCalls& more, CUdevice device) {
-    constexpr int k_mps_enabled = 133; // which headers before CUDA 12.9 lack
+DeviceCapabilities capabilities_of(const Api& api, CUdevice device) {
     DeviceCapabilities found;
     found.device = device;
-    std::array<char, 96> name{};
-    if (api.cuDeviceGetName(name.data(), static_cast<int>(name.size()), device) == CUDA_SUCCESS)
-        found.name = name.data();
-    CUuuid uuid{};
-    if (more.uuid && more.uuid(&uuid, device) == CUDA_SUCCESS) found.uuid = text_of(uuid);
-    found.compute_major = attribute(api, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-    found.compute_minor = attribute(api, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    found.name = device_name(api, device);
+    found.uuid = device_uuid(api, device);
+    found.compute_major = device_attribute(api, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    found.compute_minor = device_attribute(api, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
     found.has_virtual_memory =
-        attribute(api, device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
-    found.uses_mps = attribute(api, device, k_mps_enabled) != 0;
-    std::size_t total = 0;
-    if (api.cuDeviceTotalMem(&total, device) == CUDA_SUCCESS) found.total = total;
+        device_attribute(api, device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
+    found.uses_mps = is_mps_client(api, device);
+    if (const auto total = device_memory(api, device)) found.total = *total;
     return found;
 }
 
@@ -127,16 +81,15 @@ Result<Capabilities> look_at_capabilities() {
     const auto api = Api::load();
     if (!api) return api.error();
     GPU_SLEEP_TRY(initialise(*api));
-    const MoreCalls more;
     Capabilities found;
-    if (more.version) static_cast<void>(more.version(&found.cuda_version));
+    if (api->cuDriverGetVersion) static_cast<void>(api->cuDriverGetVersion(&found.cuda_version));
     found.has_checkpoint = Checkpoint::load().has_value();
-    int count = 0;
-    GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGetCount, "cannot count GPUs", &count);
-    for (int i = 0; i < count; ++i) {
+    const auto count = device_count(*api);
+    if (!count) return count.error();
+    for (int i = 0; i < *count; ++i) {
         CUdevice device = 0;
         GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGet, "cannot ask a GPU", &device, i);
-        found.devices.push_back(capabilities_of(*api, more, device));
+        found.devices.push_back(capabilities_of(*api, device));
     }
     return found;
 }

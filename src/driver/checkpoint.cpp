@@ -4,10 +4,9 @@
 
 #include "driver/checkpoint.hpp"
 
-#include "base/symbols.hpp"
+#include "driver/library.hpp"
 
 #include <cuda.h>
-#include <dlfcn.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -18,7 +17,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -88,17 +86,10 @@ std::string_view to_string(CheckpointState state) noexcept {
 }
 
 Result<Checkpoint> Checkpoint::load() {
-    void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        const char* reason = ::dlerror();
-        return make_error(ErrorCode::no_driver, "cannot open the CUDA driver: {}",
-                          reason ? reason : "libcuda.so.1");
-    }
+    const auto library = open_libcuda();
+    if (!library) return library.error();
     static Calls& calls = *new Calls;
-    const auto found = [&](const char* name, auto& function) {
-        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(library, name));
-        return function != nullptr;
-    };
+    const auto found = [&](const char* name, auto& function) { return find(*library, name, function); };
     const bool has_all = found("cuInit", calls.init) && found("cuDriverGetVersion", calls.version) &&
                          found("cuGetErrorName", calls.error_name) &&
                          found("cuCheckpointProcessGetState", calls.state) &&

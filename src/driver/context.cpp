@@ -49,9 +49,9 @@ Result<std::optional<PrimaryContext>> active_context(const Api& api, int device)
 
 Result<std::vector<PrimaryContext>> active_contexts(const Api& api) {
     std::vector<PrimaryContext> contexts;
-    int devices = 0;
-    GPU_SLEEP_DRIVER_TRY(api, cuDeviceGetCount, "cannot count the devices", &devices);
-    for (int device = 0; device < devices; ++device) {
+    const auto devices = device_count(api);
+    if (!devices) return devices.error();
+    for (int device = 0; device < *devices; ++device) {
         auto context = active_context(api, device);
         if (!context) return std::move(context).error();
         if (context->has_value()) contexts.push_back(**std::move(context));
@@ -60,9 +60,9 @@ Result<std::vector<PrimaryContext>> active_contexts(const Api& api) {
 }
 
 Result<std::optional<PrimaryContext>> first_active_context(const Api& api) {
-    int devices = 0;
-    GPU_SLEEP_DRIVER_TRY(api, cuDeviceGetCount, "cannot count the devices", &devices);
-    for (int device = 0; device < devices; ++device) {
+    const auto devices = device_count(api);
+    if (!devices) return devices.error();
+    for (int device = 0; device < *devices; ++device) {
         auto context = active_context(api, device);
         if (!context || context->has_value()) return context;
     }
@@ -108,10 +108,14 @@ std::string device_name(const Api& api, int device) {
     return api.cuDeviceGetName(name, sizeof(name) - 1, device) == CUDA_SUCCESS ? name : std::string();
 }
 
+int device_attribute(const Api& api, int device, CUdevice_attribute attribute) {
+    int value = 0;
+    return api.cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS ? value : 0;
+}
+
 bool is_mps_client(const Api& api, int device) {
     constexpr auto k_mps_enabled = static_cast<CUdevice_attribute>(133); // which older headers lack
-    int is_client = 0;
-    return api.cuDeviceGetAttribute(&is_client, k_mps_enabled, device) == CUDA_SUCCESS && is_client != 0;
+    return device_attribute(api, device, k_mps_enabled) != 0;
 }
 
 std::string pci_bus_id(const Api& api, int device) {
@@ -121,7 +125,7 @@ std::string pci_bus_id(const Api& api, int device) {
 
 std::string device_uuid(const Api& api, int device) {
     CUuuid uuid{};
-    if (!api.cuDeviceGetUuid || api.cuDeviceGetUuid(&uuid, device) != CUDA_SUCCESS) return {};
+    if (!api.cuDeviceGetUuid_v2 || api.cuDeviceGetUuid_v2(&uuid, device) != CUDA_SUCCESS) return {};
     const bool is_part = device_name(api, device).find(" MIG ") != std::string::npos;
     std::string text = is_part ? "MIG" : "GPU";
     constexpr std::size_t k_first_group = 4;

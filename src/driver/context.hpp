@@ -96,6 +96,8 @@ struct MemoryInfo {
 
 /// The device's name for people; empty if the driver does not say. Source: CUDA Driver API, cuDeviceGetName.
 [[nodiscard]] std::string device_name(const Api& api, int device);
+/// What the driver says of an attribute; 0 where it does not. Source: CUDA Driver API, cuDeviceGetAttribute.
+[[nodiscard]] int device_attribute(const Api& api, int device, CUdevice_attribute attribute);
 /// Whether the process uses the device through MPS. Source: CUDA Driver API, CU_DEVICE_ATTRIBUTE_MPS_ENABLED.
 [[nodiscard]] bool is_mps_client(const Api& api, int device);
 /// The device's place on the PCI bus, "0000:17:00.0"; empty if the driver does not say. Source: CUDA Driver

@@ -4,13 +4,10 @@
 
 #include "driver/management.hpp"
 
-#include "base/symbols.hpp"
-
-#include <dlfcn.h>
+#include "driver/library.hpp"
 
 #include <array>
 #include <cstddef>
-#include <type_traits>
 #include <utility>
 
 namespace gpu_sleep::driver {
@@ -65,17 +62,10 @@ Error failed(const Nvml& nvml, int status, std::string_view call) {
 }
 
 Result<Nvml> load() {
-    void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        const char* reason = ::dlerror();
-        return make_error(ErrorCode::no_driver, "cannot open the driver's management library: {}",
-                          reason ? reason : "libnvidia-ml.so.1");
-    }
+    const auto library = open_library("libnvidia-ml.so.1", "driver's management library");
+    if (!library) return library.error();
     Nvml nvml;
-    const auto found = [&](const char* name, auto& function) {
-        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(library, name));
-        return function != nullptr;
-    };
+    const auto found = [&](const char* name, auto& function) { return find(*library, name, function); };
     const bool has_all = found("nvmlInit_v2", nvml.init) && found("nvmlErrorString", nvml.error_string) &&
                          found("nvmlDeviceGetCount_v2", nvml.count) &&
                          found("nvmlDeviceGetHandleByIndex_v2", nvml.device) &&

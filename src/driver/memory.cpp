@@ -14,11 +14,6 @@
 namespace gpu_sleep::driver {
 namespace {
 
-bool has_attribute(const Api& api, CUdevice_attribute attribute, CUdevice device) {
-    int value = 0;
-    return api.cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS && value != 0;
-}
-
 std::string describe(AddressSpan span) {
     return fmt::format("range {:#x} of {}", span.address, format_bytes(span.bytes));
 }
@@ -66,9 +61,9 @@ Result<MemoryKind> MemoryKind::of_device(const Api& api, int device) {
     p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     p.location.id = device;
-    if (has_attribute(api, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device))
+    if (device_attribute(api, device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
         p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    if (has_attribute(api, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device))
+    if (device_attribute(api, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED))
         p.allocFlags.gpuDirectRDMACapable = 1;
     std::size_t granularity = 0;
     GPU_SLEEP_DRIVER_TRY(api, cuMemGetAllocationGranularity, "cannot ask for the granularity", &granularity,

@@ -50,6 +50,8 @@ std::uint64_t use_driver(void* driver) {
 }
 
 int find_driver_twice(void) {
+    require(::dlsym(RTLD_NEXT, "dlsym") == ::dlsym(RTLD_DEFAULT, "dlsym"),
+            "what follows this program was looked up as what follows a library");
     require(!::dlsym(RTLD_DEFAULT, "cuInit"), "a driver, though none is loaded");
     for (int i = 0; i < 2; ++i) {
         void* driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/exported_jump.hpp"
+#include "freestanding/trampolines.hpp"
 #include "support/simulated_driver/contexts.hpp"
 
 namespace gpu_sleep::sim {
