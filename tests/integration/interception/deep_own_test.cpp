@@ -9,7 +9,6 @@
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/scratch.hpp"
-#include "support/tree.hpp"
 
 #include <fmt/format.h>
 
@@ -129,15 +128,6 @@ TEST_CASE("Deep: callbacks are not told of a deep sleep that did not come", "[de
     machine.expect_awake();
 }
 
-TEST_CASE("Deep: a program that sleeps already goes deep itself", "[deep]") {
-    DeepMachine machine;
-    REQUIRE(machine.command("gpu-sleep").status == 0);
-    CHECK(machine.host.tell(k_own_sleep).starts_with("0 "));
-    CHECK(machine.is_deep());
-    machine.wake();
-    machine.expect_awake();
-}
-
 TEST_CASE("Deep: what a program cannot ask for is refused, and changes nothing", "[deep]") {
     DeepMachine machine;
     const auto invalid = begin_of(GPU_SLEEP_ERROR_INVALID_ARGUMENT, 0);
@@ -172,16 +162,6 @@ TEST_CASE("Deep: a process whose timer finds the driver unwilling is asleep as w
     }));
     CHECK(machine.command("gpu-inhibit").status == 0); // awake, it stays so
     expect_plain(machine);
-}
-
-TEST_CASE("Deep: an agent without its program outside says so before anything is done", "[deep]") {
-    const Scratch place;
-    const auto agent = place.file("libgpu-sleep-agent.so");
-    std::filesystem::copy_file(agent_file(), agent);
-    DeepMachine machine({"LD_PRELOAD=" + agent});
-    CHECK_THAT(machine.host.tell(k_own_sleep),
-               StartsWith(begin_of(GPU_SLEEP_ERROR_DRIVER, 0)) && mentions("gpu-sleep-outside is missing"));
-    machine.expect_awake();
 }
 
 TEST_CASE("Deep: what the driver refuses to the process outside leaves the program asleep as without it",
