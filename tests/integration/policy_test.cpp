@@ -141,26 +141,6 @@ TEST_CASE("Policy: without --idle the files say when, and of whom nothing is sai
     CHECK(host.tell("check_all") == "intact");
 }
 
-TEST_CASE("Policy: the administrator's file is tried by --config, and a user's own loosens nothing of it",
-          "[policy]") {
-    if (!reads_files()) return;
-    const Scratch home;
-    const auto config = home.file("admin.toml");
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
-    become_idle(host);
-    const auto pid = std::to_string(host.pid());
-    write_file(config, "[reclaim]\nidle = \"10ms\"\n");
-    write_file(home.path() / "gpu-sleep.toml",
-               "[reclaim]\nexempt = true\nmin-awake = \"100d\"\n[tag.weights]\nexempt = true\n");
-    CHECK(reclaim_with(home.path(), {pid, "--config", config}).status == 0);
-    CHECK(host.state() == "asleep");
-    REQUIRE(::chmod(config.c_str(), 0666) == 0);
-    const auto refused = reclaim_with(home.path(), {pid, "--config", config});
-    CHECK(refused.status == 2);
-    host.tell("spin 1");
-}
-
 TEST_CASE(
     "Policy: root's pass judges each process by its owner's file, which cannot loosen the administrator's",
     "[policy]") {

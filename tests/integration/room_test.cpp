@@ -8,7 +8,6 @@
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 
-#include "base/process.hpp"
 #include "peers/gpu_line.hpp"
 #include "peers/neighbours.hpp"
 #include "peers/room.hpp"
@@ -43,9 +42,7 @@ struct Machine {
     SharedDevices devices;
     Scratch without_nvml; ///< a directory whose NVML is none, so that nobody finds this machine's own
 
-    explicit Machine(std::string bytes = "67108864") : devices(std::move(bytes)) {
-        std::ofstream(without_nvml.file("libnvidia-ml.so.1"));
-    }
+    Machine() : devices("67108864") { std::ofstream(without_nvml.file("libnvidia-ml.so.1")); }
     /// The environment of a program that makes room when it is touched.
     [[nodiscard]] Arguments model(const std::string& name, int min_awake_ms = 0) const {
         auto variables = devices.environment();
@@ -322,19 +319,6 @@ TEST_CASE("Room: who has memory and does not answer is named, and holds nobody u
     CHECK_THAT(output.err, mentions(fmt::format("{} (", other.host.pid())));
     CHECK_THAT(output.err, mentions("it has no agent that answers"));
     CHECK(taken < Milliseconds(8'000));
-}
-
-TEST_CASE("Room: many that want one GPU at once all have their turn", "[room]") {
-    constexpr int k_models = 5;
-    constexpr int k_rounds = 3;
-    const Machine machine("100663296"); // the contexts stay there
-    std::deque<Model> models;
-    for (int i = 0; i < k_models; ++i) models.emplace_back(machine.model(fmt::format("model{}", i), 20));
-    for (int round = 0; round < k_rounds; ++round) {
-        for (auto& model : models) model.begin_request();
-        for (auto& model : models) model.end_request();
-    }
-    for (auto& model : models) CHECK(model.shown(k_waiting) == "none");
 }
 
 TEST_CASE("Room: a touch that makes no room says who has the memory", "[room]") {

@@ -80,19 +80,6 @@ TEST_CASE("Deep: the program puts itself to sleep, and wakes itself", "[quick][d
     }
 }
 
-TEST_CASE("Deep: what put itself to sleep wakes for a touch, or for a command", "[deep]") {
-    DeepMachine machine({"GPU_SLEEP_ON_TOUCH=wake"});
-    for (int round = 0; round < 2; ++round) {
-        REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
-        CHECK(machine.is_deep());
-        check_intact(machine.host, machine.piece);
-        CHECK_FALSE(machine.is_deep());
-        REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
-        machine.wake();
-        machine.expect_awake();
-    }
-}
-
 TEST_CASE("Deep: callbacks hear that a sleep is to be deep, and was", "[deep]") {
     DeepMachine machine;
     machine.host.tell("callbacks");
