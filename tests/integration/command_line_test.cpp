@@ -25,29 +25,6 @@ Output run_with_full_output(const std::string& command, const Arguments& argumen
 
 } // namespace
 
-TEST_CASE("Command line: an option with an equals sign and no value takes nothing else for it",
-          "[command_line]") {
-    Host host;
-    host.tell("alloc weights 4096 0");
-    const auto refuse = [](const Output& output, const std::string& option) {
-        INFO(option);
-        CHECK(output.status == 2);
-        const auto name = option.substr(0, option.find('='));
-        CHECK_THAT(output.err, mentions(name + (name == "--json" ? " takes no value" : " has no value")));
-    };
-    for (const std::string option : {"--dir=", "--spill=", "--tags=", "--timeout=", "--store=", "--json="})
-        refuse(host.command("gpu-sleep", {"--store", "file", option, "--dry-run"}), option);
-    const auto nothing = host.command("gpu-sleep", {"--tags", ",", "--dry-run"});
-    CHECK(nothing.status == 2);
-    CHECK_THAT(nothing.err, mentions("--tags has no value"));
-    refuse(host.command("gpu-wake", {"--wait=", "--dry-run"}), "--wait=");
-    refuse(host.command("gpu-ps", {"--watch=", "--json"}), "--watch=");
-    for (const std::string option : {"--name=", "--tag=", "--rules="})
-        refuse(run(gpu_run({option, "--audit", "--", "true"})), option);
-    if (!is_sanitized()) CHECK(run(gpu_run({"--", "test", "--name=", "=", "--name="})).status == 0);
-    CHECK(host.state() == "awake");
-}
-
 TEST_CASE("Command line: a result that cannot be written is said to be lost", "[command_line]") {
     Host host;
     host.tell("alloc weights 4096 0");

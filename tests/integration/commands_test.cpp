@@ -11,7 +11,6 @@
 
 #include <fmt/format.h>
 
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -62,6 +61,7 @@ TEST_CASE("Commands: level 2 drops what nothing preserves, and says which tags h
     allocate_three_tags(host);
     host.tell("policy default preserve 0");
     host.tell("policy kv_cache offload 1");
+    CHECK(host.command("gpu-sleep", {"--level", "2", "--require-refill"}).status == 1);
     const auto slept = host.command("gpu-sleep", {"--level", "2"});
     REQUIRE(slept.status == 0);
     CHECK_THAT(slept.out, mentions("dropped with no declared refill: weights"));
@@ -105,42 +105,6 @@ TEST_CASE("Commands: at a terminal, who would drop what is not refillable is ask
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Commands: a policy or an option decides for one tag at any level", "[commands]") {
-    Host host;
-    allocate_three_tags(host);
-    SECTION("--keep against level 2") {
-        REQUIRE(host.command("gpu-sleep", {"--level", "2", "--keep", "weights,default"}).status == 0);
-        REQUIRE(host.command("gpu-wake").status == 0);
-        CHECK(host.tell("check 0") == "intact");
-        CHECK(host.tell("check 1") == "zero");
-    }
-    SECTION("--discard against level 1") {
-        REQUIRE(host.command("gpu-sleep", {"--discard", "kv_cache"}).status == 0);
-        REQUIRE(host.command("gpu-wake").status == 0);
-        CHECK(host.tell("check 0") == "intact");
-        CHECK(host.tell("check 1") == "zero");
-    }
-    SECTION("the policy discard against level 1") {
-        host.tell("policy weights discard 0");
-        const auto slept = host.command("gpu-sleep");
-        REQUIRE(slept.status == 0);
-        CHECK_THAT(slept.out, !mentions("no declared refill"));
-        REQUIRE(host.command("gpu-wake").status == 0);
-        CHECK(host.tell("check 0") == "zero");
-        CHECK(host.tell("check 1") == "intact");
-    }
-    CHECK(host.tell("check 2") == "intact");
-}
-
-TEST_CASE("Commands: both --keep and --discard for one tag is wrong usage", "[commands]") {
-    Host host;
-    host.tell("alloc weights 4096 0");
-    const auto slept = host.command("gpu-sleep", {"--keep", "weights", "--discard", "weights"});
-    CHECK(slept.status == 2);
-    CHECK_THAT(slept.err, mentions("weights"));
-    CHECK(host.state() == "awake");
-}
-
 TEST_CASE("Commands: tags sleep and wake on their own", "[quick][commands]") {
     Host host;
     allocate_three_tags(host);
@@ -154,6 +118,10 @@ TEST_CASE("Commands: tags sleep and wake on their own", "[quick][commands]") {
     CHECK(host.state() == "partial");
     CHECK(host.tell("check 0") == "intact");
     CHECK(host.tell("check 3") == "intact");
+    const auto unknown = host.command("gpu-wake", {"--tags", "weights,wieghts", "--json"});
+    CHECK(unknown.status == 2);
+    CHECK(unknown.json("/processes/0/error/code") == "unknown_tag");
+    CHECK(host.state() == "partial");
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check 1") == "zero");
 }
@@ -187,46 +155,6 @@ TEST_CASE("Commands: an order wakes one tag after another, then the rest, in one
     CHECK(host.tell("check_all") == "intact");
 }
 
-TEST_CASE("Commands: what is done already succeeds and says so", "[commands]") {
-    Host host;
-    allocate_three_tags(host);
-    const auto woken = host.command("gpu-wake");
-    CHECK(woken.status == 0);
-    CHECK_THAT(woken.out, mentions("already awake"));
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    const auto again = host.command("gpu-sleep");
-    CHECK(again.status == 0);
-    CHECK_THAT(again.out, mentions("already asleep"));
-    CHECK(host.command("gpu-sleep", {"--json"}).json("/processes/0/report/changed") == "false");
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-}
-
-TEST_CASE("Commands: a deeper sleep gives up what was kept", "[commands]") {
-    Host host;
-    allocate_three_tags(host);
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    const auto deeper = host.command("gpu-sleep", {"--level", "2", "--tags", "weights", "--json"});
-    REQUIRE(deeper.status == 0);
-    CHECK(deeper.tag("weights", "dropped_bytes") == "6291456");
-    CHECK(deeper.tag("kv_cache", "kept_bytes") == "4194304");
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check 0") == "zero");
-    CHECK(host.tell("check 1") == "intact");
-}
-
-TEST_CASE("Commands: --require-refill refuses to drop what cannot be filled again", "[commands]") {
-    Host host;
-    allocate_three_tags(host);
-    host.tell("policy kv_cache offload 1");
-    const auto refused = host.command("gpu-sleep", {"--level", "2", "--require-refill"});
-    CHECK(refused.status == 1);
-    CHECK_THAT(refused.err, mentions("--keep"));
-    CHECK(host.state() == "awake");
-    CHECK(host.command("gpu-sleep", {"--level", "2", "--require-refill", "--tags", "kv_cache"}).status == 0);
-    CHECK(host.tell("check 0") == "intact");
-}
-
 TEST_CASE("Commands: --dry-run changes nothing and calls nobody", "[commands]") {
     Host host;
     allocate_three_tags(host);
@@ -239,7 +167,6 @@ TEST_CASE("Commands: --dry-run changes nothing and calls nobody", "[commands]") 
     CHECK(slept.json("/processes/0/report/devices/0/dropped_bytes") == "6291456");
     CHECK(slept.json("/processes/0/report/dropped_without_refill/0") != "none");
     CHECK(slept.json("/processes/0/report/devices/0/total_bytes") != "0");
-    CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out, mentions("WOULD FREE"));
     CHECK(host.state() == "awake");
     CHECK(host.tell("calls").substr(0, 3) == "0 0");
     CHECK(host.tell("check_all") == "intact");
@@ -250,42 +177,9 @@ TEST_CASE("Commands: --dry-run changes nothing and calls nobody", "[commands]") 
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Commands: wrong usage ends with 2 and changes nothing", "[quick][commands]") {
-    Host host;
-    allocate_three_tags(host);
-    CHECK(host.command("gpu-sleep", {"--level", "3"}).status == 2);
-    CHECK(host.command("gpu-sleep", {"--timeout", "soon"}).status == 2);
-    CHECK(host.command("gpu-sleep", {"--tags", "a tag"}).status == 2);
-    CHECK(host.command("gpu-sleep", {"--no-such-option"}).status == 2);
-    CHECK(run({{command_file("gpu-sleep")}}).status == 2);
-    CHECK(run({{command_file("gpu-sleep"), ""}}).status == 2);
-    CHECK(run({{command_file("gpu-wake"), ""}}).status == 2);
-    CHECK(host.command("gpu-sleep", {"--spill", ""}).status == 2);
-    CHECK(host.state() == "awake");
-    const auto unknown = host.command("gpu-sleep", {"--tags", "weights,wieghts"});
-    CHECK(unknown.status == 2);
-    CHECK_THAT(unknown.err, mentions("wieghts") && mentions("kv_cache") && mentions("default"));
-    CHECK(host.command("gpu-wake", {"--tags", "wieghts", "--json"}).json("/processes/0/error/code") ==
-          "unknown_tag");
-    CHECK(host.state() == "awake");
-}
-
-TEST_CASE("Commands: each says its version, and how it is used", "[commands]") {
-    const std::string name = GENERATE("gpu-sleep", "gpu-wake", "gpu-ps");
-    const auto version = run({{command_file(name), "--version"}});
-    CHECK(version.status == 0);
-    CHECK(version.out == name + " " GPU_SLEEP_VERSION "\n");
-    const auto help = run({{command_file(name), "--help"}});
-    CHECK(help.status == 0);
-    CHECK_THAT(help.out, mentions("Examples:") && mentions("Usage: " + name));
-    const auto full_help = run({{command_file(name), "--help-all"}});
-    CHECK_THAT(full_help.out, mentions("Exit status: 0 done") && mentions("--json"));
-}
-
 TEST_CASE("Commands: without a process or an agent they end with 3", "[commands]") {
     const auto no_process = run({{command_file("gpu-sleep"), "999999999"}});
     CHECK(no_process.status == 3);
-    CHECK_THAT(no_process.err, mentions("999999999"));
     CHECK(run({{command_file("gpu-wake"), "gpu-sleep-test-nobody-has-this-name"}}).status == 3);
     CHECK(run({{command_file("gpu-ps"), "999999999"}}).status == 3);
     const Process bystander(Launch{{"sleep", "60"}});
@@ -298,7 +192,6 @@ TEST_CASE("Commands: without a process or an agent they end with 3", "[commands]
     const auto no_agent = run({{command_file("gpu-sleep"), std::to_string(bystander.pid()), "--json"}});
     CHECK(no_agent.status == 3);
     CHECK(no_agent.json("/error/code") == "no_agent");
-    CHECK_THAT(no_agent.err, mentions("(sleep)"));
 }
 
 TEST_CASE("Commands: a process is found by its name", "[quick][commands]") {
@@ -329,10 +222,6 @@ TEST_CASE("Commands: a process is found by its program's name, if it is the only
     other.tell("alloc weights 4096 0");
     const auto refused = run({{command_file("gpu-sleep"), name, "--json"}});
     CHECK(refused.json("/error/code") == "ambiguous_name");
-    for (auto* host : {&one, &other})
-        CHECK_THAT(refused.err, mentions(fmt::format("{} ({})", host->pid(), name)));
-    CHECK(other.state() == "awake");
-    CHECK(run({{command_file("gpu-ps"), name, "--json"}}).json("/processes/1/state") == "awake");
     CHECK(run({{command_file("gpu-sleep"), name, "--all"}}).status == 0);
     CHECK(other.state() == "asleep");
     REQUIRE(other.command("gpu-wake").status == 0);
@@ -366,18 +255,11 @@ TEST_CASE("Commands: several processes are asked at once, and the status is the 
     CHECK(slept.json("/processes/2/error/code") == "no_process");
     CHECK(slept.json("/processes/2/command") == "none"); // nothing is known of it
     CHECK(slept.json("/processes/3") == "none");
-    CHECK_THAT(slept.err, mentions("cannot put 999999999 to sleep: there is no process 999999999"));
     const auto woken = ask("gpu-wake", {second, first});
     CHECK(woken.status == 0);
-    CHECK_THAT(woken.out, mentions(first + " ") && mentions(second + " ") && mentions("in all"));
     REQUIRE(ask("gpu-inhibit", {first, second}).status == 0);
     CHECK(ask("gpu-sleep", {first, second}).status == 1);
     CHECK(ask("gpu-inhibit", {first, second, "--release", "--json"}).json("/processes/1/pid") == second);
-    for (const auto& refused :
-         {ask("gpu-sleep", {first, second, "--tree"}), ask("gpu-sleep", {"--all", "--group", "x"}),
-          ask("gpu-sleep", {"--all", "--tree"}), ask("gpu-sleep", {"--all", "--engine", "driver"}),
-          ask("gpu-wake", {first, second, "--gpu", "0=1"}), ask("gpu-inhibit", {"--all", "--", "true"})})
-        CHECK(refused.status == 2);
 }
 
 TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
@@ -395,7 +277,6 @@ TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
     };
     const auto slept = ask("gpu-sleep");
     CHECK(slept.status == 0);
-    CHECK_THAT(slept.out, mentions("8.00 MiB of GPU memory freed in all"));
     CHECK(host.state() == "awake");
     for (auto* each : {&one, &other}) CHECK(each->state() == "asleep");
     CHECK(ask("gpu-sleep").out == "nothing to do\n");
@@ -438,47 +319,6 @@ TEST_CASE("Commands: a command that lacks descriptors leaves all processes as th
     for (const auto& host : hosts) CHECK(host->state() == "asleep");
 }
 
-TEST_CASE("Commands: by name, no process is left out silently that does not say its name", "[commands]") {
-    const auto name = "gpu-sleep-test-" + std::to_string(::getpid());
-    Host named({"GPU_SLEEP_NAME=" + name});
-    Host renamed;
-    Host unrelated;
-    named.tell("alloc weights 4096 0");
-    renamed.tell("alloc weights 4096 0");
-    unrelated.tell("alloc weights 4096 0");
-    renamed.tell("name " + name);
-    for (auto* host : {&named, &renamed, &unrelated}) host->process().signal(SIGSTOP);
-    const auto listed = run({{command_file("gpu-ps"), name, "--timeout", "200ms", "--json"}});
-    named.process().signal(SIGCONT);
-    const auto slept = run({{command_file("gpu-sleep"), name, "--json"}});
-    renamed.process().signal(SIGCONT);
-    unrelated.process().signal(SIGCONT);
-    CHECK_THAT(listed.err + slept.err, !mentions(std::to_string(unrelated.pid())));
-    CHECK(listed.status == 4);
-    CHECK(listed.json("/processes/0/pid") == std::to_string(named.pid()));
-    CHECK(listed.json("/processes/0/error/code") == "stopped");
-    CHECK(listed.json("/processes/1/pid") == std::to_string(renamed.pid()));
-    CHECK_THAT(listed.err, mentions(std::to_string(named.pid())) && mentions(std::to_string(renamed.pid())));
-
-    CHECK(slept.status == 4);
-    CHECK(slept.json("/processes/0/state") == "asleep");
-    CHECK(slept.json("/processes/1/error/code") == "stopped");
-    CHECK_THAT(slept.err, mentions("cannot put " + std::to_string(renamed.pid())) && mentions(name));
-    CHECK(named.state() == "asleep");
-    CHECK(renamed.state() == "awake");
-}
-
-TEST_CASE("Commands: a parent without an agent stands for its descendants", "[commands]") {
-    Host family(Launch{{"sh", "-c", command_file("integration_host") + "; exit $?"}});
-    family.tell("alloc weights 4194304 0");
-    const auto slept = family.command("gpu-sleep", {"--json"});
-    REQUIRE(slept.status == 0);
-    CHECK(slept.json("/processes/0/pid") == family.tell("pid"));
-    CHECK(slept.json("/processes/0/pid") != std::to_string(family.pid()));
-    REQUIRE(family.command("gpu-wake").status == 0);
-    CHECK(family.tell("check_all") == "intact");
-}
-
 TEST_CASE("Commands: gpu-ps lists every process of the user, for people and for programs",
           "[quick][commands]") {
     Host one({"GPU_SLEEP_NAME=the-one"});
@@ -507,7 +347,6 @@ TEST_CASE("Commands: only the owner and root may", "[commands]") {
         command.insert(command.end(), {stage.file("gpu-sleep"), std::to_string(host.pid())});
         const auto refused = run({command});
         CHECK(refused.status == 5);
-        CHECK_THAT(refused.err, mentions("root"));
         CHECK(host.state() == "awake");
     }
     SECTION("root may touch anybody's, and so may nobody its own") {

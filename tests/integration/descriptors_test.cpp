@@ -2,15 +2,13 @@
 // Copyright the gpu-sleep authors.
 // Programs that have used up their descriptors, and the places in /tmp that the agent makes and leaves.
 
+#include "base/process.hpp"
 #include "empty_tmp.hpp"
+#include "peer.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
 
-#include "base/process.hpp"
-
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 
 #include <filesystem>
 #include <string>
@@ -89,14 +87,9 @@ TEST_CASE("Descriptors: who connects and says nothing keeps nobody out where the
     Host host;
     host.tell("alloc weights 4194304 0");
     const AllUsed used(host);
-    const UniqueFd silent(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    socket_file(host.pid()).copy(address.sun_path, sizeof address.sun_path - 1);
-    REQUIRE(::connect(silent.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    Peer silent(host);
     CHECK(becomes_true([&] { return host.state() == "awake"; }));
-    char answer = 0;
-    CHECK(::recv(silent.get(), &answer, 1, 0) == 1); // why it has to go
+    CHECK(silent.next()); // why it has to go
 }
 
 TEST_CASE("Descriptors: a directory whose name nobody can guess is gone with the last socket in it",

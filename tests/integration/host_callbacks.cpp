@@ -4,8 +4,6 @@
 
 #include "host_callbacks.hpp"
 
-#include <pthread.h>
-
 #include <chrono>
 #include <utility>
 
@@ -53,8 +51,6 @@ void HostCallbacks::note(const gpu_sleep_event& event, int& count) {
 int HostCallbacks::before_sleep(const gpu_sleep_event* event, void* self) {
     auto& callbacks = *static_cast<HostCallbacks*>(self);
     callbacks.note(*event, callbacks.before_);
-    if (callbacks.kind_ == "refuse") return 3;
-    if (callbacks.kind_ == "end_thread") ::pthread_exit(nullptr);
     if (callbacks.kind_ == "linger") return callbacks.linger();
     if (callbacks.kind_ == "touch") return spin(1) ? 0 : 1;
     if (callbacks.kind_ == "reenter") return gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_ERROR_REFUSED ? 0 : 1;
@@ -64,8 +60,6 @@ int HostCallbacks::before_sleep(const gpu_sleep_event* event, void* self) {
 int HostCallbacks::after_wake(const gpu_sleep_event* event, void* self) {
     auto& callbacks = *static_cast<HostCallbacks*>(self);
     callbacks.note(*event, callbacks.after_);
-    if (callbacks.kind_ == "fail") return 4;
-    if (callbacks.kind_ == "dwell") return callbacks.linger();
     if (callbacks.kind_ == "relapse") return callbacks.refill(*event) == 0 ? 5 : 6;
     return callbacks.kind_ == "refill" ? callbacks.refill(*event) : 0;
 }

@@ -24,18 +24,15 @@ public:
     /// Reads "KIND [DEADLINE_MS]" and registers callbacks in place of those before. KIND is
     ///   none      no callbacks at all
     ///   obey      both return 0
-    ///   refuse    before a sleep: 3
     ///   linger    before a sleep: returns after let_go(), at the latest after a minute
     ///   twice     the same, registered twice
     ///   touch     before a sleep: gives the GPU work
     ///   refill    after a wake: fills the dropped tags again and says so
     ///   relapse   the same, and then fails: 5
-    ///   fail      after a wake: 4
-    ///   dwell     after a wake: as linger before a sleep
     ///   reenter   before a sleep: tries to wake the process, and refuses if that was not refused
     [[nodiscard]] Result<std::string> install(std::istream& words);
 
-    /// Ends the waiting of `linger` and `dwell`.
+    /// Ends the waiting of `linger`.
     [[nodiscard]] Result<std::string> let_go();
 
     /// "BEFORE AFTER LEVEL DROPPED": how often each was called, and what the last one was told.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace gpu_sleep::test {
 namespace {
@@ -55,12 +56,6 @@ Result<void> use_device(int device) {
         GPU_SLEEP_TRY(checked(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain"));
     }
     return checked(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-}
-
-Result<void> reset_device(int device) {
-    const std::lock_guard lock(g_contexts_mutex);
-    g_contexts.erase(device);
-    return checked(cuDevicePrimaryCtxReset(device), "cuDevicePrimaryCtxReset");
 }
 
 Result<void> fill(const Allocation& allocation) {

@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 namespace gpu_sleep::test {
 
@@ -23,10 +22,6 @@ namespace gpu_sleep::test {
 /// Makes the primary context of `device` current to this thread; each is retained once. Errors:
 /// driver_failed.
 [[nodiscard]] Result<void> use_device(int device);
-
-/// Destroys the primary context of `device` and everything in it, as cudaDeviceReset does. Errors:
-/// driver_failed.
-[[nodiscard]] Result<void> reset_device(int device);
 
 /// Memory of the agent. Its bytes are a function of the seed and of their place, never zero for long.
 struct Allocation {

@@ -313,7 +313,6 @@ Answer set_fault(const std::string& kind, Words& words) {
     const auto name = next<std::string>(words);
     const auto number = next<std::uint64_t>(words);
     if (kind == "delay") sim_delay(name.c_str(), number);
-    if (kind == "corrupt") sim_corrupt_copy(name.c_str(), number);
     if (kind == "fail") sim_fail(name.c_str(), number, next<int>(words), SIM_ONCE);
     return std::string();
 }
@@ -350,7 +349,6 @@ const Commands& commands() {
         {"collective_steps", collective_steps},
         {"collective_end", end_collective},
         {"spin", [](Words& w) { return ok(spin(next<std::uint64_t>(w))); }},
-        {"reset", [](Words& w) { return ok(reset_device(next<int>(w))); }},
         {"own_context", use_own_context},
         {"callback", [](Words& w) { return host().callbacks.install(w); }},
         {"let_go", [](Words&) { return host().callbacks.let_go(); }},
@@ -379,7 +377,6 @@ const Commands& commands() {
         {"unblock", unblock_signals},
         {"signals", [](Words&) { return Answer(std::to_string(g_signals)); }},
         {"delay", [](Words& w) { return set_fault("delay", w); }},
-        {"corrupt", [](Words& w) { return set_fault("corrupt", w); }},
         {"fail", [](Words& w) { return set_fault("fail", w); }},
         {"reads", set_reads},
         {"pinned", [](Words&) { return Answer(std::to_string(sim_live_objects().host_bytes)); }},

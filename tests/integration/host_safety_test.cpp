@@ -226,22 +226,6 @@ TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does
     CHECK_THAT(plain.out, mentions("cuNoSuchThing"));
 }
 
-TEST_CASE("Host safety: while a kernel does not end, a sleep times out and changes nothing",
-          "[host_safety]") {
-    Program program({"spin"});
-    REQUIRE(program.line() == "ready");
-    const auto late = program.command("gpu-sleep", {"--timeout", "500ms"});
-    CHECK(late.status == 4);
-    CHECK(program.status("state") == "awake");
-    CHECK(program.status("report/gate/state") == "open");
-    program.go_on();
-    CHECK(program.line() == "intact");
-    program.sleep();
-    program.wake();
-    program.go_on();
-    CHECK(program.ends().status == 0);
-}
-
 TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, and says so once",
           "[host_safety]") {
     const Scratch scratch;
@@ -259,7 +243,6 @@ TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, a
     CHECK(count_in(sleeper.process().errors(), k_touch_trouble) == 1);
     // Whoever looks learns it too, and what is short.
     CHECK_THAT(sleeper.status(k_first_note), mentions(k_touch_trouble) && mentions("GPU 0"));
-    CHECK_THAT(sleeper.command("gpu-ps").out, mentions(k_touch_trouble) && mentions("1 thread waits"));
     CHECK(sleeper.status("report/wakes_waiting/0/by_touch") == "true");
     CHECK(sleeper.status("report/wakes_waiting/1") == "none");
     holder.go_on();
@@ -275,8 +258,7 @@ TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, a
 TEST_CASE("Host safety: a touch that cannot wake the process fails after its limit", "[host_safety]") {
     const Scratch scratch;
     const Arguments shared{"GPU_SLEEP_SIM_STATE=" + scratch.file("devices"), "GPU_SLEEP_SIM_MEMORY=67108864"};
-    const auto* const limit = GENERATE("700ms", "0s");
-    Program sleeper({"touch_often"}, {"--on-touch", "wake", "--touch-limit", limit}, shared);
+    Program sleeper({"touch_often"}, {"--on-touch", "wake", "--touch-limit", "700ms"}, shared);
     REQUIRE(sleeper.line() == "ready");
     sleeper.sleep();
     Program holder({"hold", "46"}, {}, shared);

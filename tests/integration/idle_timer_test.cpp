@@ -6,8 +6,6 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -91,13 +89,6 @@ TEST_CASE("Idle timer: it heeds inhibitors, and sleeps when they end", "[idle_ti
     CHECK(host.state() == "awake");
     REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
     CHECK(falls_asleep(host));
-}
-
-TEST_CASE("Idle timer: what its touches do is as the environment has it", "[idle_timer]") {
-    Host host(timed({"GPU_SLEEP_ON_TOUCH=fail"}));
-    host.tell("alloc weights 4194304 0");
-    REQUIRE(falls_asleep(host));
-    CHECK(value_of(host, "gate/on_touch") == "fail");
 }
 
 TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails is tried again",

@@ -179,7 +179,6 @@ TEST_CASE("Metrics: a file is replaced at once, and may be read by all", "[metri
     CHECK(write(scratch.file("none/gpu_sleep.prom")).status == 1);
     CHECK(scratch.file_count() == 2);
     CHECK(host.command("gpu-ps", {"--prometheus", "--json"}).status == 2);
-    CHECK(host.command("gpu-ps", {"--prometheus", "--watch"}).status == 2);
     const auto mistaken = run({{command_file("gpu-ps"), "--prometheus", file}});
     CHECK(mistaken.status == 3);
     CHECK_THAT(mistaken.err, mentions("the file is written --prometheus=" + file));

@@ -3,20 +3,14 @@
 // Moving what sleeps from host memory to files and back by the commands: what they say, how they end when
 // they are interrupted or killed, and what is left of a process that is.
 
-#include "anonymous_bytes.hpp"
 #include "place.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
 
-#include <sys/resource.h>
-
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <random>
-#include <string>
-#include <thread>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -49,7 +43,6 @@ TEST_CASE("Move: a sleeper goes to files and back by tags, and every command say
     CHECK(all.status == 0);
     CHECK_THAT(all.out, mentions("still asleep") && mentions("of kept contents to another store"));
     CHECK(place.files().size() == 3);
-    CHECK_THAT(host.command("gpu-ps").out, mentions(" file ") && !mentions(" host "));
     CHECK_THAT(host.command("gpu-sleep", place.store()).out, mentions("as asked"));
 
     const auto back = host.command("gpu-sleep", {"--store", "host", "--json"});
@@ -58,87 +51,9 @@ TEST_CASE("Move: a sleeper goes to files and back by tags, and every command say
     CHECK(back.json("/processes/0/report/file_bytes") == "0");
     CHECK(back.tag("weights", "in_files_bytes") == "0");
     CHECK(place.files().empty());
-    CHECK_THAT(host.command("gpu-ps").out, mentions(" host ") && !mentions(" file "));
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check_all") == "intact");
     CHECK(host.tell("faults") == "0");
-}
-
-TEST_CASE("Move: host memory is free when the command ends", "[move]") {
-    constexpr std::size_t k_bytes = 64 << 20;
-    const Place place;
-    Host host;
-    host.tell("alloc weights " + std::to_string(k_bytes) + " 0");
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    const auto before = anonymous_bytes(host.pid());
-    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-    CHECK(anonymous_bytes(host.pid()) + k_bytes / 4 * 3 < before);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-}
-
-TEST_CASE("Move: what is interrupted, or has no more time, or no room, stays where it was", "[move]") {
-    const Place place;
-    Host host({"GPU_SLEEP_SIM_POISON=0"});
-    host.tell("alloc weights 100663296 0");
-    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-    int expected = 0;
-    std::string code;
-    Output ended;
-    SECTION("interrupted") {
-        host.tell("delay cuMemHostRegister 400000");
-        auto moving = host.start("gpu-sleep", {"--store", "host", "--json"});
-        await_request(moving);
-        pause_for(150ms);
-        moving.signal(SIGINT);
-        ended = moving.finish();
-        expected = 128 + SIGINT;
-        code = "cancelled";
-    }
-    SECTION("out of time") {
-        host.tell("delay cuMemHostRegister 400000");
-        ended = host.command("gpu-sleep", {"--store", "host", "--timeout", "200ms", "--json"});
-        expected = 4;
-        code = "timed_out";
-    }
-    CHECK(ended.status == expected);
-    CHECK(ended.json("/processes/0/error/code") == code);
-    host.tell("delay cuMemHostRegister 0");
-    const auto now = host.command("gpu-ps", {"--json"});
-    CHECK(now.tag("weights", "in_files_bytes") == "100663296");
-    CHECK(place.files().size() == 1);
-    REQUIRE(host.command("gpu-sleep", {"--store", "host"}).status == 0);
-    CHECK(place.files().empty());
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-}
-
-TEST_CASE(
-    "Move: a directory that cannot be used, or a disk that is full, leaves the process asleep and whole",
-    "[move]") {
-    const Place place;
-    Host host;
-    host.tell("alloc weights 8388608 0");
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    SECTION("no such directory") {
-        const auto failed =
-            host.command("gpu-sleep", {"--store", "file", "--dir", place.path() / "deeper" / "still"});
-        CHECK(failed.status == 7);
-        CHECK(host.command("gpu-sleep", {"--store", "file"}).status == 2);
-    }
-    SECTION("files may not be that long") {
-        rlimit before{};
-        REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, nullptr, &before) == 0);
-        const rlimit limit{1 << 20, before.rlim_max};
-        REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &limit, nullptr) == 0);
-        CHECK(host.command("gpu-sleep", place.store()).status == 7);
-        REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &before, nullptr) == 0);
-    }
-    CHECK(host.state() == "asleep");
-    CHECK(place.files().empty());
-    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
 }
 
 TEST_CASE("Move: commands that are killed at random moments leave all bytes, in one place", "[move]") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Every option of every command, as --help-all lists them, with every kind of value that it cannot take, and
-// some that it can.
+// some that it can; and what does not go together.
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
@@ -38,144 +38,74 @@ Arguments with(Arguments some, const Arguments& more) {
 
 const Arguments k_never = {k_garbage, " ", "--"};
 
-Kind flag() {
-    return {};
+Kind kind(Arguments good, const Arguments& bad, Arguments needs = {}, bool may_repeat = false) {
+    return {std::move(good), with(k_never, bad), may_repeat, std::move(needs)};
 }
-Kind duration() {
-    return {{"0", "0s", "1", "250ms", "1.5h", "9999d"},
-            with(k_never, {"-1s", "-1", "x", "1x", "1 h 5", "0x10", "nan", "inf", "1e3", "1GiB", "10001d",
-                           "1s2s", " 1s", k_beyond_64_bits, k_beyond_all, std::string(400, '9')})};
-}
-Kind rung() {
-    auto kind = duration();
-    for (const auto* const good : {"15m:host", "4h:file", "1d:deep"}) kind.good.emplace_back(good);
-    for (const auto* const bad : {":host", "15m:", "15m:x", "15m:host:file", "15m,4h:file"})
-        kind.bad.emplace_back(bad);
-    return kind;
-}
-Kind with_needs(Kind kind, Arguments needs) {
-    kind.needs = std::move(needs);
-    return kind;
-}
-Kind size() {
-    return {{"0", "1", "4096", "64KiB", "1.5GB", "8388607TiB"},
-            with(k_never, {"-1", "-1MiB", "x", "1s", "1MIB", "0x10", "nan", "inf", "1e3", "8388608TiB",
-                           k_beyond_64_bits, k_beyond_all, std::string(400, '9')})};
-}
-Kind tags() {
-    return {{"a", "a,b", "a,a", std::string(64, 't'), k_beyond_all},
-            {k_garbage, " ", "a b", "a,b c", "gr\xC3\xBC", "a=b", std::string(65, 't')},
-            true};
-}
-Kind choice(Arguments words) {
-    return {std::move(words),
-            with(k_never, {"x", "-1", "0", "1s", k_beyond_all, "shut|checked", "WAIT", "wait "})};
+Kind choice(const std::string& words) {
+    std::istringstream stream(words);
+    Arguments good;
+    for (std::string word; std::getline(stream, word, '|');) good.push_back(word);
+    return kind(std::move(good), {"x", words, "WAIT", "wait "});
 }
 Kind directory(Arguments needs) {
     return {{"/nonexistent", "here", std::string(300, 'd')}, {}, false, std::move(needs)};
 }
 
-/// The options that --help-all may list, of all commands; a name that is said for a command alone comes
-/// first.
+/// What is told by the name of the value, or by the option, or by it and its command. What a time and a size
+/// may be besides is for unit/units_test.cpp.
 const std::map<std::string, Kind>& kinds() {
+    const Kind duration = kind({"0", "250ms", "1.5h"}, {"-1s", "x", "1GiB"});
+    const Kind size = kind({"0", "64KiB", "1.5GB"}, {"-1", "x", "1s"});
+    const Kind file{{}, {"/nonexistent", "/", k_garbage, std::string(300, 'f')}};
+    const Kind name{{"a", "a b", "gr\xC3\xBC\xC3\x9F"},
+                    {k_garbage, "1", k_beyond_all, "a\n", "a\xE2\x80\xAE", std::string(65, 'n')}};
+    const auto with_needs = [](Kind some, Arguments needs) {
+        some.needs = std::move(needs);
+        return some;
+    };
     static const std::map<std::string, Kind> s_kinds = {
-        {"--version", flag()},
-        {"--help", flag()},
-        {"--help-all", flag()},
-        {"--json", flag()},
-        {"--long", flag()},
-        {"--quiet", flag()},
-        {"--dry-run", flag()},
-        {"--require-refill", flag()},
-        {"--force", flag()},
+        {"", {}}, // a flag
+        {"DURATION", duration},
+        {"INTERVAL", duration},
+        {"SIZE", size},
+        {"TAG[,TAG...]",
+         {{"a", "a,b", "a,a", std::string(64, 't'), k_beyond_all},
+          {k_garbage, " ", "a b", "a,b c", "gr\xC3\xBC", "a=b", std::string(65, 't')},
+          true}},
+        {"TAG", {{"a", std::string(64, 't')}, {k_garbage, " ", "a,b", "a b", std::string(65, 't')}}},
+        {"NAME", name},
+        {"GROUP", name},
+        {"NAME|UID", kind({"0", "root", "65534"},
+                          {"-1", "nobody-of-this-name", "1x", "1s", k_beyond_64_bits, k_beyond_all})},
+        {"STORE|TAG=STORE,...", kind({"host", "a=host", "host,a=host", "a=host,b=host"},
+                                     {"x", "=", "=host", "a=", "a=x", "a b=host", "host,host",
+                                      "a=host,a=host", std::string(65, 't') + "=host"},
+                                     {}, true)},
         {"--keep-files", {{}, {}, false, {"--spill", "/nonexistent"}}},
-        {"--keep-leftovers", flag()},
-        {"--copy-all", flag()},
-        {"--check", flag()},
-        {"--deep", flag()},
-        {"--release-retained", flag()},
-        {"--await", flag()}, // which is refused without --watch, and waits with it
-        {"--prepare", flag()},
-        {"--tree", flag()},
-        {"--all", flag()},
-        {"--yes", flag()},
-        {"--group",
-         {{"a", "a b"}, {k_garbage, "1", k_beyond_all, "a\n", "a\xE2\x80\xAE", std::string(65, 'n')}}},
-        {"--keep-gil", flag()},
-        {"--no-capture", flag()},
-        {"--audit", flag()},
-        {"--show", flag()},
-        {"--off", flag()},                  // which is refused beside --show
-        {"--root", {{}, {"/nonexistent"}}}, // and this for a user
-        {"--watch", duration()},
-        {"--timeout", duration()},
-        {"--wait", duration()},
-        {"--touch-limit", duration()},
-        {"--idle", rung()},
-        {"gpu-run --idle",
-         {{"1s", "250ms", "9999d"}, with(duration().bad, {"0", "0s", "15m:host", "15m,4h:file"})}},
-        {"gpu-run --deep", with_needs(flag(), {"--idle", "1h"})},
+        {"gpu-reclaim --idle", kind({"15m", "15m:host", "4h:file", "1d:deep"},
+                                    {":host", "15m:", "15m:x", "15m:host:file", "15m,4h:file"})},
+        {"gpu-run --idle", kind({"1s", "250ms"}, {"0", "0s", "x", "15m:host", "15m,4h:file"})},
+        {"gpu-run --deep", {{}, {}, false, {"--idle", "1h"}}},
         {"gpu-run --store",
-         {{"host", "a=host", "host,a=host"},
-          with(k_never, {"x", "=host", "a=", "a=x", "a b=host", "host,host", "a=host,a=host"}),
-          true,
-          {"--idle", "1h"}}},
+         kind({"host", "a=host", "host,a=host"}, {"x", "=host", "a=", "a=x"}, {"--idle", "1h"}, true)},
         {"gpu-run --dir", directory({"--idle", "1h", "--store", "file"})},
-        {"--default-idle", duration()},
-        {"--config", {{}, {"/nonexistent", "/", k_garbage, std::string(300, 'f')}}},
-        {"--show-config", flag()},
-        {"--host-budget", size()},
-        {"--make-room", flag()},
-        {"--share", flag()},
-        {"--min-awake", with_needs(duration(), {"--make-room"})},
-        {"--need", size()},
-        {"gpu-run --need", {{"0", "1", "64KiB", "1MB"}, size().bad}}, // the GPU has so much
-        {"--gpu",
-         {{"0", "7", "GPU-51302d51-0000", "MIG-1"},
-          with(k_never, {"-1", "a b", "GPU_1", "/", std::string(65, 'G')}),
-          false,
-          {"--need", "1GiB"}}},
-        {"--for", duration()},
-        {"--why", flag()},
-        {"--prometheus", {{"-", "/nonexistent/x"}, {}}},
-        {"--measure", flag()},
-        {"--release", flag()},
-        {"--ignore-inhibitors", flag()},
-        {"--min-size", size()},
-        {"--retain", size()},
-        {"--level", choice({"1", "2"})},
-        {"--sort", choice({"gpu", "host", "idle", "pid", "name"})},
-        {"--on-touch", choice({"wait", "wake", "fail"})},
-        {"--gate", choice({"shut", "checked"})},
-        {"--on-stop", choice({"stop", "sleep"})},
-        {"--stop-grace", with_needs(duration(), {"--on-stop", "sleep"})},
-        {"--engine", choice({"agent", "driver", "auto"})},
-        {"--tags", tags()},
-        {"--order", tags()},
-        {"--keep", tags()},
-        {"--discard", tags()},
-        {"--tag", {{"a", std::string(64, 't')}, {k_garbage, " ", "a,b", "a b", std::string(65, 't')}}},
-        {"--name",
-         {{"a", "a b", "gr\xC3\xBC\xC3\x9F"},
-          {k_garbage, "1", k_beyond_all, "a\n", "a\xE2\x80\xAE", std::string(65, 'n')}}},
+        {"--root", {{}, {"/nonexistent"}}}, // which is refused for a user
+        {"--config", file},
+        {"--rules", file},
+        {"--min-awake", with_needs(duration, {"--make-room"})},
+        {"gpu-reclaim --min-awake", with_needs(duration, {"--need", "1GiB"})},
+        {"--stop-grace", with_needs(duration, {"--on-stop", "sleep"})},
+        {"gpu-run --need", kind({"0", "1", "64KiB", "1MB"}, {"-1", "x", "1s"})}, // the GPU has so much
+        {"--gpu", kind({"0", "7", "GPU-51302d51-0000", "MIG-1"},
+                       {"-1", "a b", "GPU_1", "/", std::string(65, 'G')}, {"--need", "1GiB"})},
         {"gpu-wake --gpu",
-         {{"0=1", "0=1,1=0", "GPU-a=GPU-b"},
-          with(k_never, {"x", "=", "=1", "0=", "0=1=2", "0=1,x", "1s"}),
-          true}},
-        {"--store",
-         {{"host", "a=host", "host,a=host", "a=host,b=host"},
-          with(k_never, {"x", "=", "=host", "a=", "a=x", "a b=host", "host,host", "a=host,a=host", "1s",
-                         k_beyond_all, std::string(65, 't') + "=host"}),
-          true}},
-        {"--user",
-         {{"0", "root", "65534"},
-          with(k_never, {"-1", "nobody-of-this-name", "1x", "1s", k_beyond_64_bits, k_beyond_all})}},
+         kind({"0=1", "0=1,1=0", "GPU-a=GPU-b"}, {"x", "=", "=1", "0=", "0=1=2", "0=1,x"}, {}, true)},
+        {"--prometheus", {{"-", "/nonexistent/x"}, {}}},
         {"--dir", directory({"--store", "file"})},
+        {"gpu-doctor --dir", directory({})}, // which looks at it
         {"--spill", directory({})},
-        {"--rules", {{}, {"/nonexistent", "/", k_garbage, std::string(300, 'f')}}},
         {"--extent",
-         {{"0", "1", "18446744073709551615"},
-          with(k_never, {"-1", "x", "1x", "1.5", "0x1", "1GiB", " 1", k_beyond_64_bits, k_beyond_all})}},
+         kind({"0", "1", "18446744073709551615"}, {"-1", "x", "1x", "1.5", "0x1", " 1", k_beyond_64_bits})},
         {"--output", {{"/nonexistent/x", std::string(300, 'f')}, {}}},
     };
     return s_kinds;
@@ -218,21 +148,16 @@ std::string printed(const Command& command, const std::string& option) {
     return run(launch).out;
 }
 
-/// The long options in the help of a command.
-std::set<std::string> options_of(const Command& command, const std::string& help_option = "--help-all") {
+/// The long options in the help of a command, and the names of their values.
+std::map<std::string, std::string> options_of(const Command& command,
+                                              const std::string& help_option = "--help-all") {
     std::istringstream help(printed(command, help_option));
-    const std::regex option("^  (-[a-z], )?(--[a-z-]+).*");
-    std::set<std::string> names;
+    const std::regex option(R"~(^  (?:-[a-z], )?(--[a-z-]+)(?: (\S+)|\[=(\S+)\])?(?:  .*)?$)~");
+    std::map<std::string, std::string> names;
     std::smatch match;
     for (std::string line; std::getline(help, line);)
-        if (std::regex_match(line, match, option)) names.insert(match[2]);
+        if (std::regex_match(line, match, option)) names[match[1]] = match.str(2) + match.str(3);
     return names;
-}
-
-/// `command` for what `option` names, if that is said in place of a process.
-Command in_place_of_pid(Command command, const std::string& option) {
-    if (option == "--group" && command.words.back() != "gpu-run") command.rest.clear();
-    return command;
 }
 
 /// What `command` cannot do without.
@@ -242,18 +167,17 @@ Arguments needs_of(const Command& command) {
                                              : Arguments{};
 }
 
-/// What an option of `command` takes: of some commands something of their own.
-const Kind& kind_of(const Command& command, const std::string& option) {
-    const auto own = kinds().find(command.words.back() + ' ' + option);
-    return own != kinds().end() ? own->second : kinds().at(option);
+/// What an option of `command` takes.
+Kind kind_of(const Command& command, const std::string& option, const std::string& value) {
+    for (const auto& key : {command.words.back() + ' ' + option, option, value})
+        if (const auto found = kinds().find(key); found != kinds().end()) return found->second;
+    REQUIRE(value.find('|') != std::string::npos); // else say above what it takes
+    return choice(value);
 }
 
 /// What an option of `command` cannot do without, but for itself.
-Arguments needs_of(const Command& command, const std::string& option) {
-    if (command.words.back() == "gpu-doctor" && option == "--dir") return {}; // which looks at it
-    if (command.words.back() == "gpu-reclaim" && option == "--min-awake") return {"--need", "1GiB"};
-    auto needs = kind_of(command, option).needs;
-    const bool says_when = option == "--idle" || option == "--default-idle";
+Arguments needs_of(const Command& command, const std::string& option, Arguments needs) {
+    const bool says_when = option == "--idle" || option == "--default-idle" || option == "--min-awake";
     if (command.words.back() == "gpu-reclaim" && !says_when) return with(needs, needs_of(command));
     if (command.words.back() != "extract") return needs;
     if (option != "--extent") needs = with(needs, {"--extent", "0"});
@@ -283,12 +207,12 @@ void check_done(const Output& output, int status) {
 void check_flag(const Command& command, const std::string& option, const Arguments& needs, int status) {
     check_done(command.run_with(with(needs, {option})), status);
     check_done(command.run_with(with(needs, {option, option})), status);
-    for (const std::string value : {"", "1", "-1", "false", "x"})
+    for (const std::string value : {"", "1"})
         check_refused(command.run_with(with(needs, {option + "=" + value})), command, option);
 }
 
-void check_values(const Command& command, const std::string& option, const Arguments& needs) {
-    const auto& kind = kind_of(command, option);
+void check_values(const Command& command, const std::string& option, const Kind& kind,
+                  const Arguments& needs) {
     const bool is_optional = option == "--watch" || option == "--prometheus";
     const auto given = [&](const std::string& value) {
         return is_optional ? Arguments{option + "=" + value} : Arguments{option, value};
@@ -320,18 +244,19 @@ TEST_CASE("Options: each takes what it should, and refuses anything else in one 
     for (const auto& command : all_commands(scratch.path())) {
         const auto options = options_of(command);
         CHECK(options.contains("--help"));
-        for (const auto& option : options) {
-            INFO(command.words.front() << ' ' << command.words.back() << ' ' << option);
-            REQUIRE(kinds().contains(option)); // say above what it takes
-            const auto needs = needs_of(command, option);
-            const auto& kind = kind_of(command, option);
+        for (const auto& [option, value] : options) {
+            INFO(command.words.front() << ' ' << command.words.back() << ' ' << option << ' ' << value);
+            const auto kind = kind_of(command, option, value);
+            const auto needs = needs_of(command, option, kind.needs);
             const std::map<std::string, int> ends{
                 {"--help", 0}, {"--help-all", 0}, {"--version", 0}, {"--await", 2}, {"--off", 2}};
-            const int status = ends.contains(option) ? ends.at(option) : command.status;
+            auto asked = command;
+            if (option == "--group" && command.words.back() != "gpu-run")
+                asked.rest.clear(); // in place of it
             if (kind.good.empty() && kind.bad.empty())
-                check_flag(command, option, needs, status);
+                check_flag(command, option, needs, ends.contains(option) ? ends.at(option) : command.status);
             else
-                check_values(in_place_of_pid(command, option), option, needs);
+                check_values(asked, option, kind, needs);
         }
     }
 }
@@ -354,7 +279,9 @@ TEST_CASE("Options: a help fits a terminal, and the short one shows the few that
         const auto few = options_of(command, "--help");
         const auto all = options_of(command);
         CHECK(few.size() <= k_options);
-        CHECK(std::includes(all.begin(), all.end(), few.begin(), few.end()));
+        for (const auto& [option, value] : few) CHECK(all.contains(option));
+        const auto version = command.words.front() + " " GPU_SLEEP_VERSION "\n";
+        if (command.words.size() == 1) CHECK(printed(command, "--version") == version);
     }
 }
 
@@ -401,6 +328,58 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
         const bool may_ask_all = asking_all.contains(command.words.front());
         if (!may_ask_all) check_refused(changed.run_with(needs), command, "is missing");
         if (!needs.empty()) check_refused(command.run_with({}), command, "is missing");
+    }
+}
+
+TEST_CASE("Options: what does not go together is wrong usage, and the sentence names it", "[options]") {
+    struct Mistake {
+        Arguments words;
+        std::string named;
+    };
+    const std::string k_nobody = "999999999";
+    for (const auto& [words, named] : std::vector<Mistake>{
+             {{"gpu-sleep", "--tree"}, "PID is missing"},
+             {{"gpu-sleep", k_nobody, "--group", "g"}, "--group"},
+             {{"gpu-sleep", "--tree", "--group", "g"}, "--tree and --group"},
+             {{"gpu-sleep", k_nobody, "1", "--tree"}, "--tree"},
+             {{"gpu-sleep", k_nobody, "--tree", "--engine", "driver"}, "--engine driver"},
+             {{"gpu-sleep", k_nobody, "--engine", "driver", "--level", "2"}, "--engine driver"},
+             {{"gpu-sleep", k_nobody, "--engine", "auto", "--tags", "a"}, "--engine auto"},
+             {{"gpu-sleep", k_nobody, "--deep", "--engine", "driver"}, "--engine driver"},
+             {{"gpu-sleep", k_nobody, "--deep", "--tags", "a"}, "--tags"},
+             {{"gpu-sleep", k_nobody, "--deep", "--gate", "checked"}, "--gate checked"},
+             {{"gpu-sleep", "--all", "--group", "g"}, "--all"},
+             {{"gpu-sleep", "--all", "--tree"}, "--all"},
+             {{"gpu-sleep", "--all", "--engine", "driver"}, "--engine driver"},
+             {{"gpu-sleep", k_nobody, "--keep", "a", "--discard", "a"}, "kept and discarded"},
+             {{"gpu-sleep", k_nobody, "--store", "file"}, "--dir"},
+             {{"gpu-sleep", k_nobody, "--store", "host", "--dir", "/tmp"}, "--dir"},
+             {{"gpu-sleep", k_nobody, "--keep-files"}, "--keep-files"},
+             {{"gpu-wake", "--tree"}, "PID is missing"},
+             {{"gpu-wake", k_nobody, "--tree", "--order", "a"}, "--order"},
+             {{"gpu-wake", k_nobody, "--tree", "--gpu", "0=1"}, "--gpu"},
+             {{"gpu-wake", k_nobody, "1", "--gpu", "0=1"}, "--gpu"},
+             {{"gpu-ps", "--prometheus", "--watch"}, "--prometheus"},
+             {{"gpu-reclaim", "--why"}, "--why"},
+             {{"gpu-inhibit"}, "PID"},
+             {{"gpu-inhibit", "--"}, "PID"},
+             {{"gpu-inhibit", "--all", "--", "true"}, "COMMAND"},
+             {{"gpu-inhibit", "1", "--", "true"}, "COMMAND"},
+             {{"gpu-inhibit", "--release", "--", "true"}, "--release"},
+             {{"gpu-inhibit", "--user", "root", "--", "true"}, "--user"},
+             {{"gpu-inhibit", "--release", "--for", "1h", "1"}, "--for"},
+             {{"gpu-run", "--touch-limit", "5s", "--on-touch", "wait", "true"}, "--on-touch wake"},
+             {{"gpu-run", "--stop-grace", "5s", "true"}, "--on-stop sleep"},
+             {{"gpu-run", "--stop-grace", "5s", "--on-stop", "stop", "true"}, "--on-stop sleep"},
+             {{"gpu-run", "--deep", "true"}, "--idle"},
+             {{"gpu-run", "--dir", "/tmp", "true"}, "--idle"},
+             {{"gpu-run", "--idle", "1h", "--store", "file", "true"}, "--dir"},
+             {{"gpu-run", "--idle", "1h", "--no-capture", "true"}, "--no-capture"},
+             {{"gpu-run", "--no-capture", "--tag", "a", "true"}, "--no-capture"},
+             {{"gpu-run", "--release-gil", "--keep-gil", "true"}, "--keep-gil"},
+             {{"gpu-run", "--enable-for", "user", "true"}, "take no COMMAND"},
+             {{"gpu-run", "--enable-for", "user", "--make-room"}, "is for a COMMAND"}}) {
+        check_refused(Command{words, {}}.run_with({}), {words, {}}, named);
     }
 }
 

@@ -8,8 +8,6 @@
 #include "support/tree.hpp"
 #include "unharmed.hpp"
 
-#include <unistd.h>
-
 #include <csignal>
 #include <filesystem>
 
@@ -76,44 +74,6 @@ TEST_CASE("Program: a refill that fails in the end counts as none", "[program]")
     CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "true");
 }
 
-TEST_CASE("Program: the status of a refusal is that of the part that was asked for", "[program]") {
-    Host host;
-    allocate(host);
-    REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache"}).status == 0);
-    host.tell("callback refuse");
-    CHECK(host.command("gpu-sleep", {"--tags", "weights"}).status == 1);
-    CHECK(host.command("gpu-sleep").status == 7); // some of it sleeps
-    host.tell("callback none");
-    REQUIRE(host.command("gpu-wake").status == 0);
-    check_unharmed(host);
-}
-
-TEST_CASE("Program: what is preserved whole is not dropped, however small", "[program]") {
-    Host host;
-    host.tell("alloc large 4194312 0");
-    host.tell("alloc small 5000 0");
-    host.tell("preserve 0 0 4194312");
-    host.tell("preserve 1 0 5000");
-    CHECK(host.command("gpu-sleep", {"--level", "2", "--require-refill"}).status == 0);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-    const auto listed = host.command("gpu-ps", {"--json"});
-    CHECK(listed.tag("large", "needs_refill") == "false");
-    CHECK(listed.tag("small", "needs_refill") == "false");
-}
-
-TEST_CASE("Program: a callback that refuses leaves the process awake", "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("callback refuse");
-    const auto refused = host.command("gpu-sleep", {"--json"});
-    CHECK(refused.status == 1);
-    CHECK(refused.json("/processes/0/error/code") == "refused");
-    CHECK_THAT(refused.err, mentions("returned 3"));
-    host.tell("callback none");
-    check_unharmed(host);
-}
-
 TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and the next waits for it",
           "[program]") {
     Host host;
@@ -151,17 +111,6 @@ TEST_CASE("Program: what was dropped is filled again by a callback, and reported
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "false");
     check_unharmed(host);
-}
-
-TEST_CASE("Program: a wake whose callback fails is a wake, with a note", "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("callback fail");
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    const auto woken = host.command("gpu-wake");
-    CHECK(woken.status == 0);
-    CHECK_THAT(woken.out, mentions("returned 4"));
-    CHECK(host.tell("check_all") == "intact");
 }
 
 TEST_CASE("Program: preserved spans survive a drop of what is around them", "[quick][program]") {
@@ -212,20 +161,6 @@ TEST_CASE("Program: a sleep waits for a capture that it can see, and does not br
     check_unharmed(host);
 }
 
-TEST_CASE("Program: a hold protects a capture that cannot be seen", "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("hold");
-    host.tell("capture nonblocking 0 1");
-    CHECK(host.command("gpu-sleep", {"--timeout", "300ms"}).status == 4);
-    host.tell("capture_end");
-    host.tell("resume");
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("replay 1") == "intact");
-    check_unharmed(host);
-}
-
 TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[program]") {
     Host host;
     allocate(host);
@@ -268,20 +203,6 @@ TEST_CASE("Program: it may put itself to sleep", "[program]") {
     check_unharmed(host);
 }
 
-TEST_CASE("Program: a device that is reset loses no memory of the agent", "[program]") {
-    Host host;
-    allocate(host);
-    SECTION("awake") {
-        host.tell("reset 0");
-    }
-    SECTION("asleep") {
-        REQUIRE(host.command("gpu-sleep").status == 0);
-        host.tell("reset 0");
-        REQUIRE(host.command("gpu-wake").status == 0);
-    }
-    check_unharmed(host);
-}
-
 TEST_CASE("Program: a context of its own is warned of once, and may go", "[program]") {
     Host host;
     host.tell("own_context");
@@ -306,17 +227,6 @@ TEST_CASE("Program: it may end at any time, and its socket goes with it", "[prog
     host.process().send("exit 3");
     CHECK(host.wait() == 3);
     CHECK_FALSE(std::filesystem::exists(socket));
-}
-
-TEST_CASE("Program: a signal ends it as ever, awake or asleep", "[program]") {
-    Host host;
-    allocate(host);
-    SECTION("awake") {}
-    SECTION("asleep") {
-        REQUIRE(host.command("gpu-sleep").status == 0);
-    }
-    host.process().signal(SIGTERM);
-    CHECK(host.wait() == 128 + SIGTERM);
 }
 
 TEST_CASE("Program: its signal handlers never run on the agent's threads", "[program]") {

@@ -11,7 +11,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <cstring>
 
@@ -157,15 +156,6 @@ TEST_CASE("Python: with --keep-gil they wait too, and go on after waking", "[pyt
     REQUIRE(program.command("gpu-wake").status == 0);
     CHECK(program.process().read_line() == "0");
     CHECK(program.is_alive(k_at_once));
-}
-
-TEST_CASE("Python: a touch that wakes the process goes on by itself", "[python]") {
-    if (!has_ctypes()) return;
-    PythonProgram program({"--on-touch", "wake"});
-    for (int i = 0; i < 3; ++i) {
-        REQUIRE(program.command("gpu-sleep").status == 0);
-        CHECK(program.tell("touch") == "0");
-    }
 }
 
 TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[python]") {

@@ -8,8 +8,6 @@
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 
-#include "base/agent_directory.hpp"
-#include "base/process.hpp"
 #include "peers/gpu_line.hpp"
 #include "peers/neighbours.hpp"
 #include "peers/room.hpp"
@@ -21,7 +19,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <deque>
 #include <fstream>
 #include <utility>
@@ -45,9 +42,7 @@ struct Machine {
     SharedDevices devices;
     Scratch without_nvml; ///< a directory whose NVML is none, so that nobody finds this machine's own
 
-    explicit Machine(std::string bytes = "67108864") : devices(std::move(bytes)) {
-        std::ofstream(without_nvml.file("libnvidia-ml.so.1"));
-    }
+    Machine() : devices("67108864") { std::ofstream(without_nvml.file("libnvidia-ml.so.1")); }
     /// The environment of a program that makes room when it is touched.
     [[nodiscard]] Arguments model(const std::string& name, int min_awake_ms = 0) const {
         auto variables = devices.environment();
@@ -132,25 +127,6 @@ TEST_CASE("Room: two models that do not fit take turns on requests alone", "[qui
     CHECK(second.shown(k_waiting) == "none");
 }
 
-TEST_CASE("Room: nobody is put to sleep who was woken just now", "[room]") {
-    const Milliseconds k_min_awake{4'000 * k_slowness}; // three commands meanwhile
-    const Machine machine;
-    Model first(machine.model("first", k_min_awake.count()));
-    Model second(machine.model("second", k_min_awake.count()));
-    first.request();
-    const auto start = Clock::now();
-    second.begin_request();
-    REQUIRE(second.shows(k_place, "1"));
-    CHECK(first.host.state() == "awake");
-    CHECK_THAT(second.shown(std::string(k_waiting) + "/reason"), mentions("it was woken"));
-    CHECK_THAT(second.host.command("gpu-ps").out, mentions("waits for room, 1st in line"));
-    second.end_request();
-    const auto waited = Clock::now() - start;
-    CHECK(waited > k_min_awake - Milliseconds(500));
-    CHECK(waited < k_min_awake + Milliseconds(5'000 * k_slowness));
-    CHECK(first.host.state() == "asleep");
-}
-
 TEST_CASE("Room: who was woken just now stays awake, though it is asked to sleep", "[room]") {
     const Machine machine;
     Model model(machine.model("model"));
@@ -186,7 +162,9 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     const auto said = second.host.process().errors();
     CHECK_THAT(said, mentions(fmt::format("{} first has 32.0 MiB: it was woken", first.host.pid())) &&
                          mentions("ago, and may sleep in 9 min") && !mentions("wake it with"));
-    CHECK(second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"}).status == 0);
+    const auto made = second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"});
+    CHECK(made.status == 0);
+    CHECK_THAT(made.out, mentions("first was put to sleep for it"));
     second.end_request();
     CHECK(first.host.state() == "asleep");
 }
@@ -235,28 +213,8 @@ TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
     REQUIRE(second.shows(k_place, "1"));
     const auto output = given_up.finish();
     CHECK(output.status == 7);
-    CHECK_THAT(output.err, mentions("first"));
-    CHECK_THAT(output.err, mentions("it was woken"));
     third.request();
     CHECK(first.host.state() == "asleep");
-}
-
-TEST_CASE("Room: gpu-wake --make-room puts another to sleep, and says so", "[room]") {
-    const Machine machine;
-    Model first(machine.model("first"));
-    Model second(machine.model("second"));
-    first.request();
-    const auto lacking = second.host.command("gpu-wake");
-    CHECK(lacking.status == 7);
-    CHECK_THAT(lacking.err, mentions(fmt::format("{} ", first.host.pid())));
-    CHECK_THAT(lacking.err, mentions("it was woken") && !mentions("could sleep"));
-    const auto output = second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"});
-    INFO(output.err);
-    CHECK(output.status == 0);
-    CHECK_THAT(output.out, mentions("first was put to sleep for it"));
-    CHECK(first.host.state() == "asleep");
-    second.request();
-    first.request();
 }
 
 TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or says why it cannot", "[room]") {
@@ -272,7 +230,6 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK(only.host.state() == "awake");
     const auto would = need({"--need", "40MiB", "--dry-run"});
     CHECK(would.status == 0);
-    CHECK_THAT(would.out, mentions("would sleep"));
     CHECK(only.host.state() == "awake");
     const auto too_much = need({"--need", "60MiB", "--json"});
     CHECK(too_much.status == 1);
@@ -282,12 +239,10 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     REQUIRE(only.host.command("gpu-inhibit").status == 0);
     const auto inhibited = need({"--need", "40MiB"});
     CHECK(inhibited.status == 1);
-    CHECK_THAT(inhibited.err, mentions("sleeps are inhibited"));
     REQUIRE(only.host.command("gpu-inhibit", {"--release"}).status == 0);
     const auto done = need({"--need", "40MiB"});
     INFO(done.err);
     CHECK(done.status == 0);
-    CHECK_THAT(done.out, mentions("is asleep"));
     CHECK(only.host.state() == "asleep");
     only.request();
     CHECK(need({"--need", "40MiB", "--idle", "1h"}).status == 1);
@@ -320,13 +275,11 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK(too_much.status == 1);
     CHECK(too_much.out.empty());
     CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.0 MiB on GPU"));
-    CHECK_THAT(too_much.err, mentions("could sleep"));
     CHECK(start("40MiB", gpu, "600s").out.empty());
     CHECK(start("40MiB", "GPU-0000").status == 2);
     CHECK(only.host.state() == "awake");
     const auto done = start("40MiB", gpu);
     CHECK(done.out == "started\n");
-    CHECK_THAT(done.err, mentions("is asleep"));
     CHECK(only.host.state() == "asleep");
     only.request();
 }
@@ -366,19 +319,6 @@ TEST_CASE("Room: who has memory and does not answer is named, and holds nobody u
     CHECK_THAT(output.err, mentions(fmt::format("{} (", other.host.pid())));
     CHECK_THAT(output.err, mentions("it has no agent that answers"));
     CHECK(taken < Milliseconds(8'000));
-}
-
-TEST_CASE("Room: many that want one GPU at once all have their turn", "[room]") {
-    constexpr int k_models = 5;
-    constexpr int k_rounds = 3;
-    const Machine machine("100663296"); // the contexts stay there
-    std::deque<Model> models;
-    for (int i = 0; i < k_models; ++i) models.emplace_back(machine.model(fmt::format("model{}", i), 20));
-    for (int round = 0; round < k_rounds; ++round) {
-        for (auto& model : models) model.begin_request();
-        for (auto& model : models) model.end_request();
-    }
-    for (auto& model : models) CHECK(model.shown(k_waiting) == "none");
 }
 
 TEST_CASE("Room: a touch that makes no room says who has the memory", "[room]") {

@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -59,14 +58,9 @@ std::string preloaded_agent() {
     return fs::canonical(fs::path(agent_file()).parent_path()) / "libgpu-sleep-agent.so";
 }
 
-struct Cost {
-    double wall_ms = 0; ///< from before it is started until its end is known
-    double processor_ms =
-        0; ///< what it computed; others on this machine cannot add to that by being in the way
-};
-
-/// Of a run of `command`, with one more `variable`, without a pipe or a poll in between.
-Cost cost_of(Arguments command, std::string variable = {}) {
+/// What a run of `command` computed, with one more `variable`; others on this machine cannot add to that by
+/// being in the way.
+double processor_ms_of(Arguments command, std::string variable = {}) {
     std::vector<char*> words;
     for (auto& word : command) words.push_back(word.data());
     words.push_back(nullptr);
@@ -74,38 +68,20 @@ Cost cost_of(Arguments command, std::string variable = {}) {
     if (!variable.empty()) environment.push_back(variable.data());
     for (char** inherited = ::environ; *inherited; ++inherited) environment.push_back(*inherited);
     environment.push_back(nullptr);
-    const auto start = Clock::now();
     pid_t pid = 0;
     REQUIRE(::posix_spawn(&pid, words.front(), nullptr, nullptr, words.data(), environment.data()) == 0);
     int status = -1;
     rusage usage{};
     REQUIRE(::wait4(pid, &status, 0, &usage) == pid);
-    const auto time = Clock::now() - start;
     REQUIRE(status == 0);
     const auto milliseconds = [](const timeval& value) {
         return static_cast<double>(value.tv_sec) * 1e3 + static_cast<double>(value.tv_usec) / 1e3;
     };
-    return {std::chrono::duration<double, std::milli>(time).count(),
-            milliseconds(usage.ru_utime) + milliseconds(usage.ru_stime)};
+    return milliseconds(usage.ru_utime) + milliseconds(usage.ru_stime);
 }
-
-struct Costs {
-    std::vector<double> wall_ms, processor_ms;
-
-    void add(const Cost& cost) {
-        wall_ms.push_back(cost.wall_ms);
-        processor_ms.push_back(cost.processor_ms);
-    }
-};
 
 double quickest(const std::vector<double>& values) {
     return *std::min_element(values.begin(), values.end());
-}
-
-double median(std::vector<double> values) {
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
 }
 
 } // namespace
@@ -158,62 +134,39 @@ TEST_CASE("Run: the options are the agent's environment", "[quick][run]") {
     const auto plain = environment_after({});
     CHECK(value_in(plain, "LD_PRELOAD") == preloaded_agent());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
-    for (const auto* name : {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "RELEASE_GIL",
-                             "GATE", "RETAIN", "PREPARE", "MAKE_ROOM", "MIN_AWAKE", "ON_STOP", "STOP_GRACE",
-                             "IDLE", "IDLE_DEEP", "IDLE_STORE", "IDLE_DIR"})
-        CHECK(value_in(plain, fmt::format("GPU_SLEEP_{}", name)) == "none");
-
     const Scratch scratch;
     std::ofstream(scratch.file("rules.json")) << R"({"rules": [{"library": "libx", "capture": false}]})";
-    const auto all = environment_after({"--name",
-                                        "llama",
-                                        "--tag=weights",
-                                        "--min-size",
-                                        "64KiB",
-                                        "--rules",
-                                        scratch.file("rules.json"),
-                                        "--on-touch",
-                                        "wake",
-                                        "--touch-limit",
-                                        "1.5s",
-                                        "--release-gil",
-                                        "--gate",
-                                        "checked",
-                                        "--retain",
-                                        "2GiB",
-                                        "--prepare",
-                                        "--on-stop",
-                                        "sleep",
-                                        "--stop-grace",
-                                        "2s",
-                                        "--make-room",
-                                        "--min-awake",
-                                        "2s",
-                                        "--idle",
-                                        "15m",
-                                        "--deep",
-                                        "--store",
-                                        "file,kv_cache=host",
-                                        "--dir",
-                                        "/here/../there"});
-    CHECK(value_in(all, "GPU_SLEEP_NAME") == "llama");
-    CHECK(value_in(all, "GPU_SLEEP_TAG") == "weights");
-    CHECK(value_in(all, "GPU_SLEEP_MIN_SIZE") == "65536");
-    CHECK(value_in(all, "GPU_SLEEP_RULES") == "lib=libx,capture=0");
-    CHECK(value_in(all, "GPU_SLEEP_ON_TOUCH") == "wake");
-    CHECK(value_in(all, "GPU_SLEEP_TOUCH_LIMIT") == "1500");
-    CHECK(value_in(all, "GPU_SLEEP_RELEASE_GIL") == "1");
-    CHECK(value_in(all, "GPU_SLEEP_GATE") == "checked");
-    CHECK(value_in(all, "GPU_SLEEP_RETAIN") == "2147483648");
-    CHECK(value_in(all, "GPU_SLEEP_PREPARE") == "10");
-    CHECK(value_in(all, "GPU_SLEEP_ON_STOP") == "sleep");
-    CHECK(value_in(all, "GPU_SLEEP_STOP_GRACE") == "2000");
-    CHECK(value_in(all, "GPU_SLEEP_MAKE_ROOM") == "1");
-    CHECK(value_in(all, "GPU_SLEEP_MIN_AWAKE") == "2000");
-    CHECK(value_in(all, "GPU_SLEEP_IDLE") == "900000");
-    CHECK(value_in(all, "GPU_SLEEP_IDLE_DEEP") == "1");
-    CHECK(value_in(all, "GPU_SLEEP_IDLE_STORE") == "file,kv_cache=host");
-    CHECK(value_in(all, "GPU_SLEEP_IDLE_DIR") == "/there");
+    struct Row {
+        Arguments words;
+        const char* name;
+        const char* value;
+    };
+    const std::vector<Row> rows = {{{"--name", "llama"}, "NAME", "llama"},
+                                   {{"--tag=weights"}, "TAG", "weights"},
+                                   {{"--min-size", "64KiB"}, "MIN_SIZE", "65536"},
+                                   {{"--rules", scratch.file("rules.json")}, "RULES", "lib=libx,capture=0"},
+                                   {{"--on-touch", "wake"}, "ON_TOUCH", "wake"},
+                                   {{"--touch-limit", "1.5s"}, "TOUCH_LIMIT", "1500"},
+                                   {{"--release-gil"}, "RELEASE_GIL", "1"},
+                                   {{"--gate", "checked"}, "GATE", "checked"},
+                                   {{"--retain", "2GiB"}, "RETAIN", "2147483648"},
+                                   {{"--prepare"}, "PREPARE", "10"},
+                                   {{"--on-stop", "sleep"}, "ON_STOP", "sleep"},
+                                   {{"--stop-grace", "2s"}, "STOP_GRACE", "2000"},
+                                   {{"--make-room"}, "MAKE_ROOM", "1"},
+                                   {{"--min-awake", "2s"}, "MIN_AWAKE", "2000"},
+                                   {{"--idle", "15m"}, "IDLE", "900000"},
+                                   {{"--deep"}, "IDLE_DEEP", "1"},
+                                   {{"--store", "file,kv_cache=host"}, "IDLE_STORE", "file,kv_cache=host"},
+                                   {{"--dir", "/here/../there"}, "IDLE_DIR", "/there"}};
+    Arguments options;
+    for (const auto& row : rows) options.insert(options.end(), row.words.begin(), row.words.end());
+    const auto all = environment_after(options);
+    for (const auto& row : rows) {
+        const auto variable = fmt::format("GPU_SLEEP_{}", row.name);
+        CHECK(value_in(plain, variable) == "none");
+        CHECK(value_in(all, variable) == row.value);
+    }
     CHECK(value_in(environment_after({"--idle", "1s", "--dir", "/there"}), "GPU_SLEEP_IDLE_STORE") == "file");
 
     const auto shared = environment_after({"--share"});
@@ -286,81 +239,6 @@ TEST_CASE("Run: a command is found by the name that it was given", "[run]") {
     CHECK(host.tell("check_all") == "intact");
 }
 
-TEST_CASE(
-    "Run: a program that puts a tag to sleep itself works on with the others, unless --gate says otherwise",
-    "[run]") {
-    const bool is_told = GENERATE(false, true);
-    Arguments options{command_file("gpu-run")};
-    if (is_told) options.insert(options.end(), {"--gate", "shut"});
-    options.emplace_back("--");
-    Host host(environment_for_others(), std::move(options));
-    host.tell("alloc weights 4194304");
-    host.tell("alloc kv_cache 4194304");
-    const auto gate = [&](const std::string& field) {
-        return host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/" + field);
-    };
-    for (int round = 0; round < 2; ++round) {
-        host.tell("sleep 1 kv_cache");
-        CHECK(gate("state") == (is_told ? "shut" : "checked"));
-        host.process().send("check 0 0");
-        if (is_told) {
-            REQUIRE(becomes_true([&] { return gate("waiting_threads") == "1"; }));
-            const auto asked = host.command("gpu-sleep", {"--tags", "kv_cache", "--gate", "checked"});
-            CHECK_THAT(asked.out, !mentions("nothing to do"));
-        }
-        CHECK(host.process().read_line() == "ok intact");
-        host.process().send("check 1 0");
-        REQUIRE(becomes_true([&] { return gate("waiting_threads") == "1"; }));
-        CHECK(host.command("gpu-wake").status == 0);
-        CHECK(host.process().read_line() == "ok intact");
-    }
-    CHECK(host.tell("faults") == "0");
-}
-
-TEST_CASE("Run: wrong usage ends with 2 and says what is wrong", "[run]") {
-    const Scratch scratch;
-    std::ofstream(scratch.file("rules.json")) << "{\"rules\": [{\"tag\": 5}]}";
-    const std::vector<std::pair<Arguments, std::string>> cases = {
-        {{}, "COMMAND is missing"},
-        {{"--name", "a"}, "COMMAND is missing"},
-        {{"--"}, "COMMAND is missing"},
-        {{"--name", "4242", "true"}, "process id"},
-        {{"--name", "", "true"}, "name"},
-        {{"--name", std::string(64, 'n') + "n", "true"}, "64 bytes"},
-        {{"--name", "a", "--name", "b", "true"}, "--name"},
-        {{"--tag", "a b", "true"}, "not a tag"},
-        {{"--min-size", "3q", "true"}, "not a size"},
-        {{"--on-touch", "sleep", "true"}, "wait|wake|fail"},
-        {{"--gate", "open", "true"}, "shut|checked"},
-        {{"--touch-limit", "soon", "true"}, "not a duration"},
-        {{"--touch-limit", "5s", "--on-touch", "wait", "true"}, "--on-touch wake"},
-        {{"--stop-grace", "5s", "true"}, "--on-stop sleep"},
-        {{"--stop-grace", "5s", "--on-stop", "stop", "true"}, "--on-stop sleep"},
-        {{"--idle", "0s", "true"}, "no time at all"},
-        {{"--deep", "true"}, "--idle"},
-        {{"--dir", "/tmp", "true"}, "--idle"},
-        {{"--idle", "1h", "--store", "file", "true"}, "--dir"},
-        {{"--idle", "1h", "--no-capture", "true"}, "--no-capture"},
-        {{"--enable-for", "user", "true"}, "take no COMMAND"},
-        {{"--release-gil", "--keep-gil", "true"}, "--keep-gil"},
-        {{"--no-capture", "--tag", "a", "true"}, "--no-capture"},
-        {{"--rules", scratch.file("rules.json"), "true"}, "rule 1, tag"},
-        {{"--unknown", "true"}, "--unknown"},
-    };
-    for (const auto& [arguments, words] : cases) {
-        const auto refused = run(gpu_run(arguments));
-        INFO(words);
-        CHECK(refused.status == 2);
-        CHECK_THAT(refused.err, mentions(words));
-        CHECK(refused.out.empty());
-    }
-    for (const auto* unreadable : {"/nonexistent", "/"}) {
-        const auto refused = run(gpu_run({"--rules", unreadable, "true"}));
-        CHECK(refused.status == 2); // 1 would say that the agent is missing
-        CHECK_THAT(refused.err, mentions(std::string("gpu-run: --rules: ") + unreadable + ": "));
-    }
-}
-
 TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2", "[run]") {
     const Scratch scratch;
     const auto file = scratch.file("program");
@@ -376,7 +254,6 @@ TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2",
     CHECK_THAT(privileged.err, mentions("set-user-id"));
     const auto missing = run(gpu_run({"--", "no-such-command-here"}));
     CHECK(missing.status == 127);
-    CHECK_THAT(missing.err, mentions("no-such-command-here"));
     CHECK(run(gpu_run({scratch.path()})).status == 126);
 }
 
@@ -404,25 +281,17 @@ TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast, and i
           "[timed]") {
     if (is_sanitized()) return skip("a sanitizer takes longer to start");
     constexpr int k_runs = 50;
-    Costs plain, in_login, with_agent, by_gpu_run;
+    std::vector<double> plain, in_login, with_agent, by_gpu_run;
     for (int i = 0; i < k_runs; ++i) {
-        plain.add(cost_of({"/bin/true"}));
-        in_login.add(cost_of({"/bin/true"}, "LD_PRELOAD=" + library_file("libgpu-sleep-login.so")));
-        with_agent.add(cost_of({"/bin/true"}, "LD_PRELOAD=" + preloaded_agent()));
-        by_gpu_run.add(cost_of({command_file("gpu-run"), "/bin/true"}));
+        plain.push_back(processor_ms_of({"/bin/true"}));
+        in_login.push_back(
+            processor_ms_of({"/bin/true"}, "LD_PRELOAD=" + library_file("libgpu-sleep-login.so")));
+        with_agent.push_back(processor_ms_of({"/bin/true"}, "LD_PRELOAD=" + preloaded_agent()));
+        by_gpu_run.push_back(processor_ms_of({command_file("gpu-run"), "/bin/true"}));
     }
     // Where a program that does nothing takes more than a millisecond, the others may take more, too.
-    const double slowness = std::max(1.0, quickest(plain.processor_ms));
-    const double limit_ms = 2 * slowness;
-    const double login_limit_ms = 0.3 * slowness;
-    const double limit_with_command_ms = 4 * slowness; // a command of a build for tests is not optimised
-    // On a busy machine the median of the time on the wall says how busy it is; what was computed, and the
-    // quickest run, do not.
-    INFO("wall, median: plain " << median(plain.wall_ms) << " ms, with the agent "
-                                << median(with_agent.wall_ms) << " ms, by gpu-run "
-                                << median(by_gpu_run.wall_ms) << " ms");
-    CHECK(quickest(in_login.processor_ms) - quickest(plain.processor_ms) < login_limit_ms);
-    CHECK(median(with_agent.processor_ms) - median(plain.processor_ms) < limit_ms);
-    CHECK(quickest(with_agent.wall_ms) - quickest(plain.wall_ms) < limit_ms);
-    CHECK(quickest(by_gpu_run.processor_ms) - quickest(plain.processor_ms) < limit_with_command_ms);
+    const double slowness = std::max(1.0, quickest(plain));
+    CHECK(quickest(in_login) - quickest(plain) < 0.3 * slowness);
+    CHECK(quickest(with_agent) - quickest(plain) < 2 * slowness);
+    CHECK(quickest(by_gpu_run) - quickest(plain) < 4 * slowness); // a build for tests is not optimised
 }

@@ -50,13 +50,7 @@ TEST_CASE("gpu-snapshot extract: the bytes of one extent, and nothing where it f
     struct stat status = {};
     REQUIRE(::stat(out.c_str(), &status) == 0);
     CHECK((status.st_mode & 0777) == 0600);
-    CHECK(extract(1).status == exit_status::failed_awake); // it exists
-    CHECK(test::read_file(out) == stage.first);
     std::filesystem::remove(out);
-    CHECK(extract(1).status == exit_status::done);
-    CHECK(test::read_file(out) == stage.second);
-    std::filesystem::remove(out);
-    CHECK(extract(2).status == exit_status::usage);
     auto bytes = test::read_file(stage.path);
     bytes[bytes.size() / 2] ^= std::byte{1};
     test::write_file(stage.path, bytes);

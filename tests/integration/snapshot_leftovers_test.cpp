@@ -7,10 +7,8 @@
 #include "support/skip.hpp"
 
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 #include <cerrno>
-#include <csignal>
 #include <set>
 
 using namespace gpu_sleep;
@@ -76,38 +74,6 @@ TEST_CASE("gpu-snapshot: looking at a directory removes what ended processes hav
         CHECK(looked["snapshots"].size() == 2);
         CHECK(ask(command + directory)["removed"] == nlohmann::json::array());
     }
-}
-
-TEST_CASE("gpu-snapshot: what a killed process left in a directory goes, what a living one has stays",
-          "[snapshot]") {
-    const Stage stage;
-    const auto name = [&](const std::string& text) { return stage.directory.path() / text; };
-    int ready[2];
-    REQUIRE(::pipe(ready) == 0);
-    const auto child = ::fork();
-    if (child == 0) {
-        const auto directory = store::SnapshotDirectory::open(stage.directory.path());
-        auto file = store::SnapshotFile::create(*directory, {::getpid(), *own_start_time()}, false);
-        if (!file || !file->commit()) ::_exit(1);
-        const auto text = file->name().text();
-        if (::write(ready[1], text.data(), text.size()) > 0) ::pause();
-        ::_exit(1);
-    }
-    char text[256];
-    const auto bytes = ::read(ready[0], text, sizeof(text));
-    REQUIRE(bytes > 0);
-    const auto file = name({text, static_cast<std::size_t>(bytes)});
-    CHECK(ask("ls " + stage.directory.path().string())["removed"].empty());
-    CHECK(std::filesystem::exists(file));
-    ::kill(child, SIGKILL);
-    REQUIRE(::waitpid(child, nullptr, 0) == child);
-    const auto looked = ask("ls " + stage.directory.path().string());
-    CHECK(looked["removed"] == nlohmann::json::array({file.filename().string()}));
-    CHECK(looked["exit_status"] == 0);
-    CHECK_FALSE(std::filesystem::exists(file));
-    CHECK(std::filesystem::exists(stage.path));
-    ::close(ready[0]);
-    ::close(ready[1]);
 }
 
 TEST_CASE("gpu-snapshot: a living sleeper of another pid namespace is asleep and stays", "[snapshot]") {

@@ -11,9 +11,7 @@
 
 #include <fmt/format.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -67,29 +65,9 @@ TEST_CASE("Store: a bad directory is refused, and the process is awake and whole
         CHECK(refused.status == 5);
         CHECK_THAT(refused.err, mentions("name a new directory"));
     }
-    SECTION("a symbolic link") {
-        const Scratch elsewhere;
-        fs::create_directory_symlink(elsewhere.path(), place.path());
-        CHECK(host.command("gpu-sleep", place.store()).status == 5);
-        CHECK(fs::is_empty(elsewhere.path()));
-    }
-    SECTION("somebody else's") {
-        if (::geteuid() != 0) return skip_without_right("give a directory away");
-        fs::create_directory(place.path());
-        REQUIRE(::chmod(place.path().c_str(), 0700) == 0);
-        REQUIRE(::chown(place.path().c_str(), 65534, 65534) == 0);
-        const auto refused = host.command("gpu-sleep", place.store());
-        CHECK(refused.status == 5);
-        CHECK_THAT(refused.err, mentions("somebody else"));
-    }
-    SECTION("no directory") {
-        std::ofstream(place.path()) << "a file";
-        CHECK(host.command("gpu-sleep", place.store()).status == 5);
-    }
     SECTION("its parent is missing") {
         const auto failed = host.command("gpu-sleep", {"--store", "file", "--dir", place.path() / "deeper"});
         CHECK(failed.status == 1);
-        CHECK_THAT(failed.err, mentions("deeper"));
     }
     CHECK((place.files().empty() || !fs::is_directory(place.path())));
     check_unharmed(host);
@@ -156,25 +134,6 @@ TEST_CASE("Store: a sleep that waits behind a wake has the room that the wake's 
     CHECK(fs::is_empty(disk.path()));
 }
 
-TEST_CASE("Store: a limit on the length of files ends a sleep with 8, and not the process",
-          "[store_failures]") {
-    const Place place;
-    Host host;
-    allocate_two_tags(host);
-    rlimit before{};
-    REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, nullptr, &before) == 0);
-    const rlimit short_files{1'000'000, before.rlim_max};
-    REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &short_files, nullptr) == 0);
-    const auto failed = host.command("gpu-sleep", place.store());
-    INFO(failed.err);
-    CHECK(failed.status == 8);
-    CHECK(place.files().empty());
-    REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &before, nullptr) == 0);
-    check_unharmed(host);
-    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-    REQUIRE(host.command("gpu-wake").status == 0);
-}
-
 TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones wake it in the end",
           "[store_failures]") {
     const SmallDisk disk("size=64m,mode=0700"); // files in memory are read by pread()
@@ -209,7 +168,7 @@ TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones 
     CHECK(fs::is_empty(disk.path()));
 }
 
-TEST_CASE("Store: a file that was tampered with is not used, and the right one still is",
+TEST_CASE("Store: a file in which a bit has flipped is not used, and the right one still is",
           "[store_failures]") {
     const Place place;
     Host host;
@@ -219,26 +178,7 @@ TEST_CASE("Store: a file that was tampered with is not used, and the right one s
     const auto file = place.files().front();
     const auto right = place.path().parent_path() / "right";
     fs::copy_file(file, right);
-    SECTION("a flipped bit in the contents") {
-        flip_bit(file, static_cast<std::streamoff>(fs::file_size(file)) - 5000);
-    }
-    SECTION("a flipped bit in the header") {
-        flip_bit(file, 100);
-    }
-    SECTION("cut") {
-        fs::resize_file(file, fs::file_size(file) - 4096);
-    }
-    SECTION("cut to nothing") {
-        fs::resize_file(file, 0);
-    }
-    SECTION("written over by another snapshot") {
-        const Place elsewhere;
-        Host other;
-        other.tell("alloc weights 10485760 0");
-        REQUIRE(other.command("gpu-sleep", elsewhere.store()).status == 0);
-        fs::copy_file(elsewhere.files().front(), file, fs::copy_options::overwrite_existing);
-        REQUIRE(other.command("gpu-wake").status == 0);
-    }
+    flip_bit(file, static_cast<std::streamoff>(fs::file_size(file)) - 5000);
     const auto failed = host.command("gpu-wake");
     INFO(failed.err);
     CHECK(failed.status == 6);
@@ -262,44 +202,6 @@ TEST_CASE("Store: a file that was tampered with is not used, and the right one s
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Store: a file that lost its name loses nothing", "[store_failures]") {
-    const Place place;
-    Host host;
-    host.tell("alloc weights 10485760 0");
-    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-    REQUIRE(place.files().size() == 1);
-    const auto file = place.files().front();
-    const auto away = place.path().parent_path() / "away";
-    fs::path left; // what is not the process's to remove
-    SECTION("renamed") {
-        fs::rename(file, away);
-    }
-    SECTION("removed") {
-        fs::remove(file);
-    }
-    SECTION("removed with its directory") {
-        fs::remove_all(place.path());
-    }
-    SECTION("replaced by something else") {
-        fs::rename(file, away);
-        std::ofstream(file) << "something else";
-        left = file;
-    }
-    SECTION("replaced by a symbolic link") {
-        fs::rename(file, away);
-        fs::create_symlink(away, file);
-        left = file;
-    }
-    const auto woken = host.command("gpu-wake");
-    INFO(woken.err);
-    REQUIRE(woken.status == 0);
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.tell("faults") == "0");
-    CHECK((left.empty() || fs::is_symlink(left) || fs::exists(left)));
-    if (!left.empty()) fs::remove(left);
-    check_unharmed(host);
-}
-
 TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes", "[store_failures]") {
     const Place place;
     Host host;
@@ -314,25 +216,4 @@ TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check 0") == "zero");
     CHECK(place.files().empty());
-}
-
-TEST_CASE("Store: a bit that flips on the way is noticed", "[store_failures]") {
-    const Place place;
-    Host host;
-    host.tell("alloc weights 10485760 0");
-    SECTION("out: the file is not what the GPU held") {
-        host.tell("corrupt cuMemcpyDtoHAsync 1");
-        REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-        CHECK(host.command("gpu-wake").status == 6);
-        CHECK(host.state() == "damaged");
-        REQUIRE(host.command("gpu-sleep", {"--level", "2"}).status == 0);
-        CHECK(place.files().empty());
-        REQUIRE(host.command("gpu-wake").status == 0);
-    }
-    SECTION("in: it is read again") {
-        REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-        host.tell("corrupt cuMemcpyHtoDAsync 1");
-        CHECK(host.command("gpu-wake").status == 0);
-        CHECK(host.tell("check_all") == "intact");
-    }
 }

@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -32,18 +31,6 @@ TEST_CASE("Store: what a killed process leaves is removed by the next sleep ther
             host.tell("delay cuMemcpyDtoHAsync 200000");
             auto sleeping = host.start("gpu-sleep", place.store());
             REQUIRE(becomes_true([&] { return !place.files().empty(); }));
-            host.process().signal(SIGKILL);
-            CHECK(host.wait() == 128 + SIGKILL);
-            CHECK(sleeping.finish().status == 3);
-        }
-        SECTION("while it is put to sleep, with one of the files whole that are to stay") {
-            host.tell("delay cuMemcpyDtoHAsync 200000");
-            auto sleeping = host.start("gpu-sleep", place.store({"--keep-files"}));
-            const auto is_whole = [](const auto& file) { return file.extension() != ".partial"; };
-            REQUIRE(becomes_true([&] {
-                const auto files = place.files();
-                return std::any_of(files.begin(), files.end(), is_whole);
-            }));
             host.process().signal(SIGKILL);
             CHECK(host.wait() == 128 + SIGKILL);
             CHECK(sleeping.finish().status == 3);
@@ -109,28 +96,6 @@ TEST_CASE("Store: processes share a directory", "[store]") {
     REQUIRE(one.command("gpu-wake").status == 0);
     CHECK(one.tell("check_all") == "intact");
     CHECK(other.tell("check_all") == "intact");
-    CHECK(place.files().empty());
-}
-
-TEST_CASE("Store: a command that is killed at any time leaves the process wholly awake or asleep",
-          "[store]") {
-    const Place place;
-    Host host;
-    for (int i = 0; i < 4; ++i) host.tell(fmt::format("alloc tag_{} 2097152 0", i));
-    for (const auto* name : {"cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemCreate", "cuMemcpyHtoDAsync"})
-        host.tell(fmt::format("delay {} 10000", name));
-    for (int i = 0; i < 10; ++i) {
-        const bool sleeps = i % 2 == 0;
-        {
-            const auto command = sleeps ? host.start("gpu-sleep", place.store()) : host.start("gpu-wake");
-            pause_for(Milliseconds(25 * i));
-        }
-        const auto state = host.state(); // waits for what is under way
-        CHECK((state == "awake" || state == "asleep"));
-        CHECK(place.files().size() == (state == "asleep" ? 4U : 0U));
-        REQUIRE((sleeps ? host.command("gpu-sleep", place.store()) : host.command("gpu-wake")).status == 0);
-    }
-    CHECK(host.tell("check_all") == "intact");
     CHECK(place.files().empty());
 }
 

@@ -9,7 +9,6 @@
 #include "support/weights.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <random>
 
 namespace gpu_sleep::codec {
@@ -159,18 +158,6 @@ TEST_CASE("Frames: any flipped bit is refused or decodes to something, within bo
             byte = before;
         }
     CHECK(*decode(frame) == content);
-}
-
-TEST_CASE("Frames: rubbish is refused or decodes to something, within bounds", "[codec]") {
-    const auto whole = make_frame(test::normal_e4m3(40'000)).bytes;
-    std::mt19937_64 random(11);
-    for (int i = 0; i < 500; ++i) {
-        auto frame = whole;
-        for (auto hits = 1 + random() % 8; hits > 0; --hits)
-            frame[random() % (i % 2 == 0 ? 200 : frame.size())] = static_cast<std::byte>(random());
-        const auto decoded = decode(frame);
-        if (!decoded) CHECK(decoded.error().code == ErrorCode::damaged);
-    }
 }
 
 } // namespace

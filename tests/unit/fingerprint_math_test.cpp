@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <random>
-#include <vector>
 
 using namespace gpu_sleep::driver;
 
@@ -31,18 +29,8 @@ constexpr unsigned k_bits = 3;
 constexpr unsigned k_values = 1U << k_bits;
 using Tiny = Small<k_bits>;
 
-/// Two pairs.
-using Message = std::array<unsigned, 4>;
-
 unsigned nh_pair(unsigned first, unsigned second, unsigned first_key, unsigned second_key) {
     return nh<Small<2 * k_bits>, Tiny>(first, second, first_key, second_key);
-}
-
-/// One stream by the key that begins at pair `from` of `key`, whose first word is its lowest bits.
-unsigned stream(const Message& m, unsigned key, unsigned from) {
-    const auto word = [&](unsigned i) { return key >> (k_bits * (2 * from + i)) & (k_values - 1); };
-    return (nh_pair(m[0], m[1], word(0), word(1)) + nh_pair(m[2], m[3], word(2), word(3))) %
-           (1U << (2 * k_bits));
 }
 
 } // namespace
@@ -63,34 +51,6 @@ TEST_CASE("Fingerprint: two pairs of words differ by any one number for few keys
         }
     }
     CHECK(most == k_values);
-}
-
-TEST_CASE("Fingerprint: two streams by one shifted key collide for the square of a stream's share of keys",
-          "[fingerprint]") {
-    constexpr unsigned k_keys = 1U << (6 * k_bits);
-    std::vector<std::pair<Message, Message>> pairs = {
-        {{0, 0, 0, 0}, {1, 0, 0, 0}}, {{0, 0, 0, 0}, {0, 0, 0, 4}}, {{1, 2, 3, 4}, {3, 4, 1, 2}},
-        {{1, 2, 3, 4}, {2, 1, 4, 3}}, {{1, 0, 7, 0}, {0, 0, 0, 0}}, {{4, 4, 4, 4}, {0, 0, 0, 0}},
-        {{1, 1, 1, 1}, {7, 7, 7, 7}}, {{0, 4, 0, 4}, {0, 0, 0, 0}}, {{5, 6, 0, 0}, {5, 6, 4, 4}},
-    };
-    std::mt19937 random(5);
-    while (pairs.size() < 40) {
-        std::pair<Message, Message> pair;
-        for (auto* message : {&pair.first, &pair.second})
-            for (auto& word : *message) word = random() % k_values;
-        if (pair.first != pair.second) pairs.push_back(pair);
-    }
-    for (const auto& [a, b] : pairs) {
-        unsigned one = 0;
-        unsigned both = 0;
-        for (unsigned key = 0; key < k_keys; ++key) {
-            if (stream(a, key, 0) != stream(b, key, 0)) continue;
-            ++one;
-            if (stream(a, key, 1) == stream(b, key, 1)) ++both;
-        }
-        CHECK(one <= k_keys / k_values);
-        CHECK(both <= k_keys / k_values / k_values);
-    }
 }
 
 TEST_CASE("Fingerprint: products and sums are taken in full width", "[fingerprint]") {

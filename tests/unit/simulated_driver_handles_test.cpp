@@ -56,16 +56,6 @@ TEST_CASE("Simulated driver: what belongs to a context dies with it, and stale h
     CHECK(after.host_registrations == before.host_registrations);
 }
 
-TEST_CASE("Simulated driver: a context takes device memory", "[simulated_driver]") {
-    const Session session;
-    const auto before = sim_free_bytes(1);
-    CUcontext context = nullptr;
-    REQUIRE(cuDevicePrimaryCtxRetain(&context, 1) == CUDA_SUCCESS);
-    CHECK(sim_free_bytes(1) == before - (std::uint64_t{8} << 20));
-    REQUIRE(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
-    CHECK(sim_free_bytes(1) == before);
-}
-
 TEST_CASE("Simulated driver: what was destroyed is no longer known", "[simulated_driver]") {
     const Session session;
     const auto stream = make_stream();

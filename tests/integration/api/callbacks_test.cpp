@@ -10,7 +10,6 @@
 #include <sys/mman.h>
 
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <future>
 #include <memory>
@@ -226,32 +225,6 @@ TEST_CASE("Callbacks: those that free all that was to sleep are told that all is
     CHECK(told == 1);
 }
 
-TEST_CASE("Callbacks: one that is late is told, too, that the sleep did not come", "[api]") {
-    const TaggedMemory memory("weights", 4 * k_mib);
-    std::promise<void> may_end;
-    std::atomic<int> told = 0;
-    const Callbacks callbacks(
-        [&](const gpu_sleep_event*) {
-            may_end.get_future().wait();
-            return 0;
-        },
-        [&](const gpu_sleep_event* event) {
-            told += event->tag_count == 0;
-            return 0;
-        },
-        50);
-    std::thread releaser([&] {
-        std::this_thread::sleep_for(k_moment * 3);
-        may_end.set_value();
-    });
-    CHECK(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_ERROR_TIMED_OUT);
-    CHECK(told == 0); // nobody waits for it
-    releaser.join();
-    for (const auto limit = Clock::now() + k_patience; told == 0 && Clock::now() < limit;)
-        std::this_thread::sleep_for(Milliseconds(1));
-    CHECK(told == 1);
-}
-
 TEST_CASE("Callbacks: the program's own handler of a fault works in them", "[api]") {
     static char* page = nullptr;
     page = static_cast<char*>(::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -272,23 +245,6 @@ TEST_CASE("Callbacks: the program's own handler of a fault works in them", "[api
     REQUIRE(::sigaction(SIGSEGV, &before, nullptr) == 0);
     CHECK(*page == 1);
     CHECK(::munmap(page, 4096) == 0);
-}
-
-TEST_CASE("Callbacks: a sleep that waits behind another gives up in its own time", "[api]") {
-    const TaggedMemory memory("weights", 4 * k_mib);
-    std::promise<void> begun;
-    const Callbacks callbacks([&](const gpu_sleep_event*) {
-        begun.set_value();
-        std::this_thread::sleep_for(std::chrono::seconds(3)); // longer than any thread of ours looks away
-        return 0;
-    });
-    auto first = std::async(std::launch::async, [] { return gpu_sleep_sleep(1, nullptr, 0); });
-    begun.get_future().wait();
-    const auto start = Clock::now();
-    CHECK(gpu_sleep_sleep(1, nullptr, 100) == GPU_SLEEP_ERROR_TIMED_OUT);
-    CHECK(Clock::now() - start < std::chrono::seconds(1));
-    CHECK(first.get() == GPU_SLEEP_OK);
-    wake();
 }
 
 TEST_CASE("Callbacks: a thread that is cancelled in a call finishes it first", "[api]") {

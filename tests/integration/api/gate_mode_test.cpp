@@ -136,43 +136,10 @@ TEST_CASE("Gate mode: what others put to sleep besides holds all work until it w
     CHECK(ends(work));
     CHECK(work.get());
     CHECK(gate() == "checked");
-
-    // The same tag, by somebody else.
-    wake_from_outside();
-    sleep_from_outside({"--tags", "kv_cache"});
-    CHECK(gate() == "shut");
-    sleep("kv_cache"); // now it knows
+    sleep_from_outside({"--tags", "kv_cache,other", "--gate", "checked"}); // who says so is heard
     CHECK(gate() == "checked");
-    CHECK(memory.works_on(memory.weights));
-    sleep_from_outside({}); // and the rest
-    CHECK(gate() == "shut");
     wake();
     CHECK(memory.cache.read() == memory.words);
-    CHECK(sim_fault_counts().illegal_accesses == 0);
-}
-
-TEST_CASE("Gate mode: an operator is heard before the program, until all is awake", "[api]") {
-    const Memory memory;
-    check(gpu_sleep_set_separable("other", 1));
-    sleep("kv_cache");
-    sleep_from_outside({"--tags", "kv_cache", "--gate", "shut"});
-    CHECK(gate() == "shut");
-    auto work = memory.work_on(memory.weights);
-    CHECK(waits(work));
-    sleep("other"); // says nothing against it
-    CHECK(gate() == "shut");
-    sleep_from_outside({"--tags", "other", "--gate", "checked"});
-    CHECK(ends(work));
-    CHECK(work.get());
-    sleep_from_outside({});
-    CHECK(gate() == "checked");
-    wake_from_outside();
-    sleep_from_outside({"--tags", "weights"});
-    CHECK(gate() == "shut"); // by itself, again
-    wake_from_outside();
-    sleep("kv_cache");
-    CHECK(gate() == "checked");
-    wake();
     CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
@@ -186,22 +153,11 @@ TEST_CASE("Gate mode: a program does without the tags that it declared separable
     CHECK(memory.works_on(memory.weights));
     auto work = memory.work_on(memory.cache);
     CHECK(waits(work));
-    sleep("other"); // a part of each kind
-    CHECK(gate() == "checked");
-    CHECK(memory.works_on(memory.weights));
-    CHECK(waits(work));
     wake_from_outside();
     CHECK(ends(work));
     CHECK(work.get());
-
-    sleep_from_outside({"--tags", "kv_cache,other"});
-    CHECK(gate() == "shut");
-    check(gpu_sleep_set_separable("other", 1));
-    CHECK(gate() == "shut");
-    sleep_from_outside({"--tags", "kv_cache"}); // asleep already; what was declared counts from here on
-    CHECK(gate() == "checked");
     check(gpu_sleep_set_separable("kv_cache", 0));
-    wake_from_outside({"--tags", "other"});
+    sleep_from_outside({"--tags", "kv_cache"});
     CHECK(gate() == "shut");
     wake_from_outside();
     CHECK(sim_fault_counts().illegal_accesses == 0);

@@ -5,7 +5,6 @@
 #include "deep_machine.hpp"
 
 #include "support/catch.hpp"
-#include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
@@ -101,10 +100,7 @@ TEST_CASE("Deep move: what cannot be meant, or cannot be done, changes nothing",
     REQUIRE(machine.command("gpu-sleep").status == 0);
     refused("0=1", 2, "does not sleep deeply");
     machine.fall_asleep();
-    refused("0=7", 2, "there is no GPU '7'");
     refused("1=0", 2, "it had nothing on GPU 1");
-    refused("0=1,0=0", 2, "named twice");
-    CHECK(machine.command("gpu-wake", {"--gpu", "0=1", "--tree"}).status == 2);
     CHECK(machine.is_deep());
     machine.wake();
     CHECK(device_of(machine) == "0");
@@ -116,7 +112,6 @@ TEST_CASE("Deep move: a driver that refuses it leaves the process asleep", "[dee
     machine.fall_asleep();
     const auto refused = machine.command("gpu-wake", {"--gpu", "0=1"});
     CHECK(refused.status == 2);
-    CHECK_THAT(refused.err, mentions("CUDA_ERROR_INVALID_VALUE") && mentions("without --gpu"));
     CHECK(machine.is_deep());
     machine.wake();
     CHECK(device_of(machine) == "0");
@@ -129,7 +124,6 @@ TEST_CASE("Deep move: one without memory that could sleep moves as asked, and no
     machine.fall_asleep();
     const auto refused = machine.command("gpu-wake", {"--gpu", "1=0"});
     CHECK(refused.status == 2);
-    CHECK_THAT(refused.err, mentions("it had nothing on GPU 1"));
     CHECK(machine.is_deep());
     machine.wake({"--gpu", "0=1"});
     machine.piece = make_piece(machine.host, "plain", k_piece_bytes);

@@ -9,7 +9,6 @@
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/scratch.hpp"
-#include "support/tree.hpp"
 
 #include <fmt/format.h>
 
@@ -81,19 +80,6 @@ TEST_CASE("Deep: the program puts itself to sleep, and wakes itself", "[quick][d
     }
 }
 
-TEST_CASE("Deep: what put itself to sleep wakes for a touch, or for a command", "[deep]") {
-    DeepMachine machine({"GPU_SLEEP_ON_TOUCH=wake"});
-    for (int round = 0; round < 2; ++round) {
-        REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
-        CHECK(machine.is_deep());
-        check_intact(machine.host, machine.piece);
-        CHECK_FALSE(machine.is_deep());
-        REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
-        machine.wake();
-        machine.expect_awake();
-    }
-}
-
 TEST_CASE("Deep: callbacks hear that a sleep is to be deep, and was", "[deep]") {
     DeepMachine machine;
     machine.host.tell("callbacks");
@@ -126,15 +112,6 @@ TEST_CASE("Deep: callbacks are not told of a deep sleep that did not come", "[de
     CHECK_FALSE(machine.host.tell(k_own_sleep).starts_with("0 "));
     machine.wake();
     CHECK(machine.host.tell("told") == " level 1 deep 1, default 0 level 0 deep 0, default 0");
-    machine.expect_awake();
-}
-
-TEST_CASE("Deep: a program that sleeps already goes deep itself", "[deep]") {
-    DeepMachine machine;
-    REQUIRE(machine.command("gpu-sleep").status == 0);
-    CHECK(machine.host.tell(k_own_sleep).starts_with("0 "));
-    CHECK(machine.is_deep());
-    machine.wake();
     machine.expect_awake();
 }
 
@@ -172,16 +149,6 @@ TEST_CASE("Deep: a process whose timer finds the driver unwilling is asleep as w
     }));
     CHECK(machine.command("gpu-inhibit").status == 0); // awake, it stays so
     expect_plain(machine);
-}
-
-TEST_CASE("Deep: an agent without its program outside says so before anything is done", "[deep]") {
-    const Scratch place;
-    const auto agent = place.file("libgpu-sleep-agent.so");
-    std::filesystem::copy_file(agent_file(), agent);
-    DeepMachine machine({"LD_PRELOAD=" + agent});
-    CHECK_THAT(machine.host.tell(k_own_sleep),
-               StartsWith(begin_of(GPU_SLEEP_ERROR_DRIVER, 0)) && mentions("gpu-sleep-outside is missing"));
-    machine.expect_awake();
 }
 
 TEST_CASE("Deep: what the driver refuses to the process outside leaves the program asleep as without it",

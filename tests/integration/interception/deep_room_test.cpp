@@ -5,8 +5,6 @@
 
 #include "deep_family.hpp"
 
-#include <fmt/format.h>
-
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,7 +47,6 @@ TEST_CASE("Deep room: of two that wake at once, one finds room and the other sta
     const auto second = other.finish();
     INFO(first.err << second.err);
     CHECK(first.status + second.status == 7);
-    CHECK_THAT(first.err + second.err, mentions("needs") && mentions("free"));
     CHECK(crowd.family.count("awake") == 1);
     CHECK(crowd.family.count("deep") == 1);
     crowd.make_room();
@@ -177,7 +174,6 @@ TEST_CASE("Deep room: one that the driver restores for a command counts on nothi
     pause_for(Milliseconds(150)); // it has looked for room by now
     const auto refused = run(family.launch("gpu-wake", {pid}));
     CHECK(refused.status == 7);
-    CHECK_THAT(refused.err, mentions("needs") && mentions("free"));
     const auto woken = waking.finish();
     INFO(woken.err);
     CHECK(woken.status == 0);

@@ -49,7 +49,6 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
         REQUIRE(slept.status == 0);
         CHECK_THAT(slept.out, mentions("3 processes are asleep, deep; 42.0 MiB of GPU memory freed"));
         CHECK(family.count("deep") == 3);
-        CHECK_THAT(command("gpu-sleep", {"--deep"}).out, mentions("3 processes are asleep, deep; 0 B"));
         REQUIRE(command("gpu-wake").status == 0);
         family.check_all_awake();
     }
@@ -63,19 +62,6 @@ TEST_CASE("Deep together: what slept plainly goes deep, and what is deep stays s
     CHECK(family.count("deep") == 1);
     if (GENERATE(false, true)) CHECK(family.wake().status == 0);
     family.check_completes();
-}
-
-TEST_CASE("Deep together: one without memory that could sleep goes deep with the others",
-          "[deep][deep_together]") {
-    DeepFamily family(3);
-    family[1].tell("free " + family.piece(1).number);
-    const auto slept = run(family.deep());
-    INFO(slept.err);
-    CHECK(slept.status == 0);
-    CHECK(family.count("deep") == 3);
-    CHECK(family.wake().status == 0);
-    CHECK(family.count("awake") == 3);
-    family[1].tell("alloc plain 4194304");
 }
 
 TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep][deep_together]") {
@@ -136,17 +122,6 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
         family.check_completes();
     }
     CHECK(failed >= (is_sanitized() ? 2 : 6));
-}
-
-TEST_CASE("Deep together: the driver fails with all, and all sleep plainly", "[deep][deep_together]") {
-    DeepFamily family(2);
-    const auto slept =
-        run(family.deep({fail("cuCheckpointProcessLock:1:999,cuCheckpointProcessLock:2:999")}));
-    INFO(slept.err);
-    CHECK(slept.status == 7);
-    CHECK_THAT(slept.err, mentions("2 processes are asleep, 0 of them deep"));
-    CHECK(family.count("asleep") == 2);
-    family.check_completes();
 }
 
 TEST_CASE("Deep together: one that goes back with the others meets touches as before",

@@ -64,16 +64,7 @@ TEST_CASE("Driver engine: a move that cannot be meant changes nothing", "[driver
     CHECK(awake.status == 2);
     CHECK_THAT(awake.err, mentions("is awake"));
     REQUIRE(machine.command("sleep").status == 0);
-    const auto refused = [&](const std::string& move, const std::string& why) {
-        const auto output = machine.command("gpu-wake", {"--gpu", move});
-        INFO(output.err);
-        CHECK(output.status == 2);
-        CHECK_THAT(output.err, mentions(why));
-    };
-    refused("0=7", "there is no GPU '7'");
-    refused("1=0", "it had nothing on GPU 1");
-    refused("0=1,0=0", "named twice");
-    refused("0", "is not FROM=TO");
+    CHECK(machine.command("gpu-wake", {"--gpu", "1=0"}).status == 2); // it has nothing there
     machine.expect_held();
     REQUIRE(machine.command("gpu-wake").status == 0);
     CHECK(gpu_of(machine) == "0");
@@ -168,16 +159,4 @@ TEST_CASE("Driver engine: a command that is killed amid a move leaves it to the 
     REQUIRE(machine.command("gpu-wake").status == 0);
     CHECK(gpu_of(machine) == "1");
     machine.expect_awake();
-}
-
-TEST_CASE("Driver engine: a process with an agent stays on its GPU in a plain sleep", "[driver_engine]") {
-    Host with_agent(captured_launch(k_linked));
-    const auto piece = make_piece(with_agent, "plain", k_piece_bytes);
-    REQUIRE(with_agent.command("gpu-sleep").status == 0);
-    const auto refused = with_agent.command("gpu-wake", {"--gpu", "0=1"});
-    CHECK(refused.status == 2);
-    CHECK_THAT(refused.err, mentions("does not sleep deeply"));
-    CHECK(with_agent.state() == "asleep");
-    CHECK(with_agent.command("gpu-wake").status == 0);
-    check_intact(with_agent, piece);
 }

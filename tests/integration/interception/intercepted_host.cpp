@@ -51,12 +51,6 @@ std::uint64_t free_bytes(Host& host) {
     return std::stoull(host.tell("free_bytes"));
 }
 
-std::string hash_of_zeros(std::uint64_t bytes) {
-    std::uint64_t hash = 0xCBF29CE484222325U;
-    for (std::uint64_t i = 0; i < bytes / sizeof hash; ++i) hash *= 0x100000001B3U;
-    return fmt::format("{:016x}", hash);
-}
-
 void check_no_harm(Host& host) {
     CHECK(host.tell("faults") == "0 0");
 }

@@ -58,9 +58,6 @@ void check_intact(Host& host, const Piece& piece);
 /// Bytes that the driver has free on device 0.
 [[nodiscard]] std::uint64_t free_bytes(Host& host);
 
-/// The hash of `bytes` zeros, as the program reports it.
-[[nodiscard]] std::string hash_of_zeros(std::uint64_t bytes);
-
 /// Work touched nothing that was not there, and no capture was broken.
 void check_no_harm(Host& host);
 

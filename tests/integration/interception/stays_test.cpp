@@ -99,19 +99,6 @@ TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes slee
     check_no_harm(taker);
 }
 
-TEST_CASE("Stays: memory is exported after a sleep as before it", "[stays]") {
-    Host giver(captured_launch(k_runtime));
-    Host taker(captured_launch(k_runtime));
-    const auto given = make_piece(giver, "shared", k_piece_bytes);
-    const auto before = free_bytes(giver);
-    put_to_sleep(giver);
-    CHECK(free_bytes(taker) > before); // it slept, too
-    wake(giver);
-    const auto taken = import(giver, taker, given, k_piece_bytes);
-    CHECK(taken.hash == given.hash);
-    check_intact(giver, given);
-}
-
 TEST_CASE("Stays: memory is exported once it is awake", "[stays]") {
     Host giver(captured_launch(k_runtime));
     Host taker(captured_launch(k_runtime));
