@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/fd.hpp"
+#include "base/locked_file.hpp"
 #include "base/units.hpp"
 #include "cli/process_info.hpp"
 #include "peers/gpu_line.hpp"
@@ -53,14 +53,14 @@ public:
     void unlock_gpus() noexcept { lines_.clear(); }
 
 private:
-    CheckpointRecord(UniqueFd directory, UniqueFd file, std::string name)
+    CheckpointRecord(UniqueFd directory, LockedFile file, std::string name)
         : directory_(std::move(directory)), file_(std::move(file)), name_(std::move(name)) {}
     [[nodiscard]] Result<void> write_text(const std::string& text) const;
 
     UniqueFd directory_;
-    UniqueFd file_;
+    LockedFile file_;
     std::string name_;
-    UniqueFd turn_;
+    LockedFile turn_;
     std::vector<peers::GpuLine> lines_; ///< locked
 };
 

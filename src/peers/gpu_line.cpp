@@ -4,16 +4,11 @@
 
 #include "peers/gpu_line.hpp"
 
-#include "base/agent_directory.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <limits>
+#include <optional>
 #include <utility>
 
 namespace gpu_sleep::peers {
@@ -21,44 +16,22 @@ namespace {
 
 constexpr off_t k_lock = 0;
 constexpr off_t k_first_place = 1;
+constexpr auto k_holder = LockedFile::Holder::process;
 
-struct flock span_of(short type, off_t start, off_t bytes) {
-    struct flock lock = {};
-    lock.l_type = type;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = start;
-    lock.l_len = bytes;
-    return lock;
+/// Some lock of another process from `start` up to `end`.
+std::optional<struct flock> find(const LockedFile& file, off_t start, off_t end) {
+    return start < end ? file.find_lock(k_holder, start, end - start) : std::nullopt;
 }
 
-/// Returns an errno or 0.
-int set(int file, short type, off_t byte) noexcept {
-    const auto lock = span_of(type, byte, 1);
-    while (::fcntl(file, F_SETLK, &lock) != 0)
-        if (errno != EINTR) return errno;
-    return 0;
-}
-
-bool is_taken(int failure) noexcept {
-    return failure == EAGAIN || failure == EACCES;
-}
-
-/// Some lock of another process from `start` up to `end`; F_UNLCK: there is none.
-struct flock find(int file, off_t start, off_t end) {
-    auto lock = span_of(F_WRLCK, start, end - start);
-    if (start >= end || ::fcntl(file, F_GETLK, &lock) != 0) lock.l_type = F_UNLCK;
-    return lock;
-}
-
-std::uint32_t count(int file, off_t start, off_t end) {
+std::uint32_t count(const LockedFile& file, off_t start, off_t end) {
     constexpr std::uint32_t k_most = 10'000;
     std::uint32_t found = 0;
     // The kernel may name any of them: those before it are counted first.
     while (found < k_most) {
         const auto lock = find(file, start, end);
-        if (lock.l_type == F_UNLCK) return found;
-        found += 1 + count(file, start, lock.l_start);
-        start = lock.l_start + std::max<off_t>(lock.l_len, 1);
+        if (!lock) return found;
+        found += 1 + count(file, start, lock->l_start);
+        start = lock->l_start + std::max<off_t>(lock->l_len, 1);
     }
     return found;
 }
@@ -76,55 +49,50 @@ Result<GpuLine> GpuLine::open(int directory, std::string_view uuid) {
     const bool is_name = !uuid.empty() && uuid.find('/') == std::string_view::npos;
     if (!is_name) return make_error(ErrorCode::io_failed, "a GPU without a UUID has no line");
     auto name = fmt::format("room-{}", uuid);
-    auto file = open_private_file(directory, name);
+    auto file = LockedFile::open(directory, name);
     if (!file) return std::move(file).error();
     return GpuLine(*std::move(file), std::move(name));
 }
 
 bool GpuLine::is_in_place(int directory) const {
-    struct stat status = {};
-    struct stat its = {};
-    return file_.is_held() && ::fstat(file_.get(), &its) == 0 &&
-           ::fstatat(directory, name_.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-           status.st_dev == its.st_dev && status.st_ino == its.st_ino;
+    return file_.is_held() && file_.is_named(directory, name_.c_str());
 }
 
 Result<void> GpuLine::stand() {
     constexpr int k_tries = 100; // somebody may have come in the same nanosecond
     if (stands()) return {};
-    int failure = 0;
     const auto time = now();
     for (int i = 0; i < k_tries; ++i) {
-        failure = set(file_.get(), F_WRLCK, time + i);
-        if (failure == 0) {
+        const auto lock = file_.lock(k_holder, time + i, 1);
+        if (lock == LockedFile::Lock::taken) {
             place_ = time + i;
             return {};
         }
-        if (!is_taken(failure)) break;
+        if (lock == LockedFile::Lock::failed) break;
     }
-    return errno_error(ErrorCode::io_failed, failure, "fcntl", "cannot stand in line for a GPU");
+    return errno_error(ErrorCode::io_failed, errno, "fcntl", "cannot stand in line for a GPU");
 }
 
 std::uint32_t GpuLine::before() const {
-    return count(file_.get(), k_first_place, stands() ? place_ : std::numeric_limits<off_t>::max());
+    return count(file_, k_first_place, stands() ? place_ : std::numeric_limits<off_t>::max());
 }
 
 bool GpuLine::lock() {
-    return set(file_.get(), F_WRLCK, k_lock) == 0;
+    return file_.lock(k_holder, k_lock, 1) == LockedFile::Lock::taken;
 }
 
 void GpuLine::unlock() noexcept {
-    if (file_.is_held()) set(file_.get(), F_UNLCK, k_lock);
+    if (file_.is_held()) file_.unlock(k_holder, k_lock, 1);
 }
 
 void GpuLine::leave() noexcept {
     const auto place = std::exchange(place_, 0);
-    if (place != 0 && file_.is_held()) set(file_.get(), F_UNLCK, place);
+    if (place != 0 && file_.is_held()) file_.unlock(k_holder, place, 1);
 }
 
 pid_t GpuLine::holder() const {
-    const auto lock = find(file_.get(), k_lock, k_lock + 1);
-    return lock.l_type == F_UNLCK ? 0 : lock.l_pid;
+    const auto lock = file_.find_lock(k_holder, k_lock, 1);
+    return lock ? lock->l_pid : 0;
 }
 
 } // namespace gpu_sleep::peers

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/held_file.hpp"
+#include "base/locked_file.hpp"
 #include "base/result.hpp"
 
 #include <sys/types.h>
@@ -48,9 +48,9 @@ public:
     [[nodiscard]] pid_t holder() const;
 
 private:
-    GpuLine(UniqueFd file, std::string name) noexcept : file_(std::move(file)), name_(std::move(name)) {}
+    GpuLine(LockedFile file, std::string name) noexcept : file_(std::move(file)), name_(std::move(name)) {}
 
-    HeldFile file_;
+    LockedFile file_;
     std::string name_;
     off_t place_ = 0; ///< the byte; 0: none
 };

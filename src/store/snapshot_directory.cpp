@@ -8,7 +8,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
@@ -41,22 +40,6 @@ bool is_alive(const ProcessIdentity& owner) {
     return start_time && *start_time == owner.start_time;
 }
 
-/// Whether a machine to which this one exports the file system holds the file: its flock() is a lock of a
-/// range here, which does not meet flock().
-bool is_locked_from_afar(int fd) {
-    struct flock whole = {};
-    whole.l_type = F_WRLCK;
-    whole.l_whence = SEEK_SET;
-    return ::fcntl(fd, F_OFD_SETLK, &whole) != 0 && (errno == EAGAIN || errno == EACCES);
-}
-
-bool is_same_file(int fd, int directory, const std::string& name) {
-    struct stat open = {};
-    struct stat named = {};
-    return ::fstat(fd, &open) == 0 && ::fstatat(directory, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-           open.st_dev == named.st_dev && open.st_ino == named.st_ino;
-}
-
 enum class Lock {
     taken,
     held,    ///< by somebody else
@@ -65,19 +48,17 @@ enum class Lock {
 };
 
 /// Locks the file of that name until `locked` goes.
-Lock take_lock(int directory, const std::string& name, UniqueFd& locked) {
-    // Some file systems lock only what may be written.
-    constexpr int k_flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    locked.reset(::openat(directory, name.c_str(), O_RDWR | k_flags));
-    if (!locked && errno == EROFS) locked.reset(::openat(directory, name.c_str(), O_RDONLY | k_flags));
-    if (!locked || !is_same_file(locked.get(), directory, name)) return Lock::missing;
-    if (::flock(locked.get(), LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EWOULDBLOCK) return Lock::held;
-        return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::missing;
-    }
-    if (is_locked_from_afar(locked.get())) return Lock::held;
+Lock take_lock(int directory, const std::string& name, LockedFile& locked) {
+    using Taken = LockedFile::Lock;
+    locked = LockedFile::find(directory, name.c_str());
+    if (!locked || !locked.is_named(directory, name.c_str())) return Lock::missing;
+    const auto lock = locked.lock();
+    if (lock == Taken::failed) return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::missing;
+    // A machine to which this one exports the file system may hold it: its flock() is a lock of a part here.
+    if (lock == Taken::held || locked.lock(LockedFile::Holder::descriptor, 0, 0) == Taken::held)
+        return Lock::held;
     // Once more: it may have been replaced before it was locked.
-    return is_same_file(locked.get(), directory, name) ? Lock::taken : Lock::missing;
+    return locked.is_named(directory, name.c_str()) ? Lock::taken : Lock::missing;
 }
 
 /// A slash at the end would follow a link.
@@ -183,7 +164,8 @@ int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
     if (fd_.is_held()) return fd_.get();
     anew.reset(::open(whole_path_.c_str(), k_open_directory));
     struct stat status = {};
-    if (!fd_.is_of_same_file(anew.get()) || ::fstat(anew.get(), &status) != 0 || !is_private(status))
+    if (FileIdentity::of(anew.get()) != fd_.identity() || ::fstat(anew.get(), &status) != 0 ||
+        !is_private(status))
         anew.reset();
     return anew.get();
 }
@@ -214,13 +196,13 @@ Owner look_for_owner(const SnapshotName& name, int fd) {
 }
 
 LockState lock_state_of(const SnapshotName& name, int directory) {
-    UniqueFd locked;
+    LockedFile locked;
     const auto got = take_lock(directory, name.text(), locked);
     if (got == Lock::held) return LockState::held;
     return got == Lock::taken && lock_lasts(directory) ? LockState::unlocked : LockState::unknown;
 }
 
-bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {
+bool SnapshotDirectory::is_leftover(const SnapshotName& name, LockedFile& locked) const {
     if (name.kind == SnapshotName::Kind::kept) return false;
     const auto owner = look_for_owner(name, fd_.get());
     const bool may_be = owner == Owner::ended || (owner != Owner::elsewhere && lock_lasts(fd_.get()));
@@ -230,7 +212,7 @@ bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) 
 bool SnapshotDirectory::is_doubtful(const SnapshotName& name) const {
     const auto owner = look_for_owner(name, fd_.get());
     if (name.kind == SnapshotName::Kind::kept || owner == Owner::alive) return false;
-    UniqueFd locked;
+    LockedFile locked;
     const auto got = take_lock(fd_.get(), name.text(), locked);
     return got == Lock::unknown || (got == Lock::taken && owner != Owner::ended && !lock_lasts(fd_.get()));
 }
@@ -239,7 +221,7 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {
     auto names = list(*this);
     if (!names) return names;
     std::erase_if(*names, [this](const SnapshotName& name) {
-        UniqueFd locked;
+        LockedFile locked;
         return !is_leftover(name, locked);
     });
     return names;
@@ -256,7 +238,7 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
     auto names = list(*this);
     if (!names) return names;
     std::erase_if(*names, [this](const SnapshotName& name) {
-        UniqueFd locked; // until it is removed, so that nobody else takes it up
+        LockedFile locked; // until it is removed, so that nobody else takes it up
         return !is_leftover(name, locked) || ::unlinkat(fd_.get(), name.text().c_str(), 0) != 0;
     });
     return names;

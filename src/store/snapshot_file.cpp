@@ -7,7 +7,6 @@
 #include "store/file_checks.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -38,16 +37,17 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         UnsharedFd fd(UniqueFd(::openat(at, text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
         if (!fd && errno == EEXIST) continue;
         if (!fd) return failed(errno, "openat", directory->path() / text);
-        const int status = ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+        const auto lock = fd.lock();
+        const int status = errno;
         // Where there are no locks for anybody, nobody takes it for a leftover either.
-        if (status != 0 && !has_no_locks(fd.get(), status)) {
+        if (lock != UnsharedFd::Lock::taken && !has_no_locks(fd.get(), status)) {
             if (fd.is_named(at, text.c_str())) ::unlinkat(at, text.c_str(), 0);
-            if (status == EWOULDBLOCK)
+            if (lock == UnsharedFd::Lock::held)
                 continue; // looked at, as a leftover, in the moment before it was locked
             return failed(status, "flock", directory->path() / text);
         }
         if (!fd.is_named(at, text.c_str())) continue; // and removed
-        if (status == 0 && !fd.is_anchored() && lock_lasts(fd.get())) {
+        if (lock == UnsharedFd::Lock::taken && !fd.is_anchored() && lock_lasts(fd.get())) {
             // Without its lock, were the program to close it, it would be taken for a leftover.
             ::unlinkat(at, text.c_str(), 0);
             return make_error(ErrorCode::out_of_host_memory, "no memory is left to map a page of {}",
@@ -92,7 +92,7 @@ Result<void> SnapshotFile::hold() {
     return fd_.is_held() ? Result<void>() : open_anew();
 }
 
-Result<UniqueFd> SnapshotFile::open_by_name(const SnapshotDirectory& directory) const {
+Result<LockedFile> SnapshotFile::open_by_name(const SnapshotDirectory& directory) const {
     const auto path = directory.path() / text_;
     UniqueFd anew;
     const int at = directory.fd(anew);
@@ -101,16 +101,14 @@ Result<UniqueFd> SnapshotFile::open_by_name(const SnapshotDirectory& directory) 
             ErrorCode::io_failed,
             "the program has closed {}, and it is not there any more under its name: put it back",
             path.string());
-    constexpr int k_flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    UniqueFd fd(::openat(at, text_.c_str(), O_RDWR | k_flags)); // some file systems lock only such
-    if (!fd && errno == EROFS) fd.reset(::openat(at, text_.c_str(), O_RDONLY | k_flags));
+    auto fd = LockedFile::find(at, text_.c_str());
     struct stat status = {};
     if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path);
-    if (!fd_.is_of_same_file(fd.get()) || !S_ISREG(status.st_mode) || !is_private(status))
+    if (fd.identity() != fd_.identity() || !S_ISREG(status.st_mode) || !is_private(status))
         return refused(path, "it is somebody else's now, or others can read it; chmod 600 it");
     // Mostly it is locked still. Somebody who looks for leftovers may have it locked for a moment, and lets
     // it be.
-    static_cast<void>(::flock(fd.get(), LOCK_EX | LOCK_NB));
+    static_cast<void>(fd.lock());
     use_direct_io(fd.get());
     return fd;
 }
