@@ -4,6 +4,7 @@
 
 #include "store/snapshot_directory.hpp"
 
+#include "base/whole_file.hpp"
 #include "store/file_checks.hpp"
 
 #include <dirent.h>
@@ -70,9 +71,9 @@ std::filesystem::path without_slash(const std::filesystem::path& path) {
 Result<UniqueFd> open_private(const std::filesystem::path& path) {
     UniqueFd fd(::open(path.c_str(), k_open_directory));
     if (!fd && (errno == ELOOP || errno == ENOTDIR)) return refused(path, "it is no directory, or a link");
-    if (!fd) return failed(errno, "open", path);
+    if (!fd) return file_error(errno, "open", path);
     struct stat status = {};
-    if (::fstat(fd.get(), &status) != 0) return failed(errno, "fstat", path);
+    if (::fstat(fd.get(), &status) != 0) return file_error(errno, "fstat", path);
     if (status.st_uid != ::geteuid())
         return refused(path, "it belongs to somebody else; name one of the process's own user");
     if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
@@ -88,9 +89,9 @@ struct CloseDirectory {
 Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
     UniqueFd anew;
     UniqueFd copy(::openat(directory.fd(anew), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!copy) return failed(errno, "openat", directory.path());
+    if (!copy) return file_error(errno, "openat", directory.path());
     const std::unique_ptr<DIR, CloseDirectory> stream(::fdopendir(copy.get()));
-    if (!stream) return failed(errno, "fdopendir", directory.path());
+    if (!stream) return file_error(errno, "fdopendir", directory.path());
     static_cast<void>(copy.release()); // the stream's now
     std::vector<SnapshotName> names;
     while (const auto* entry = ::readdir(stream.get()))
@@ -133,7 +134,7 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
 
 Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& named) {
     const auto path = without_slash(named);
-    if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return failed(errno, "mkdir", path);
+    if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return file_error(errno, "mkdir", path);
     auto fd = open_private(path);
     if (!fd) return std::move(fd).error();
     return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(*std::move(fd), path));
@@ -147,16 +148,16 @@ Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std:
     if (is_missing) {
         at = path.has_parent_path() ? path.parent_path() : ".";
         if (::faccessat(AT_FDCWD, at.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
-            return failed(errno, "mkdir", path);
+            return file_error(errno, "mkdir", path);
     } else if (const auto fd = open_private(path); !fd) {
         return fd.error();
     } else if (::faccessat(fd->get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
-        return failed(errno, "openat", path);
+        return file_error(errno, "openat", path);
     }
     const UniqueFd place(::open(at.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     struct statvfs file_system = {};
-    if (::fstatvfs(place.get(), &file_system) != 0) return failed(errno, "statvfs", at);
-    if ((file_system.f_flag & ST_RDONLY) != 0) return failed(EROFS, "open", path);
+    if (::fstatvfs(place.get(), &file_system) != 0) return file_error(errno, "statvfs", at);
+    if ((file_system.f_flag & ST_RDONLY) != 0) return file_error(EROFS, "open", path);
     return FreeSpace{Bytes{file_system.f_bavail} * file_system.f_frsize, lies_in_memory(place.get())};
 }
 
@@ -178,7 +179,7 @@ bool SnapshotDirectory::is_in_memory() const noexcept {
 Result<void> SnapshotDirectory::flush() const {
     UniqueFd anew;
     // Where a directory cannot be flushed (CIFS, some FUSE), it keeps its own time.
-    if (::fsync(fd(anew)) != 0 && !knows_no_such_call(errno)) return failed(errno, "fsync", path_);
+    if (::fsync(fd(anew)) != 0 && !knows_no_such_call(errno)) return file_error(errno, "fsync", path_);
     return {};
 }
 
@@ -247,9 +248,9 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
 Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {
     UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!fd && errno == ELOOP) return refused(path, "it is a symbolic link");
-    if (!fd) return failed(errno, "open", path);
+    if (!fd) return file_error(errno, "open", path);
     struct stat status = {};
-    if (::fstat(fd.get(), &status) != 0) return failed(errno, "fstat", path);
+    if (::fstat(fd.get(), &status) != 0) return file_error(errno, "fstat", path);
     if (!S_ISREG(status.st_mode)) return refused(path, "it is no plain file");
     if (::geteuid() != 0 && status.st_uid != ::geteuid()) return refused(path, "it belongs to somebody else");
     return fd;

@@ -4,6 +4,7 @@
 
 #include "store/snapshot_file.hpp"
 
+#include "base/whole_file.hpp"
 #include "store/file_checks.hpp"
 
 #include <fcntl.h>
@@ -36,7 +37,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         if (is_taken(SnapshotName::Kind::sleeping) || is_taken(SnapshotName::Kind::kept)) continue;
         UnsharedFd fd(UniqueFd(::openat(at, text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
         if (!fd && errno == EEXIST) continue;
-        if (!fd) return failed(errno, "openat", directory->path() / text);
+        if (!fd) return file_error(errno, "openat", directory->path() / text);
         const auto lock = fd.lock();
         const int status = errno;
         // Where there are no locks for anybody, nobody takes it for a leftover either.
@@ -44,7 +45,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
             if (fd.is_named(at, text.c_str())) ::unlinkat(at, text.c_str(), 0);
             if (lock == UnsharedFd::Lock::held)
                 continue; // looked at, as a leftover, in the moment before it was locked
-            return failed(status, "flock", directory->path() / text);
+            return file_error(status, "flock", directory->path() / text);
         }
         if (!fd.is_named(at, text.c_str())) continue; // and removed
         if (lock == UnsharedFd::Lock::taken && !fd.is_anchored() && lock_lasts(fd.get())) {
@@ -103,7 +104,7 @@ Result<LockedFile> SnapshotFile::open_by_name(const SnapshotDirectory& directory
             path.string());
     auto fd = LockedFile::find(at, text_.c_str());
     struct stat status = {};
-    if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path);
+    if (!fd || ::fstat(fd.get(), &status) != 0) return file_error(errno, "openat", path);
     if (fd.identity() != fd_.identity() || !S_ISREG(status.st_mode) || !is_private(status))
         return refused(path, "it is somebody else's now, or others can read it; chmod 600 it");
     // Mostly it is locked still. Somebody who looks for leftovers may have it locked for a moment, and lets
@@ -122,7 +123,7 @@ Result<void> SnapshotFile::open_anew() {
 
 Result<SnapshotFile::Stamp> SnapshotFile::stamp_of(int fd, const SnapshotDirectory& directory) {
     struct stat status = {};
-    if (::fstat(fd, &status) != 0) return failed(errno, "fstat", directory.path());
+    if (::fstat(fd, &status) != 0) return file_error(errno, "fstat", directory.path());
     const auto time_of = [](const timespec& time) { return std::pair(time.tv_sec, time.tv_nsec); };
     return Stamp{directory.identity(), status.st_size, time_of(status.st_mtim), time_of(status.st_ctim)};
 }
@@ -164,7 +165,7 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
     // Not every file system can refuse to replace; nobody else makes names of this owner.
     if (::renameat2(at, text_.c_str(), at, to.c_str(), RENAME_NOREPLACE) != 0 &&
         (!knows_no_such_call(errno) || ::renameat(at, text_.c_str(), at, to.c_str()) != 0))
-        return failed(errno, "rename", path());
+        return file_error(errno, "rename", path());
     name_ = std::move(renamed);
     text_ = std::move(to);
     return {};
@@ -180,13 +181,13 @@ bool SnapshotFile::reserve(Bytes begin, Bytes end) noexcept {
 
 Result<void> SnapshotFile::cut(Bytes bytes) {
     GPU_SLEEP_TRY(check_held());
-    if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) return failed(errno, "ftruncate", path());
+    if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) return file_error(errno, "ftruncate", path());
     return {};
 }
 
 Result<void> SnapshotFile::commit() {
     GPU_SLEEP_TRY(check_held());
-    if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path());
+    if (::fsync(fd_.get()) != 0) return file_error(errno, "fsync", path());
     GPU_SLEEP_TRY(rename(SnapshotName::Kind::sleeping));
     return directory_->flush();
 }
