@@ -5,7 +5,7 @@
 #include "cli/careful_files.hpp"
 
 #include "base/fd.hpp"
-#include "cli/new_file.hpp"
+#include "base/whole_file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -80,52 +80,6 @@ Result<Place> find_place(const fs::path& file) {
     return file_error(errno, "open", file);
 }
 
-/// A temporary file beside the place, removed unless it takes the place's name.
-class Replacement {
-public:
-    explicit Replacement(const Place& place) : place_(place) {}
-    Replacement(const Replacement&) = delete;
-    Replacement& operator=(const Replacement&) = delete;
-    ~Replacement() {
-        if (fd_) ::unlinkat(place_.directory.get(), name_.c_str(), 0);
-    }
-
-    /// False, with errno set, if any of it fails.
-    bool write(std::string_view contents, const struct stat* before, mode_t mode) {
-        constexpr int k_tries = 100;
-        for (int i = 0; i < k_tries && !fd_; ++i) {
-            name_ = ".gpu-sleep-" + std::to_string(::getpid()) + "-" + std::to_string(i);
-            fd_.reset(::openat(place_.directory.get(), name_.c_str(),
-                               O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
-            if (!fd_ && errno != EEXIST) return false;
-        }
-        if (!fd_) return false;
-        while (!contents.empty()) {
-            const auto written = ::write(fd_.get(), contents.data(), contents.size());
-            if (written < 0 && errno != EINTR) return false;
-            if (written > 0) contents.remove_prefix(static_cast<std::size_t>(written));
-        }
-        struct stat now = {};
-        if (::fstat(fd_.get(), &now) != 0) return false;
-        const bool is_anothers = before && (before->st_uid != now.st_uid || before->st_gid != now.st_gid);
-        if (is_anothers && ::fchown(fd_.get(), before->st_uid, before->st_gid) != 0) return false;
-        return ::fchmod(fd_.get(), before ? before->st_mode & ~S_IFMT : mode) == 0 && ::fsync(fd_.get()) == 0;
-    }
-
-    bool take_place() {
-        const int directory = place_.directory.get();
-        if (::renameat(directory, name_.c_str(), directory, place_.name.c_str()) != 0) return false;
-        fd_.reset();
-        ::fsync(directory);
-        return true;
-    }
-
-private:
-    const Place& place_;
-    std::string name_;
-    UniqueFd fd_;
-};
-
 } // namespace
 
 Result<std::optional<std::string>> read_carefully(const fs::path& file) {
@@ -156,17 +110,24 @@ Result<std::optional<std::string>> read_carefully(const fs::path& file) {
 }
 
 Result<void> write_carefully(const fs::path& file, std::string_view contents, mode_t mode) {
-    const auto place = find_place(file);
+    auto place = find_place(file);
     if (!place) return place.error();
     struct stat status = {};
     const bool is_there =
         ::fstatat(place->directory.get(), place->name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
     if (is_there && !S_ISREG(status.st_mode))
         return make_error(ErrorCode::invalid_argument, "{} is not a regular file", file.native());
-    Replacement replacement(*place);
-    if (!replacement.write(contents, is_there ? &status : nullptr, mode) || !replacement.take_place())
+    auto replacement = WholeFile::replace(std::move(place->directory), place->name, file);
+    if (!replacement) return std::move(replacement).error();
+    GPU_SLEEP_TRY(replacement->write(contents));
+    struct stat now = {};
+    const int fd = replacement->fd();
+    const bool is_anothers =
+        is_there && ::fstat(fd, &now) == 0 && (status.st_uid != now.st_uid || status.st_gid != now.st_gid);
+    if ((is_anothers && ::fchown(fd, status.st_uid, status.st_gid) != 0) ||
+        ::fchmod(fd, is_there ? status.st_mode & ~S_IFMT : mode) != 0)
         return file_error(errno, "write", file);
-    return {};
+    return replacement->commit();
 }
 
 Result<void> remove_carefully(const fs::path& file) {

@@ -7,7 +7,6 @@
 #include "base/agent_directory.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -50,10 +49,10 @@ Error failed(int failure, std::string_view call, const std::string& name) {
 }
 
 /// Locks `file`, which others may hold. Errors: timed_out.
-Result<void> lock(int file, Milliseconds timeout, const char* why) {
+Result<void> lock(const LockedFile& file, Milliseconds timeout, const char* why) {
     constexpr Milliseconds k_look_again{20};
     const auto deadline = Clock::now() + timeout;
-    while (::flock(file, LOCK_EX | LOCK_NB) != 0) {
+    while (file.lock() != LockedFile::Lock::taken) {
         if (Clock::now() >= deadline) return make_error(ErrorCode::timed_out, "{}", why);
         std::this_thread::sleep_for(k_look_again);
     }
@@ -115,13 +114,12 @@ Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Millisec
     remove_leftovers(directory.get());
     const auto deadline = Clock::now() + timeout;
     for (;;) {
-        auto file = open_private_file(directory.get(), name);
+        auto file = LockedFile::open(directory.get(), name);
         if (!file) return std::move(file).error();
         const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
-        if (auto locked = lock(file->get(), left, "another command is working on it"); !locked)
+        if (auto locked = lock(*file, left, "another command is working on it"); !locked)
             return std::move(locked).error();
-        struct stat status {};
-        const bool is_removed = ::fstat(file->get(), &status) == 0 && status.st_nlink == 0;
+        const bool is_removed = !file->is_named(directory.get(), name.c_str());
         if (!is_removed) return CheckpointRecord(std::move(directory), *std::move(file), name);
     }
 }
@@ -155,9 +153,7 @@ Result<void> CheckpointRecord::write_text(const std::string& text) const {
 bool is_recorded_as_lost(const Process& process) {
     const auto directory = open_directory(process.uid);
     const auto name = name_of({process.pid, process.start_time});
-    const UniqueFd file(
-        directory ? ::openat(directory.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
-                  : -1);
+    const auto file = directory ? LockedFile::find(directory.get(), name.c_str()) : LockedFile();
     return file && read_file(file.get()) == text_of({k_lost});
 }
 

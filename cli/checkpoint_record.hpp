@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/fd.hpp"
+#include "base/locked_file.hpp"
 #include "base/units.hpp"
 #include "cli/process_info.hpp"
 #include "peers/gpu_line.hpp"
@@ -52,12 +52,12 @@ public:
                    const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check);
 
 private:
-    CheckpointRecord(UniqueFd directory, UniqueFd file, std::string name)
+    CheckpointRecord(UniqueFd directory, LockedFile file, std::string name)
         : directory_(std::move(directory)), file_(std::move(file)), name_(std::move(name)) {}
     [[nodiscard]] Result<void> write_text(const std::string& text) const;
 
     UniqueFd directory_;
-    UniqueFd file_;
+    LockedFile file_;
     std::string name_;
     std::vector<peers::GpuLine> lines_; ///< with room set aside
 };

@@ -2,6 +2,8 @@
 // Copyright the gpu-sleep authors.
 // gpu-ps: lists the processes that can be put to sleep, and how they stand.
 
+#include "base/fd.hpp"
+#include "base/whole_file.hpp"
 #include "cli/gpu_use.hpp"
 #include "cli/json.hpp"
 #include "cli/live_table.hpp"
@@ -9,14 +11,19 @@
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
-#include "cli/replaced_file.hpp"
 #include "cli/screen.hpp"
 #include "cli/without_agent.hpp"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
+#include <filesystem>
 #include <iterator>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -178,6 +185,25 @@ Listed list(const Options& options) {
     return listed;
 }
 
+/// Makes `text` all that the file holds, with mode 0644. Whoever reads it finds the old text or the new one:
+/// it is written again and again, and not flushed. Errors: invalid_argument (the name is that of something
+/// else, such as a link or a device), not_permitted, out_of_disk, io_failed: the old file is as it was.
+Result<void> replace_file(const std::filesystem::path& path, std::string_view text) {
+    constexpr mode_t k_readable_by_all = S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH;
+    struct stat status = {};
+    if (::lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+        return make_error(ErrorCode::invalid_argument, "{} exists and is not a regular file", path.string());
+    const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+    UniqueFd directory(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!directory) return file_error(errno, "open", path);
+    // Collectors read what ends in .prom, and its temporary name does not.
+    auto file = WholeFile::replace(std::move(directory), path.filename().string(), path);
+    if (!file) return std::move(file).error();
+    GPU_SLEEP_TRY(file->write(text));
+    if (::fchmod(file->fd(), k_readable_by_all) != 0) return file_error(errno, "fchmod", path);
+    return file->commit(false);
+}
+
 /// Writes metrics once. Who does not answer is counted there.
 int write_metrics(const Options& options) {
     const auto outcomes = ask(options);
@@ -187,7 +213,7 @@ int write_metrics(const Options& options) {
         const auto text =
             cli::render_metrics(*outcomes, gpus ? *gpus : std::vector<driver::Gpu>(), std::time(nullptr));
         if (options.metrics == "-") return cli::print_result("gpu-ps", text);
-        written = cli::replace_file(options.metrics, text);
+        written = replace_file(options.metrics, text);
     }
     if (written) return exit_status::done;
     cli::print_error(cli::render_error("gpu-ps", "", written.error()));

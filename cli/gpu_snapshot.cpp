@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot: looks at the files that hold contents of sleeping processes. Needs no GPU and no process.
 
+#include "base/whole_file.hpp"
 #include "cli/json.hpp"
-#include "cli/new_file.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
@@ -167,7 +167,7 @@ public:
         while (!content.empty()) {
             const auto written = ::write(fd_, content.data(), content.size());
             if (written < 0 && errno == EINTR) continue;
-            if (written < 0) return cli::file_error(errno, "write", name_);
+            if (written < 0) return file_error(errno, "write", name_);
             content = content.subspan(static_cast<std::size_t>(written));
         }
         return {};
@@ -194,11 +194,11 @@ Result<Bytes> extract_to(const Options& options, int fd) {
 Result<Bytes> extract_to_output(const Options& options) {
     if (options.output == "-") {
         auto bytes = extract_to(options, STDOUT_FILENO);
-        if (bytes) GPU_SLEEP_TRY(cli::flush_and_close(UniqueFd(STDOUT_FILENO), "standard output"));
+        if (bytes) GPU_SLEEP_TRY(flush_and_close(UniqueFd(STDOUT_FILENO), "standard output"));
         return bytes;
     }
     // Contents are as private as the snapshot is, and no other file is lost to them.
-    auto file = cli::NewFile::create(options.output);
+    auto file = WholeFile::create(options.output);
     if (!file) return file.error();
     auto bytes = extract_to(options, file->fd());
     if (bytes) GPU_SLEEP_TRY(file->commit());

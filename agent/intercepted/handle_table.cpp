@@ -30,7 +30,8 @@ void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number
 }
 
 bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping) {
-    return mapping.in_ledger && memory.is_asleep(address);
+    const auto* const backing = mapping.in_ledger ? memory.ledger().find(address) : nullptr;
+    return backing && backing->is_asleep();
 }
 
 bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings)

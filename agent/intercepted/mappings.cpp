@@ -33,7 +33,7 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
         return;
     }
     if (mapping.in_ledger) {
-        memory.set_mapping_access(address, mapping.access);
+        memory.ledger().find(address)->access = mapping.access;
         Allocations::instance().change(address, [&](Known& known) { known.access = mapping.access; });
         return;
     }

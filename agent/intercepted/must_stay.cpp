@@ -30,7 +30,7 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
             if (!mine) return;
             real = mine->real;
             for (const auto at : mine->mappings) {
-                const auto* backing = all.mappings.at(at).in_ledger ? locked.find(at) : nullptr;
+                const auto* backing = all.mappings.at(at).in_ledger ? locked.ledger().find(at) : nullptr;
                 if (backing) real = backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
             }
         });
@@ -93,7 +93,7 @@ void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) 
             auto& all = Handles::instance();
             const MutexLock lock(all.mutex);
             for (auto at = address; at < address + bytes;) {
-                const auto* const backing = locked.find(at);
+                const auto* const backing = locked.ledger().find(at);
                 if (!backing) break;
                 const auto begin = backing->address;
                 at = backing->end();
@@ -111,7 +111,7 @@ void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) 
 
 void add_memory_that_stays(const LockedMemory& locked, std::vector<Residual>& rows) {
     if (!memory()) return; // the process is ending
-    for (const auto& [address, backing] : locked.backings())
+    for (const auto& [address, backing] : locked.ledger().backings())
         if (backing.stay_reason)
             rows.push_back({backing.stay_reason == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
                             backing.bytes, 1, backing.stay_reason});

@@ -375,7 +375,9 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
             return operations::SleepOperation(parts_, *request, progress, joint, asker).run();
         }
         const auto& wake = std::get<model::WakeRequest>(operation);
-        if (wake.make_room && !wake.dry_run) return parts_.room.wake(parts_, wake, progress, since);
+        if (wake.make_room && !wake.dry_run)
+            return parts_.room.wake([&](const auto& its) { return wake_alone(parts_, its, progress, since); },
+                                    wake);
         operations::Joint joint(wake.joint, progress, directives);
         return operations::WakeOperation(parts_, wake, progress, joint, since).run();
     });
@@ -425,7 +427,12 @@ void Agent::wake_on_touch() {
             *times_back = parts_.deep.times_back();
             // Who makes room has asked them already.
             if (!*holders && !touch_request_.make_room)
-                *holders = parts_.room.holders(parts_, touch_request_);
+                *holders = parts_.room.holders(
+                    [this](const auto& request) {
+                        const server::ProgressSink nobody = [](const model::Progress&) { return true; };
+                        return operations::wake_alone(parts_, request, nobody, Clock::now());
+                    },
+                    touch_request_);
             if (holders->has_value() && !(*holders)->empty()) shortage.message += "; " + **holders;
             const bool is_time = takes_turns && parts_.room.waits_for_time();
             if (is_time)

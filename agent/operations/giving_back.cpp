@@ -12,7 +12,6 @@
 #include "intercepted/contexts_lock.hpp"
 #include "intercepted/trimming.hpp"
 #include "operations/preparing.hpp"
-#include "operations/turn.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -43,7 +42,7 @@ bool retained_gives_way(Parts& parts) noexcept {
         return false;
     }
     const bool holds_any = parts.retired.has_any() || parts.memory.with_lock([](const LockedMemory& locked) {
-        return locked.retained() > 0;
+        return locked.contents().retained() > 0;
     });
     if (!holds_any) return false;
     parts.memory.tidy_within(k_between_looks_at_host); // first: looking may fail
@@ -123,7 +122,7 @@ bool do_in_time(Parts& parts, Work&& work) {
 bool pin_some(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     auto* const batch =
-        parts.memory.with_lock([](const LockedMemory& locked) { return locked.find_unpinned(); });
+        parts.memory.with_lock([](const LockedMemory& locked) { return locked.contents().find_unpinned(); });
     if (!batch) return false;
     const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
     if (contexts)
@@ -171,15 +170,17 @@ bool unpin_all(Parts& parts) noexcept {
     give_back_retired(parts);
     bool are_all_unpinned = false;
     ignoring_errors([&] {
-        const auto contexts = keep_contexts(true);
-        are_all_unpinned = parts.memory.with_lock([](const LockedMemory& locked) { return locked.unpin(); });
+        const std::shared_lock contexts(intercepted::contexts_mutex());
+        are_all_unpinned =
+            parts.memory.with_lock([](const LockedMemory& locked) { return locked.contents().unpin(); });
     });
     return are_all_unpinned;
 }
 
 bool tidy(Parts& parts) {
     say_who_has_memory(parts);
-    return give_back_in_time(parts) || do_in_time(parts, pin_some) || do_in_time(parts, prepare_some);
+    return give_back_in_time(parts) || do_in_time(parts, pin_some) ||
+           do_in_time(parts, [](Parts& its) { return its.preparation.prepare_some(its.memory); });
 }
 
 bool give_back_files(Parts& parts) {
@@ -199,7 +200,7 @@ bool give_back_unneeded(Parts& parts) {
 bool give_back_all(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     const bool has_retained =
-        parts.memory.with_lock([](LockedMemory& locked) { return locked.trim_retained(0) > 0; });
+        parts.memory.with_lock([](LockedMemory& locked) { return locked.contents().trim_retained(0) > 0; });
     return give_back_unneeded(parts) || has_retained;
 }
 

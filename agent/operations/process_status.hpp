@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "base/guard.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "model/model.hpp"
@@ -18,7 +17,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
@@ -51,24 +49,14 @@ public:
 
     /// Writes how all stands now. What takes memory comes last.
     void complete(const LockedMemory& locked, model::Report& report);
-    /// Runs a transaction on the memory, guarded; report() tells meanwhile how all was before.
-    template <class Transaction>
-    [[nodiscard]] std::invoke_result_t<Transaction> transact(const LockedMemory& locked,
-                                                             Transaction&& transaction) {
-        model::Report before;
-        complete(locked, before);
-        set_before(std::move(before));
-        auto done = guarded(std::forward<Transaction>(transaction));
-        set_before(std::nullopt);
-        return done;
-    }
+    /// What report() tells while a transaction runs: how all was before. Nothing once it has ended.
+    void set_before(std::optional<model::Report> before);
 
 private:
     /// What `use` says of the memory; or, while a transaction moves contents for a long time, what `before`
     /// says of how the process was when it began.
     template <class Use, class Before>
     [[nodiscard]] auto look(Use&& use, Before&& before);
-    void set_before(std::optional<model::Report> before);
     void note_touch_trouble(model::Report& report);
     /// Deep asleep, what is left of it on a GPU is none.
     [[nodiscard]] model::State state_with(model::State state) const noexcept;

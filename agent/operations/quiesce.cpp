@@ -11,8 +11,8 @@
 #include "intercepted/mappings.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/trimming.hpp"
-#include "operations/gate_settler.hpp"
 #include "operations/giving_back.hpp"
+#include "operations/turn.hpp"
 #include "operations/unseen.hpp"
 #include "python/python_lock.hpp"
 
@@ -66,7 +66,8 @@ Result<void> Quiesce::check_late_calls() const {
 }
 
 Result<Quiesce::Preview> Quiesce::preview() const {
-    auto plan = parts_.memory.with_lock([&](LockedMemory& locked) { return locked.plan_sleep(request_); });
+    auto plan =
+        parts_.memory.with_lock([&](LockedMemory& locked) { return locked.engine().plan_sleep(request_); });
     if (!plan) return std::move(plan).error();
     // Callbacks hear only of what is still there: what already sleeps and is given up is out of their reach.
     const auto is_asleep = [&](const std::string& tag) { return !plan->awake_tags.contains(tag); };

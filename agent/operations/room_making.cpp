@@ -5,9 +5,6 @@
 #include "operations/room_making.hpp"
 
 #include "base/guard.hpp"
-#include "operations/joint.hpp"
-#include "operations/parts.hpp"
-#include "operations/wake_operation.hpp"
 
 #include <fmt/ranges.h>
 
@@ -69,14 +66,6 @@ bool is_short(const Result<Report>& done) {
 
 std::string joined(const std::vector<std::string>& words) {
     return fmt::format("{}", fmt::join(words, "; "));
-}
-
-/// A wake that no other process takes part in.
-Result<Report> wake_alone(Parts& parts, const model::WakeRequest& request,
-                          const server::ProgressSink& progress, Clock::time_point since) {
-    const server::DirectiveSource nobody;
-    Joint alone(false, progress, nobody);
-    return WakeOperation(parts, request, progress, alone, since).run();
 }
 
 } // namespace
@@ -161,27 +150,24 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
     return against_;
 }
 
-Result<Report> RoomMaking::wake(Parts& parts, const model::WakeRequest& request,
-                                const server::ProgressSink& progress, Clock::time_point since) {
-    const auto try_once = [&] { return wake_alone(parts, request, progress, since); };
+Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& request) {
     const auto dry = rehearsal(request);
-    const auto rehearse = [&] { return wake_alone(parts, dry, progress, since); };
-    auto rehearsed = rehearse();
+    auto rehearsed = wake(dry);
     if (!rehearsed) return rehearsed;
     const auto gpus = needs(*rehearsed);
     const auto neighbours = peers::Neighbours::open();
-    if (gpus.empty() || !neighbours) return try_once();
+    if (gpus.empty() || !neighbours) return wake(request);
     const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake);
     if (!locks) {
         waits_for_time_ = false;
         return make_error(ErrorCode::out_of_device_memory,
                           "others make room on the GPU: this process is number {} in line", place_.load());
     }
-    auto done = try_once();
+    auto done = wake(request);
     std::vector<std::string> notes;
     for (int i = 0; i < k_tries && is_short(done); ++i) {
         const auto look = [&]() -> Result<BytesByGpu> {
-            const auto now = rehearse();
+            const auto now = wake(dry);
             if (!now) return now.error();
             return shortage(*now, i == 0 ? 0 : k_room_margin);
         };
@@ -192,16 +178,14 @@ Result<Report> RoomMaking::wake(Parts& parts, const model::WakeRequest& request,
             error.message += "; " + *against;
             return error;
         }
-        done = try_once();
+        done = wake(request);
     }
     if (done) done->notes.insert(done->notes.end(), notes.begin(), notes.end());
     return done;
 }
 
-std::string RoomMaking::holders(Parts& parts, const model::WakeRequest& request) {
-    const auto dry = rehearsal(request);
-    const server::ProgressSink nobody = [](const model::Progress&) { return true; };
-    const auto rehearsed = wake_alone(parts, dry, nobody, Clock::now());
+std::string RoomMaking::holders(const Wake& wake, const model::WakeRequest& request) {
+    const auto rehearsed = wake(rehearsal(request));
     return rehearsed ? holders(needs(*rehearsed)) : std::string();
 }
 

@@ -10,7 +10,6 @@
 #include "operations/gpu_lines.hpp"
 #include "peers/neighbours.hpp"
 #include "peers/room.hpp"
-#include "server/line.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -22,20 +21,20 @@
 
 namespace gpu_sleep::agent::operations {
 
-struct Parts;
-
 /// Such wakes take turns, each GPU's one after another: who is not first in line, or cannot have room yet,
 /// leaves everything as it is and is tried again. The turn and the room are held by nobody in between, and
 /// the process can be asked anything. Used on the operations thread, but for place() and leave().
 class RoomMaking {
 public:
+    /// Tries a wake alone, or rehearses it: WakeOperation::run().
+    using Wake = std::function<Result<model::Report>(const model::WakeRequest&)>;
+
     explicit RoomMaking(GpuLines& lines) noexcept : lines_(lines) {}
 
     /// One try. Whom it puts to sleep stands in the report's notes. Errors: those of WakeOperation::run();
     /// out_of_device_memory also where it is not its turn, or others cannot sleep: the message says who has
     /// the memory and why.
-    [[nodiscard]] Result<model::Report> wake(Parts& parts, const model::WakeRequest& request,
-                                             const server::ProgressSink& progress, Clock::time_point since);
+    [[nodiscard]] Result<model::Report> wake(const Wake& wake, const model::WakeRequest& request);
 
     /// The place in line, from 1; 0: it does not stand. Thread-safe.
     [[nodiscard]] std::uint32_t place() const noexcept { return place_; }
@@ -47,7 +46,7 @@ public:
 
     /// What others of this user hold on the GPUs of the wake, and whether they could sleep, in words; empty
     /// if nobody says. Takes up to half a second.
-    [[nodiscard]] std::string holders(Parts& parts, const model::WakeRequest& request);
+    [[nodiscard]] std::string holders(const Wake& wake, const model::WakeRequest& request);
     /// The same of these GPUs.
     [[nodiscard]] std::string holders(const peers::BytesByGpu& gpus);
 

@@ -11,7 +11,7 @@
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
 #include "peers/room_plan.hpp"
-#include "sleep/point_of_no_return.hpp"
+#include "sleep/engine.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -52,7 +52,8 @@ SleepOperation::SleepOperation(Parts& parts, const model::SleepRequest& request,
 }
 
 bool SleepOperation::give_unneeded_back() {
-    parts_.memory.with_lock([this](LockedMemory& locked) { locked.forget_retained_beside(request_); });
+    parts_.memory.with_lock(
+        [this](LockedMemory& locked) { locked.engine().forget_retained_beside(request_); });
     return give_back_unneeded(parts_);
 }
 
@@ -99,9 +100,9 @@ Result<void> SleepOperation::attempt() noexcept {
         // What it waits for may be its own.
         if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
         return parts_.memory.with_lock([&](LockedMemory& locked) {
-            if (locked.retained() > 0) control.host_patience = Milliseconds(0);
-            return parts_.status.transact(
-                locked, [&] { return locked.sleep(wanted, control, report_, scope_, spill_); });
+            if (locked.contents().retained() > 0) control.host_patience = Milliseconds(0);
+            return transact(parts_.status, locked,
+                            [&] { return locked.sleep(wanted, control, report_, scope_, spill_); });
         });
     });
 }
@@ -140,8 +141,8 @@ void SleepOperation::apply_to_sleepers() {
         // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
         // do.
         ignoring_errors([&] {
-            static_cast<void>(parts_.status.transact(locked, [&]() -> Result<void> {
-                locked.adjust_asleep(request, report_);
+            static_cast<void>(transact(parts_.status, locked, [&]() -> Result<void> {
+                locked.engine().adjust_asleep(request, report_);
                 return {};
             }));
         });
@@ -150,7 +151,7 @@ void SleepOperation::apply_to_sleepers() {
 
 Report SleepOperation::release_retained() {
     const auto retained =
-        parts_.memory.with_lock([](const LockedMemory& locked) { return locked.retained(); });
+        parts_.memory.with_lock([](const LockedMemory& locked) { return locked.contents().retained(); });
     if (!request_.dry_run) report_.changed = give_back_all(parts_); // also what is being given back already
     parts_.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] {

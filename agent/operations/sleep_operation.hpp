@@ -6,9 +6,9 @@
 
 #include "base/result.hpp"
 #include "model/model.hpp"
-#include "operations/gate_settler.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
+#include "operations/turn.hpp"
 #include "server/line.hpp"
 
 #include <optional>

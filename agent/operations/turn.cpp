@@ -4,6 +4,7 @@
 
 #include "operations/turn.hpp"
 
+#include "common/interception.hpp"
 #include "intercepted/contexts_lock.hpp"
 #include "operations/giving_back.hpp"
 
@@ -25,6 +26,10 @@ std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate) {
 
 Error process_is_ending() {
     return make_error(ErrorCode::no_process, "the process is ending");
+}
+
+void settle_gate(ProgramMemory& memory, ProcessStatus& status) noexcept {
+    if (intercepts() && !memory.settle_gate()) status.set_touch_trouble({});
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -4,12 +4,17 @@
 
 #pragma once
 
+#include "base/guard.hpp"
 #include "base/result.hpp"
 #include "operations/parts.hpp"
+#include "operations/process_status.hpp"
 #include "operations/turnstile.hpp"
+#include "program_memory/program_memory.hpp"
 #include "server/line.hpp"
 
+#include <optional>
 #include <shared_mutex>
+#include <type_traits>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
@@ -35,7 +40,43 @@ private:
 /// moves what sleeps. For any other the gate holds back calls that end contexts.
 [[nodiscard]] std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate);
 
+/// Runs a transaction on the memory, guarded; reports tell meanwhile how all was before.
+template <class Transaction>
+[[nodiscard]] std::invoke_result_t<Transaction> transact(ProcessStatus& status, const LockedMemory& locked,
+                                                         Transaction&& transaction) {
+    model::Report before;
+    status.complete(locked, before);
+    status.set_before(std::move(before));
+    auto done = guarded(std::forward<Transaction>(transaction));
+    status.set_before(std::nullopt);
+    return done;
+}
+
 /// Why nothing is done any more.
 [[nodiscard]] Error process_is_ending();
+
+/// Makes the gate fit what sleeps. Nothing where the program's calls are not intercepted.
+void settle_gate(ProgramMemory& memory, ProcessStatus& status) noexcept;
+
+/// Does so once an operation is over: by settle(), or else when destroyed, however the operation ends.
+class GateSettler {
+public:
+    GateSettler(ProgramMemory& memory, ProcessStatus& status) noexcept : memory_(memory), status_(status) {}
+    GateSettler(const GateSettler&) = delete;
+    GateSettler& operator=(const GateSettler&) = delete;
+    ~GateSettler() {
+        if (!is_settled_) settle();
+    }
+
+    void settle() noexcept {
+        is_settled_ = true;
+        settle_gate(memory_, status_);
+    }
+
+private:
+    ProgramMemory& memory_;
+    ProcessStatus& status_;
+    bool is_settled_ = false;
+};
 
 } // namespace gpu_sleep::agent::operations

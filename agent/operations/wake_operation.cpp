@@ -9,7 +9,6 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
-#include "operations/gate_settler.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
 
@@ -46,8 +45,9 @@ WakeOperation::WakeOperation(Parts& parts, const model::WakeRequest& request,
 Result<void> WakeOperation::check_free_memory(const model::WakeRequest& part) {
     if (part.dry_run) return {};
     const auto contexts = keep_contexts(true);
-    return parts_.memory.with_lock(
-        [&](LockedMemory& locked) { return guarded([&] { return locked.check_free_memory(part); }); });
+    return parts_.memory.with_lock([&](LockedMemory& locked) {
+        return guarded([&] { return locked.engine().check_free_memory(part); });
+    });
 }
 
 Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Report& report) {
@@ -64,7 +64,7 @@ Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Repo
         return joint_.wait_ready();
     };
     return parts_.memory.with_lock([&](LockedMemory& locked) {
-        return parts_.status.transact(locked, [&] { return locked.wake(part, control, report); });
+        return transact(parts_.status, locked, [&] { return locked.wake(part, control, report); });
     });
 }
 
@@ -114,7 +114,7 @@ void WakeOperation::note_speed() {
 void WakeOperation::complete_report() {
     parts_.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] { // a shortage only thins it
-            for (const auto& file : locked.files_out_of_reach())
+            for (const auto& file : locked.contents().files_left_behind())
                 report_.notes.push_back(
                     fmt::format("{} stays, and is emptied: the process may not change its directory "
                                 "any more, and gpu-snapshot ls, by one who may, removes it",
@@ -204,8 +204,9 @@ Result<Report> WakeOperation::run() {
 
 Result<Report> WakeOperation::wake_all() {
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-    const auto parts =
-        parts_.memory.with_lock([&](const LockedMemory& locked) { return locked.parts_of(request_); });
+    const auto parts = parts_.memory.with_lock([&](const LockedMemory& locked) {
+        return guarded([&] { return locked.engine().parts_of(request_); });
+    });
     if (!parts) return parts.error();
     for (const auto& part : *parts) {
         if (!woken_.empty()) let_work_through();
@@ -221,6 +222,13 @@ Result<Report> WakeOperation::wake_all() {
     note_speed();
     complete_report();
     return std::move(report_);
+}
+
+Result<Report> wake_alone(Parts& parts, const model::WakeRequest& request,
+                          const server::ProgressSink& progress, Clock::time_point since) {
+    const server::DirectiveSource nobody;
+    Joint alone(false, progress, nobody);
+    return WakeOperation(parts, request, progress, alone, since).run();
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -66,4 +66,8 @@ private:
     Callbacks::Jobs jobs_;
 };
 
+/// A wake that no other process takes part in. Errors: those of WakeOperation::run().
+[[nodiscard]] Result<model::Report> wake_alone(Parts& parts, const model::WakeRequest& request,
+                                               const server::ProgressSink& progress, Clock::time_point since);
+
 } // namespace gpu_sleep::agent::operations

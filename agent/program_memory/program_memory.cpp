@@ -22,7 +22,7 @@ Error not_owned(driver::DeviceAddress address) {
 } // namespace
 
 ProgramMemory::ProgramMemory(const TouchRule& environment, Bytes retained)
-    : most_retained_(retained), retained_limit_(retained), default_rule_(environment), rule_(environment) {}
+    : locked_(environment), most_retained_(retained), retained_limit_(retained) {}
 
 ProgramMemory* ProgramMemory::in_use() noexcept {
     return g_in_use.load(std::memory_order_acquire);
@@ -32,7 +32,8 @@ void ProgramMemory::set_up(const driver::Api& api, std::function<void(Millisecon
     const MutexLock lock(mutex_);
     sleep::Engine::Options options;
     options.retained = retained_limit_;
-    if (!storage_) storage_ = std::make_unique<Running>(api, ledger_, options);
+    if (!storage_) storage_ = std::make_unique<Running>(api, locked_.ledger(), options);
+    locked_.start(storage_->engine);
     tidy_within_ = std::move(tidy_within);
     storage_->engine.contents().when_wasted([this] { tidy_within_(Milliseconds(0)); });
 }
@@ -68,7 +69,7 @@ void ProgramMemory::remove_files() noexcept {
 
 ledger::TagId ProgramMemory::tag_id(std::string_view name) {
     const MutexLock lock(mutex_);
-    return ledger_.tag_id(name);
+    return locked_.ledger().tag_id(name);
 }
 
 Result<driver::DeviceAddress> ProgramMemory::allocate_locked(int device, ledger::TagId tag, Bytes bytes) {
@@ -77,9 +78,9 @@ Result<driver::DeviceAddress> ProgramMemory::allocate_locked(int device, ledger:
 
 Result<driver::DeviceAddress> ProgramMemory::allocate(int device, std::string_view tag, Bytes bytes) {
     const MutexLock lock(mutex_);
-    const auto tags_before = ledger_.tags().size();
-    auto address = allocate_locked(device, ledger_.tag_id(tag), bytes);
-    if (!address) ledger_.forget_tags_from(tags_before);
+    const auto tags_before = locked_.ledger().tags().size();
+    auto address = allocate_locked(device, locked_.ledger().tag_id(tag), bytes);
+    if (!address) locked_.ledger().forget_tags_from(tags_before);
     return address;
 }
 
@@ -91,7 +92,7 @@ Result<driver::DeviceAddress> ProgramMemory::allocate(int device, ledger::TagId 
 Result<void> ProgramMemory::free(driver::DeviceAddress address) {
     if (!is_started()) return not_owned(address);
     const MutexLock lock(mutex_);
-    const auto* backing = ledger_.find(address);
+    const auto* backing = locked_.ledger().find(address);
     const auto span = backing && backing->is_asleep() ? gate::Named::Span{backing->address, backing->end()}
                                                       : gate::Named::Span{};
     auto sharing = shared_.withdraw(address);
@@ -99,7 +100,7 @@ Result<void> ProgramMemory::free(driver::DeviceAddress address) {
     if (!freed) return std::move(freed).error();
     sharing.end();
     storage_->engine.contents().forget(freed->kept);
-    if (span.end != 0 && !ledger_.find(address)) gate::Gate::instance().forget(span);
+    if (span.end != 0 && !locked_.ledger().find(address)) gate::Gate::instance().forget(span);
     return {};
 }
 
@@ -116,13 +117,13 @@ Result<bool> ProgramMemory::allow_access(driver::DeviceAddress address, int devi
 
 driver::DeviceMask ProgramMemory::devices_at(driver::DeviceAddress address) {
     const MutexLock lock(mutex_);
-    const auto* backing = ledger_.find(address);
+    const auto* backing = locked_.ledger().find(address);
     return backing && !backing->is_asleep() ? backing->access : 0;
 }
 
 bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
     const MutexLock lock(mutex_);
-    auto* const backing = ledger_.find(address);
+    auto* const backing = locked_.ledger().find(address);
     if (!backing || backing->stay_reason || backing->is_asleep()) return false;
     if (!backing->preserved.empty())
         ledger::Ledger::forget_preserved(*backing, {address - backing->address, bytes});
@@ -131,12 +132,12 @@ bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
 
 void ProgramMemory::set_policy(std::string_view tag, model::Policy policy) {
     const MutexLock lock(mutex_);
-    ledger_.set_policy(ledger_.tag_id(tag), policy);
+    locked_.ledger().set_policy(locked_.ledger().tag_id(tag), policy);
 }
 
 void ProgramMemory::set_separable(std::string_view tag, bool is_separable) {
     const MutexLock lock(mutex_);
-    ledger_.set_separable(ledger_.tag_id(tag), is_separable);
+    locked_.ledger().set_separable(locked_.ledger().tag_id(tag), is_separable);
 }
 
 void ProgramMemory::limit_retained(Bytes most) noexcept {
@@ -190,31 +191,32 @@ Result<void> ProgramMemory::preserve(driver::DeviceAddress address, Bytes bytes)
 
 Result<void> ProgramMemory::mark_refilled(std::string_view tag) {
     const MutexLock lock(mutex_);
-    const auto id = ledger_.find_tag(tag);
+    const auto id = locked_.ledger().find_tag(tag);
     if (!id) return id.error();
-    for (auto& [address, backing] : ledger_.backings())
+    for (auto& [address, backing] : locked_.ledger().backings())
         if (backing.tag == *id && !backing.is_asleep()) backing.needs_refill = false;
     return {};
 }
 
 void ProgramMemory::require_refill(const std::vector<std::string>& tags) {
     const MutexLock lock(mutex_);
-    for (auto& [address, backing] : ledger_.backings())
+    for (auto& [address, backing] : locked_.ledger().backings())
         backing.needs_refill |=
             !backing.is_asleep() && !backing.is_wholly_preserved() &&
-            std::find(tags.begin(), tags.end(), ledger_.tag(backing.tag).name) != tags.end();
+            std::find(tags.begin(), tags.end(), locked_.ledger().tag(backing.tag).name) != tags.end();
 }
 
 Bytes ProgramMemory::asleep_bytes() {
     const MutexLock lock(mutex_);
     Bytes sum = 0;
-    for (const auto& [address, backing] : ledger_.backings()) sum += backing.is_asleep() ? backing.bytes : 0;
+    for (const auto& [address, backing] : locked_.ledger().backings())
+        sum += backing.is_asleep() ? backing.bytes : 0;
     return sum;
 }
 
 model::State ProgramMemory::state(const std::vector<std::string>& tags) {
     const MutexLock lock(mutex_);
-    return ledger_.state(tags);
+    return locked_.ledger().state(tags);
 }
 
 std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::Span>& spans) {
@@ -222,8 +224,8 @@ std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::S
     {
         const MutexLock lock(mutex_);
         for (const auto& span : spans)
-            if (const auto* backing = ledger_.find(span.begin))
-                tags.push_back(ledger_.tag(backing->tag).name);
+            if (const auto* backing = locked_.ledger().find(span.begin))
+                tags.push_back(locked_.ledger().tag(backing->tag).name);
     }
     std::sort(tags.begin(), tags.end());
     tags.erase(std::unique(tags.begin(), tags.end()), tags.end());
@@ -232,11 +234,11 @@ std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::S
 
 gate::HoldRule ProgramMemory::rule_for_what_sleeps(bool& sleeps) noexcept {
     gate::HoldRule rule;
-    rule.on_touch = rule_.on_touch;
-    rule.limit = rule_.limit;
-    rule.checked = gate_mode(rule_, ledger_) == model::GateMode::checked;
+    rule.on_touch = locked_.touch_rule().on_touch;
+    rule.limit = locked_.touch_rule().limit;
+    rule.checked = gate_mode(locked_.touch_rule(), locked_.ledger()) == model::GateMode::checked;
     sleeps = false;
-    for (const auto& [address, backing] : ledger_.backings()) {
+    for (const auto& [address, backing] : locked_.ledger().backings()) {
         if (!backing.is_asleep()) continue;
         sleeps = true;
         if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
@@ -279,12 +281,12 @@ void ProgramMemory::let_allocate() noexcept {
 
 Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t id, const char* reason) {
     const MutexLock lock(mutex_);
-    auto* const backing = ledger_.find(address);
+    auto* const backing = locked_.ledger().find(address);
     if (!backing) return not_owned(address);
     if (backing->is_asleep()) return make_error(ErrorCode::refused, "{:#x} sleeps", address);
     if (auto tried = driver::export_memory(api(), backing->handle); !tried) return std::move(tried).error();
     shared_.add(address, {id, backing->handle, backing->bytes, address - backing->address});
-    LockedMemory(*this).make_stay(address, reason);
+    locked_.make_stay(address, reason);
     return {};
 }
 

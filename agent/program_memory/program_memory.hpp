@@ -6,12 +6,12 @@
 #pragma once
 
 #include "base/thread_safety.hpp"
+#include "base/units.hpp"
 #include "common/lock_order.hpp"
 #include "gate/gate.hpp"
 #include "memory/heap.hpp"
 #include "program_memory/locked_memory.hpp"
 #include "program_memory/shared_ranges.hpp"
-#include "program_memory/shortage.hpp"
 #include "program_memory/touch_rule.hpp"
 #include "sleep/engine.hpp"
 
@@ -27,6 +27,39 @@
 #include <vector>
 
 namespace gpu_sleep::agent {
+
+/// Keeps one until the program's user is told, which is done once. Thread-safe.
+class Shortage {
+public:
+    struct Lack {
+        int device = 0;
+        Bytes bytes = 0; ///< that an allocation asked for
+    };
+
+    /// Whether somebody should look who has the memory: not once that was said, nor again just now.
+    bool note(Lack lack) noexcept {
+        constexpr Milliseconds k_between{1'000};
+        const MutexLock lock(mutex_);
+        if (is_said_ || Clock::now() < next_) return false;
+        next_ = Clock::now() + k_between;
+        lack_ = lack;
+        return true;
+    }
+    [[nodiscard]] std::optional<Lack> take() noexcept {
+        const MutexLock lock(mutex_);
+        return std::exchange(lack_, std::nullopt);
+    }
+    void set_said() noexcept {
+        const MutexLock lock(mutex_);
+        is_said_ = true;
+    }
+
+private:
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::optional<Lack> lack_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Clock::time_point next_ GPU_SLEEP_GUARDED_BY(mutex_);
+    bool is_said_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
+};
 
 /// Thread-safe: it takes its mutex itself, and nobody else does. Its mutex comes after those of the program's
 /// pools and contexts, and before those of the program's handles, of the gate and of the server's queue.
@@ -142,8 +175,6 @@ public:
     auto try_with_lock(Use&& use) -> std::optional<std::invoke_result_t<Use, LockedMemory&>>;
 
 private:
-    friend class LockedMemory;
-
     /// What exists once CUDA is in use.
     struct Running {
         Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Engine::Options& options)
@@ -166,12 +197,9 @@ private:
     std::function<void(Milliseconds)> tidy_within_ = [](Milliseconds) {};
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::memory) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::handles);
-    ledger::Ledger ledger_ GPU_SLEEP_GUARDED_BY(mutex_);
-    Clock::time_point state_since_ GPU_SLEEP_GUARDED_BY(mutex_) = Clock::now();
+    LockedMemory locked_ GPU_SLEEP_GUARDED_BY(mutex_);
     const Bytes most_retained_;                         ///< by the environment
     Bytes retained_limit_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by the program, too
-    const TouchRule default_rule_;                      ///< of the environment
-    TouchRule rule_ GPU_SLEEP_GUARDED_BY(mutex_);       ///< of the sleep under way or last done
     SharedRanges shared_;
     Shortage shortage_;
 };
@@ -179,16 +207,14 @@ private:
 template <class Use>
 auto ProgramMemory::with_lock(Use&& use) {
     const MutexLock lock(mutex_);
-    LockedMemory locked(*this);
-    return std::forward<Use>(use)(locked);
+    return std::forward<Use>(use)(locked_);
 }
 
 template <class Use>
 auto ProgramMemory::try_with_lock(Use&& use) -> std::optional<std::invoke_result_t<Use, LockedMemory&>> {
     if (!mutex_.try_lock()) return std::nullopt;
     const MutexLock lock(mutex_, std::adopt_lock);
-    LockedMemory locked(*this);
-    return std::forward<Use>(use)(locked);
+    return std::forward<Use>(use)(locked_);
 }
 
 } // namespace gpu_sleep::agent

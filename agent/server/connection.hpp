@@ -5,7 +5,6 @@
 #pragma once
 
 #include "base/fd.hpp"
-#include "base/held_file.hpp"
 #include "base/units.hpp"
 #include "common/named_tracer.hpp"
 #include "protocol/messages.hpp"

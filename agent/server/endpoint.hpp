@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "base/held_file.hpp"
+#include "base/fd.hpp"
 #include "base/result.hpp"
 
 #include <sys/types.h>

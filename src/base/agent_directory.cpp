@@ -61,29 +61,4 @@ UniqueFd open_private_directory(int tmp, const std::string& name, uid_t owner) n
     return directory;
 }
 
-Result<UniqueFd> open_private_file(int directory, const std::string& name) {
-    constexpr int k_flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-    constexpr mode_t k_mode = S_IRUSR | S_IWUSR;
-    const auto failed = [&](const char* call) {
-        return errno_error(ErrorCode::io_failed, errno, call, name);
-    };
-    struct stat owner = {};
-    if (::fstat(directory, &owner) != 0) return failed("fstat");
-    UniqueFd file;
-    do {
-        file.reset(::openat(directory, name.c_str(), k_flags));
-        if (file || errno != ENOENT) break;
-        // It is given away only if nobody has linked another one there meanwhile.
-        file.reset(::openat(directory, name.c_str(), k_flags | O_CREAT | O_EXCL, k_mode));
-        if (file && owner.st_uid != ::geteuid() && ::fchown(file.get(), owner.st_uid, owner.st_gid) != 0)
-            return failed("fchown");
-    } while (!file && errno == EEXIST);
-    if (!file) return failed("open");
-    struct stat status = {};
-    if (::fstat(file.get(), &status) != 0) return failed("fstat");
-    if (!S_ISREG(status.st_mode) || status.st_uid != owner.st_uid || status.st_nlink > 1)
-        return make_error(ErrorCode::io_failed, "{} is no plain file of the directory's owner alone", name);
-    return file;
-}
-
 } // namespace gpu_sleep

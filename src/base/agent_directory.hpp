@@ -38,9 +38,4 @@ struct AgentDirectories {
 /// descriptor and sets errno if it cannot be opened; EPERM if it is not private.
 [[nodiscard]] UniqueFd open_private_directory(int tmp, const std::string& name, uid_t owner) noexcept;
 
-/// Opens the plain file `name` of such a directory to read and write, and makes it if it is missing: for the
-/// owner of the directory, whoever makes it. Errors: io_failed (also: it is somebody else's, or has another
-/// name).
-[[nodiscard]] Result<UniqueFd> open_private_file(int directory, const std::string& name);
-
 } // namespace gpu_sleep

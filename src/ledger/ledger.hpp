@@ -105,6 +105,9 @@ public:
     Backing remove(std::uint64_t address);
     /// The backing whose mapping holds `address`, or null.
     [[nodiscard]] Backing* find(std::uint64_t address) noexcept;
+    [[nodiscard]] const Backing* find(std::uint64_t address) const noexcept {
+        return const_cast<Ledger*>(this)->find(address);
+    }
     [[nodiscard]] Backings& backings() noexcept { return backings_; }
     [[nodiscard]] const Backings& backings() const noexcept { return backings_; }
 
@@ -123,8 +126,8 @@ public:
     /// What the residences of all backings add up to, but for those that must stay; or of those under
     /// `tags`. Where nothing is under them, that of all.
     [[nodiscard]] model::State state(const std::vector<std::string>& tags = {}) const noexcept;
-    /// One report for each tag on each device, ordered by tag and device. Pinned backings are left out.
-    /// `in_files`: how much of a kept range is in files; asked for those that are not damaged.
+    /// One report for each tag on each device, ordered by tag and device. Backings that have to stay are left
+    /// out. `in_files`: how much of a kept range is in files; asked for those that are not damaged.
     [[nodiscard]] std::vector<model::TagReport>
     report(const std::function<Bytes(std::uint64_t range)>& in_files = [](std::uint64_t) {
         return Bytes{0};

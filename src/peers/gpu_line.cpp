@@ -4,16 +4,13 @@
 
 #include "peers/gpu_line.hpp"
 
-#include "base/agent_directory.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <limits>
+#include <optional>
 #include <utility>
 
 namespace gpu_sleep::peers {
@@ -24,40 +21,18 @@ constexpr off_t k_first_place = 1;
 /// Behind all places: thirty-six years after the machine has started.
 constexpr off_t k_counting = off_t{1} << 60;
 constexpr off_t k_first_room = k_counting + 1;
-/// That set room aside at a time. Eight that the driver restores come back soonest, on the whole, by four:
-/// one by one the last waits for 2.4 s, by four 1.1 s, and all at once nobody is back before 1 s. Measured on
-/// one H100 with 64 MiB each; the figures are in RESULTS.md.
+/// That set room aside at a time. Eight deep sleepers of 1 GiB are back soonest on average by four: the first
+/// after 0.7 s and the last after 1.5 s; one by one the last after 2.4 s, and all at once nobody before 1.1 s
+/// (tests/bench/RESULTS.md, one H100).
 constexpr std::uint32_t k_most_at_a_time = 4;
 /// From the room of one process to that of the next pid, in MiB.
 constexpr off_t k_most_room = off_t{1} << 32;
 constexpr off_t k_end_of_rooms = std::numeric_limits<off_t>::max();
+constexpr auto k_holder = LockedFile::Holder::process;
 
-struct flock span_of(short type, off_t start, off_t bytes) {
-    struct flock lock = {};
-    lock.l_type = type;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = start;
-    lock.l_len = bytes;
-    return lock;
-}
-
-/// Returns an errno or 0.
-int set(int file, short type, off_t byte, off_t bytes = 1) noexcept {
-    const auto lock = span_of(type, byte, bytes);
-    while (::fcntl(file, F_SETLK, &lock) != 0)
-        if (errno != EINTR) return errno;
-    return 0;
-}
-
-bool is_taken(int failure) noexcept {
-    return failure == EAGAIN || failure == EACCES;
-}
-
-/// Some lock of another process from `start` up to `end`; F_UNLCK: there is none.
-struct flock find(int file, off_t start, off_t end) {
-    auto lock = span_of(F_WRLCK, start, end - start);
-    if (start >= end || ::fcntl(file, F_GETLK, &lock) != 0) lock.l_type = F_UNLCK;
-    return lock;
+/// Some lock of another process from `start` up to `end`.
+std::optional<struct flock> find(const LockedFile& file, off_t start, off_t end) {
+    return start < end ? file.find_lock(k_holder, start, end - start) : std::nullopt;
 }
 
 /// How many locks others have from `start` up to `end`, and of how many bytes.
@@ -66,17 +41,17 @@ struct Count {
     off_t bytes = 0;
 };
 
-Count count(int file, off_t start, off_t end) {
+Count count(const LockedFile& file, off_t start, off_t end) {
     constexpr std::uint32_t k_most = 10'000;
     Count found;
     // The kernel may name any of them: those before it are counted first.
     while (found.locks < k_most) {
         const auto lock = find(file, start, end);
-        if (lock.l_type == F_UNLCK) return found;
-        const auto before = count(file, start, lock.l_start);
+        if (!lock) return found;
+        const auto before = count(file, start, lock->l_start);
         found.locks += 1 + before.locks;
-        found.bytes += lock.l_len + before.bytes;
-        start = lock.l_start + std::max<off_t>(lock.l_len, 1);
+        found.bytes += lock->l_len + before.bytes;
+        start = lock->l_start + std::max<off_t>(lock->l_len, 1);
     }
     return found;
 }
@@ -94,52 +69,50 @@ off_t now() noexcept {
 
 } // namespace
 
-GpuLine::GpuLine(UniqueFd file, std::string_view uuid)
+GpuLine::GpuLine(LockedFile file, std::string_view uuid)
     : file_(std::move(file)), uuid_(uuid), name_(fmt::format("room-{}", uuid)) {}
 
 Result<GpuLine> GpuLine::open(int directory, std::string_view uuid) {
     const bool is_name = !uuid.empty() && uuid.find('/') == std::string_view::npos;
     if (!is_name) return make_error(ErrorCode::io_failed, "a GPU without a UUID has no line");
-    auto file = open_private_file(directory, fmt::format("room-{}", uuid));
+    auto file = LockedFile::open(directory, fmt::format("room-{}", uuid));
     if (!file) return std::move(file).error();
     return GpuLine(*std::move(file), uuid);
 }
 
 bool GpuLine::is_in_place(int directory) const {
-    struct stat status = {};
-    struct stat its = {};
-    return file_.is_held() && ::fstat(file_.get(), &its) == 0 &&
-           ::fstatat(directory, name_.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-           status.st_dev == its.st_dev && status.st_ino == its.st_ino;
+    return file_.is_held() && file_.is_named(directory, name_.c_str());
 }
 
 Result<void> GpuLine::stand() {
     constexpr int k_tries = 100; // somebody may have come in the same nanosecond
     if (stands()) return {};
-    int failure = 0;
     const auto time = now();
     for (int i = 0; i < k_tries; ++i) {
-        failure = set(file_.get(), F_WRLCK, time + i);
-        if (failure == 0) {
+        const auto lock = file_.lock(k_holder, time + i, 1);
+        if (lock == LockedFile::Lock::taken) {
             place_ = time + i;
             return {};
         }
-        if (!is_taken(failure)) break;
+        if (lock == LockedFile::Lock::failed) break;
     }
-    return errno_error(ErrorCode::io_failed, failure, "fcntl", "cannot stand in line for a GPU");
+    return errno_error(ErrorCode::io_failed, errno, "fcntl", "cannot stand in line for a GPU");
 }
 
 std::uint32_t GpuLine::before() const {
-    return count(file_.get(), k_first_place, stands() ? place_ : k_counting).locks;
+    return count(file_, k_first_place, stands() ? place_ : k_counting).locks;
 }
 
 bool GpuLine::lock_as_needed() noexcept {
-    const short type = has_lock_ ? F_WRLCK : room_ != 0 ? F_RDLCK : F_UNLCK;
-    return file_.is_held() && set(file_.get(), type, k_lock) == 0;
+    if (!file_.is_held()) return false;
+    if (has_lock_) return true;
+    if (room_ != 0) return file_.share(k_holder, k_lock, 1) == LockedFile::Lock::taken;
+    file_.unlock(k_holder, k_lock, 1);
+    return true;
 }
 
 bool GpuLine::lock() {
-    has_lock_ = has_lock_ || set(file_.get(), F_WRLCK, k_lock) == 0;
+    has_lock_ = has_lock_ || file_.lock(k_holder, k_lock, 1) == LockedFile::Lock::taken;
     return has_lock_;
 }
 
@@ -149,7 +122,7 @@ void GpuLine::unlock() noexcept {
 }
 
 std::optional<Bytes> GpuLine::room_of_others() const {
-    const auto others = count(file_.get(), k_first_room, k_end_of_rooms);
+    const auto others = count(file_, k_first_room, k_end_of_rooms);
     if (others.locks >= k_most_at_a_time) return std::nullopt;
     return static_cast<Bytes>(others.bytes) * k_mib;
 }
@@ -157,7 +130,7 @@ std::optional<Bytes> GpuLine::room_of_others() const {
 bool GpuLine::set_aside(Bytes bytes) noexcept {
     const auto room = static_cast<off_t>(std::min<Bytes>(bytes / k_mib + 1, k_most_room));
     // A process of another pid namespace may have the same number.
-    if (set(file_.get(), F_WRLCK, start_of_own_room(), room) != 0) return false;
+    if (file_.lock(k_holder, start_of_own_room(), room) != LockedFile::Lock::taken) return false;
     room_ = room;
     if (lock_as_needed()) return true;
     give_room_back();
@@ -167,24 +140,24 @@ bool GpuLine::set_aside(Bytes bytes) noexcept {
 void GpuLine::give_room_back() noexcept {
     const auto room = std::exchange(room_, 0);
     if (room == 0 || !file_.is_held()) return;
-    set(file_.get(), F_UNLCK, start_of_own_room(), room);
+    file_.unlock(k_holder, start_of_own_room(), room);
     lock_as_needed();
 }
 
 void GpuLine::leave() noexcept {
     const auto place = std::exchange(place_, 0);
-    if (place != 0 && file_.is_held()) set(file_.get(), F_UNLCK, place);
+    if (place != 0 && file_.is_held()) file_.unlock(k_holder, place, 1);
 }
 
 pid_t GpuLine::holder() const {
-    const auto lock = find(file_.get(), k_lock, k_lock + 1);
-    return lock.l_type == F_UNLCK ? 0 : lock.l_pid;
+    const auto lock = file_.find_lock(k_holder, k_lock, 1);
+    return lock ? lock->l_pid : 0;
 }
 
 std::optional<BytesByGpu> begin_counting(const std::vector<GpuLine*>& lines) {
     BytesByGpu of_others;
     for (auto* const line : lines) {
-        line->is_counting_ = set(line->file_.get(), F_WRLCK, k_counting) == 0;
+        line->is_counting_ = line->file_.lock(k_holder, k_counting, 1) == LockedFile::Lock::taken;
         const auto room = line->is_counting_ ? line->room_of_others() : std::nullopt;
         if (!room) {
             static_cast<void>(end_counting(lines, {}, make_error(ErrorCode::cancelled, "others are at it")));
@@ -204,7 +177,7 @@ Result<bool> end_counting(const std::vector<GpuLine*>& lines, const BytesByGpu& 
     for (auto* const line : lines) {
         if (!is_set) line->give_room_back();
         if (std::exchange(line->is_counting_, false) && line->file_.is_held())
-            set(line->file_.get(), F_UNLCK, k_counting);
+            line->file_.unlock(k_holder, k_counting, 1);
     }
     const bool others_have_any =
         std::any_of(of_others.begin(), of_others.end(), [](const auto& each) { return each.second != 0; });

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/held_file.hpp"
+#include "base/locked_file.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "peers/room_plan.hpp"
@@ -61,14 +61,14 @@ private:
     friend Result<bool> end_counting(const std::vector<GpuLine*>& lines, const BytesByGpu& of_others,
                                      const Result<BytesByGpu>& room);
 
-    GpuLine(UniqueFd file, std::string_view uuid);
+    GpuLine(LockedFile file, std::string_view uuid);
     /// Has byte 0 locked as far as it has to be. False: others are in the way.
     bool lock_as_needed() noexcept;
     /// Nothing: as many as may at a time have some.
     [[nodiscard]] std::optional<Bytes> room_of_others() const;
     [[nodiscard]] bool set_aside(Bytes bytes) noexcept;
 
-    HeldFile file_;
+    LockedFile file_;
     std::string uuid_;
     std::string name_;
     off_t place_ = 0; ///< the byte; 0: none

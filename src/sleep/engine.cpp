@@ -7,11 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "contents/stores.hpp"
 #include "driver/context.hpp"
-#include "sleep/free_memory.hpp"
-#include "sleep/move_transaction.hpp"
-#include "sleep/point_of_no_return.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
 
@@ -28,6 +24,16 @@ namespace gpu_sleep::sleep {
 using ledger::Backing;
 
 namespace {
+
+/// Has each keeper open what `request` wants of its store. Adds to `notes` what its user should know of it.
+/// Errors: those of Keeper::open().
+Result<contents::SaveOptions> open_stores(contents::Contents& contents, const model::SleepRequest& request,
+                                          std::vector<std::string>& notes) {
+    contents::SaveOptions options;
+    for (const auto store : contents::k_stores)
+        GPU_SLEEP_TRY(contents.keeper(store).open(request, options, notes));
+    return options;
+}
 
 bool is_asked_for(const model::SleepRequest& request, const std::string& tag) {
     return request.tags.empty() ||
@@ -147,7 +153,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     if (plan->is_empty()) return {};
     auto opened = request;
     if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
-    auto options = contents::open_stores(contents_, opened, report.notes);
+    auto options = open_stores(contents_, opened, report.notes);
     if (!options) return std::move(options).error();
     if (spill == Spill::rest) options->room_in_host = room_beside_files(*options, contents_.options());
     const Protecting protecting(contents_);
@@ -330,6 +336,15 @@ Woken Engine::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {
     if (!woken.tags.empty())
         woken.left->message += fmt::format("; awake now: {}", fmt::join(woken.tags, ", "));
     return woken;
+}
+
+Result<void> pass_point_of_no_return(const contents::Control& control) {
+    if (Clock::now() >= control.deadline)
+        return make_error(ErrorCode::timed_out, "the time was over when all was ready, and it was undone");
+    const auto is_told = control.wait_for_others();
+    if (!is_told) return is_told.error();
+    if (control.progress({model::Progress::Phase::release, 0, 0}) || *is_told) return {};
+    return make_error(ErrorCode::cancelled, "the request was withdrawn");
 }
 
 } // namespace gpu_sleep::sleep

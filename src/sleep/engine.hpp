@@ -5,6 +5,7 @@
 #pragma once
 
 #include "contents/contents.hpp"
+#include "contents/progress.hpp"
 #include "driver/api.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
@@ -95,5 +96,11 @@ private:
     ledger::Ledger& ledger_;
     contents::Contents contents_;
 };
+
+/// Waits for others that go together with this one (Control::wait_for_others), for whom the deadline is not
+/// heeded any more, and asks a last time whether to go on. From here on neither a withdrawal nor the deadline
+/// is heeded, and the asker has been told so. All is ready, and can still be undone; where memory is moved,
+/// its mutex is held. Errors: cancelled, timed_out.
+[[nodiscard]] Result<void> pass_point_of_no_return(const contents::Control& control);
 
 } // namespace gpu_sleep::sleep

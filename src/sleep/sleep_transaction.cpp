@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "sleep/per_device.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -218,6 +219,26 @@ void SleepTransaction::describe(model::Report& report) const {
         report.notes.push_back(fmt::format("the driver did not release {}; waking takes back what it holds",
                                            counted(unreleased_, "range")));
     });
+}
+
+MoveTransaction::MoveTransaction(contents::Contents& contents, const SleepPlan& plan,
+                                 contents::SaveOptions options)
+    : plan_(plan), relocation_(contents, std::move(options)) {
+    for (const auto* backing : plan.move) {
+        const auto& target = plan.targets.at(backing->tag);
+        relocation_.add({backing->device, target.tag}, target.store, backing->address, backing->kept.range);
+    }
+}
+
+Result<void> MoveTransaction::prepare(const contents::Control& control) {
+    GPU_SLEEP_TRY(relocation_.begin());
+    contents::ProgressCounter progress(control, relocation_.bytes());
+    return relocation_.carry(progress);
+}
+
+void MoveTransaction::describe(model::Report& report) const {
+    for (const auto* backing : plan_.move)
+        device_in(report, backing->device).relocated = relocation_.bytes(backing->device);
 }
 
 } // namespace gpu_sleep::sleep

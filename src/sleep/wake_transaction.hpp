@@ -5,6 +5,8 @@
 #pragma once
 
 #include "contents/restore.hpp"
+#include "driver/api.hpp"
+#include "driver/context.hpp"
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 #include "sleep/per_device.hpp"
@@ -66,5 +68,13 @@ private:
     Bytes room_for_retained_ = 0; ///< while the last of it was copied
     Spoiled spoiled_;             ///< on any device
 };
+
+/// Errors: out_of_device_memory, if waking `backings` on `device` takes more than is free.
+[[nodiscard]] Result<void> check_free_memory(const std::vector<ledger::Backing*>& backings, int device,
+                                             const driver::MemoryInfo& memory);
+
+/// The same for every device of `plan`, before anything is done. A device that the program has given back is
+/// passed over: to ask it would make a new context. Errors: the same; driver_failed, context_lost.
+[[nodiscard]] Result<void> check_free_memory(const driver::Api& api, const WakePlan& plan);
 
 } // namespace gpu_sleep::sleep

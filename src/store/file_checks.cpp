@@ -35,13 +35,6 @@ Error refused(const std::filesystem::path& path, std::string_view why) {
     return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
 }
 
-Error failed(int number, std::string_view call, const std::filesystem::path& path) {
-    const auto code = number == EACCES || number == EPERM || number == EROFS    ? ErrorCode::not_permitted
-                      : number == ENOSPC || number == EDQUOT || number == EFBIG ? ErrorCode::out_of_disk
-                                                                                : ErrorCode::io_failed;
-    return errno_error(code, number, call, path.string());
-}
-
 bool knows_no_such_call(int number) noexcept {
     return number == EINVAL || number == ENOSYS || number == EOPNOTSUPP;
 }

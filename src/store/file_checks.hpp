@@ -17,9 +17,6 @@ namespace gpu_sleep::store {
 /// not_permitted, for `why`.
 [[nodiscard]] Error refused(const std::filesystem::path& path, std::string_view why);
 
-/// The error of `call` on `path` that set errno to `number`: not_permitted, out_of_disk or io_failed.
-[[nodiscard]] Error failed(int number, std::string_view call, const std::filesystem::path& path);
-
 /// Whether the errno `number` means that the file system does not support the call or its flags.
 [[nodiscard]] bool knows_no_such_call(int number) noexcept;
 

@@ -4,14 +4,13 @@
 
 #include "store/host_account.hpp"
 
-#include "base/fd.hpp"
+#include "base/agent_directory.hpp"
 #include "base/guard.hpp"
 #include "base/immortal.hpp"
 #include "base/process.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,28 +30,17 @@ constexpr off_t k_refused_at = k_places * k_place_bytes; ///< when somebody was 
 constexpr Milliseconds k_refusal_counts{1'000};
 constexpr off_t k_turn_at = off_t{1} << 40; ///< a byte beyond all places, whose lock is the whole file's
 
-struct flock lock_of(short type, off_t start, off_t length) noexcept {
-    struct flock lock {};
-    lock.l_type = type;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = start;
-    lock.l_len = length;
-    return lock;
-}
-
 off_t offset_of(std::size_t place) noexcept {
     return static_cast<off_t>(place * k_place_bytes);
 }
 
-bool try_lock(int fd, off_t start, off_t length) noexcept {
-    auto lock = lock_of(F_WRLCK, start, length);
-    return ::fcntl(fd, F_OFD_SETLK, &lock) == 0;
+bool lock(const LockedFile& file, off_t start, off_t bytes) noexcept {
+    return file.lock(LockedFile::Holder::descriptor, start, bytes) == LockedFile::Lock::taken;
 }
 
-/// Whether somebody holds the place, if it is not locked by way of `fd`.
-bool is_held(int fd, std::size_t place) noexcept {
-    auto lock = lock_of(F_WRLCK, offset_of(place), k_place_bytes);
-    return ::fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+/// Whether somebody holds the place, if it is not locked by way of `file`.
+bool is_held(const LockedFile& file, std::size_t place) noexcept {
+    return file.find_lock(LockedFile::Holder::descriptor, offset_of(place), k_place_bytes).has_value();
 }
 
 Bytes sum(Bytes one, Bytes other) noexcept {
@@ -60,17 +48,12 @@ Bytes sum(Bytes one, Bytes other) noexcept {
 }
 
 /// Made if it is missing. Empty where that fails, or it is not the user's alone.
-UniqueFd open_file(const std::string& directory) noexcept {
-    const UniqueFd parent(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    struct stat status {};
-    const auto is_private = [&] {
-        return status.st_uid == ::geteuid() && (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
-    };
-    if (!parent || ::fstat(parent.get(), &status) != 0 || !is_private()) return {};
-    UniqueFd file(::openat(parent.get(), k_name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
-                           S_IRUSR | S_IWUSR));
-    const bool is_file = file && ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode);
-    return is_file ? std::move(file) : UniqueFd();
+LockedFile open_file(const std::string& directory) noexcept {
+    auto file = guarded([&]() -> Result<LockedFile> {
+        const auto parent = open_private_directory(AT_FDCWD, directory, ::geteuid());
+        return parent ? LockedFile::open(parent.get(), k_name) : LockedFile();
+    });
+    return file ? *std::move(file) : LockedFile();
 }
 
 /// Has others give back what they can do without. The clock counts from the machine's start, for all alike.
@@ -85,18 +68,19 @@ void write_refusal(int file) noexcept {
 /// while goes on without it, for its holder may be stopped.
 class HostAccount::Locked {
 public:
-    explicit Locked(const std::string& directory) noexcept : fd_(open_file(directory)) {
+    explicit Locked(const std::string& directory) noexcept : file_(open_file(directory)) {
         constexpr Milliseconds k_patience{200};
         constexpr Milliseconds k_pause{1};
         const auto deadline = Clock::now() + k_patience;
-        while (fd_ && !try_lock(fd_.get(), k_turn_at, 1) && Clock::now() < deadline)
+        while (file_ && !lock(file_, k_turn_at, 1) && Clock::now() < deadline)
             std::this_thread::sleep_for(k_pause);
     }
-    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
-    [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
+    [[nodiscard]] const LockedFile* operator->() const noexcept { return &file_; }
+    [[nodiscard]] const LockedFile& operator*() const noexcept { return file_; }
+    [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(file_); }
 
 private:
-    UniqueFd fd_; ///< which unlocks it
+    LockedFile file_; ///< which unlocks it
 };
 
 HostAccount& HostAccount::own() noexcept {
@@ -126,17 +110,13 @@ void HostAccount::leave_place() noexcept {
 }
 
 void HostAccount::find_place(const Locked& file) noexcept {
-    struct stat status {};
-    if (::fstat(file.fd(), &status) != 0) return;
-    const bool is_same = status.st_dev == device_ && status.st_ino == inode_;
-    if (place_ && is_same) return;
+    if (place_ && file->identity() == file_) return;
     leave_place(); // somebody has removed the file that it was in
     // A descriptor of its own, whose locks last as long as the page is mapped.
-    const UniqueFd holder = open_file(directory_);
-    struct stat same {};
-    if (!holder || ::fstat(holder.get(), &same) != 0 || same.st_ino != status.st_ino) return;
+    const auto holder = open_file(directory_);
+    if (!holder || holder.identity() != file->identity()) return;
     std::size_t place = 0;
-    while (place < k_places && !try_lock(holder.get(), offset_of(place), k_place_bytes)) ++place;
+    while (place < k_places && !lock(holder, offset_of(place), k_place_bytes)) ++place;
     if (place == k_places) return;
     void* const anchor = ::mmap(nullptr, k_place_bytes, PROT_NONE, MAP_PRIVATE, holder.get(), 0);
     if (anchor == MAP_FAILED) return;
@@ -146,8 +126,7 @@ void HostAccount::find_place(const Locked& file) noexcept {
     }
     anchor_ = anchor;
     place_ = place;
-    device_ = status.st_dev;
-    inode_ = status.st_ino;
+    file_ = holder.identity();
 }
 
 HostAccount::Place HostAccount::others(const Locked& file) const noexcept {
@@ -155,11 +134,11 @@ HostAccount::Place HostAccount::others(const Locked& file) const noexcept {
     std::array<Place, 128> places{}; // few at a time: the stack may be the program's
     Place all;
     for (std::size_t first = 0; first < k_places; first += places.size()) {
-        const auto got = ::pread(file.fd(), places.data(), sizeof places, offset_of(first));
+        const auto got = ::pread(file->get(), places.data(), sizeof places, offset_of(first));
         const auto count = got < 0 ? 0 : static_cast<std::size_t>(got) / k_place_bytes;
         for (std::size_t i = 0; i < count; ++i) {
             const auto& [held, spare] = places[i];
-            if (held == 0 || place_ == first + i || !is_held(file.fd(), first + i)) continue;
+            if (held == 0 || place_ == first + i || !is_held(*file, first + i)) continue;
             all.held = sum(all.held, held);
             all.spare = sum(all.spare, std::min(spare, held));
         }
@@ -204,7 +183,7 @@ Result<void> HostAccount::take(Bytes bytes) {
                           "processes hold {} of the {} that they may hold together",
                           format_bytes(bytes), format_bytes(held), format_bytes(*limit_));
     own_.held += bytes;
-    if (file) write(file.fd());
+    if (file) write(file->get());
     return {};
 }
 
@@ -212,7 +191,7 @@ void HostAccount::give(Bytes bytes) noexcept {
     const MutexLock lock(mutex_);
     if (process_ != ::getpid()) return;
     own_.held -= std::min<Bytes>(own_.held, bytes);
-    if (const UniqueFd file = open_file(directory_); file) write(file.get());
+    if (const auto file = open_file(directory_); file) write(file.get());
 }
 
 void HostAccount::note_spare(Bytes bytes) noexcept {
@@ -220,14 +199,14 @@ void HostAccount::note_spare(Bytes bytes) noexcept {
     look_for_fork();
     if (own_.spare == bytes) return;
     own_.spare = bytes;
-    if (const UniqueFd file = open_file(directory_); file) write(file.get());
+    if (const auto file = open_file(directory_); file) write(file.get());
 }
 
 bool HostAccount::is_wanted() noexcept {
     if (const auto now = room(); now && now->is_exceeded) return true;
     const MutexLock lock(mutex_);
     if (own_.held == 0) return false;
-    const UniqueFd file = open_file(directory_);
+    const auto file = open_file(directory_);
     Clock::rep refused = 0;
     if (!file || ::pread(file.get(), &refused, sizeof refused, k_refused_at) != sizeof refused) return false;
     const auto ago = Clock::now().time_since_epoch() - Clock::duration(refused);
@@ -240,7 +219,7 @@ Result<void> HostAccount::await(Bytes bytes, Milliseconds patience,
     for (const auto deadline = Clock::now() + patience; Clock::now() < deadline;) {
         const auto now = room();
         if (!now || bytes <= now->bytes || now->spare == 0) return {};
-        if (const UniqueFd file = open_file(directory_); file) write_refusal(file.get());
+        if (const auto file = open_file(directory_); file) write_refusal(file.get());
         GPU_SLEEP_TRY(look());
         std::this_thread::sleep_for(k_pause);
     }

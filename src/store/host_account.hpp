@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "base/locked_file.hpp"
 #include "base/result.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
@@ -87,8 +88,7 @@ private:
     pid_t process_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     std::optional<std::size_t> place_ GPU_SLEEP_GUARDED_BY(mutex_);
     void* anchor_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr; ///< the page, while there is a place
-    dev_t device_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;       ///< of the file, with its inode
-    ino_t inode_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    FileIdentity file_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< in which it is
 };
 
 /// What was taken of an account, and is given back at the end. Move-only; used by one thread at a time.

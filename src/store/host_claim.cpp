@@ -7,17 +7,15 @@
 #include "base/guard.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 namespace gpu_sleep::store {
 
 HostClaim::~HostClaim() {
     // A child of fork() may share the descriptor for a moment.
-    if (turn_.is_held()) ::flock(turn_.get(), LOCK_UN);
+    if (turn_.is_held()) turn_.unlock();
     turn_.reset();
     under_way_ -= bytes_;
 }
@@ -54,15 +52,15 @@ Result<HostClaim> HostClaims::make(Bytes bytes, const std::function<std::string(
 }
 
 UnsharedFd HostClaims::try_turn(const std::filesystem::path& shared, Clock::time_point since) {
-    UniqueFd fd(::open(shared.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    const bool is_locked = fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0;
-    if (is_locked) {
+    LockedFile file(UniqueFd(::open(shared.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)));
+    const auto lock = file.lock();
+    if (lock == LockedFile::Lock::taken) {
         last_turn_ = Clock::now();
-        return UnsharedFd(std::move(fd));
+        return UnsharedFd(std::move(file));
     }
     // While others of this process get theirs, it goes on.
     const bool is_late = Clock::now() >= std::max(since, last_turn_.load()) + options_.turn_patience;
-    if (!fd || errno != EWOULDBLOCK || is_late) takes_turns_ = false;
+    if (lock != LockedFile::Lock::held || is_late) takes_turns_ = false;
     return {};
 }
 

@@ -4,11 +4,11 @@
 
 #include "store/snapshot_directory.hpp"
 
+#include "base/whole_file.hpp"
 #include "store/file_checks.hpp"
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
@@ -41,22 +41,6 @@ bool is_alive(const ProcessIdentity& owner) {
     return start_time && *start_time == owner.start_time;
 }
 
-/// Whether a machine to which this one exports the file system holds the file: its flock() is a lock of a
-/// range here, which does not meet flock().
-bool is_locked_from_afar(int fd) {
-    struct flock whole = {};
-    whole.l_type = F_WRLCK;
-    whole.l_whence = SEEK_SET;
-    return ::fcntl(fd, F_OFD_SETLK, &whole) != 0 && (errno == EAGAIN || errno == EACCES);
-}
-
-bool is_same_file(int fd, int directory, const std::string& name) {
-    struct stat open = {};
-    struct stat named = {};
-    return ::fstat(fd, &open) == 0 && ::fstatat(directory, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-           open.st_dev == named.st_dev && open.st_ino == named.st_ino;
-}
-
 enum class Lock {
     taken,
     held,    ///< by somebody else
@@ -65,19 +49,17 @@ enum class Lock {
 };
 
 /// Locks the file of that name until `locked` goes.
-Lock take_lock(int directory, const std::string& name, UniqueFd& locked) {
-    // Some file systems lock only what may be written.
-    constexpr int k_flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    locked.reset(::openat(directory, name.c_str(), O_RDWR | k_flags));
-    if (!locked && errno == EROFS) locked.reset(::openat(directory, name.c_str(), O_RDONLY | k_flags));
-    if (!locked || !is_same_file(locked.get(), directory, name)) return Lock::missing;
-    if (::flock(locked.get(), LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EWOULDBLOCK) return Lock::held;
-        return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::missing;
-    }
-    if (is_locked_from_afar(locked.get())) return Lock::held;
+Lock take_lock(int directory, const std::string& name, LockedFile& locked) {
+    using Taken = LockedFile::Lock;
+    locked = LockedFile::find(directory, name.c_str());
+    if (!locked || !locked.is_named(directory, name.c_str())) return Lock::missing;
+    const auto lock = locked.lock();
+    if (lock == Taken::failed) return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::missing;
+    // A machine to which this one exports the file system may hold it: its flock() is a lock of a part here.
+    if (lock == Taken::held || locked.lock(LockedFile::Holder::descriptor, 0, 0) == Taken::held)
+        return Lock::held;
     // Once more: it may have been replaced before it was locked.
-    return is_same_file(locked.get(), directory, name) ? Lock::taken : Lock::missing;
+    return locked.is_named(directory, name.c_str()) ? Lock::taken : Lock::missing;
 }
 
 /// A slash at the end would follow a link.
@@ -89,9 +71,9 @@ std::filesystem::path without_slash(const std::filesystem::path& path) {
 Result<UniqueFd> open_private(const std::filesystem::path& path) {
     UniqueFd fd(::open(path.c_str(), k_open_directory));
     if (!fd && (errno == ELOOP || errno == ENOTDIR)) return refused(path, "it is no directory, or a link");
-    if (!fd) return failed(errno, "open", path);
+    if (!fd) return file_error(errno, "open", path);
     struct stat status = {};
-    if (::fstat(fd.get(), &status) != 0) return failed(errno, "fstat", path);
+    if (::fstat(fd.get(), &status) != 0) return file_error(errno, "fstat", path);
     if (status.st_uid != ::geteuid())
         return refused(path, "it belongs to somebody else; name one of the process's own user");
     if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
@@ -107,9 +89,9 @@ struct CloseDirectory {
 Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
     UniqueFd anew;
     UniqueFd copy(::openat(directory.fd(anew), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!copy) return failed(errno, "openat", directory.path());
+    if (!copy) return file_error(errno, "openat", directory.path());
     const std::unique_ptr<DIR, CloseDirectory> stream(::fdopendir(copy.get()));
-    if (!stream) return failed(errno, "fdopendir", directory.path());
+    if (!stream) return file_error(errno, "fdopendir", directory.path());
     static_cast<void>(copy.release()); // the stream's now
     std::vector<SnapshotName> names;
     while (const auto* entry = ::readdir(stream.get()))
@@ -152,7 +134,7 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
 
 Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& named) {
     const auto path = without_slash(named);
-    if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return failed(errno, "mkdir", path);
+    if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return file_error(errno, "mkdir", path);
     auto fd = open_private(path);
     if (!fd) return std::move(fd).error();
     return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(*std::move(fd), path));
@@ -166,16 +148,16 @@ Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std:
     if (is_missing) {
         at = path.has_parent_path() ? path.parent_path() : ".";
         if (::faccessat(AT_FDCWD, at.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
-            return failed(errno, "mkdir", path);
+            return file_error(errno, "mkdir", path);
     } else if (const auto fd = open_private(path); !fd) {
         return fd.error();
     } else if (::faccessat(fd->get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
-        return failed(errno, "openat", path);
+        return file_error(errno, "openat", path);
     }
     const UniqueFd place(::open(at.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     struct statvfs file_system = {};
-    if (::fstatvfs(place.get(), &file_system) != 0) return failed(errno, "statvfs", at);
-    if ((file_system.f_flag & ST_RDONLY) != 0) return failed(EROFS, "open", path);
+    if (::fstatvfs(place.get(), &file_system) != 0) return file_error(errno, "statvfs", at);
+    if ((file_system.f_flag & ST_RDONLY) != 0) return file_error(EROFS, "open", path);
     return FreeSpace{Bytes{file_system.f_bavail} * file_system.f_frsize, lies_in_memory(place.get())};
 }
 
@@ -183,7 +165,8 @@ int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
     if (fd_.is_held()) return fd_.get();
     anew.reset(::open(whole_path_.c_str(), k_open_directory));
     struct stat status = {};
-    if (!fd_.is_of_same_file(anew.get()) || ::fstat(anew.get(), &status) != 0 || !is_private(status))
+    if (FileIdentity::of(anew.get()) != fd_.identity() || ::fstat(anew.get(), &status) != 0 ||
+        !is_private(status))
         anew.reset();
     return anew.get();
 }
@@ -196,7 +179,7 @@ bool SnapshotDirectory::is_in_memory() const noexcept {
 Result<void> SnapshotDirectory::flush() const {
     UniqueFd anew;
     // Where a directory cannot be flushed (CIFS, some FUSE), it keeps its own time.
-    if (::fsync(fd(anew)) != 0 && !knows_no_such_call(errno)) return failed(errno, "fsync", path_);
+    if (::fsync(fd(anew)) != 0 && !knows_no_such_call(errno)) return file_error(errno, "fsync", path_);
     return {};
 }
 
@@ -214,13 +197,13 @@ Owner look_for_owner(const SnapshotName& name, int fd) {
 }
 
 LockState lock_state_of(const SnapshotName& name, int directory) {
-    UniqueFd locked;
+    LockedFile locked;
     const auto got = take_lock(directory, name.text(), locked);
     if (got == Lock::held) return LockState::held;
     return got == Lock::taken && lock_lasts(directory) ? LockState::unlocked : LockState::unknown;
 }
 
-bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) const {
+bool SnapshotDirectory::is_leftover(const SnapshotName& name, LockedFile& locked) const {
     if (name.kind == SnapshotName::Kind::kept) return false;
     const auto owner = look_for_owner(name, fd_.get());
     const bool may_be = owner == Owner::ended || (owner != Owner::elsewhere && lock_lasts(fd_.get()));
@@ -230,7 +213,7 @@ bool SnapshotDirectory::is_leftover(const SnapshotName& name, UniqueFd& locked) 
 bool SnapshotDirectory::is_doubtful(const SnapshotName& name) const {
     const auto owner = look_for_owner(name, fd_.get());
     if (name.kind == SnapshotName::Kind::kept || owner == Owner::alive) return false;
-    UniqueFd locked;
+    LockedFile locked;
     const auto got = take_lock(fd_.get(), name.text(), locked);
     return got == Lock::unknown || (got == Lock::taken && owner != Owner::ended && !lock_lasts(fd_.get()));
 }
@@ -239,7 +222,7 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {
     auto names = list(*this);
     if (!names) return names;
     std::erase_if(*names, [this](const SnapshotName& name) {
-        UniqueFd locked;
+        LockedFile locked;
         return !is_leftover(name, locked);
     });
     return names;
@@ -256,7 +239,7 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
     auto names = list(*this);
     if (!names) return names;
     std::erase_if(*names, [this](const SnapshotName& name) {
-        UniqueFd locked; // until it is removed, so that nobody else takes it up
+        LockedFile locked; // until it is removed, so that nobody else takes it up
         return !is_leftover(name, locked) || ::unlinkat(fd_.get(), name.text().c_str(), 0) != 0;
     });
     return names;
@@ -265,9 +248,9 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
 Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {
     UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!fd && errno == ELOOP) return refused(path, "it is a symbolic link");
-    if (!fd) return failed(errno, "open", path);
+    if (!fd) return file_error(errno, "open", path);
     struct stat status = {};
-    if (::fstat(fd.get(), &status) != 0) return failed(errno, "fstat", path);
+    if (::fstat(fd.get(), &status) != 0) return file_error(errno, "fstat", path);
     if (!S_ISREG(status.st_mode)) return refused(path, "it is no plain file");
     if (::geteuid() != 0 && status.st_uid != ::geteuid()) return refused(path, "it belongs to somebody else");
     return fd;

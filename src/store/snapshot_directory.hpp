@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "base/fd.hpp"
+#include "base/locked_file.hpp"
 #include "base/process.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
@@ -81,10 +81,10 @@ public:
     /// By which it is known again once it was closed.
     struct Identity {
         std::filesystem::path path;
-        std::pair<dev_t, ino_t> file;
+        FileIdentity file;
         friend bool operator==(const Identity&, const Identity&) = default;
     };
-    [[nodiscard]] Identity identity() const { return {whole_path_, fd_.file()}; }
+    [[nodiscard]] Identity identity() const { return {whole_path_, fd_.identity()}; }
     /// Whether its files lie in host memory (tmpfs, ramfs).
     [[nodiscard]] bool is_in_memory() const noexcept;
     /// Flushes changes of names to the disk. Errors: io_failed.
@@ -111,7 +111,7 @@ private:
         if (none) whole_path_ = path_;
     }
     /// Whether it is a leftover; then it stays locked until `locked` is destroyed.
-    [[nodiscard]] bool is_leftover(const SnapshotName& name, UniqueFd& locked) const;
+    [[nodiscard]] bool is_leftover(const SnapshotName& name, LockedFile& locked) const;
     [[nodiscard]] bool is_doubtful(const SnapshotName& name) const;
 
     UnsharedFd fd_;

@@ -4,10 +4,10 @@
 
 #include "store/snapshot_file.hpp"
 
+#include "base/whole_file.hpp"
 #include "store/file_checks.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -37,17 +37,18 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
         if (is_taken(SnapshotName::Kind::sleeping) || is_taken(SnapshotName::Kind::kept)) continue;
         UnsharedFd fd(UniqueFd(::openat(at, text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
         if (!fd && errno == EEXIST) continue;
-        if (!fd) return failed(errno, "openat", directory->path() / text);
-        const int status = ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+        if (!fd) return file_error(errno, "openat", directory->path() / text);
+        const auto lock = fd.lock();
+        const int status = errno;
         // Where there are no locks for anybody, nobody takes it for a leftover either.
-        if (status != 0 && !has_no_locks(fd.get(), status)) {
+        if (lock != UnsharedFd::Lock::taken && !has_no_locks(fd.get(), status)) {
             if (fd.is_named(at, text.c_str())) ::unlinkat(at, text.c_str(), 0);
-            if (status == EWOULDBLOCK)
+            if (lock == UnsharedFd::Lock::held)
                 continue; // looked at, as a leftover, in the moment before it was locked
-            return failed(status, "flock", directory->path() / text);
+            return file_error(status, "flock", directory->path() / text);
         }
         if (!fd.is_named(at, text.c_str())) continue; // and removed
-        if (status == 0 && !fd.is_anchored() && lock_lasts(fd.get())) {
+        if (lock == UnsharedFd::Lock::taken && !fd.is_anchored() && lock_lasts(fd.get())) {
             // Without its lock, were the program to close it, it would be taken for a leftover.
             ::unlinkat(at, text.c_str(), 0);
             return make_error(ErrorCode::out_of_host_memory, "no memory is left to map a page of {}",
@@ -92,7 +93,7 @@ Result<void> SnapshotFile::hold() {
     return fd_.is_held() ? Result<void>() : open_anew();
 }
 
-Result<UniqueFd> SnapshotFile::open_by_name(const SnapshotDirectory& directory) const {
+Result<LockedFile> SnapshotFile::open_by_name(const SnapshotDirectory& directory) const {
     const auto path = directory.path() / text_;
     UniqueFd anew;
     const int at = directory.fd(anew);
@@ -101,16 +102,14 @@ Result<UniqueFd> SnapshotFile::open_by_name(const SnapshotDirectory& directory) 
             ErrorCode::io_failed,
             "the program has closed {}, and it is not there any more under its name: put it back",
             path.string());
-    constexpr int k_flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    UniqueFd fd(::openat(at, text_.c_str(), O_RDWR | k_flags)); // some file systems lock only such
-    if (!fd && errno == EROFS) fd.reset(::openat(at, text_.c_str(), O_RDONLY | k_flags));
+    auto fd = LockedFile::find(at, text_.c_str());
     struct stat status = {};
-    if (!fd || ::fstat(fd.get(), &status) != 0) return failed(errno, "openat", path);
-    if (!fd_.is_of_same_file(fd.get()) || !S_ISREG(status.st_mode) || !is_private(status))
+    if (!fd || ::fstat(fd.get(), &status) != 0) return file_error(errno, "openat", path);
+    if (fd.identity() != fd_.identity() || !S_ISREG(status.st_mode) || !is_private(status))
         return refused(path, "it is somebody else's now, or others can read it; chmod 600 it");
     // Mostly it is locked still. Somebody who looks for leftovers may have it locked for a moment, and lets
     // it be.
-    static_cast<void>(::flock(fd.get(), LOCK_EX | LOCK_NB));
+    static_cast<void>(fd.lock());
     use_direct_io(fd.get());
     return fd;
 }
@@ -124,7 +123,7 @@ Result<void> SnapshotFile::open_anew() {
 
 Result<SnapshotFile::Stamp> SnapshotFile::stamp_of(int fd, const SnapshotDirectory& directory) {
     struct stat status = {};
-    if (::fstat(fd, &status) != 0) return failed(errno, "fstat", directory.path());
+    if (::fstat(fd, &status) != 0) return file_error(errno, "fstat", directory.path());
     const auto time_of = [](const timespec& time) { return std::pair(time.tv_sec, time.tv_nsec); };
     return Stamp{directory.identity(), status.st_size, time_of(status.st_mtim), time_of(status.st_ctim)};
 }
@@ -166,7 +165,7 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
     // Not every file system can refuse to replace; nobody else makes names of this owner.
     if (::renameat2(at, text_.c_str(), at, to.c_str(), RENAME_NOREPLACE) != 0 &&
         (!knows_no_such_call(errno) || ::renameat(at, text_.c_str(), at, to.c_str()) != 0))
-        return failed(errno, "rename", path());
+        return file_error(errno, "rename", path());
     name_ = std::move(renamed);
     text_ = std::move(to);
     return {};
@@ -182,13 +181,13 @@ bool SnapshotFile::reserve(Bytes begin, Bytes end) noexcept {
 
 Result<void> SnapshotFile::cut(Bytes bytes) {
     GPU_SLEEP_TRY(check_held());
-    if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) return failed(errno, "ftruncate", path());
+    if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) return file_error(errno, "ftruncate", path());
     return {};
 }
 
 Result<void> SnapshotFile::commit() {
     GPU_SLEEP_TRY(check_held());
-    if (::fsync(fd_.get()) != 0) return failed(errno, "fsync", path());
+    if (::fsync(fd_.get()) != 0) return file_error(errno, "fsync", path());
     GPU_SLEEP_TRY(rename(SnapshotName::Kind::sleeping));
     return directory_->flush();
 }

@@ -78,7 +78,7 @@ private:
         : directory_(std::move(directory)), name_(std::move(name)), text_(std::move(text)),
           fd_(std::move(fd)) {}
     [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
-    [[nodiscard]] Result<UniqueFd> open_by_name(const SnapshotDirectory& directory) const;
+    [[nodiscard]] Result<LockedFile> open_by_name(const SnapshotDirectory& directory) const;
     [[nodiscard]] Result<void> open_anew();
     void remove() noexcept;
 

@@ -35,8 +35,7 @@ struct UnsharedFd::Note {
     static constexpr int k_being_written = -2;
 
     std::atomic<int> fd{k_being_written};
-    dev_t device = 0; ///< of the file, with its inode: the number may be somebody else's by now
-    ino_t inode = 0;
+    FileIdentity file;    ///< the number may be somebody else's by now
     Note* next = nullptr; ///< not changed later
 
     inline static std::atomic<Note*> s_first{nullptr};
@@ -56,54 +55,33 @@ struct UnsharedFd::Note {
     }
 };
 
-UnsharedFd::UnsharedFd(UniqueFd fd) noexcept : fd_(std::move(fd)) {
+UnsharedFd::UnsharedFd(LockedFile file) noexcept : LockedFile(std::move(file)) {
     struct stat status = {};
-    if (!fd_ || ::fstat(fd_.get(), &status) != 0) return;
-    device_ = status.st_dev;
-    inode_ = status.st_ino;
-    if (S_ISREG(status.st_mode)) anchor_ = make_anchor(fd_.get());
+    if (!*this || ::fstat(get(), &status) != 0) return;
+    if (S_ISREG(status.st_mode)) anchor_ = make_anchor(get());
     note_ = Note::take();
     if (note_ == nullptr) return;
-    note_->device = device_;
-    note_->inode = inode_;
-    note_->fd.store(fd_.get(), std::memory_order_release);
+    note_->file = identity();
+    note_->fd.store(get(), std::memory_order_release);
 }
 
 UnsharedFd& UnsharedFd::operator=(UnsharedFd&& other) noexcept {
     if (this == &other) return *this;
     reset();
-    fd_ = std::move(other.fd_);
-    device_ = other.device_;
-    inode_ = other.inode_;
+    LockedFile::operator=(static_cast<LockedFile&&>(other));
     anchor_ = std::exchange(other.anchor_, nullptr);
     note_ = std::exchange(other.note_, nullptr);
     return *this;
 }
 
-bool UnsharedFd::is_held() const noexcept {
-    return fd_ && is_of_same_file(fd_.get());
-}
-
-bool UnsharedFd::is_of_same_file(int fd) const noexcept {
-    struct stat status = {};
-    return ::fstat(fd, &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
-}
-
-bool UnsharedFd::is_named(int directory, const char* name) const noexcept {
-    struct stat status = {};
-    return ::fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0 && status.st_dev == device_ &&
-           status.st_ino == inode_;
-}
-
-void UnsharedFd::renew(UniqueFd fd) noexcept {
-    static_cast<void>(fd_.release()); // the program's, or nobody's
-    fd_ = std::move(fd);
-    if (note_ != nullptr) note_->fd.store(fd_.get(), std::memory_order_release);
+void UnsharedFd::renew(LockedFile file) noexcept {
+    abandon(); // the number is the program's, nobody's, or the new one's
+    LockedFile::operator=(std::move(file));
+    if (note_ != nullptr) note_->fd.store(get(), std::memory_order_release);
 }
 
 void UnsharedFd::reset() noexcept {
-    if (!is_held()) static_cast<void>(fd_.release());
-    fd_.reset(); // before the note goes: a child in between would keep it
+    LockedFile::operator=(LockedFile()); // before the note goes: a child in between would keep it
     if (anchor_ != nullptr) ::munmap(std::exchange(anchor_, nullptr), k_anchor_bytes);
     if (note_ != nullptr) note_->fd.store(Note::k_free, std::memory_order_release);
     note_ = nullptr;
@@ -113,10 +91,7 @@ void close_unshared_fds() noexcept {
     using Note = UnsharedFd::Note;
     for (auto* note = Note::s_first.load(std::memory_order_acquire); note != nullptr; note = note->next) {
         const int fd = note->fd.exchange(Note::k_free);
-        struct stat status = {};
-        if (fd >= 0 && ::fstat(fd, &status) == 0 && status.st_dev == note->device &&
-            status.st_ino == note->inode)
-            ::close(fd);
+        if (fd >= 0 && FileIdentity::of(fd) == note->file) ::close(fd);
     }
 }
 

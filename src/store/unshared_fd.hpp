@@ -5,9 +5,7 @@
 
 #pragma once
 
-#include "base/fd.hpp"
-
-#include <sys/types.h>
+#include "base/locked_file.hpp"
 
 #include <utility>
 
@@ -19,31 +17,23 @@ namespace gpu_sleep::store {
 /// and the note, or there is no memory for a note, the child keeps its copy.
 /// Programs close descriptors that are not their own, and open others with the same numbers: this neither
 /// uses nor closes those. A plain file stays open and locked anyway, until reset().
-class UnsharedFd {
+class UnsharedFd : private LockedFile {
 public:
     UnsharedFd() noexcept = default;
-    explicit UnsharedFd(UniqueFd fd) noexcept;
+    explicit UnsharedFd(UniqueFd fd) noexcept : UnsharedFd(LockedFile(std::move(fd))) {}
+    explicit UnsharedFd(LockedFile file) noexcept;
     UnsharedFd(UnsharedFd&& other) noexcept
-        : fd_(std::move(other.fd_)), device_(other.device_), inode_(other.inode_),
-          anchor_(std::exchange(other.anchor_, nullptr)), note_(std::exchange(other.note_, nullptr)) {}
+        : LockedFile(static_cast<LockedFile&&>(other)), anchor_(std::exchange(other.anchor_, nullptr)),
+          note_(std::exchange(other.note_, nullptr)) {}
     UnsharedFd& operator=(UnsharedFd&& other) noexcept;
     ~UnsharedFd() { reset(); }
 
-    [[nodiscard]] int get() const noexcept { return fd_.get(); }
-    /// Not empty, whatever has become of the number.
-    [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
-    /// Whether the number still means the file that was given.
-    [[nodiscard]] bool is_held() const noexcept;
+    using HeldFile::get, HeldFile::operator bool, HeldFile::is_held, HeldFile::is_named, HeldFile::identity;
+    using LockedFile::lock, LockedFile::unlock, LockedFile::Lock;
     /// Whether it stays open and locked though the program closes the number.
     [[nodiscard]] bool is_anchored() const noexcept { return anchor_ != nullptr; }
-    /// Which file that was, by its device and inode.
-    [[nodiscard]] std::pair<dev_t, ino_t> file() const noexcept { return {device_, inode_}; }
-    /// Whether `fd` means that file.
-    [[nodiscard]] bool is_of_same_file(int fd) const noexcept;
-    /// Whether `name` in `directory` is that file's.
-    [[nodiscard]] bool is_named(int directory, const char* name) const noexcept;
     /// Takes another descriptor of the same file in place of one that is not held any more.
-    void renew(UniqueFd fd) noexcept;
+    void renew(LockedFile file) noexcept;
     /// Closes it, if it is held.
     void reset() noexcept;
 
@@ -51,9 +41,6 @@ private:
     friend void close_unshared_fds() noexcept;
     struct Note;
 
-    UniqueFd fd_;
-    dev_t device_ = 0; ///< of the file, with its inode
-    ino_t inode_ = 0;
     void* anchor_ = nullptr; ///< a page of the file that is mapped, and never touched; null if it cannot be
     Note* note_ = nullptr;
 };
