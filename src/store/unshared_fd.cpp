@@ -81,7 +81,8 @@ void UnsharedFd::renew(LockedFile file) noexcept {
 }
 
 void UnsharedFd::reset() noexcept {
-    LockedFile::operator=(LockedFile()); // before the note goes: a child in between would keep it
+    if (is_held()) ::close(get()); // before the note goes: a child in between would keep it
+    abandon();                     // and it stays known which file that was
     if (anchor_ != nullptr) ::munmap(std::exchange(anchor_, nullptr), k_anchor_bytes);
     if (note_ != nullptr) note_->fd.store(Note::k_free, std::memory_order_release);
     note_ = nullptr;
