@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "store/snapshot.hpp"
+#include "store/snapshot_description.hpp"
 
 #include <cstdint>
 #include <optional>

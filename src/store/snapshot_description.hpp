@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the header of a snapshot says: its owner, its extents, and the offset of each chunk of their contents.
+
+#pragma once
+
+#include "base/process.hpp"
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "codec/chunk.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::store {
+
+/// Contents that belong together: a range of a program, or a part of one.
+struct SnapshotExtent {
+    std::uint64_t address = 0;
+    Bytes bytes = 0;
+    std::string tag;
+    int device = 0;
+    friend bool operator==(const SnapshotExtent&, const SnapshotExtent&) = default;
+};
+
+/// The part of the header that is known before the first byte is written.
+struct SnapshotDescription {
+    std::string id;      ///< 32 hexadecimal digits, unique
+    std::string created; ///< UTC, "2026-11-21T12:34:56Z"
+    ProcessIdentity owner;
+    std::uint32_t uid = 0;
+    std::vector<SnapshotExtent> extents; ///< none is empty
+    /// The owner's machine since it was started, as boot_id() has it; empty if it is not known.
+    std::string boot{};
+    friend bool operator==(const SnapshotDescription&, const SnapshotDescription&) = default;
+
+    [[nodiscard]] Bytes content_bytes() const noexcept;
+};
+
+/// A chunk: 32 bytes, little endian, as in the file.
+struct ChunkRow {
+    std::uint64_t offset = 0;        ///< in the file
+    std::uint32_t stored_bytes = 0;  ///< in the file, with zeros up to a multiple of k_alignment
+    std::uint32_t used_bytes = 0;    ///< of those
+    std::uint32_t content_bytes = 0; ///< of the extent
+    codec::Shape shape;
+    std::uint16_t reserved = 0; ///< 0
+    std::uint64_t checksum = 0; ///< XXH64 of the stored bytes
+};
+static_assert(sizeof(ChunkRow) == 32);
+
+/// The place of a chunk in its extent.
+struct ChunkPlace {
+    std::size_t extent = 0;
+    Bytes offset = 0;       ///< in the extent
+    std::size_t bytes = 0;  ///< of contents
+    std::size_t number = 0; ///< of the chunk in the snapshot
+};
+
+/// The number of chunks of an extent of `bytes`.
+[[nodiscard]] constexpr std::size_t chunk_count(Bytes bytes) noexcept {
+    return static_cast<std::size_t>((bytes + codec::k_chunk_bytes - 1) / codec::k_chunk_bytes);
+}
+
+/// The chunks that the extents are cut into, in order.
+[[nodiscard]] std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents);
+
+/// A description with the calling process as owner. Errors: io_failed.
+[[nodiscard]] Result<SnapshotDescription> describe_own();
+
+/// A new id. Errors: io_failed. Source: getrandom(2).
+[[nodiscard]] Result<std::string> make_snapshot_id();
+
+/// The time now, as SnapshotDescription::created has it.
+[[nodiscard]] std::string utc_now();
+
+} // namespace gpu_sleep::store
