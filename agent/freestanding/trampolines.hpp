@@ -60,7 +60,8 @@
 #if __has_cpp_attribute(clang::musttail)
 #define GPU_SLEEP_TAIL_CALL [[clang::musttail]] return
 #else
-#define GPU_SLEEP_TAIL_CALL return // g++ jumps with -foptimize-sibling-calls
+#define GPU_SLEEP_TAIL_CALL                                                                                  \
+    return // g++ jumps with -foptimize-sibling-calls, unless it counts or traces calls
 #endif
 
 namespace gpu_sleep::freestanding {
@@ -74,8 +75,9 @@ struct Found {
 } // namespace gpu_sleep::freestanding
 
 extern "C" {
-[[gnu::visibility("hidden")]] extern void* gpu_sleep_late_slots[];
-[[gnu::visibility("hidden")]] void* gpu_sleep_first_called(std::size_t number) noexcept;
+// No C++ names them, so that a compiler that sees the whole library could leave them out.
+[[gnu::visibility("hidden"), gnu::used]] extern void* gpu_sleep_late_slots[];
+[[gnu::visibility("hidden"), gnu::used]] void* gpu_sleep_first_called(std::size_t number) noexcept;
 /// What the library that defines dlsym with GPU_SLEEP_DLSYM does in it.
 [[gnu::visibility("hidden"), gnu::noinline]] gpu_sleep::freestanding::Found
 gpu_sleep_look_up(void* handle, const char* name) noexcept;

@@ -4,9 +4,9 @@
 
 #pragma once
 
-// Makes cuda.h declare every exported symbol under its own name, those of older versions among them; so no
-// file may read both this and driver/api.hpp. The target defines it, since it has to come before the first
-// cuda.h.
+// Makes cuda.h declare every exported symbol under its own name, those of older versions among them; so a
+// file that reads driver/api.hpp, too, sees it with those names. The target defines it, since it has to come
+// before the first cuda.h.
 #if !defined(__CUDA_API_VERSION_INTERNAL)
 #error "for the hooks alone"
 #endif

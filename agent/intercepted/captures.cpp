@@ -101,8 +101,9 @@ bool forget_captures_of_thread(std::uint64_t thread) {
 }
 
 Taken take_captures_of(CUstream stream) {
-    return to_put_back(
-        take_captures([=](const CaptureKey& key, const Capture&) { return std::get<0>(key) == stream; }));
+    auto taken =
+        take_captures([=](const CaptureKey& key, const Capture&) { return std::get<0>(key) == stream; });
+    return taken.empty() ? Taken() : to_put_back(std::move(taken));
 }
 
 Taken take_captures_of(CUcontext context) {

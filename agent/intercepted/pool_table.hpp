@@ -64,6 +64,7 @@ struct Pool {
     PoolFigures figures;
     Sizes spares;                     ///< of all its ranges
     std::size_t frees_since_join = 0; ///< join_done()
+    std::size_t unused_ranges = 0;    ///< of which nothing is given out
 };
 
 /// Memory that a pool took at a time: one backing, of one tag.

@@ -10,6 +10,7 @@
 #include "intercepted/allocations.hpp"
 #include "intercepted/answer.hpp"
 #include "intercepted/captures.hpp"
+#include "intercepted/contexts_lock.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/pool_figures.hpp"
 #include "intercepted/rules.hpp"
@@ -20,6 +21,7 @@
 #include "intercepted/waiting_frees.hpp"
 
 #include <algorithm>
+#include <shared_mutex>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -120,7 +122,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     auto block = take_spare(all, memory, *pool, request, false);
     if (!block && (is_short || would_be_too_much())) block = take_spare(all, memory, *pool, request, true);
     if (!block) {
-        if (would_be_too_much() && captures_open() == 0)
+        if (would_be_too_much() && pool->unused_ranges > 0 && captures_open() == 0)
             give_back_idle(all, memory,
                            [&](const Range& range) { return range.pool == pool && would_be_too_much(); });
         const auto taken = take_new(all, memory, pool, request);
@@ -229,6 +231,7 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
         const auto pool = std::make_shared<Pool>();
         pool->handle = handle;
         pool->device = properties.location.id;
+        pool->is_mixed = !memory(); // until the agent runs the driver has what is allocated
         pool->is_intercepted = properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
                                properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
                                properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
@@ -240,18 +243,32 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
 }
 
 CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy) noexcept {
-    std::optional<CUresult> status;
-    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-        status = destroy(); // it waits for nothing, and another pool may get the handle at once
-        const auto taken =
-            status == CUDA_SUCCESS ? all.pools.extract(handle) : decltype(all.pools)::node_type();
-        if (!taken) return;
-        const auto& pool = taken.mapped();
+    // Out of the books first, for another pool may get the handle at once; not under the mutex, for the
+    // driver may take its time. No context ends while the pool's spares are in no book.
+    const std::shared_lock contexts(contexts_mutex());
+    auto& all = Pools::instance();
+    decltype(all.pools)::node_type taken;
+    {
+        const MutexLock lock(all.mutex);
+        taken = all.pools.extract(handle);
+    }
+    const auto status = destroy();
+    if (!taken) return status;
+    ignoring_errors([&] {
+        const auto with = memory();
+        const MutexLock lock(all.mutex);
+        if (status != CUDA_SUCCESS) {
+            all.pools.insert(std::move(taken));
+            return;
+        }
+        const auto pool = std::move(taken.mapped());
         pool->is_gone = true;
         all.has_excess = true; // what is not done yet
-        give_back_idle(all, memory, [&](const Range& range) { return range.pool == pool; });
+        if (!with) return;
+        const driver::RelaxedCaptureMode relaxed(with->api());
+        give_back_idle(all, *with, [&](const Range& range) { return range.pool == pool; });
     });
-    return status ? *status : destroy();
+    return status;
 }
 
 void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {

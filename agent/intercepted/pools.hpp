@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Stream-ordered memory, its pools and its streams. `per_thread`: the null stream is the thread's own.
+// Stream-ordered memory and its pools. `per_thread`: the null stream is the thread's own.
 
 #pragma once
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -32,28 +33,28 @@ void give_event(LastUse& last_use) noexcept {
     last_use.done = nullptr;
 }
 
-/// Whether the stream may have it. `may_ask`: also where its event says so.
+/// Whether the stream may have it: also where its event says so, of which `questions` may be asked still.
 bool may_have(const Pools& all, ProgramMemory& memory, const Pool& pool, LastUse& last_use,
-              const StreamKey& key, bool may_ask) GPU_SLEEP_REQUIRES(all.mutex) {
+              const StreamKey& key, int& questions) GPU_SLEEP_REQUIRES(all.mutex) {
     if (last_use.is_held) return false;
     if (last_use.in_order && last_use.freed_in == key) return true;
     if (!pool.reuses_unwaited && last_use.free_call > all.synchronized_to) return false;
-    return may_ask ? note_if_done(memory, last_use) : !last_use.done;
+    if (!last_use.done) return true;
+    return questions-- > 0 && note_if_done(memory, last_use);
 }
 
 /// The smallest spare that fits. `may_ask`: those whose events say so as well.
 Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const BlockRequest& request,
                           Bytes most, bool may_ask) GPU_SLEEP_REQUIRES(all.mutex) {
-    int questions = 0;
+    int questions = may_ask ? k_max_questions : 0;
     for (auto fit = pool.spares.lower_bound({request.bytes, 0}); fit != pool.spares.end(); ++fit) {
         if (fit->first > most) break;
         const auto block = all.blocks.find(fit->second);
         auto& spare = block->second;
         if (spare.range->bytes > most || spare.range->tag != request.tag) continue;
-        const bool asks = may_ask && spare.last_use.done && ++questions <= k_max_questions;
         // What backs it stays as its first owner had it, also when that must stay. In part asleep a checked
         // gate lets allocations pass: they must not be given what sleeps.
-        if (may_have(all, memory, pool, spare.last_use, request.key, asks) &&
+        if (may_have(all, memory, pool, spare.last_use, request.key, questions) &&
             memory.reuse(block->first, request.bytes))
             return block;
     }
@@ -78,17 +79,24 @@ CUdeviceptr take_front(Pools& all, Blocks::iterator at, Bytes bytes) GPU_SLEEP_R
     give_event(last_use);
     block.last_use = {};
     block.is_live = true;
-    ++block.range->live;
+    if (block.range->live++ == 0) --block.range->pool->unused_ranges;
     return at->first;
 }
 
-/// Whether both are done, or become so in one stream's order.
+/// Whether both are done, or become so in one stream's order, or the smaller one can do without being had by
+/// others meanwhile.
 bool may_join(const Block& left, const Block& right) noexcept {
+    constexpr Bytes k_little = 4;
     const auto& one = left.last_use;
     const auto& other = right.last_use;
     if (left.range != right.range || left.is_live || right.is_live || one.is_held || other.is_held)
         return false;
-    return (!one.done && !other.done) || (one.in_order && other.in_order && one.freed_in == other.freed_in);
+    if (!one.done && !other.done) return true;
+    const auto is_little = [](const Block& done, const Block& pending) {
+        return !done.last_use.done && pending.last_use.in_order && done.bytes * k_little <= pending.bytes;
+    };
+    if (!one.done || !other.done) return is_little(left, right) || is_little(right, left);
+    return one.in_order && other.in_order && one.freed_in == other.freed_in;
 }
 
 /// The last use of two that are joined: events of one stream are done in order.
@@ -115,14 +123,16 @@ void join(Pools& all, Blocks::iterator left, Blocks::iterator right) noexcept GP
 /// each free pays for a few looks.
 void join_done(Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES(all.mutex) {
     constexpr std::size_t k_looks = 16;
-    if (all.blocks.size() > k_looks * pool.frees_since_join) return;
+    if (pool.frees_since_join == 0 || pool.spares.size() > k_looks * pool.frees_since_join) return;
     pool.frees_since_join = 0;
-    for (auto next = all.blocks.begin(); next != all.blocks.end();) {
-        const auto at = next++;
-        auto& block = at->second;
-        if (block.is_live || block.range->pool.get() != &pool) continue;
-        static_cast<void>(note_if_done(memory, block.last_use));
-        if (at != all.blocks.begin() && may_join(std::prev(at)->second, block)) join(all, std::prev(at), at);
+    std::vector<CUdeviceptr> spares;
+    for (const auto& [bytes, address] : pool.spares) spares.push_back(address);
+    std::sort(spares.begin(), spares.end());
+    for (const auto address : spares) {
+        const auto at = all.blocks.find(address);
+        static_cast<void>(note_if_done(memory, at->second.last_use));
+        if (at != all.blocks.begin() && may_join(std::prev(at)->second, at->second))
+            join(all, std::prev(at), at);
     }
 }
 
@@ -142,6 +152,7 @@ void give_back(Pools& all, ProgramMemory& memory, std::map<CUdeviceptr, Range>::
         pool.spares.erase({at->second.bytes, at->first});
         at = all.blocks.erase(at);
     }
+    --pool.unused_ranges;
     pool.figures.reserved -= range->second.bytes;
     const auto address = range->first;
     all.ranges.erase(range);
@@ -210,6 +221,7 @@ Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::share
     auto size_node = size.extract(size.begin());
     size_node.value() = {bytes, *address};
     pool->spares.insert(std::move(size_node));
+    ++pool->unused_ranges; // until its first block is given out
     pool->figures.reserved += bytes;
     return take_front(all, at, request.bytes);
 }
@@ -222,7 +234,7 @@ void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexce
     block.last_use = last_use;
     block.size.value() = {block.bytes, at->first};
     pool.spares.insert(std::move(block.size));
-    --block.range->live;
+    if (--block.range->live == 0) ++pool.unused_ranges;
     ++pool.frees_since_join;
     if (const auto next = std::next(at); next != all.blocks.end() && may_join(block, next->second))
         join(all, at, next);

@@ -91,11 +91,12 @@ CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) n
         forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
     });
     const auto status = destroy();
-    if (status == CUDA_SUCCESS) {
-        synchronized(); // as the driver's pools have it
-        free_waiting();
-    } else if (captures.stays) {
-        ignoring_errors(captures.stays);
+    if (status == CUDA_SUCCESS) synchronized(); // as the driver's pools have it
+    if (captures.stays) {
+        if (status == CUDA_SUCCESS)
+            free_waiting();
+        else
+            ignoring_errors(captures.stays);
     }
     return status;
 }
