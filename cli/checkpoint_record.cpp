@@ -180,6 +180,13 @@ void CheckpointRecord::remove() const {
     ::unlinkat(directory_.get(), name_.c_str(), 0);
 }
 
+void CheckpointRecord::lock_gpus(const std::vector<std::string>& uuids) {
+    lines_.clear();
+    for (const auto& uuid : uuids)
+        if (auto line = peers::GpuLine::open(directory_.get(), uuid); line && line->lock())
+            lines_.push_back(*std::move(line));
+}
+
 Result<bool> CheckpointRecord::set_room_aside(
     const std::vector<GpuNeed>& needs,
     const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check) {

@@ -50,6 +50,9 @@ public:
     [[nodiscard]] Result<bool>
     set_room_aside(const std::vector<GpuNeed>& needs,
                    const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check);
+    /// For a restore of which nobody knows whether there is room: takes the locks of these GPUs, as far as
+    /// they can be had, so that nobody counts on their memory until this dies.
+    void lock_gpus(const std::vector<std::string>& uuids);
 
 private:
     CheckpointRecord(UniqueFd directory, LockedFile file, std::string name)

@@ -237,7 +237,10 @@ private:
     /// Waits for as long as asked until there is room for all, and sets that aside. A restore that finds too
     /// little ends the process.
     Result<void> wait_for_room(const std::optional<std::vector<GpuNeed>>& needs) {
-        if (request_.force) return {};
+        if (request_.force) {
+            record_->lock_gpus(uuids_of(needs.value_or(std::vector<GpuNeed>())));
+            return {};
+        }
         if (!needs || needs->empty())
             return make_error(
                 ErrorCode::driver_failed,
@@ -254,6 +257,15 @@ private:
             if (is_interrupted()) return make_error(ErrorCode::cancelled, "the command was interrupted");
             std::this_thread::sleep_for(k_look_again);
         }
+    }
+
+    /// Those of `needs`; all GPUs where these are not known.
+    static std::vector<std::string> uuids_of(const std::vector<GpuNeed>& needs) {
+        std::vector<std::string> uuids;
+        for (const auto& need : needs) uuids.push_back(need.uuid);
+        if (uuids.empty())
+            for (const auto& gpu : Look().gpus) uuids.push_back(gpu.uuid);
+        return uuids;
     }
 
     static Error is_taken() {

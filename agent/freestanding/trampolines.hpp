@@ -75,9 +75,9 @@ struct Found {
 } // namespace gpu_sleep::freestanding
 
 extern "C" {
-// No C++ names them, so that a compiler that sees the whole library could leave them out.
-[[gnu::visibility("hidden"), gnu::used]] extern void* gpu_sleep_late_slots[];
-[[gnu::visibility("hidden"), gnu::used]] void* gpu_sleep_first_called(std::size_t number) noexcept;
+// Only assembly names them: their definitions say gnu::used, for a compiler that sees the whole library.
+[[gnu::visibility("hidden")]] extern void* gpu_sleep_late_slots[];
+[[gnu::visibility("hidden")]] void* gpu_sleep_first_called(std::size_t number) noexcept;
 /// What the library that defines dlsym with GPU_SLEEP_DLSYM does in it.
 [[gnu::visibility("hidden"), gnu::noinline]] gpu_sleep::freestanding::Found
 gpu_sleep_look_up(void* handle, const char* name) noexcept;

@@ -23,7 +23,7 @@
 
 extern "C" {
 
-constinit void* gpu_sleep_late_slots[GPU_SLEEP_UNKNOWN_COUNT] = {};
+[[gnu::used]] constinit void* gpu_sleep_late_slots[GPU_SLEEP_UNKNOWN_COUNT] = {};
 
 /// The stand-ins, one after the other.
 __attribute__((visibility("hidden"))) extern const char gpu_sleep_unknown_stand_ins[];
@@ -63,7 +63,7 @@ void* stand_in_for_unknown(void* address, const char* name) noexcept {
     return const_cast<char*>(gpu_sleep_unknown_stand_ins + i * k_stand_in_bytes);
 }
 
-extern "C" void* gpu_sleep_first_called(std::size_t which) noexcept {
+extern "C" [[gnu::used]] void* gpu_sleep_first_called(std::size_t which) noexcept {
     const auto& called = g_known[which];
     const gate::Passage passage(gate::Touch::submits, called.name);
     if (!passage.admitted()) return reinterpret_cast<void*>(&agent::intercepted::refused);

@@ -153,7 +153,7 @@ extern "C" freestanding::Found gpu_sleep_look_up(void* handle, const char* name)
 }
 
 /// What the entry point at `index` of the list is; kept in its slot once that is settled.
-extern "C" void* gpu_sleep_first_called(std::size_t index) noexcept {
+extern "C" [[gnu::used]] void* gpu_sleep_first_called(std::size_t index) noexcept {
     const auto real = real_dlsym();
     void* const library = real ? driver() : nullptr;
     const char* name = k_names;
@@ -164,7 +164,7 @@ extern "C" void* gpu_sleep_first_called(std::size_t index) noexcept {
 }
 
 extern "C" {
-constinit void* gpu_sleep_late_slots[k_name_count] = {};
+[[gnu::used]] constinit void* gpu_sleep_late_slots[k_name_count] = {};
 }
 
 /// The address sanitizer, where a program brings it as a library, ends a program in which another library

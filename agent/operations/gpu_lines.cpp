@@ -57,6 +57,14 @@ std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<s
     return has_all ? std::optional(std::move(locks)) : std::nullopt;
 }
 
+bool GpuLines::are_shared(int directory, const std::vector<std::string>& gpus) {
+    const MutexLock lock(mutex_);
+    return std::any_of(gpus.begin(), gpus.end(), [&](const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_) {
+        const auto* const line = find(directory, gpu);
+        return line && line->line.is_shared();
+    });
+}
+
 Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string>& gpus,
                                     const CountRoom& count) {
     std::vector<peers::GpuLine*> lines; // they stay while they count

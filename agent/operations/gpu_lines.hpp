@@ -38,6 +38,9 @@ public:
     /// Takes the locks of all `gpus`, whoever stands in line, or of none: nobody waits with one of them.
     /// Nothing: another process has one.
     [[nodiscard]] std::optional<Locks> lock(int directory, const std::vector<std::string>& gpus);
+    /// Whether others have set room aside on one of `gpus`, or count.
+    [[nodiscard]] bool are_shared(int directory, const std::vector<std::string>& gpus);
+
     using CountRoom = std::function<Result<peers::BytesByGpu>(const peers::BytesByGpu& of_others)>;
     /// Sets room aside on all `gpus`, of which `count` says how much, while nobody else counts: see
     /// peers::begin_counting(). Waits for others to be done. `keep_going` is asked meanwhile. Errors:

@@ -83,7 +83,8 @@ std::optional<GpuLines::Locks> RoomMaking::take_turn(int directory, const std::v
     const bool overdue = is_overdue(before + 1, min_awake);
     if (before > 0 && !overdue) return {};
     auto locks = lines_.lock(directory, gpus);
-    if (!locks && overdue) return GpuLines::Locks();
+    // Who comes back from a deep sleep is lost if others take its room.
+    if (!locks && overdue && !lines_.are_shared(directory, gpus)) return GpuLines::Locks();
     return locks;
 }
 

@@ -161,8 +161,9 @@ Result<void> WakeOperation::end_deep() {
     const auto find_room = [this](const peers::BytesByGpu& of_others) {
         return parts_.deep.find_room(request_, of_others);
     };
-    // The first look takes 20 ms and more, for which nobody else is kept from counting.
-    if (const auto found = find_room({}); !found) {
+    // The first look takes 20 ms and more, for which nobody else is kept from counting. What it finds missing
+    // may be there once others are done.
+    if (const auto found = find_room({}); !found && found.error().code != ErrorCode::out_of_device_memory) {
         parts_.deep.end_looks();
         return found.error();
     }

@@ -106,7 +106,7 @@ std::uint32_t GpuLine::before() const {
 bool GpuLine::lock_as_needed() noexcept {
     if (!file_.is_held()) return false;
     if (has_lock_) return true;
-    if (room_ != 0) return file_.share(k_holder, k_lock, 1) == LockedFile::Lock::taken;
+    if (room_ != 0 || is_counting_) return file_.share(k_holder, k_lock, 1) == LockedFile::Lock::taken;
     file_.unlock(k_holder, k_lock, 1);
     return true;
 }
@@ -129,12 +129,11 @@ std::optional<Bytes> GpuLine::room_of_others() const {
 
 bool GpuLine::set_aside(Bytes bytes) noexcept {
     const auto room = static_cast<off_t>(std::min<Bytes>(bytes / k_mib + 1, k_most_room));
+    if (!file_.is_held()) return false;
     // A process of another pid namespace may have the same number.
     if (file_.lock(k_holder, start_of_own_room(), room) != LockedFile::Lock::taken) return false;
     room_ = room;
-    if (lock_as_needed()) return true;
-    give_room_back();
-    return false;
+    return true;
 }
 
 void GpuLine::give_room_back() noexcept {
@@ -154,16 +153,36 @@ pid_t GpuLine::holder() const {
     return lock ? lock->l_pid : 0;
 }
 
+bool GpuLine::is_shared() const {
+    const auto lock = file_.find_lock(k_holder, k_lock, 1);
+    return lock && lock->l_type == F_RDLCK;
+}
+
+std::optional<Bytes> GpuLine::begin_counting() noexcept {
+    if (!file_.is_held()) return std::nullopt;
+    is_counting_ = file_.lock(k_holder, k_counting, 1) == LockedFile::Lock::taken;
+    // The first byte before the look: who has it alone may be about to take memory.
+    return is_counting_ && lock_as_needed() ? room_of_others() : std::nullopt;
+}
+
+void GpuLine::end_counting() noexcept {
+    const bool was_counting = std::exchange(is_counting_, false);
+    if (!was_counting || !file_.is_held()) return;
+    file_.unlock(k_holder, k_counting, 1);
+    lock_as_needed();
+}
+
 std::optional<BytesByGpu> begin_counting(const std::vector<GpuLine*>& lines) {
     BytesByGpu of_others;
+    for (const auto* line : lines) of_others[line->uuid_] = 0; // from here on nothing takes memory
     for (auto* const line : lines) {
-        line->is_counting_ = line->file_.lock(k_holder, k_counting, 1) == LockedFile::Lock::taken;
-        const auto room = line->is_counting_ ? line->room_of_others() : std::nullopt;
-        if (!room) {
-            static_cast<void>(end_counting(lines, {}, make_error(ErrorCode::cancelled, "others are at it")));
-            return std::nullopt;
+        const auto room = line->begin_counting();
+        if (room) {
+            of_others.find(line->uuid_)->second = *room;
+            continue;
         }
-        of_others[line->uuid_] = *room;
+        for (auto* const each : lines) each->end_counting();
+        return std::nullopt;
     }
     return of_others;
 }
@@ -176,8 +195,7 @@ Result<bool> end_counting(const std::vector<GpuLine*>& lines, const BytesByGpu& 
                         });
     for (auto* const line : lines) {
         if (!is_set) line->give_room_back();
-        if (std::exchange(line->is_counting_, false) && line->file_.is_held())
-            line->file_.unlock(k_holder, k_counting, 1);
+        line->end_counting();
     }
     const bool others_have_any =
         std::any_of(of_others.begin(), of_others.end(), [](const auto& each) { return each.second != 0; });

@@ -20,12 +20,13 @@
 
 namespace gpu_sleep::peers {
 
-/// Locks of an empty file in an agent directory, which strangers cannot enter: byte 0 is the GPU's lock, a
-/// byte that is locked behind it is somebody's place, ordered by the time when it was taken, and far behind
-/// those each locked range is somebody's room, as long as that has MiB. They are record locks, which belong
-/// to a process: a child of fork() does not have them, and they end with the process, however that ends.
-/// Nothing here waits. Not thread-safe; one for each GPU and process, as closing the file anywhere in the
-/// process gives all of its locks up. Source: fcntl(2), F_SETLK.
+/// Locks of an empty file in an agent directory, which strangers cannot enter. They are the contract between
+/// versions of the tool: byte 0 is the GPU's lock, which one process has alone, or those share that have set
+/// room aside or count; a byte that is locked behind it is somebody's place, ordered by the time when it was
+/// taken; byte 2^60 is locked by who counts, and behind it each locked range is somebody's room, as long as
+/// that has MiB. They are record locks, which belong to a process: a child of fork() does not have them, and
+/// they end with the process, however that ends. Nothing here waits. Not thread-safe; one for each GPU and
+/// process, as closing the file anywhere in the process gives all of its locks up. Source: fcntl(2), F_SETLK.
 class GpuLine {
 public:
     /// The line of the GPU `uuid`. `directory` is used by this call alone. Errors: io_failed.
@@ -55,6 +56,8 @@ public:
     /// The process that has the lock, as this one's pid namespace sees it; 0 if no other has it, or it is
     /// not seen.
     [[nodiscard]] pid_t holder() const;
+    /// Whether others share the lock, for they have set room aside, or count.
+    [[nodiscard]] bool is_shared() const;
 
 private:
     friend std::optional<BytesByGpu> begin_counting(const std::vector<GpuLine*>& lines);
@@ -66,6 +69,9 @@ private:
     bool lock_as_needed() noexcept;
     /// Nothing: as many as may at a time have some.
     [[nodiscard]] std::optional<Bytes> room_of_others() const;
+    /// What others have set aside; nothing, as of that, where another counts or has the lock.
+    [[nodiscard]] std::optional<Bytes> begin_counting() noexcept;
+    void end_counting() noexcept;
     [[nodiscard]] bool set_aside(Bytes bytes) noexcept;
 
     LockedFile file_;
@@ -82,11 +88,11 @@ private:
 /// back, or the process ends, others can set room aside, too, but take no lock.
 ///
 /// Returns what others have set aside on each GPU; they may have taken a part of that by now. Nothing:
-/// somebody else counts, or four others have set room aside on one of them.
+/// somebody else counts or has a lock, or four others have set room aside on one of them.
 [[nodiscard]] std::optional<BytesByGpu> begin_counting(const std::vector<GpuLine*>& lines);
-/// Sets `room` aside; an error is why there is too little, or that it is not known. False: somebody else has
-/// a lock, or has set aside what is missing, so that it may be there when they are done. Then, and after an
-/// error, this process has no room on these GPUs, not even from before. Errors: that of `room`.
+/// Sets `room` aside; an error is why there is too little, or that it is not known. False: others have set
+/// aside what is missing, so that it may be there when they are done. Then, and after an error, this process
+/// has no room on these GPUs, not even from before. Errors: that of `room`.
 [[nodiscard]] Result<bool> end_counting(const std::vector<GpuLine*>& lines, const BytesByGpu& of_others,
                                         const Result<BytesByGpu>& room);
 

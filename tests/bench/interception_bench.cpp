@@ -139,6 +139,10 @@ Result<bench::Figures> run(const Options& options) {
     // The program's own cuInit, which starts the agent.
     void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW);
     reinterpret_cast<decltype(&::cuInit)>(::dlsym(driver, "cuInit"))(0);
+    // The agent sees this hold, and not that of `context`: it must not take the context for ended.
+    CUcontext held = nullptr;
+    reinterpret_cast<decltype(&::cuDevicePrimaryCtxRetain)>(::dlsym(driver, "cuDevicePrimaryCtxRetain"))(
+        &held, 0);
     auto context = driver::PrimaryContext::retain(*api, 0);
     if (!context) return std::move(context).error();
     const driver::CurrentContext current(*api, context->get());

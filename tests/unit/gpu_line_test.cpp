@@ -167,7 +167,7 @@ TEST_CASE("GPU line: several set room aside, for as long as they live, and nobod
     CHECK(line.lock());
     CHECK(takes_most(line)); // who has the lock has it still when the room is given back
     line.give_room_back();
-    const Other late(place, [](GpuLine& its) { return !its.lock() && !take_room(its, 1, 80 * k_gib); });
+    const Other late(place, [](GpuLine& its) { return !its.lock() && !begin_counting({&its}); });
     line.unlock();
     const Other last(place, takes_most);
 }
@@ -191,6 +191,10 @@ TEST_CASE("GPU line: while one counts no other does", "[gpu_line]") {
     auto line = place.line();
     REQUIRE(begin_counting({&line}));
     CHECK(line.holds());
+    CHECK_FALSE(line.is_shared()); // by others
+    {
+        const Other other(place, [](GpuLine& its) { return !its.lock() && its.is_shared(); });
+    }
     {
         const Other other(place, [](GpuLine& its) { return !begin_counting({&its}); });
     }
