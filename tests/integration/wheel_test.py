@@ -20,6 +20,7 @@ import unittest
 BUILD = pathlib.Path(sys.argv.pop())
 TREE = pathlib.Path(__file__).resolve().parents[2]
 SECONDS = 120
+NEWEST_LIBRARY = (2, 36) # what is built beside a later one asks for symbols that the wheel may not
 VERSIONS = ("0.1.0", "99.0")
 FOUND = "import gpu_sleep; assert gpu_sleep.asleep_bytes() == 0; gpu_sleep.processes(); print(gpu_sleep.__file__)"
 
@@ -61,6 +62,9 @@ class Environment:
 class Wheel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
+        library = tuple(int(part) for part in os.confstr("CS_GNU_LIBC_VERSION").split()[1].split("."))
+        if library > NEWEST_LIBRARY:
+            raise unittest.SkipTest("what is built here asks for a later C library than the wheel may")
         directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(directory.cleanup)
         cls.scratch = pathlib.Path(directory.name)

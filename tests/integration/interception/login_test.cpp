@@ -111,6 +111,9 @@ TEST_CASE(
     auto launch = home.login({command_file(k_runtime.program)}, {k_runtime.variable});
     if (::geteuid() == 0) {
         const auto user = std::to_string(k_other_user);
+        const auto program = command_file(k_runtime.program);
+        if (!as_user(k_other_user, [&] { return ::access(program.c_str(), X_OK) == 0; }))
+            return skip_without_right("give another user the tests' programs here");
         REQUIRE(run({{"chown", "-R", user + ':' + user, home.scratch.path().native()}}).status == 0);
         launch.command.insert(launch.command.begin(),
                               {"setpriv", "--reuid", user, "--regid", user, "--clear-groups"});
