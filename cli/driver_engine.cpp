@@ -261,10 +261,11 @@ private:
 
     /// Those of `needs`; all GPUs where these are not known.
     static std::vector<std::string> uuids_of(const std::vector<GpuNeed>& needs) {
+        const auto all = needs.empty() ? Look().gpus : std::vector<driver::Gpu>();
         std::vector<std::string> uuids;
+        uuids.reserve(needs.size() + all.size());
         for (const auto& need : needs) uuids.push_back(need.uuid);
-        if (uuids.empty())
-            for (const auto& gpu : Look().gpus) uuids.push_back(gpu.uuid);
+        for (const auto& gpu : all) uuids.push_back(gpu.uuid);
         return uuids;
     }
 

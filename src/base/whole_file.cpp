@@ -136,7 +136,7 @@ Result<void> WholeFile::commit(bool lasts) {
     // A directory that may be written but not read keeps its own time.
     const UniqueFd read(::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (lasts && read) {
-        const auto flushed = flush(read.get(), path_.parent_path());
+        auto flushed = flush(read.get(), path_.parent_path());
         if (!flushed && !replaces_) return flushed;
     }
     removed_.clear();
