@@ -286,8 +286,7 @@ private:
             if (!gpu)
                 return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there",
                                   need.uuid);
-            const auto taken = of_others.find(need.uuid);
-            const auto free = gpu->free - std::min(gpu->free, taken == of_others.end() ? 0 : taken->second);
+            const auto free = peers::free_besides(of_others, need.uuid, gpu->free);
             if (free < need.bytes)
                 return make_error(
                     ErrorCode::out_of_device_memory,

@@ -396,9 +396,7 @@ Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request
     if (!needs) return needs.error();
     peers::BytesByGpu room;
     for (const auto& need : *needs) {
-        const auto taken = of_others.find(need.uuid);
-        const auto free =
-            need.free_before - std::min(need.free_before, taken == of_others.end() ? 0 : taken->second);
+        const auto free = peers::free_besides(of_others, need.uuid, need.free_before);
         if (free < need.released)
             return make_error(
                 ErrorCode::out_of_device_memory, "needs {} on {}, {} free", format_bytes(need.released),

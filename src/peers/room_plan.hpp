@@ -20,6 +20,9 @@ namespace gpu_sleep::peers {
 /// Bytes by the UUID of a GPU.
 using BytesByGpu = std::map<std::string, Bytes>;
 
+/// What is left of `free` on that GPU besides `taken`.
+[[nodiscard]] Bytes free_besides(const BytesByGpu& taken, const std::string& uuid, Bytes free);
+
 /// A process that may make room.
 struct Candidate {
     BytesByGpu frees; ///< what its sleep would give back. What stays there, as its context does, is not in it
