@@ -87,6 +87,12 @@ class Wheel(unittest.TestCase):
                     self.assertTrue((environment.directory / f"share/man/man1/{command.name}.1").is_file())
             self.assertTrue(os.access(environment.directory / "libexec/gpu-sleep/gpu-sleep-outside", os.X_OK))
 
+    def test_is_a_plugin_of_vllm(self):
+        program = ("import importlib.metadata as its; (plugin,) = its.distribution('gpu-sleep').entry_points; "
+                   "plugin.load()(); print(plugin.group)")  # there is no vLLM, and that is no error
+        for environment in self.environments:
+            self.assertEqual(environment.run("python", "-c", program), "vllm.general_plugins\n")
+
     def test_installs_into_any_directory(self):
         first = self.environments[0]
         directory = self.scratch / "any"

@@ -8,7 +8,8 @@
     gpu_sleep.wake()
 
 torch.reload() fills weights again that a sleep has dropped, cuda_graph() captures graphs whose memory has a tag, and
-Process() and processes() are about other programs. "python -m gpu_sleep run" is gpu-run, and likewise the others.
+Process() and processes() are about other programs. gpu_sleep.vllm is for vLLM's sleep mode. "python -m gpu_sleep run" is
+gpu-run, and likewise the others.
 
 Works on the agent that gpu-run has loaded. In a program that was started without gpu-run, the first call that needs the
 agent loads that of the environment variable GPU_SLEEP_AGENT (the path of libgpu-sleep-agent.so.0), or else that which
@@ -59,7 +60,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """gpu_sleep.torch, which needs PyTorch once it is called."""
-    if name == "torch":
-        return importlib.import_module(".torch", __name__)
+    """gpu_sleep.torch and gpu_sleep.vllm, which need PyTorch and vLLM once they are called."""
+    if name in ("torch", "vllm"):
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

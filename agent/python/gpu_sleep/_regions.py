@@ -49,6 +49,8 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_CONFIGURATIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the last counts
+_EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)true", re.IGNORECASE)
 _idle_pools: Dict[Tuple[bytes, int], List[Any]] = {}  # by tag and device
 _allocator: Any = None
 
@@ -67,11 +69,32 @@ def torch_with_cuda() -> Any:
         return None
     if not hasattr(cuda, "MemPool"):
         raise Error("this PyTorch has no torch.cuda.MemPool, which tags need: install a newer one")
-    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        if re.search(r"expandable_segments\s*:\s*true", os.environ.get(variable, ""), re.IGNORECASE):
+    for variable in _CONFIGURATIONS:
+        if _EXPANDABLE.search(os.environ.get(variable, "")):
             raise InvalidArgument(f"tags need PyTorch's memory pools, which do not go with expandable segments: take "
                                   f"expandable_segments out of {variable}")
     return torch
+
+
+def _configure(configurations: Dict[str, str]) -> None:
+    """Sets these variables, and has PyTorch read the one that counts, all of which it takes anew."""
+    os.environ.update(configurations)
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not configurations:
+        return
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+    setter([os.environ[name] for name in _CONFIGURATIONS if name in os.environ][-1])
+
+
+@contextlib.contextmanager
+def without_expandable_segments() -> Iterator[None]:
+    """Where they are configured, they are off until the end, so that tags can be entered."""
+    given = {name: os.environ[name] for name in _CONFIGURATIONS if _EXPANDABLE.search(os.environ.get(name, ""))}
+    _configure({name: _EXPANDABLE.sub(r"\1False", conf) for name, conf in given.items()})
+    try:
+        yield
+    finally:
+        _configure(given)
 
 
 def _current_devices(torch: Any) -> Set[int]:

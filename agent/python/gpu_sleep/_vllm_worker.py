@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""vLLM's worker on a GPU. A file of its own, as it cannot be imported without vLLM, nor cheaply."""
+
+import contextlib
+import threading
+from typing import Any, Callable, ContextManager, Dict, Iterator, Tuple
+
+import torch
+from vllm.v1.worker import gpu_worker
+
+from ._calls import asleep_bytes, mark_refilled
+from .errors import Error
+from .vllm import BACKEND, WEIGHTS, Allocator
+
+
+@contextlib.contextmanager
+def _others_left_out() -> Iterator[None]:
+    """The calling thread is told that the device's free memory changes by what this process puts to sleep alone.
+
+    vLLM measures it before and after a sleep, and takes it for a failure if it has shrunk; so a neighbour that takes
+    what was freed at once would fail a sleep that is done.
+    """
+    measure: Callable[..., Tuple[int, int]] = torch.accelerator.get_memory_info
+    thread, before = threading.get_ident(), asleep_bytes()
+    free, total = measure()
+
+    def measure_own(*device: Any) -> Tuple[int, int]:
+        return (free + asleep_bytes() - before, total) if threading.get_ident() == thread else measure(*device)
+
+    torch.accelerator.get_memory_info = measure_own
+    try:
+        yield
+    finally:
+        torch.accelerator.get_memory_info = measure
+
+
+class Worker(gpu_worker.Worker):  # type: ignore[misc]
+    """For --worker-cls. With another backend than gpu_sleep it is vLLM's own worker."""
+
+    @property
+    def _is_ours(self) -> bool:
+        config = self.vllm_config.model_config
+        return bool(config.enable_sleep_mode and config.sleep_mode_backend == BACKEND)
+
+    def sleep(self, level: int = 1) -> None:
+        """vLLM's, which keeps the model's buffers at level 2. Errors: those of Backend.suspend()."""
+        if not self._is_ours:
+            super().sleep(level)
+            return
+        try:
+            with _others_left_out():
+                super().sleep(level)
+        except BaseException:
+            if asleep_bytes() == 0:  # a later wake would bring back what the buffers were
+                self._sleep_saved_buffers: Dict[str, Any] = {}
+                self._sleep_saved_draft_buffers: Dict[str, Any] = {}
+            raise
+
+    def reload_weights(self, *arguments: Any, **named: Any) -> None:
+        """vLLM's; afterwards gpu-ps does not say any more that weights are to be filled again."""
+        super().reload_weights(*arguments, **named)
+        if self._is_ours:
+            mark_refilled(WEIGHTS)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> ContextManager[None]:
+        if not self._is_ours:
+            pool: ContextManager[None] = super()._maybe_get_memory_pool_context(tag)
+            return pool
+        allocator = Allocator.get_instance()
+        if tag == WEIGHTS and allocator.get_current_usage() > 0:
+            raise Error("this process has an engine already, and two would sleep as one")
+        return allocator.use_memory_pool(tag)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""vLLM's sleep mode by gpu-sleep.
+
+    vllm serve MODEL --enable-sleep-mode --sleep-mode-backend gpu_sleep --worker-cls gpu_sleep.vllm.Worker
+
+The wheel registers the backend with vLLM. The worker class has the engine allocate under the tags "weights" and
+"kv_cache", which vLLM's routes /sleep and /wake_up then put to sleep and wake, and gpu-sleep and gpu-wake as well. At
+level 1 weights are kept and the cache is dropped, at level 2 both are dropped. At level 0 vLLM pauses by itself, and no
+memory sleeps.
+
+Against vLLM's own: a wake without room has changed nothing and can be tried again; who takes what a sleep gave back does
+not make it fail; and each sleep is all or nothing. Written for vLLM 0.29 and 0.30. Importing needs neither vLLM nor PyTorch.
+"""
+
+import contextlib
+import gc
+import importlib
+import sys
+import threading
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+
+from . import _regions
+from ._calls import asleep_bytes, inhibit, policy, sleep, wake
+from ._processes import TagStatus
+from ._processes import status as process_status
+
+BACKEND = "gpu_sleep"  # as --sleep-mode-backend names it
+WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names
+
+_LAZY = {"Backend": "._vllm_backend", "Worker": "._vllm_worker"}
+
+
+def register() -> None:
+    """The entry point of vllm.general_plugins: lets vLLM find the backend. Does nothing the second time, or with a
+    vLLM that has no backends."""
+    try:
+        factory = importlib.import_module("vllm.device_allocator.sleep_mode_backend").SleepModeBackendFactory
+    except ImportError:
+        return
+    with contextlib.suppress(ValueError):  # it is registered
+        factory.register_backend(BACKEND, __name__, "Backend")
+
+
+def __getattr__(name: str) -> Any:
+    """Backend and Worker, which derive from vLLM's classes and so import it."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name], __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class Allocator:
+    """The memory of vLLM's tags, as vLLM's CuMemAllocator has it; one for the process. Call it from any thread.
+
+    The policies of its tags (gpu_sleep.policy()) are its own. It has no CUDA handles to show.
+    """
+
+    default_tag = "vllm"  # all memory without a tag has "default", also what vLLM never drops
+    instance: "Optional[Allocator]" = None
+
+    @staticmethod
+    def get_instance() -> "Allocator":
+        """That of the process."""
+        if Allocator.instance is None:
+            Allocator.instance = Allocator()
+        return Allocator.instance
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._tags: Dict[str, None] = {}  # in the order of their first use
+        self._kept: Dict[str, bool] = {}  # whether the contents were kept, of the tags that it has put to sleep
+
+    @property
+    def current_tag(self) -> str:
+        """That of the calling thread's innermost use_memory_pool()."""
+        return _regions.current_tag().decode()
+
+    @property
+    def tags(self) -> Tuple[str, ...]:
+        """Those that use_memory_pool() has had."""
+        return tuple(self._tags)
+
+    @contextlib.contextmanager
+    def use_memory_pool(self, tag: Optional[str] = None) -> Iterator[None]:
+        """For `with`: GPU memory that the calling thread allocates inside has this tag, by default default_tag. As
+        gpu_sleep.tag(), but PyTorch's expandable segments are off until the end.
+
+        Errors, on entering: NoAgent, InvalidArgument (bad tag), Error (PyTorch has no memory pools).
+        """
+        name = self.default_tag if tag is None else tag
+        with _regions.without_expandable_segments(), _regions.tag(name):
+            policy(name, "offload")  # from now on there is such a tag, whether or not it gets memory
+            self._tags[name] = None
+            yield
+
+    def sleep(self, offload_tags: Union[Tuple[str, ...], str, None] = None) -> None:
+        """Puts all tags to sleep: those of `offload_tags` (by default default_tag alone) are kept in host memory, all
+        others are dropped. What it put to sleep before stays as it is. On return the memory is free.
+
+        Errors, after which all is as it was: those of gpu_sleep.sleep().
+        """
+        kept = (self.default_tag,) if offload_tags is None else offload_tags
+        kept = (kept,) if isinstance(kept, str) else kept
+        self._sleep({tag: tag in kept for tag in self.tags})
+
+    def discard(self, tags: Union[Tuple[str, ...], str]) -> None:
+        """Drops the contents of these tags, and lets them sleep; what it put to sleep before stays as it is.
+
+        Errors, after which all is as it was: those of gpu_sleep.sleep().
+        """
+        names = (tags,) if isinstance(tags, str) else tags
+        self._sleep({tag: False for tag in self.tags if tag in names})
+
+    def _sleep(self, kept: Dict[str, bool]) -> None:
+        """Puts tags to sleep, each kept or not, as one."""
+        if not kept:
+            return
+        with self._lock, inhibit():  # whoever else asked now would have these policies
+            if asleep_bytes() == 0:
+                self._kept.clear()  # somebody else has woken them
+                _release_caches()
+            kept = {tag: self._kept.get(tag, keep) for tag, keep in kept.items()}
+            try:
+                for tag, keep in kept.items():
+                    policy(tag, "offload" if keep else "discard")
+                sleep(1, kept)
+                self._kept.update(kept)
+            finally:
+                for tag in kept:
+                    policy(tag, "offload")
+
+    def wake_up(self, tags: Optional[List[str]] = None) -> None:
+        """Wakes these tags, by default all that sleeps in the process. What was dropped reads as zero.
+
+        Errors, after which what was asleep still is, with its contents: OutOfDeviceMemory (a RuntimeError, as all are),
+        and the others of gpu_sleep.wake().
+        """
+        with self._lock:
+            names = None if tags is None else [tag for tag in self.tags if tag in tags]
+            if names is None or names:
+                wake(names)
+            for tag in self.tags if names is None else names:
+                self._kept.pop(tag, None)
+
+    def status(self) -> Tuple[TagStatus, ...]:
+        """How each of its tags is on each device. Errors: NoAgent, Error."""
+        return tuple(each for each in process_status().tags if each.tag in self._tags) if self._tags else ()
+
+    def get_current_usage(self) -> int:
+        """How much GPU memory its tags have while they are awake, in bytes. Errors: NoAgent, Error."""
+        return sum(each.bytes for each in self.status())
+
+    def release_pools(self) -> None:
+        """Does nothing: pools live as long as the process, and PyTorch frees nothing by them at its end."""
+
+
+def _release_caches() -> None:
+    """What nobody uses any more is neither kept nor stays on the GPU."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.cuda.empty_cache()

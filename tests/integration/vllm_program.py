@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""gpu_sleep.vllm inside of a program with an agent; vllm_test.py runs it.
+
+Usage: vllm_program.py VERSION [SOURCES]: of vLLM, and a folder with its own sources
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import torch_stand_in
+import vllm_stand_in
+from torch_stand_in import BYTES, Tensor
+from vllm_stand_in import config
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "agent/python"))
+import gpu_sleep  # noqa: E402
+
+VERSION, SOURCES = sys.argv[1], (sys.argv[2:] or [None])[0]
+DIFFERENCES = vllm_stand_in.install(VERSION, SOURCES)
+FULL, ZERO = {7}, {0}  # what a tensor may hold
+
+# Takes all that is free of the GPU, or gives it back.
+NEIGHBOUR = """
+import sys, torch_stand_in
+torch_stand_in.enter(0)
+held = []
+for line in sys.stdin:
+    while line == "take\\n":
+        try:
+            held.append(torch_stand_in.Tensor())
+        except AssertionError:
+            break
+    if line == "give\\n":
+        while held:
+            held.pop().free()
+    print(len(held), flush=True)
+"""
+
+
+class Neighbour:
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, "-c", NEIGHBOUR], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"})
+        self.tell("give")
+
+    def tell(self, what):
+        """How many tensors it holds then."""
+        print(what, file=self.process.stdin, flush=True)
+        return int(self.process.stdout.readline())
+
+    def end(self):
+        self.process.communicate()
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.allocator = gpu_sleep.vllm.Allocator.get_instance()
+        self.worker = self.new_worker(gpu_sleep.vllm.Worker)
+        self.worker.load_model()
+        self.worker.initialize_from_config(2)
+        self.runner = self.worker.model_runner
+        self.backend = vllm_stand_in.its_backend(self.worker)
+        self.addCleanup(lambda: [tensor.free() for tensor in self.runner.tensors()])
+        self.addCleanup(gpu_sleep.wake)
+
+    def new_worker(self, kind, config=config()):
+        return kind(config, local_rank=0, rank=0, distributed_init_method="")
+
+    def neighbour(self):
+        neighbour = Neighbour()
+        self.addCleanup(neighbour.end)
+        return neighbour
+
+    def states(self):
+        return {each.tag: each.state for each in self.backend.status()}
+
+    def check_contents(self, weights=FULL, buffer=FULL, cache=FULL):
+        model = self.runner.model
+        self.assertEqual([set(tensor.bytes()) for tensor in [*model.weights, model.buffer, *self.runner.cache]],
+                         [weights, weights, buffer, cache, cache])
+
+
+class Sleeping(Case):
+    def test_level_1_keeps_weights(self):
+        self.worker.sleep()
+        self.assertEqual(self.states(), {"weights": "asleep", "kv_cache": "asleep"})
+        self.worker.wake_up()
+        self.check_contents(cache=ZERO)
+        self.assertFalse(any(each.needs_refill for each in self.backend.status()))
+
+    def test_level_2_keeps_buffers(self):
+        self.runner.model.buffer.fill_(9)
+        self.worker.sleep(level=2)
+        self.worker.wake_up(tags=["weights"])
+        self.assertEqual(self.states(), {"weights": "awake", "kv_cache": "asleep"})
+        self.worker.reload_weights()
+        self.worker.wake_up(tags=["kv_cache"])
+        self.check_contents(buffer={9}, cache=ZERO)
+        self.assertFalse(any(each.needs_refill for each in self.backend.status()))
+
+    def test_level_0_is_no_sleep(self):
+        self.worker.sleep(level=0)
+        self.assertEqual(gpu_sleep.asleep_bytes(), 0)
+        with self.assertRaises(gpu_sleep.InvalidArgument):
+            self.backend.suspend(3)
+
+    def test_is_suspended_until_all_is_awake(self):
+        self.assertEqual(self.backend.state(), "RUNNING")
+        self.worker.sleep()
+        for tag in ("weights", "kv_cache"):
+            self.assertEqual(self.backend.state(), "SUSPENDED")
+            gpu_sleep.on_wake(seen := lambda event: states.append(self.backend.state()))
+            states = []
+            self.worker.wake_up([tag])
+            gpu_sleep.remove_callback(seen)
+            self.assertEqual(states, ["RESUMING"])
+        self.assertEqual(self.backend.state(), "RUNNING")
+        gpu_sleep.sleep(tags="weights")  # by whomever
+        self.assertEqual(self.backend.state(), "SUSPENDED")
+
+    def test_memory_is_free_at_once(self):
+        before, _ = vllm_stand_in.memory_info()
+        self.worker.sleep()
+        self.assertGreaterEqual(vllm_stand_in.memory_info()[0], before + 5 * BYTES)
+
+    def test_neighbour_takes_what_was_freed(self):
+        neighbour = self.neighbour()
+        stock = sys.modules["vllm.v1.worker.gpu_worker"].Worker
+        plain = self.new_worker(stock)
+        plain.model_runner, plain._sleep_mode_backend = self.runner, self.backend
+        before, _ = vllm_stand_in.memory_info()
+        for worker in (plain, self.worker):
+            vllm_stand_in.at_synchronize[:] = [lambda: None, lambda: self.assertGreater(neighbour.tell("take"), 0)]
+            if worker is plain:
+                with self.assertRaises(AssertionError):
+                    worker.sleep()
+            else:
+                worker.sleep()
+            self.assertLess(vllm_stand_in.memory_info()[0], before)
+            self.assertEqual(vllm_stand_in.at_synchronize, [])
+            self.assertEqual(self.backend.state(), "SUSPENDED")
+            neighbour.tell("give")
+            worker.wake_up()
+        self.check_contents(cache=ZERO)
+
+    def test_wake_without_room_can_be_tried_again(self):
+        neighbour = self.neighbour()
+        self.worker.sleep()
+        self.assertGreater(neighbour.tell("take"), 0)
+        for tags in (None, ["weights"]):
+            with self.assertRaises(RuntimeError) as caught:
+                self.worker.wake_up(tags)
+            self.assertEqual(caught.exception.code, "out_of_device_memory")
+            self.assertEqual((self.backend.state(), gpu_sleep.asleep_bytes()), ("SUSPENDED", 5 * BYTES))
+        neighbour.tell("give")
+        self.worker.wake_up()
+        self.check_contents(cache=ZERO)
+
+    def test_refused_sleep_has_changed_nothing(self):
+        def refuse(event):
+            raise ValueError("not now")
+
+        gpu_sleep.on_sleep(refuse)
+        with self.assertLogs("gpu_sleep"), self.assertRaisesRegex(RuntimeError, "not now"):
+            self.worker.sleep(level=2)
+        gpu_sleep.remove_callback(refuse)
+        self.assertEqual((self.backend.state(), gpu_sleep.asleep_bytes()), ("RUNNING", 0))
+        self.check_contents()
+        self.runner.model.buffer.fill_(9)
+        self.worker.sleep()
+        self.worker.wake_up()
+        self.check_contents(buffer={9}, cache=ZERO)
+
+    def test_policies_are_of_one_sleep(self):
+        inhibited = []
+        gpu_sleep.on_sleep(look := lambda event: inhibited.append(gpu_sleep.status().inhibited))
+        self.worker.sleep()
+        gpu_sleep.remove_callback(look)
+        self.assertEqual(inhibited, [True])
+        self.worker.wake_up()
+        self.runner.cache[0].fill_(7)
+        self.assertEqual({each.policy for each in self.backend.status()}, {"offload"})
+        gpu_sleep.Process(os.getpid()).sleep(options=["--force"])
+        self.backend.resume()
+        self.assertEqual(set(self.runner.cache[0].bytes()), FULL)
+
+    def test_discards_and_leaves_what_sleeps(self):
+        self.backend.discard(("kv_cache", "nobody"))
+        self.assertEqual(self.states(), {"weights": "awake", "kv_cache": "asleep"})
+        self.worker.sleep()
+        self.backend.discard(("weights",))
+        self.worker.wake_up()
+        self.check_contents(cache=ZERO)
+        self.worker.sleep()
+        self.worker.wake_up(["weights"])
+        self.backend.discard(("weights",))
+        self.worker.wake_up()
+        self.check_contents(weights=ZERO, buffer=ZERO, cache=ZERO)
+        self.worker.reload_weights()
+        self.worker.sleep()
+        gpu_sleep.wake()  # by whomever
+        self.backend.discard(("weights",))
+        self.worker.wake_up()
+        self.check_contents(weights=ZERO, buffer=ZERO, cache=ZERO)
+
+    def test_other_tags_wake_with_any(self):
+        with self.allocator.use_memory_pool("workspace"):
+            workspace = Tensor()
+        self.addCleanup(workspace.free)
+        self.worker.sleep()
+        self.worker.wake_up(["weights"])
+        self.assertEqual(self.states(), {"weights": "awake", "kv_cache": "asleep", "workspace": "awake"})
+
+    def test_needs_its_worker(self):
+        tags, self.allocator._tags = self.allocator._tags, {}
+        with self.assertRaisesRegex(RuntimeError, "--worker-cls"):
+            self.backend.suspend()
+        self.allocator._tags = tags
+
+
+class Allocating(Case):
+    def test_pools_nest_and_are_entered_again(self):
+        before = self.allocator.get_current_usage()
+        self.assertEqual(before, 5 * BYTES)
+        with self.allocator.use_memory_pool():
+            with self.allocator.use_memory_pool("weights"), self.allocator.use_memory_pool():
+                self.assertEqual(self.allocator.current_tag, self.allocator.default_tag)
+            self.assertEqual(self.allocator.current_tag, self.allocator.default_tag)
+            tensor = Tensor()
+        untagged = Tensor()
+        for each in (tensor, untagged):
+            self.addCleanup(each.free)
+        self.assertEqual(self.allocator.get_current_usage(), before + BYTES)
+        self.allocator.sleep()
+        self.assertEqual(set(untagged.bytes()), FULL)
+        self.allocator.wake_up([self.allocator.default_tag])
+        self.assertEqual((set(tensor.bytes()), gpu_sleep.asleep_bytes()), (FULL, 5 * BYTES))
+        self.allocator.wake_up(["nobody"])
+        self.allocator.wake_up([])
+        self.assertEqual(gpu_sleep.asleep_bytes(), 5 * BYTES)
+        self.allocator.wake_up()
+        self.check_contents(weights=ZERO, buffer=ZERO, cache=ZERO)
+
+    def test_a_tag_needs_no_memory(self):
+        with self.allocator.use_memory_pool("empty"):
+            pass
+        self.allocator.wake_up(["empty"])
+        self.worker.sleep()
+        self.worker.wake_up()
+
+    def test_goes_with_expandable_segments(self):
+        given = "expandable_segments:True,max_split_size_mb:64"
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = given
+        self.addCleanup(os.environ.pop, "PYTORCH_CUDA_ALLOC_CONF")
+        vllm_stand_in.configured.clear()
+        with self.allocator.use_memory_pool("weights"), self.allocator.use_memory_pool("kv_cache"):
+            pass
+        self.assertEqual(vllm_stand_in.configured, ["expandable_segments:False,max_split_size_mb:64", given])
+        self.assertEqual(os.environ["PYTORCH_CUDA_ALLOC_CONF"], given)
+
+    def test_one_engine_to_a_process(self):
+        with self.assertRaisesRegex(RuntimeError, "an engine already"):
+            self.new_worker(gpu_sleep.vllm.Worker).load_model()
+
+    def test_leaves_other_backends_alone(self):
+        stock = sys.modules["vllm.v1.worker.gpu_worker"].Worker
+        pools = []
+        self.addCleanup(setattr, stock, "_maybe_get_memory_pool_context", stock._maybe_get_memory_pool_context)
+        stock._maybe_get_memory_pool_context = lambda worker, tag: pools.append(tag)
+        for other in (config("cumem"), config(enabled=False)):
+            self.new_worker(gpu_sleep.vllm.Worker, other)._maybe_get_memory_pool_context("weights")
+        self.assertEqual(pools, ["weights"] * 2)
+
+
+class Plugin(Case):
+    def test_registers_once(self):
+        gpu_sleep.vllm.register()
+        self.assertIs(type(self.backend), gpu_sleep.vllm.Backend)
+        self.assertIsInstance(self.backend, sys.modules["vllm.device_allocator.sleep_mode_backend"].SleepModeBackend)
+        self.assertTrue(self.backend.is_supported())
+
+    def test_has_the_shape(self):
+        own, real = gpu_sleep.vllm.Allocator, sys.modules["vllm.device_allocator.cumem"].CuMemAllocator
+        for name in ("get_instance", "use_memory_pool", "sleep", "discard", "wake_up", "get_current_usage", "release_pools"):
+            self.assertEqual(vllm_stand_in.parameters(getattr(own, name)), vllm_stand_in.parameters(getattr(real, name)), name)
+        for own, real in ((gpu_sleep.vllm.Backend, gpu_sleep.vllm.Backend.__base__),
+                          (gpu_sleep.vllm.Worker, gpu_sleep.vllm.Worker.__base__)):
+            for name in vars(own):
+                if hasattr(real, name) and callable(getattr(own, name)) and name not in ("__init__", "reload_weights"):
+                    self.assertEqual(vllm_stand_in.parameters(getattr(own, name)), vllm_stand_in.parameters(getattr(real, name)))
+
+    def test_stand_in_is_as_the_sources(self):
+        self.assertEqual(DIFFERENCES, [])
+
+
+gpu_sleep.vllm.register()
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
