@@ -265,8 +265,7 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint
 /** As gpu_sleep_sleep() with `level` 1 or 2, but what it keeps of `file_tags`, a list as `tags` is (NULL: of
  * all), goes to files in `directory`, an absolute path, as `gpu-sleep --store TAG=file --dir DIRECTORY` has
  * it. They go when the memory wakes. What sleeps already stays where it is. Since version 8. Errors: those of
- * gpu_sleep_sleep(); INVALID_ARGUMENT (no absolute path), OUT_OF_DISK, IO (the directory is missing, or its
- * files cannot be written). */
+ * gpu_sleep_sleep(); INVALID_ARGUMENT (no absolute path), OUT_OF_DISK, IO (files cannot be written there). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep_in_files(int level, const char* tags, const char* file_tags,
                                                         const char* directory, uint32_t timeout_ms);
 
