@@ -134,14 +134,17 @@ def regions():
         thread.join()
         with torch_memory_saver.disable():
             assert not library.tms_get_interesting_region()
+            others.append(Tensor())
         assert library.tms_get_interesting_region()
+        with torch_memory_saver.region(tag="outer", enable_cpu_backup=True):
+            again = Tensor()
     assert not library.tms_get_interesting_region() and others[0] is False
     raises(AssertionError, torch_memory_saver.disable().__enter__)
     torch_memory_saver.pause()
-    asleep(2)
-    assert others[1].is_all(7)
+    asleep(3)
+    assert others[1].is_all(7) and others[2].is_all(7)
     torch_memory_saver.resume()
-    assert outer.is_all(7) and inner.is_all(0)
+    assert outer.is_all(7) and inner.is_all(0) and again.is_all(7)
 
 
 def failures():
@@ -231,7 +234,26 @@ def wrong_use():
         os.environ[name] = ""
     assert torch_memory_saver.enabled and torch_memory_saver._impl is None
     torch_memory_saver.pause()
-    raises(AssertionError, setattr, torch_memory_saver, "hook_mode", MODE)
+    torch_memory_saver.hook_mode = MODE
+    raises(AssertionError, setattr, torch_memory_saver, "hook_mode", "torch" if MODE == "preload" else "preload")
+    raises(ValueError, setattr, torch_memory_saver, "hook_mode", "neither")
+
+
+def own_mode():
+    """One of a program's own."""
+    from torch_memory_saver import TorchMemorySaver, configure_subprocess, register_hook_mode
+
+    paused = []
+    register_hook_mode("own", lambda: types.SimpleNamespace(pause=lambda tag: paused.append(tag)), uses_preload=False)
+    raises(ValueError, register_hook_mode, "own", None)
+    saver = TorchMemorySaver()
+    saver.hook_mode = "own"
+    saver.pause("a")
+    assert paused == ["a"]
+    torch_memory_saver.hook_mode = "own"
+    before = os.environ.get("LD_PRELOAD")
+    with configure_subprocess():
+        assert os.environ.get("LD_PRELOAD") == before
 
 
 def slime():
@@ -276,12 +298,16 @@ def graphs():
     if MODE == "torch":
         raises(AssertionError, torch_memory_saver.cuda_graph(graph).__enter__)
         return
-    with torch_memory_saver.cuda_graph(graph, tag="graph", enable_cpu_backup=True):
-        made = Tensor()
+    with torch_memory_saver.region(tag="around"):
+        with torch_memory_saver.cuda_graph(graph, tag="graph", enable_cpu_backup=True):
+            made = Tensor()
+            assert made.pool not in torch_memory_saver._impl._mem_pools.values()
+        around = Tensor()
+        assert around.pool in torch_memory_saver._impl._mem_pools.values()
     torch_memory_saver.pause("graph")
     asleep(1)
     torch_memory_saver.resume("graph")
-    assert made.is_all(7)
+    assert made.is_all(7) and around.is_all(7)
 
 
 globals()[sys.argv[1]]()

@@ -87,6 +87,9 @@ class Saver(unittest.TestCase):
     def test_graphs(self):
         self.in_both_modes("graphs")
 
+    def test_a_hook_mode_of_its_own(self):
+        self.run_function("own_mode", "torch")
+
     def test_wrong_use(self):
         self.in_both_modes("wrong_use")
 

@@ -12,7 +12,6 @@
 What is paused sleeps, and gpu-ps shows it. gpu-sleep(7) says what differs. Importing needs no GPU and no PyTorch.
 """
 
-from .entrypoint import TorchMemorySaver, torch_memory_saver
-from .hooks.mode_preload import configure_subprocess
+from .entrypoint import TorchMemorySaver, configure_subprocess, register_hook_mode, torch_memory_saver
 
-__all__ = ["TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
+__all__ = ["TorchMemorySaver", "configure_subprocess", "register_hook_mode", "torch_memory_saver"]

@@ -6,11 +6,13 @@ import contextlib
 import ctypes
 import os
 import re
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from gpu_sleep.errors import Error
 
 from .binary_wrapper import BinaryWrapper
+from .hooks import mode_preload
 from .hooks.mode_preload import HookUtilModePreload
 from .hooks.mode_torch import HookUtilModeTorch
 
@@ -27,6 +29,11 @@ def _check_backup(cpu: bool, disk: bool, backend: Optional[str]) -> None:
     assert not (cpu and disk), "a backup goes to host memory (enable_cpu_backup) or to files (enable_disk_backup), not to both"
 
 
+def _given(options: Dict[str, Any]) -> Dict[str, Any]:
+    """Those that are not the default: slime and others put in place of ours what does not know all."""
+    return {name: value for name, value in options.items() if value}
+
+
 def _check_environment() -> None:
     for name in ("TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP", "TMS_RETAIN_CPU_BACKUP"):
         if os.environ.get(name, "") not in _BOOLEANS:
@@ -37,20 +44,71 @@ def _check_environment() -> None:
                                f"expandable_segments out of {name}")
 
 
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.pools: Dict[int, "_PoolInUse"] = {}  # by device
+
+
+_thread = _Thread()
+
+
+class _PoolInUse:
+    def __init__(self, pool: Any) -> None:
+        self.pool, self._use = pool, None
+
+    def begin(self) -> None:
+        import torch
+
+        self._use = torch.cuda.use_mem_pool(self.pool)
+        self._use.__enter__()
+
+    def end(self) -> None:
+        self._use.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def _allocating_from(pool: Any) -> Iterator[None]:
+    """For `with`: on the current device this thread allocates from this pool of PyTorch's, or from none of a region. Of several
+    pools PyTorch would take the outermost. Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp, get_pool."""
+    import torch
+
+    device = torch.cuda.current_device()
+    outer, own = _thread.pools.get(device), None if pool is None else _PoolInUse(pool)
+    if outer is not None and outer.pool is pool:
+        yield
+        return
+    if outer is not None:
+        del _thread.pools[device]
+        outer.end()
+    try:
+        if own is not None:
+            own.begin()
+            _thread.pools[device] = own
+        yield
+    finally:
+        with torch.cuda.device(device):
+            if _thread.pools.pop(device, None) is not None:
+                own.end()
+            if outer is not None:
+                outer.begin()
+                _thread.pools[device] = outer
+
+
 class TorchMemorySaver:
     """Memory that is allocated in a region() may be paused, by tag. pause() releases its GPU memory, and resume() brings it
     back at the same addresses: with its contents where it has a backup, else with zeros."""
 
     def __init__(self) -> None:
-        self._impl_ctor_kwargs: Optional[Dict[str, Any]] = {}
-        self._impl: Optional[_TorchMemorySaverImpl] = None
+        self._hook_mode = "preload"
+        self._impl: Any = None
 
     @contextlib.contextmanager
     def region(self, tag: str = _TAG_DEFAULT, enable_cpu_backup: bool = False, enable_disk_backup: bool = False,
                cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
         """For `with`: what the calling thread allocates by PyTorch, on the current device, is of this tag, which is any text."""
         _check_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        with self._started().region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend):
+        more = {"enable_disk_backup": enable_disk_backup, "cpu_backup_backend": cpu_backup_backend}
+        with self._started().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **_given(more)):
             yield
 
     @contextlib.contextmanager
@@ -59,7 +117,9 @@ class TorchMemorySaver:
                    cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
         """For `with`, as torch.cuda.graph(): what the graph allocates is of this tag. In hook mode "preload" only."""
         _check_backup(enable_cpu_backup, False, cpu_backup_backend)
-        with self._started().cuda_graph(cuda_graph, pool, stream, capture_error_mode, tag, enable_cpu_backup, cpu_backup_backend):
+        with self._started().cuda_graph(
+                cuda_graph=cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode, tag=tag,
+                enable_cpu_backup=enable_cpu_backup, **_given({"cpu_backup_backend": cpu_backup_backend})):
             yield
 
     @contextlib.contextmanager
@@ -73,7 +133,7 @@ class TorchMemorySaver:
 
         Errors: those of gpu_sleep, among them InvalidArgument (all of it is paused already): all is as it was.
         """
-        self._started().pause(tag)
+        self._started().pause(tag=tag)
 
     def resume(self, tag: Optional[str] = None) -> None:
         """Brings the memory of a tag, or of all, back. Does nothing where there is none.
@@ -81,7 +141,7 @@ class TorchMemorySaver:
         Errors: those of gpu_sleep, among them OutOfDeviceMemory and InvalidArgument (nothing of it is paused): what was paused
         still is, with its contents.
         """
-        self._started().resume(tag)
+        self._started().resume(tag=tag)
 
     @property
     def enabled(self) -> bool:
@@ -93,9 +153,11 @@ class TorchMemorySaver:
 
     @hook_mode.setter
     def hook_mode(self, mode: str) -> None:
-        """ "preload" or "torch", before the first use."""
-        assert self._impl_ctor_kwargs is not None, "hook_mode is set before the first use"
-        self._impl_ctor_kwargs["hook_mode"] = mode
+        """ "preload", "torch" or one of register_hook_mode(), before the first use."""
+        if mode not in _modes:
+            raise ValueError(f"hook_mode is one of {', '.join(_modes)}, not {mode!r}")
+        assert self._impl is None or mode == self._hook_mode, "hook_mode is set before the first use"
+        self._hook_mode = mode
 
     @property
     def memory_margin_bytes(self) -> int:
@@ -126,26 +188,25 @@ class TorchMemorySaver:
         With `zero_copy` it is good until the next pause() or resume(). Errors: AssertionError (not on a GPU, not contiguous),
         Error (not of a region, or paused without backup).
         """
-        return self._started().get_cpu_backup(x, zero_copy)
+        return self._started().get_cpu_backup(x, zero_copy=zero_copy)
 
     def _ensure_initialized(self) -> None:
         self._started()
 
-    def _started(self) -> "_TorchMemorySaverImpl":
+    def _started(self) -> Any:
         if self._impl is None:
-            self._impl = _TorchMemorySaverImpl(**(self._impl_ctor_kwargs or {}))
-            self._impl_ctor_kwargs = None
+            self._impl = _modes[self._hook_mode][0]()
         return self._impl
+
+    def _uses_preload(self) -> bool:
+        return _modes[self._hook_mode][1]
 
 
 class _TorchMemorySaverImpl:
     def __init__(self, hook_mode: str = "preload") -> None:
-        if hook_mode not in ("preload", "torch"):
-            raise ValueError(f"hook_mode is \"preload\" or \"torch\", not {hook_mode!r}")
         _check_environment()
         self._hook_mode = hook_mode
-        self._hook_util: Union[HookUtilModePreload, HookUtilModeTorch] = (
-            HookUtilModePreload() if hook_mode == "preload" else HookUtilModeTorch())
+        self._hook_util: Any = HookUtilModePreload() if hook_mode == "preload" else HookUtilModeTorch()
         self._binary_wrapper = BinaryWrapper(path_binary=self._hook_util.get_path_binary())
         self._mem_pools: Dict[Tuple[str, bool, bool, str, int], Any] = {}
         # PyTorch would free memory by it when the interpreter ends.
@@ -163,29 +224,28 @@ class _TorchMemorySaverImpl:
         return self._mem_pools[key]
 
     @contextlib.contextmanager
-    def region(self, tag: str, cpu: bool, disk: bool, backend: Optional[str]) -> Iterator[None]:
+    def region(self, tag: str, enable_cpu_backup: bool, enable_disk_backup: bool = False,
+               cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
         import torch
 
-        shown = (backend or self._binary_wrapper.cdll.tms_get_cpu_backup_backend().decode()) if cpu else ""
-        pool = self._pool((tag, cpu, disk, shown, torch.cuda.current_device()))
-        with torch.cuda.use_mem_pool(pool), self._with_region_config(**self._config(tag, cpu, disk, backend)):
+        backend = cpu_backup_backend or self._binary_wrapper.cdll.tms_get_cpu_backup_backend().decode()
+        pool = self._pool((tag, enable_cpu_backup, enable_disk_backup, backend if enable_cpu_backup else "",
+                           torch.cuda.current_device()))
+        more = {"enable_disk_backup": enable_disk_backup, "cpu_backup_backend": cpu_backup_backend}
+        with _allocating_from(pool), self._with_region_config(tag=tag, enable_cpu_backup=enable_cpu_backup, **_given(more)):
             yield
 
     @contextlib.contextmanager
-    def cuda_graph(self, graph: Any, pool: Any, stream: Any, capture_error_mode: str, tag: str, cpu: bool,
-                   backend: Optional[str]) -> Iterator[None]:
+    def cuda_graph(self, cuda_graph: Any, pool: Any, stream: Any, capture_error_mode: str, tag: str, enable_cpu_backup: bool,
+                   cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
         import torch
 
         assert self._hook_mode == "preload", "graphs are captured in hook mode \"preload\" only"
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode):
-            with self._with_region_config(**self._config(tag, cpu, False, backend)):
+        with _allocating_from(None), torch.cuda.graph(
+                cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode):
+            with self._with_region_config(
+                    tag=tag, enable_cpu_backup=enable_cpu_backup, **_given({"cpu_backup_backend": cpu_backup_backend})):
                 yield
-
-    @staticmethod
-    def _config(tag: str, cpu: bool, disk: bool, backend: Optional[str]) -> Dict[str, Any]:
-        """Arguments of _with_region_config(); slime replaces that by one that takes the first two."""
-        more: List[Tuple[str, Any]] = [("enable_disk_backup", disk), ("cpu_backup_backend", backend)]
-        return {"tag": tag, "enable_cpu_backup": cpu, **{name: value for name, value in more if value}}
 
     @contextlib.contextmanager
     def _with_region_config(self, tag: str, enable_cpu_backup: bool, cpu_backup_backend: Optional[str] = None,
@@ -214,10 +274,8 @@ class _TorchMemorySaverImpl:
         assert library.tms_get_interesting_region(), "disable() is called in a region"
         library.tms_set_interesting_region(False)
         try:
-            pool = torch.cuda.MemPool()
-            with torch.cuda.use_mem_pool(pool):
+            with _allocating_from(torch.cuda.MemPool()):
                 yield
-            del pool
         finally:
             library.tms_set_interesting_region(True)
 
@@ -259,4 +317,23 @@ class _TorchMemorySaverImpl:
         return backup if zero_copy else backup.clone()
 
 
+_modes: Dict[str, Tuple[Callable[[], Any], bool]] = {
+    "preload": (_TorchMemorySaverImpl, True),
+    "torch": (lambda: _TorchMemorySaverImpl("torch"), True),
+}
+
+
+def register_hook_mode(name: str, factory: Callable[[], Any], *, uses_preload: bool = True) -> None:
+    """A hook mode more: `factory` makes what has region(), cuda_graph(), pause(), resume() and whatever else is called.
+    `uses_preload`: configure_subprocess() is to do something. Errors: ValueError (there is one of this name)."""
+    if name in _modes:
+        raise ValueError(f"there is a hook mode {name!r} already")
+    _modes[name] = factory, uses_preload
+
+
 torch_memory_saver = TorchMemorySaver()
+
+
+def configure_subprocess() -> "contextlib.AbstractContextManager[None]":
+    """For `with`: programs that are started inside preload the library."""
+    return mode_preload.configure_subprocess() if torch_memory_saver._uses_preload() else contextlib.nullcontext()
