@@ -105,10 +105,10 @@ def sglang():
 
 def tags():
     """Any text is a tag, and a tag may have allocations with a backup and others."""
-    names = ["a b", "a_b", "a,b", "", "default", "x" * 1000, "x" * 1001, "\u91cd\u307f"]
+    names = ["a_b", "a b", "a,b", "", "default", "x" * 1000, "x" * 1001, "\u91cd\u307f"]
     kept = {name: tensor(number + 1, tag=name, enable_cpu_backup=True) for number, name in enumerate(names)}
-    dropped = tensor(9, tag="a b")
-    torch_memory_saver.pause("a b")
+    dropped = tensor(9, tag="a_b")
+    torch_memory_saver.pause("a_b")
     asleep(2)
     for number, name in enumerate(filter(None, names[1:])):
         torch_memory_saver.pause(name)
