@@ -75,6 +75,11 @@ def asleep(tensors):
     assert gpu_sleep.asleep_bytes() == tensors * BYTES, gpu_sleep.asleep_bytes()
 
 
+def one_agent():
+    agents = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "gpu-sleep-agent" in line}
+    assert len(agents) == 1, agents
+
+
 def sglang():
     """Tags one after another, in its order."""
     weights, cache = tensor(1, tag="weights", enable_cpu_backup=True), tensor(2, tag="kv_cache", enable_cpu_backup=False)
@@ -101,6 +106,7 @@ def sglang():
     torch_memory_saver.pause("kv_cache")
     torch_memory_saver.pause("nobody")
     asleep(0)
+    one_agent()
 
 
 def tags():
@@ -289,8 +295,7 @@ def intercepted():
     asleep(2)
     gpu_sleep.wake()
     assert weights.is_all(1) and plain.is_all(3)
-    agents = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "gpu-sleep-agent" in line}
-    assert len(agents) == 1, agents
+    one_agent()
 
 
 def graphs():

@@ -103,6 +103,12 @@ class Saver(unittest.TestCase):
         for mode in ("preload", "torch"):
             self.run_function("intercepted", mode, [str(BUILD / "bin/gpu-run"), "--"])
 
+    def test_finds_the_agent_by_whatever_name(self):
+        copy = self.site / "copy-of-gpu-sleep-agent.so"
+        copy.write_bytes((BUILD / "lib/libgpu-sleep-agent.so.0").read_bytes())
+        self.run_function("intercepted", "preload", GPU_SLEEP_CAPTURE="1", LD_PRELOAD=str(copy))
+        self.run_function("sglang", "torch", GPU_SLEEP_AGENT=str(copy))
+
     def test_configures_children(self):
         program = """
             import os, sys, types, torch_memory_saver
