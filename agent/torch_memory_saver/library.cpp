@@ -191,8 +191,6 @@ void for_each_of(const std::vector<Tag*>& tags, Use&& use) {
 /// Whether it sleeps or is awake by somebody else's word makes no difference.
 template <class Change>
 int change(const char* tag, bool pauses, Change&& change) {
-    const auto* const its = agent();
-    if (!its) return GPU_SLEEP_ERROR_INTERNAL;
     std::unique_lock lock(memory().mutex);
     const auto tags = tags_of(tag);
     const auto all = listed(tags);
@@ -201,6 +199,7 @@ int change(const char* tag, bool pauses, Change&& change) {
     for_each_of(tags, [&](const Allocation& allocation) { changes |= allocation.is_paused != pauses; });
     lock.unlock();
     if (tags.empty()) return GPU_SLEEP_OK;
+    const auto* const its = agent(); // it has their memory
     if (!changes)
         return fail(GPU_SLEEP_ERROR_INVALID_ARGUMENT,
                     all + (pauses ? " is paused already" : " is not paused"));

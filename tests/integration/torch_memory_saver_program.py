@@ -234,7 +234,8 @@ def wrong_use():
     raises(AttributeError, lambda: torch_memory_saver.hook_mode)
     raises(NotImplementedError, lambda: torch_memory_saver.memory_margin_bytes)
     for name, value, kind in (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", RuntimeError),
-                              ("TMS_INIT_ENABLE", "maybe", ValueError)):
+                              ("TMS_INIT_ENABLE", "maybe", ValueError),
+                              ("TMS_INIT_CPU_BACKUP_BACKEND", "tape", ValueError)):
         os.environ[name] = value
         raises(kind, torch_memory_saver.pause)
         os.environ[name] = ""

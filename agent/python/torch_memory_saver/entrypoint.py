@@ -38,6 +38,7 @@ def _check_environment() -> None:
     for name in ("TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP", "TMS_RETAIN_CPU_BACKUP"):
         if os.environ.get(name, "") not in _BOOLEANS:
             raise ValueError(f"{name} is neither 1 nor 0, but {os.environ[name]!r}")
+    _check_backup(True, False, os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND") or None)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if re.search(r"expandable_segments\s*:\s*true", os.environ.get(name, ""), re.IGNORECASE):
             raise RuntimeError(f"memory of regions comes from pools, which do not go with PyTorch's expandable segments: take "
