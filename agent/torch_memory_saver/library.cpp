@@ -36,12 +36,17 @@ struct Agent {
 #undef GPU_SLEEP_DECLARE
 };
 
-/// The message of this thread's last call, or "" if it has not failed.
-thread_local std::string t_error;
+/// The message of this thread's last call, or "" if it has not failed. No string: memory is freed when a
+/// thread's objects are gone, too.
+thread_local char t_error[1024];
+
+void note_error(std::string_view message) noexcept {
+    t_error[message.copy(t_error, sizeof(t_error) - 1)] = '\0';
+}
 
 /// What is said by tms_last_error(), and returned.
 gpu_sleep_status fail(gpu_sleep_status status, std::string_view message) {
-    t_error = message;
+    note_error(message);
     return status;
 }
 
@@ -53,7 +58,7 @@ void* open_agent() {
     void* found = named && *named != '\0' ? ::dlopen(named, RTLD_NOW) : nullptr;
     for (const char* place = login::k_agent_places; !found && *place != '\0'; place += std::strlen(place) + 1)
         found = ::dlopen(place, RTLD_NOW);
-    if (!found) t_error = std::string("the gpu-sleep agent cannot be loaded: ") + ::dlerror();
+    if (!found) note_error(std::string("the gpu-sleep agent cannot be loaded: ") + ::dlerror());
     return found;
 }
 
@@ -72,7 +77,8 @@ const Agent* agent() {
     is_whole &= s_agent.name != nullptr;
     GPU_SLEEP_USED(GPU_SLEEP_FIND)
 #undef GPU_SLEEP_FIND
-    if (!is_whole) t_error = "the gpu-sleep agent that is loaded is older than torch_memory_saver's stand-in";
+    if (!is_whole)
+        note_error("the gpu-sleep agent that is loaded is older than torch_memory_saver's stand-in");
     s_is_found = is_whole;
     return is_whole ? &s_agent : nullptr;
 }
@@ -227,7 +233,7 @@ Allocation* find(std::uintptr_t address, std::size_t bytes) {
 template <class Result, class Body>
 Result guarded(Result otherwise, Body&& body) noexcept {
     try {
-        t_error.clear();
+        note_error({});
         return body();
     } catch (const std::exception&) {
         return otherwise;
@@ -295,7 +301,7 @@ extern "C" {
 
 /// Of this thread's last call of a function of this library; "" if it has not failed.
 const char* tms_last_error() {
-    return t_error.c_str();
+    return t_error;
 }
 
 void tms_set_interesting_region(bool value) {
