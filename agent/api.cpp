@@ -10,6 +10,7 @@
 #include "common/tag_scope.hpp"
 #include "life/agent.hpp"
 
+#include <cstddef>
 #include <cstring>
 #include <new>
 #include <string>
@@ -108,6 +109,18 @@ std::vector<std::string> split_tags(const char* tags) {
         if (comma == std::string_view::npos) return names;
         rest.remove_prefix(comma + 1);
     }
+}
+
+/// What the program asks for its own sleep. Errors: invalid_argument.
+Result<model::SleepRequest> own_sleep(int level, const char* tags, uint32_t timeout_ms) {
+    if (level != 1 && level != 2) return invalid("the level is 1 or 2");
+    model::SleepRequest request;
+    request.level = static_cast<model::Level>(level);
+    request.tags = split_tags(tags);
+    request.force = true; // it knows what its libraries do
+    request.bounds_all = timeout_ms != 0;
+    if (timeout_ms != 0) request.timeout = Milliseconds(timeout_ms);
+    return request;
 }
 
 } // namespace
@@ -277,16 +290,33 @@ gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_m
     return finish([&]() -> Result<void> {
         const bool is_deep = (level & GPU_SLEEP_DEEP) != 0;
         level &= ~GPU_SLEEP_DEEP;
-        if (level != 1 && level != 2) return invalid("the level is 1 or 2");
         if (is_deep && tags) return invalid("a deep sleep is of all of the process, and takes no tags");
-        model::SleepRequest request;
-        request.deep = is_deep;
-        request.level = static_cast<model::Level>(level);
-        request.tags = split_tags(tags);
-        request.force = true; // it knows what its libraries do
-        request.bounds_all = timeout_ms != 0;
-        if (timeout_ms != 0) request.timeout = Milliseconds(timeout_ms);
-        return run(std::move(request));
+        auto request = own_sleep(level, tags, timeout_ms);
+        if (!request) return request.error();
+        request->deep = is_deep;
+        return run(*std::move(request));
+    });
+}
+
+gpu_sleep_status gpu_sleep_sleep_in_files(int level, const char* tags, const char* file_tags,
+                                          const char* directory, uint32_t timeout_ms) {
+    return finish([&]() -> Result<void> {
+        auto request = own_sleep(level, tags, timeout_ms);
+        if (!request) return request.error();
+        if (!directory || *directory != '/') return invalid("the directory for files is no absolute path");
+        request->directory = directory;
+        if (!file_tags) request->store = model::Store::file;
+        for (auto& tag : split_tags(file_tags))
+            request->stores.push_back({std::move(tag), model::Store::file});
+        return run(*std::move(request));
+    });
+}
+
+gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t bytes, void* to) {
+    return finish([&]() -> Result<void> {
+        if (!to || bytes == 0) return invalid("there is no place for the contents, or they are zero bytes");
+        return Agent::instance().memory().read_kept(address_of(pointer),
+                                                    {static_cast<std::byte*>(to), bytes});
     });
 }
 

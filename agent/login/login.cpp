@@ -10,6 +10,7 @@
 #include "freestanding/elf_symbols.hpp"
 #include "freestanding/text.hpp"
 #include "freestanding/trampolines.hpp"
+#include "login/agent_places.hpp"
 #include "login/environment.hpp"
 #include "login/wanted.hpp"
 
@@ -40,8 +41,6 @@ constexpr int k_now = 2, k_no_load = 4, k_global = 0x100;
 void* const k_next = reinterpret_cast<void*>(-1);
 
 constexpr const char* k_driver = "libcuda.so.1";
-constexpr const char* k_agent = "libgpu-sleep-agent.so.0";
-constexpr const char* k_agent_beside = "$ORIGIN/libgpu-sleep-agent.so.0";
 
 // What is said of an entry point, unless it only asks.
 #define GPU_SLEEP_IF_own(said) said
@@ -108,7 +107,8 @@ void* driver() {
 Lookup load_agent(Lookup real) {
     if (!dlopen || !is_wanted()) return nullptr;
     auto* agent = dlopen(k_agent, k_now | k_no_load); // a program's own
-    if (!agent) agent = dlopen(k_agent_beside, k_now | k_global);
+    for (const char* place = k_agent_places; !agent && *place != '\0'; place = freestanding::next(place))
+        agent = dlopen(place, k_now | k_global);
     const auto found = agent ? reinterpret_cast<Lookup>(real(agent, "dlsym")) : nullptr;
     if (!found && dlerror) dlerror(); // it is not the program's
     return found;

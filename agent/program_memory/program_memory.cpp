@@ -173,16 +173,38 @@ void ProgramMemory::forget_retained() noexcept {
     if (storage_) static_cast<void>(storage_->engine.contents().trim_retained(0));
 }
 
-Result<void> ProgramMemory::preserve(driver::DeviceAddress address, Bytes bytes) {
+Result<memory::Heap::Place> ProgramMemory::locate_span(driver::DeviceAddress address, Bytes bytes) {
     if (!is_started()) return not_owned(address);
-    const MutexLock lock(mutex_);
     auto place = storage_->heap.locate(address);
-    if (!place) return std::move(place).error();
-    auto& [backing, whole] = *place;
-    Span span{address - backing->address, bytes};
+    if (!place) return place;
+    const auto& whole = place->span;
+    const Span span{address - place->backing->address, bytes};
     if (bytes > whole.bytes || span.end() > whole.end())
         return make_error(ErrorCode::not_owned, "{} from {:#x} on do not lie within one allocation",
                           format_bytes(bytes), address);
+    place->span = span;
+    return place;
+}
+
+Result<void> ProgramMemory::read_kept(driver::DeviceAddress address, std::span<std::byte> to) {
+    const MutexLock lock(mutex_);
+    const auto place = locate_span(address, to.size());
+    if (!place) return place.error();
+    const auto& contents = storage_->engine.contents();
+    const auto number = place->backing->kept.range;
+    const auto* const range = number == 0                   ? nullptr
+                              : place->backing->is_asleep() ? &contents.at(number)
+                                                            : contents.find_retained(number);
+    if (!range) return make_error(ErrorCode::refused, "nothing of the contents is kept");
+    return contents::Contents::read(*range, place->span, to.data());
+}
+
+Result<void> ProgramMemory::preserve(driver::DeviceAddress address, Bytes bytes) {
+    const MutexLock lock(mutex_);
+    const auto place = locate_span(address, bytes);
+    if (!place) return place.error();
+    auto* const backing = place->backing;
+    auto span = place->span;
     // Up to where another allocation could begin, so that one that is preserved whole counts as such.
     if (backing->shared) span.bytes = round_up(span.end(), memory::k_alignment) - span.offset;
     ledger::Ledger::preserve(*backing, span);

@@ -16,10 +16,12 @@
 #include "sleep/engine.hpp"
 
 #include <atomic>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -143,6 +145,7 @@ public:
     /// Gives up what is retained, of all tags.
     void forget_retained() noexcept;
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
+    [[nodiscard]] Result<void> read_kept(driver::DeviceAddress address, std::span<std::byte> to);
     [[nodiscard]] Result<void> mark_refilled(std::string_view tag);
     /// After a refill that may have failed: what was dropped of `tags` counts as not refilled.
     void require_refill(const std::vector<std::string>& tags);
@@ -184,6 +187,10 @@ private:
         sleep::Engine engine;
     };
 
+    /// The backing of an allocation, and the part of it that is `bytes` from `address` on. Errors: not_owned
+    /// (not within one allocation).
+    [[nodiscard]] Result<memory::Heap::Place> locate_span(driver::DeviceAddress address, Bytes bytes)
+        GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] Result<driver::DeviceAddress> allocate_locked(int device, ledger::TagId tag, Bytes bytes)
         GPU_SLEEP_REQUIRES(mutex_);
     /// The rule for what sleeps now. The gate has it before the mutex is free: what is freed in between would

@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 7
+#define GPU_SLEEP_API_VERSION 8
 
 /** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
@@ -54,7 +54,7 @@ typedef enum gpu_sleep_status {
     GPU_SLEEP_ERROR_NOT_OWNED = 20,            /**< the address is not in an allocation of the agent */
     GPU_SLEEP_ERROR_CONTEXT_LOST = 21,         /**< a CUDA context has failed, or the process is ending */
     GPU_SLEEP_ERROR_UNSEEN_LIBRARY = 22,       /**< of gpu-sleep without --force; no function returns it */
-    GPU_SLEEP_ERROR_OUT_OF_DISK = 23           /**< of gpu-sleep --store file; no function returns it */
+    GPU_SLEEP_ERROR_OUT_OF_DISK = 23           /**< too little room for files of kept contents */
 } gpu_sleep_status;
 
 /** The agent's version, such as "0.1.0". The string is static. */
@@ -181,9 +181,10 @@ typedef struct gpu_sleep_event {
  *
  *  It runs on a thread of the agent's own that runs nothing else and is not cancelled, with no lock of the
  * agent held. An exception that leaves it ends the process. It may call every function of
- * this header except gpu_sleep_sleep() and gpu_sleep_wake(). Before a sleep all memory that was awake is
- * still there; after a wake all memory of the event is there again. Memory of other sleeping tags is not:
- * under `gpu-run`, calls that name it fail (CUDA_ERROR_SYSTEM_NOT_READY) instead of waiting.
+ * this header except gpu_sleep_sleep(), gpu_sleep_sleep_in_files() and gpu_sleep_wake(). Before a sleep all
+ * memory that was awake is still there; after a wake all memory of the event is there again. Memory of other
+ * sleeping tags is not: under `gpu-run`, calls that name it fail (CUDA_ERROR_SYSTEM_NOT_READY) instead of
+ * waiting.
  */
 typedef int (*gpu_sleep_callback)(const gpu_sleep_event* event, void* user);
 
@@ -260,6 +261,20 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_uninhibit(void);
  * gpu_sleep_asleep_bytes() shows; CONTEXT_LOST there means that the driver has lost the process. Source: CUDA
  * Driver API, cuMemUnmap, cuMemRelease, cuCheckpointProcessLock, cuCheckpointProcessCheckpoint. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_ms);
+
+/** As gpu_sleep_sleep() with `level` 1 or 2, but what it keeps of `file_tags`, a list as `tags` is (NULL: of
+ * all), goes to files in `directory`, an absolute path, as `gpu-sleep --store TAG=file --dir DIRECTORY` has
+ * it. They go when the memory wakes. What sleeps already stays where it is. Since version 8. Errors: those of
+ * gpu_sleep_sleep(); INVALID_ARGUMENT (no absolute path), OUT_OF_DISK, IO (files cannot be written there). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep_in_files(int level, const char* tags, const char* file_tags,
+                                                        const char* directory, uint32_t timeout_ms);
+
+/** Copies `bytes` of kept contents, of the memory at `pointer`, a part of one allocation, to host memory at
+ * `to`: while it sleeps, and after it woke those of its last sleep for as long as they are retained (see
+ * gpu_sleep_set_retained()). Since version 8. Errors: NOT_OWNED (not within one allocation), INVALID_ARGUMENT
+ * (zero bytes, `to` is NULL), REFUSED (not all of it is kept, or it is in files), IO (the kernel does not let
+ * the process read its own memory). Source: proc(5), /proc/self/mem. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t bytes, void* to);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short,
  * during which other sleeps and wakes go past it; behind one that is under way it waits as long as that

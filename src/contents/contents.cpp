@@ -249,6 +249,27 @@ const KeptRange* Contents::find_retained(Number range) const noexcept {
     return found != ranges_.end() && found->second.is_retained ? &found->second : nullptr;
 }
 
+Result<void> Contents::read(const KeptRange& range, Span part, std::byte* to) {
+    Result<void> done;
+    Bytes found = 0;
+    for_each_block(range, [&](const Block& block, Span span) {
+        const auto begin = std::max(span.offset, part.offset);
+        const auto end = std::min(span.end(), part.end());
+        if (!done || begin >= end) return;
+        auto* const target = to + (begin - part.offset);
+        const auto bytes = end - begin;
+        if (block.is_stored())
+            done = block.place.batch->read({block.place.at + (begin - span.offset), bytes}, target);
+        else if (block.seal.is_zero)
+            std::fill_n(target, bytes, std::byte{0});
+        else
+            return; // it was retained, and has been given back
+        found += bytes;
+    });
+    if (done && found != part.bytes) return make_error(ErrorCode::refused, "not all of the contents is kept");
+    return done;
+}
+
 void Contents::limit_retained(Bytes most) noexcept {
     retained_limit_ = most;
     static_cast<void>(trim_retained(most));

@@ -44,6 +44,7 @@ public:
     [[nodiscard]] Result<void> begin() override;
 
     [[nodiscard]] const std::byte* memory(Span span, std::vector<std::byte>& buffer) const override;
+    [[nodiscard]] Result<void> read(Span span, std::byte* to) const override;
     [[nodiscard]] Bytes held() const noexcept override;
     [[nodiscard]] bool retain() noexcept override { return true; }
     [[nodiscard]] bool forget(Span span) noexcept override;

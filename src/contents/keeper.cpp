@@ -47,6 +47,10 @@ Result<void> Keeper::fetch(Handover& /*handover*/, std::span<const Fetched> /*pa
     return make_error(ErrorCode::internal, "contents in {} lie in memory", where());
 }
 
+Result<void> Batch::read(Span /*span*/, std::byte* /*to*/) const {
+    return make_error(ErrorCode::refused, "the contents are in {}", keeper_.where());
+}
+
 bool Batch::forget(Span span) noexcept {
     live_ -= span.bytes;
     return false;

@@ -118,6 +118,9 @@ public:
     [[nodiscard]] virtual const std::byte* memory(Span /*span*/, std::vector<std::byte>& /*buffer*/) const {
         return nullptr;
     }
+    /// Copies `span` of its contents to `to`, also while they are out of reach. Errors: refused (they are not
+    /// in host memory), io_failed.
+    [[nodiscard]] virtual Result<void> read(Span span, std::byte* to) const;
     /// What it holds, in bytes of its kind.
     [[nodiscard]] virtual Bytes held() const noexcept = 0;
     /// `span` is no longer needed. Returns whether more has become worth giving back.

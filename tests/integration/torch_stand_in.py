@@ -13,6 +13,7 @@ import types
 BYTES = 4 << 20  # of each tensor
 
 driver = ctypes.CDLL("libcuda.so.1")
+runtime = None  # what has cudaMalloc, where PyTorch is to allocate by that
 contexts = {}  # by device
 reserved = collections.Counter()  # bytes, by device
 in_use = []  # pools: (device, thread, pool)
@@ -58,7 +59,7 @@ class Allocator:
 class MemPool:
     made = []
 
-    def __init__(self, allocator):
+    def __init__(self, allocator=None):
         self.allocator, self.device = allocator, current_device()
         self.made.append(self)
         self.id = (0, len(self.made))
@@ -86,7 +87,7 @@ class CUDAGraph:
 @contextlib.contextmanager
 def graph(graph, pool=None, stream=None, capture_error_mode="global"):
     graph.its_pool = pool
-    with use_mem_pool(next(each for each in MemPool.made if each.id == pool)):
+    with use_mem_pool(MemPool() if pool is None else next(each for each in MemPool.made if each.id == pool)):
         yield
 
 
@@ -98,11 +99,15 @@ class Tensor:
         mine = (self.device, threading.get_ident())
         self.pool = next((pool for *its, pool in in_use if tuple(its) == mine), None)
         with device(self.device):
-            if self.pool:
+            if self.pool and self.pool.allocator:
                 address = self.pool.allocator.allocate(ctypes.c_ssize_t(BYTES), self.device, None)
                 if not address:
                     raise MemoryError
                 self.address = ctypes.c_uint64(address)
+            elif runtime:
+                self.address = ctypes.c_uint64()
+                if runtime.cudaMalloc(ctypes.byref(self.address), ctypes.c_size_t(BYTES)) != 0:
+                    raise MemoryError
             else:
                 self.address = ctypes.c_uint64()
                 driver_says(driver.cuMemAlloc_v2(ctypes.byref(self.address), ctypes.c_size_t(BYTES)))
@@ -111,8 +116,10 @@ class Tensor:
 
     def free(self):
         reserved[self.device] -= BYTES
-        if self.pool:
+        if self.pool and self.pool.allocator:
             self.pool.allocator.free(ctypes.c_void_p(self.address.value), ctypes.c_ssize_t(BYTES), self.device, None)
+        elif runtime:
+            driver_says(runtime.cudaFree(self.address))
         else:
             driver_says(driver.cuMemFree_v2(self.address))
 

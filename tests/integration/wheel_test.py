@@ -102,6 +102,25 @@ class Wheel(unittest.TestCase):
             found = run(*prefix, *command[2:], env={**os.environ, "PYTHONPATH": str(directory)})
             self.assertIn(str(directory), found)
 
+    def test_stands_in_for_torch_memory_saver(self):
+        environment = Environment(self.scratch / "saver")
+        options = [self.scratch, "--build", BUILD, "--torch-memory-saver"]
+        wheel = run(TREE / "scripts/packaging/wheel", *options).strip()
+        environment.run("pip", "install", "--no-index", "--find-links", self.scratch, wheel)  # with what it needs
+        packages = next(environment.directory.glob("lib*/python*/site-packages"))
+        for cuda in ("_cu12", "_cu13", ""):  # of which callers try some
+            self.assertTrue((packages / f"torch_memory_saver_hook_mode_preload{cuda}.abi3.so").is_file())
+        environment.environment.update(
+            PYTHONPATH=str(TREE / "tests/integration"), GPU_SLEEP_SIM_STATE=str(self.scratch / "devices"),
+            LD_LIBRARY_PATH=f"{os.environ['LD_LIBRARY_PATH']}:{BUILD / 'stand_in_runtime'}", GPU_SLEEP_CAPTURE="1")
+        program = str(TREE / "tests/integration/torch_memory_saver_program.py")
+        environment.run("python", program, "sglang", "torch")
+        environment.environment["LD_PRELOAD"] = str(packages / "torch_memory_saver_hook_mode_preload_cu12.abi3.so")
+        environment.run("python", program, "intercepted", "preload")
+        del environment.environment["LD_PRELOAD"]
+        environment.run("pip", "uninstall", "--yes", "gpu-sleep-torch-memory-saver", "gpu-sleep")
+        self.assertEqual(environment.files() - environment.before, set())
+
     def test_two_versions_know_each_other(self):
         first, second = self.environments
         program = "import gpu_sleep, sys, torch_stand_in as s; s.install(); t = s.Tensor(); print(1, flush=True); sys.stdin.read()"

@@ -3,7 +3,9 @@
 // Memory by the API: the tag it gets, PyTorch's two functions, another device's access, devices at once.
 
 #include "callbacks.hpp"
+#include "support/files_of.hpp"
 #include "support/sanitized.hpp"
+#include "support/scratch.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 #include <algorithm>
@@ -169,6 +171,58 @@ TEST_CASE("Retained: the program sets how much stays in host memory for the next
     CHECK(copies_of_next_sleep() == 1);
     check(gpu_sleep_set_retained(UINT64_MAX));
     CHECK(copies_of_next_sleep() == 0);
+}
+
+TEST_CASE("Kept: the program reads what is kept in host memory, and what is retained", "[api]") {
+    const Gpu gpu(0);
+    const TaggedMemory weights("weights", 4 * k_mib);
+    const TaggedMemory cache("cache", 2 * k_mib);
+    auto contents = random_words(4 * k_mib, 5);
+    std::fill_n(contents.begin() + (k_mib / 4), k_mib / 4, 0); // a block of zeros, which has no place
+    weights.write(contents);
+    const auto others = random_words(2 * k_mib, 6);
+    cache.write(others);
+    Words read(contents.size() - 200);
+    const auto* const inner = static_cast<const std::uint32_t*>(weights.pointer()) + 100;
+    const auto try_reading = [&] {
+        return gpu_sleep_read_kept(inner, read.size() * sizeof(read.front()), read.data());
+    };
+    const auto is_read = [&] {
+        std::fill(read.begin(), read.end(), 7);
+        check(try_reading());
+        return std::equal(read.begin(), read.end(), contents.begin() + 100);
+    };
+    CHECK(try_reading() == GPU_SLEEP_ERROR_REFUSED);
+    sleep();
+    CHECK(is_read());
+    CHECK(gpu_sleep_read_kept(inner, 4 * k_mib, read.data()) == GPU_SLEEP_ERROR_NOT_OWNED);
+    CHECK(gpu_sleep_read_kept(inner, 0, read.data()) == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    wake();
+    weights.write(random_words(4 * k_mib, 7));
+    CHECK(is_read());
+    weights.write(contents);
+    check(gpu_sleep_set_retained(0));
+    CHECK(try_reading() == GPU_SLEEP_ERROR_REFUSED);
+    check(gpu_sleep_set_retained(UINT64_MAX));
+    check(gpu_sleep_preserve(weights.pointer(), k_mib));
+    check(gpu_sleep_sleep(2, "weights", 0));
+    CHECK(try_reading() == GPU_SLEEP_ERROR_REFUSED);
+    check(gpu_sleep_read_kept(weights.pointer(), k_mib, read.data()));
+    CHECK(std::equal(read.begin(), read.begin() + k_mib / 4, contents.begin()));
+    wake();
+    weights.write(contents);
+
+    const Scratch scratch;
+    CHECK(gpu_sleep_sleep_in_files(1, nullptr, "weights", "files", 0) == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
+    check(gpu_sleep_sleep_in_files(1, nullptr, "weights", scratch.path().c_str(), 0));
+    CHECK_FALSE(files_in(scratch.path()).empty());
+    CHECK(try_reading() == GPU_SLEEP_ERROR_REFUSED);
+    Words kept(others.size());
+    check(gpu_sleep_read_kept(cache.pointer(), 2 * k_mib, kept.data()));
+    CHECK((kept == others)); // nobody wants to see them
+    wake();
+    CHECK((weights.read() == contents));
+    CHECK((cache.read() == others));
 }
 
 TEST_CASE("Prepared: the program has host memory made ready for its next sleep", "[api]") {

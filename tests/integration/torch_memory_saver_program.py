@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""What callers of torch_memory_saver do, on the stand-in for PyTorch: the function that is named, in a hook mode.
+
+Usage: torch_memory_saver_program.py FUNCTION preload|torch
+"""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+import types
+
+import gpu_sleep
+import torch_stand_in
+from torch_stand_in import BYTES
+
+torch_stand_in.install()
+torch = sys.modules["torch"]
+torch.version = types.SimpleNamespace(cuda="12.8")
+torch.cuda.synchronize = torch.cuda.device  # as far as it has to be a device
+
+
+class HostTensor:
+    def __init__(self, memory):
+        self.memory = memory
+
+    def view(self, *_):
+        return self
+
+    def clone(self):
+        return HostTensor(bytes(self.memory))
+
+
+torch.uint8, torch.frombuffer = "uint8", lambda memory, dtype: HostTensor(memory)
+
+from torch_memory_saver import torch_memory_saver  # noqa: E402
+
+MODE = sys.argv[2]
+ctypes.CDLL("libcudart.so.12", mode=ctypes.RTLD_GLOBAL)
+if MODE == "preload":
+    torch_stand_in.runtime = ctypes.CDLL(None)
+torch_memory_saver.hook_mode = MODE
+
+
+class Tensor(torch_stand_in.Tensor):
+    is_cuda, dtype, shape, nbytes = True, "uint8", (BYTES,), BYTES
+
+    def is_contiguous(self):
+        return True
+
+    def is_all(self, value):
+        return self.bytes() == bytes([value]) * BYTES
+
+
+def tensor(value=7, **options):
+    with torch_memory_saver.region(**options) if options else contextlib.nullcontext():
+        made = Tensor()
+    made.fill_(value)
+    return made
+
+
+def raises(kind, function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def asleep(tensors):
+    assert gpu_sleep.asleep_bytes() == tensors * BYTES, gpu_sleep.asleep_bytes()
+
+
+def one_agent():
+    agents = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "gpu-sleep-agent" in line}
+    assert len(agents) == 1, agents
+
+
+def sglang():
+    """Tags one after another, in its order."""
+    weights, cache = tensor(1, tag="weights", enable_cpu_backup=True), tensor(2, tag="kv_cache", enable_cpu_backup=False)
+    plain = tensor(3)
+    addresses = [weights.data_ptr(), cache.data_ptr()]
+    for _ in range(2):
+        torch_memory_saver.pause("kv_cache")
+        torch_memory_saver.pause("weights")
+        asleep(2)
+        assert plain.is_all(3)
+        torch_memory_saver.resume("weights")
+        asleep(1)
+        assert weights.is_all(1)
+        torch_memory_saver.resume("kv_cache")
+        assert cache.is_all(0), "what has no backup comes back as zeros"
+        cache.fill_(2)
+    assert addresses == [weights.data_ptr(), cache.data_ptr()]
+    torch_memory_saver.pause()
+    asleep(2)
+    weights.free()
+    asleep(1)
+    torch_memory_saver.resume()
+    cache.free()
+    torch_memory_saver.pause("kv_cache")
+    torch_memory_saver.pause("nobody")
+    asleep(0)
+    one_agent()
+
+
+def tags():
+    """Any text is a tag, and a tag may have allocations with a backup and others."""
+    names = ["a_b", "a b", "a,b", "", "default", "x" * 1000, "x" * 1001, "\u91cd\u307f"]
+    kept = {name: tensor(number + 1, tag=name, enable_cpu_backup=True) for number, name in enumerate(names)}
+    dropped = tensor(9, tag="a_b")
+    torch_memory_saver.pause("a_b")
+    asleep(2)
+    for number, name in enumerate(filter(None, names[1:])):
+        torch_memory_saver.pause(name)
+        asleep(3 + number)
+    torch_memory_saver.pause()  # that without a name
+    asleep(len(names) + 1)
+    torch_memory_saver.resume()
+    assert all(kept[name].is_all(number + 1) for number, name in enumerate(names)) and dropped.is_all(0)
+
+
+def regions():
+    """Nested, on several threads, and interrupted."""
+    library = torch_memory_saver._ensure_initialized() or torch_memory_saver._impl._binary_wrapper.cdll
+    others = []
+    with torch_memory_saver.region(tag="outer", enable_cpu_backup=True):
+        outer = Tensor()
+        with torch_memory_saver.region(tag="inner"):
+            assert library.tms_get_current_tag() == b"inner" and not library.tms_get_enable_cpu_backup()
+            inner = Tensor()
+        assert library.tms_get_current_tag() == b"outer" and library.tms_get_enable_cpu_backup()
+        thread = threading.Thread(target=lambda: others.extend([library.tms_get_interesting_region(), Tensor()]))
+        thread.start()
+        thread.join()
+        with torch_memory_saver.disable():
+            assert not library.tms_get_interesting_region()
+            others.append(Tensor())
+        assert library.tms_get_interesting_region()
+        with torch_memory_saver.region(tag="outer", enable_cpu_backup=True):
+            again = Tensor()
+    assert not library.tms_get_interesting_region() and others[0] is False
+    raises(AssertionError, torch_memory_saver.disable().__enter__)
+    torch_memory_saver.pause()
+    asleep(3)
+    assert others[1].is_all(7) and others[2].is_all(7)
+    torch_memory_saver.resume()
+    assert outer.is_all(7) and inner.is_all(0) and again.is_all(7)
+
+
+def failures():
+    """Where the other one ends the process, this raises, and all is as it was."""
+    kept = tensor(5, tag="kept", enable_cpu_backup=True)
+    raises(gpu_sleep.InvalidArgument, torch_memory_saver.resume, "kept")
+    torch_memory_saver.pause("kept")
+    raises(gpu_sleep.InvalidArgument, torch_memory_saver.pause, "kept")
+    later = tensor(6, tag="kept", enable_cpu_backup=True)
+    asleep(1)
+    others = []
+    with contextlib.suppress(MemoryError, AssertionError):  # all that is free
+        while True:
+            others.append(Tensor())
+    raises(gpu_sleep.OutOfDeviceMemory, torch_memory_saver.resume)
+    asleep(1)
+    raises(MemoryError, tensor, tag="more")
+    for each in others:
+        each.free()
+    torch_memory_saver.resume("kept")
+    assert kept.is_all(5) and later.is_all(6)
+    torch_memory_saver.memory_margin_bytes = 1 << 40
+    raises(MemoryError, tensor, tag="more")
+    torch_memory_saver.memory_margin_bytes = BYTES
+    tensor(1, tag="more")
+
+
+def others_word():
+    """Somebody else puts the program to sleep and wakes it, as gpu-reclaim does."""
+    kept = tensor(5, tag="kept", enable_cpu_backup=True)
+    gpu_sleep.sleep()
+    torch_memory_saver.pause()
+    gpu_sleep.wake()
+    torch_memory_saver.resume()
+    assert kept.is_all(5)
+
+
+def backups():
+    """get_cpu_backup() as slime calls it: for each tensor, for its memory on the GPU where there is none."""
+    kept, dropped = tensor(5, tag="a", enable_cpu_backup=True), tensor(6, tag="b")
+    plain = tensor(1)
+    backup = torch_memory_saver.get_cpu_backup
+    assert torch_memory_saver.retain_cpu_backup is False and backup(kept, zero_copy=True) is None
+    raises(gpu_sleep.Error, backup, plain)
+    torch_memory_saver.pause()
+    first = backup(kept, zero_copy=True).memory
+    copy = backup(kept).memory
+    assert bytes(first) == copy == bytes([5]) * BYTES
+    raises(gpu_sleep.Error, backup, dropped)
+    torch_memory_saver.retain_cpu_backup = True
+    torch_memory_saver.resume()
+    kept.fill_(8)
+    assert ctypes.addressof(backup(kept, zero_copy=True).memory) == ctypes.addressof(first) and bytes(first) == copy
+    torch_memory_saver.pause()
+    assert backup(kept).memory == bytes([8]) * BYTES
+    torch_memory_saver.retain_cpu_backup = False
+    torch_memory_saver.resume()
+    assert backup(kept) is None and kept.is_all(8)
+
+
+def disk():
+    """Backups in files."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = pathlib.Path(directory, "made")
+        torch_memory_saver.set_disk_backup_dir(str(place))
+        filed, kept = tensor(5, tag="a", enable_disk_backup=True), tensor(6, tag="a", enable_cpu_backup=True)
+        torch_memory_saver.pause("a")
+        asleep(2)
+        assert list(place.iterdir()) and torch_memory_saver.get_cpu_backup(filed) is None
+        torch_memory_saver.resume("a")
+        assert filed.is_all(5) and kept.is_all(6) and not list(place.iterdir())
+        place.rmdir()
+        place.write_text("")
+        raises(gpu_sleep.Error, torch_memory_saver.pause)
+        asleep(0)
+
+
+def wrong_use():
+    raises(ValueError, torch_memory_saver.region(cpu_backup_backend="mmap").__enter__)
+    raises(AssertionError, torch_memory_saver.region(enable_cpu_backup=True, enable_disk_backup=True).__enter__)
+    raises(AttributeError, lambda: torch_memory_saver.hook_mode)
+    raises(NotImplementedError, lambda: torch_memory_saver.memory_margin_bytes)
+    for name, value, kind in (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", RuntimeError),
+                              ("TMS_INIT_ENABLE", "maybe", ValueError),
+                              ("TMS_INIT_CPU_BACKUP_BACKEND", "tape", ValueError)):
+        os.environ[name] = value
+        raises(kind, torch_memory_saver.pause)
+        os.environ[name] = ""
+    assert torch_memory_saver.enabled and torch_memory_saver._impl is None
+    torch_memory_saver.pause()
+    torch_memory_saver.hook_mode = MODE
+    raises(AssertionError, setattr, torch_memory_saver, "hook_mode", "torch" if MODE == "preload" else "preload")
+    raises(ValueError, setattr, torch_memory_saver, "hook_mode", "neither")
+
+
+def own_mode():
+    """One of a program's own."""
+    from torch_memory_saver import TorchMemorySaver, configure_subprocess, register_hook_mode
+
+    paused = []
+    register_hook_mode("own", lambda: types.SimpleNamespace(pause=lambda tag: paused.append(tag)), uses_preload=False)
+    raises(ValueError, register_hook_mode, "own", None)
+    saver = TorchMemorySaver()
+    saver.hook_mode = "own"
+    saver.pause("a")
+    assert paused == ["a"]
+    torch_memory_saver.hook_mode = "own"
+    before = os.environ.get("LD_PRELOAD")
+    with configure_subprocess():
+        assert os.environ.get("LD_PRELOAD") == before
+
+
+def slime():
+    """All of a process's memory is pausable, but what it says; of new threads, too. It replaces how regions begin."""
+    from torch_memory_saver.entrypoint import _TorchMemorySaverImpl
+
+    trained = Tensor()
+    others = []
+    thread = threading.Thread(target=lambda: others.append(Tensor()))
+    thread.start()
+    thread.join()
+    library = torch_memory_saver._ensure_initialized() or torch_memory_saver._impl._binary_wrapper.cdll
+    library.tms_set_interesting_region(False)
+    communicator = Tensor()
+    library.tms_set_interesting_region(True)
+    region = _TorchMemorySaverImpl._with_region_config
+    _TorchMemorySaverImpl._with_region_config = lambda its, tag, enable_cpu_backup: region(its, tag, enable_cpu_backup)
+    gradients = tensor(2, tag="gradients")
+    torch_memory_saver.pause()
+    asleep(3)
+    assert communicator.is_all(7)
+    torch_memory_saver.resume()
+    assert trained.is_all(7) and others[0].is_all(7) and gradients.is_all(0)
+
+
+def intercepted():
+    """The library is all that is preloaded, and the environment is that of gpu-run: what is outside of regions sleeps, too."""
+    weights, plain = tensor(1, tag="weights", enable_cpu_backup=True), tensor(3)
+    torch_memory_saver.pause()
+    asleep(1)
+    assert plain.is_all(3)
+    gpu_sleep.sleep()
+    asleep(2)
+    gpu_sleep.wake()
+    assert weights.is_all(1) and plain.is_all(3)
+    one_agent()
+
+
+def graphs():
+    graph = torch_stand_in.CUDAGraph()
+    if MODE == "torch":
+        raises(AssertionError, torch_memory_saver.cuda_graph(graph).__enter__)
+        return
+    with torch_memory_saver.region(tag="around"):
+        with torch_memory_saver.cuda_graph(graph, tag="graph", enable_cpu_backup=True):
+            made = Tensor()
+            assert made.pool not in torch_memory_saver._impl._mem_pools.values()
+        around = Tensor()
+        assert around.pool in torch_memory_saver._impl._mem_pools.values()
+    torch_memory_saver.pause("graph")
+    asleep(1)
+    torch_memory_saver.resume("graph")
+    assert made.is_all(7) and around.is_all(7)
+
+
+globals()[sys.argv[1]]()

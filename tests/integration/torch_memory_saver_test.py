@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""The stand-in for torch_memory_saver on the simulated driver, as its callers call it, in both hook modes.
+
+Usage: torch_memory_saver_test.py BUILD
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD = pathlib.Path(sys.argv.pop()).resolve()
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGES = HERE.parents[1] / "agent/python"
+SECONDS = 120
+
+try:
+    import ctypes  # noqa: F401
+except ImportError:
+    print("skipped: this Python has no ctypes")
+    sys.exit(77)
+
+# As in the environment of torch_memory_saver_program.py: a parent that has PyTorch need not have the GPU.
+PARENT = """
+import subprocess, sys, types
+sys.modules["torch"] = types.SimpleNamespace(version=types.SimpleNamespace(cuda="12.8"))
+import torch_memory_saver
+with torch_memory_saver.configure_subprocess():
+    sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)
+"""
+
+
+class Saver(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.site = pathlib.Path(scratch.name)
+        (cls.site / "torch_memory_saver").symlink_to(PACKAGES / "torch_memory_saver")
+        (cls.site / "gpu_sleep").symlink_to(PACKAGES / "gpu_sleep")
+        (cls.site / "libgpu-sleep-agent.so.0").symlink_to(BUILD / "lib/libgpu-sleep-agent.so.0")
+        for mode in ("preload", "torch"):
+            name = f"torch_memory_saver_hook_mode_{mode}"
+            (cls.site / f"{name}_cu12.abi3.so").symlink_to(BUILD / f"lib/{name}.abi3.so")
+
+    def environment(self, **more):
+        libraries = f"{os.environ['LD_LIBRARY_PATH']}:{BUILD / 'stand_in_runtime'}"
+        return {**os.environ, "PYTHONPATH": f"{self.site}:{HERE}", "GPU_SLEEP_SIM_MEMORY": str(128 << 20),
+                "GPU_SLEEP_SIM_STATE": str(self.site / "devices"), "LD_LIBRARY_PATH": libraries, **more}
+
+    def run_function(self, name, mode, prefix=(), **more):
+        parent = ["-c", PARENT] if mode == "preload" else []
+        done = subprocess.run([*prefix, sys.executable, *parent, str(HERE / "torch_memory_saver_program.py"), name, mode],
+                              env=self.environment(**more), text=True, timeout=SECONDS, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def in_both_modes(self, name):
+        for mode in ("preload", "torch"):
+            with self.subTest(mode=mode):
+                self.run_function(name, mode)
+
+    def test_tags_one_after_another(self):
+        self.in_both_modes("sglang")
+
+    def test_any_text_is_a_tag(self):
+        self.in_both_modes("tags")
+
+    def test_regions(self):
+        self.in_both_modes("regions")
+
+    def test_failures_are_exceptions(self):
+        self.in_both_modes("failures")
+
+    def test_others_may_have_the_word(self):
+        self.in_both_modes("others_word")
+
+    def test_backups_in_host_memory(self):
+        self.in_both_modes("backups")
+
+    def test_backups_in_files(self):
+        self.in_both_modes("disk")
+
+    def test_graphs(self):
+        self.in_both_modes("graphs")
+
+    def test_a_hook_mode_of_its_own(self):
+        self.run_function("own_mode", "torch")
+
+    def test_wrong_use(self):
+        self.in_both_modes("wrong_use")
+
+    def test_a_whole_process(self):
+        self.run_function("slime", "preload", TMS_INIT_ENABLE="yes", TMS_INIT_ENABLE_CPU_BACKUP="1")
+
+    def test_the_preloaded_library_brings_the_agent(self):
+        self.run_function("intercepted", "preload", GPU_SLEEP_CAPTURE="1")
+
+    def test_under_gpu_run(self):
+        for mode in ("preload", "torch"):
+            self.run_function("intercepted", mode, [str(BUILD / "bin/gpu-run"), "--"])
+
+    def test_finds_the_agent_by_whatever_name(self):
+        copy = self.site / "copy-of-gpu-sleep-agent.so"
+        copy.write_bytes((BUILD / "lib/libgpu-sleep-agent.so.0").read_bytes())
+        self.run_function("intercepted", "preload", GPU_SLEEP_CAPTURE="1", LD_PRELOAD=str(copy))
+        self.run_function("sglang", "torch", GPU_SLEEP_AGENT=str(copy))
+
+    def test_configures_children(self):
+        program = """
+            import os, sys, types, torch_memory_saver
+            sys.modules["torch"] = types.SimpleNamespace(version=types.SimpleNamespace(cuda="12.8"))
+            os.environ["LD_PRELOAD"] = "other"
+            with torch_memory_saver.configure_subprocess():
+                library, other = os.environ["LD_PRELOAD"].split(":")
+                assert other == "other" and b"TMS_INIT_ENABLE_DISK_BACKUP" in open(library, "rb").read()
+            assert os.environ.pop("LD_PRELOAD") == "other"
+            try:
+                with torch_memory_saver.configure_subprocess():
+                    os.environ["LD_PRELOAD"] = "mine"
+            except AssertionError:
+                sys.exit()
+            sys.exit("somebody changed it, and nobody says so")
+        """
+        done = subprocess.run([sys.executable, "-c", "if True:" + program], env=self.environment(), timeout=SECONDS)
+        self.assertEqual(done.returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
