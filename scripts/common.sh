@@ -11,6 +11,9 @@ jobs=$(nproc)
 # What is compiled in one clone is found by the others, whatever the language: ccache compares relative paths.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=locale
 
+# clang is a quarter faster with large pages where page faults are slow, as in virtual machines.
+compiler_tunables=glibc.malloc.hugetlb=1
+
 # Progress goes to standard error: what a script prints on standard output is its result.
 say() { printf '==> %s\n' "$*" >&2; }
 die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
@@ -42,7 +45,7 @@ build() {
     shift
     configure "$preset"
     say "building preset $preset"
-    (cd "$root" && cmake --build --preset "$preset" --parallel "$jobs" ${1:+--target "$@"} >&2)
+    (cd "$root" && GLIBC_TUNABLES=$compiler_tunables cmake --build --preset "$preset" --parallel "$jobs" ${1:+--target "$@"} >&2)
 }
 
 # choose_driver BUILD-DIR [simulated]: the real driver where it finds a GPU, unless told otherwise; else programs

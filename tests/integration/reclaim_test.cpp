@@ -300,9 +300,13 @@ TEST_CASE("Reclaim: a pass in which there is nothing to do says so, and succeeds
 
 TEST_CASE("Reclaim: the line for cron does its work without an environment and a terminal, in silence",
           "[reclaim]") {
-    const auto all = among_stubs(
-        20, 1, {"env", "-i", "PATH=/usr/bin:/bin", "setsid", "--wait", "/bin/sh", "-c", cron_command()});
-    if (!all) return;
+    constexpr int k_late = 4; // what a pass ends with where the machine stood still for two seconds
+    std::optional<Output> all;
+    for (int tries = 0; tries < 3 && (!all || timed(*all).status == k_late); ++tries) {
+        all = among_stubs(
+            20, 1, {"env", "-i", "PATH=/usr/bin:/bin", "setsid", "--wait", "/bin/sh", "-c", cron_command()});
+        if (!all) return;
+    }
     INFO(all->err);
     CHECK(timed(*all).status == 0);
     CHECK(timed(*all).output.out.empty());

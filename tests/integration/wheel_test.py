@@ -80,12 +80,13 @@ class Wheel(unittest.TestCase):
                 with self.subTest(environment=environment.directory.name, prefix=prefix):
                     command, *arguments = [*prefix, "python", "-c", FOUND]
                     self.assertIn(str(environment.directory), environment.run(command, *arguments))
-            for command in (BUILD / "bin").glob("gpu-*"):
-                if (TREE / f"cli/man/{command.name}.1").exists():
-                    self.assertIn("0.1.0", environment.run(command.name, "--version"))
-                    self.assertIn("0.1.0", environment.run("python", "-m", "gpu_sleep", command.name[4:], "--version"))
-                    self.assertTrue((environment.directory / f"share/man/man1/{command.name}.1").is_file())
             self.assertTrue(os.access(environment.directory / "libexec/gpu-sleep/gpu-sleep-outside", os.X_OK))
+        environment = self.environments[0]
+        for command in (BUILD / "bin").glob("gpu-*"):
+            if (TREE / f"cli/man/{command.name}.1").exists():
+                self.assertIn("0.1.0", environment.run(command.name, "--version"))
+                self.assertIn("0.1.0", environment.run("python", "-m", "gpu_sleep", command.name[4:], "--version"))
+                self.assertTrue((environment.directory / f"share/man/man1/{command.name}.1").is_file())
 
     def test_is_a_plugin_of_vllm(self):
         program = ("import importlib.metadata as its; (plugin,) = its.distribution('gpu-sleep').entry_points; "

@@ -10,9 +10,9 @@ import json
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
 BUILD = pathlib.Path(sys.argv.pop())
@@ -33,9 +33,9 @@ ADDED = ["cuFutureSubmit", "cuMemAlloc_v3"]
 
 class CudaHeaders(unittest.TestCase):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
+        self.directory = BUILD / "cuda_headers" / self.id()  # the same in every clone, for the compiler cache
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True)
 
     def make_header(self, taken, added):
         """A directory with a copy of cuda.h that lacks the one names and declares the others."""
@@ -67,10 +67,12 @@ class CudaHeaders(unittest.TestCase):
         flags = [flag for flag in shlex.split(command["command"])
                  if re.match("-[DIWfs]", flag) and not flag.endswith("/declared")]
         together = self.directory / "together.cpp"
-        together.write_text("".join(f'#include "{source}"\n' for pattern in patterns
+        together.write_text("".join(f'#include "{source.relative_to(SOURCE)}"\n' for pattern in patterns
                                     for source in sorted(SOURCE.glob(pattern))), encoding="utf-8")
-        return subprocess.run([COMPILER, "-fsyntax-only", f"-I{self.directory}/declared", *flags,
-                               *(f"-isystem{each}" for each in [*first, *INCLUDES]), str(together)],
+        cache = ["ccache"] if shutil.which("ccache") else []
+        return subprocess.run([*cache, COMPILER, f"-I{self.directory}/declared", *flags, f"-I{SOURCE}",
+                               *(f"-isystem{each}" for each in [*first, *INCLUDES]),
+                               "-c", str(together), "-o", str(self.directory / "together.o")],
                               capture_output=True, text=True, check=False, cwd=command["directory"]).stderr
 
     def test_an_older_one_builds_and_what_it_lacks_is_named(self):

@@ -13,7 +13,7 @@
 namespace gpu_sleep::test {
 namespace {
 
-constexpr std::size_t k_piece = std::size_t{16} << 20;
+constexpr std::size_t k_piece = std::size_t{64} << 10; // larger ones are new pages each time, which are slow
 
 class Hash {
 public:

@@ -13,6 +13,8 @@ using namespace gpu_sleep::test;
 
 namespace {
 
+constexpr std::size_t k_each = std::size_t{2}
+                               << 20; ///< as little as can be, for it is copied a thousand times
 constexpr const char* k_operations = "gpu-sleep-work"; ///< what follows says how the process stands
 
 /// Memory under three tags, one of which is dropped, and callbacks that count.
@@ -20,8 +22,8 @@ class Program {
 public:
     Program() {
         for (const auto* tag : {"a", "b", "c"}) {
-            REQUIRE(gpu_sleep_alloc(&memory_.emplace_back(), k_bytes, 0, tag) == GPU_SLEEP_OK);
-            REQUIRE(cuMemsetD8(address(memory_.size() - 1), value(memory_.size() - 1), k_bytes) ==
+            REQUIRE(gpu_sleep_alloc(&memory_.emplace_back(), k_each, 0, tag) == GPU_SLEEP_OK);
+            REQUIRE(cuMemsetD8(address(memory_.size() - 1), value(memory_.size() - 1), k_each) ==
                     CUDA_SUCCESS);
         }
         REQUIRE(gpu_sleep_set_policy("c", GPU_SLEEP_DISCARD, 1) == GPU_SLEEP_OK);
@@ -45,11 +47,11 @@ public:
     void check_contents() const {
         for (std::size_t i = 0; i + 1 < memory_.size(); ++i) { // the last was dropped
             unsigned char byte = 0;
-            CHECK(cuMemcpyDtoH(&byte, address(i) + k_bytes - 1, 1) == CUDA_SUCCESS);
+            CHECK(cuMemcpyDtoH(&byte, address(i) + k_each - 1, 1) == CUDA_SUCCESS);
             CHECK(byte == value(i));
         }
     }
-    [[nodiscard]] std::size_t bytes() const { return memory_.size() * k_bytes; }
+    [[nodiscard]] std::size_t bytes() const { return memory_.size() * k_each; }
 
     int prepared = 0;
     int resumed = 0;
