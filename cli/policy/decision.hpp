@@ -27,7 +27,7 @@ struct Decision {
 };
 
 /// What `policy` does now. The agent decides last: a request is carried out only if the process is still as
-/// idle. Errors: invalid_argument (the rung cannot be carried out: why).
+/// idle. Errors: invalid_argument (the policy cannot be carried out: why).
 [[nodiscard]] Result<Decision> decide(const Policy& policy, const model::Report& report);
 
 /// Moves what sleeps to files beneath `directory`, whenever it went to sleep, unless it wakes meanwhile.

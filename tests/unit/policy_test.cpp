@@ -224,11 +224,18 @@ TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left
     CHECK(decide(with({}), seen)->reason == "no policy puts it to sleep");
 }
 
-TEST_CASE("Decision: a rung that cannot be carried out is an error", "[policy]") {
-    auto policy = with(ladder({"10s:file"}));
-    policy.directory.clear();
-    CHECK(decide(policy, report(model::State::awake, 10)).error().message ==
-          "no directory is set for contents in files");
+TEST_CASE("Decision: a ladder that leads to files is an error for whom no file names a directory",
+          "[policy]") {
+    auto limits = file(ladder({"10s", "20s:file"}));
+    limits.users["bob"].directory = "/data/bob";
+    auto wishes = file(ladder({"1h"}));
+    const auto decision = [&] {
+        return decide(merge(policy_of(limits, k_subject), policy_of(wishes, k_subject)),
+                      report(model::State::awake, 10));
+    };
+    CHECK(decision().error().message == k_directory_missing); // before it gets there
+    wishes.reclaim.directory = "/home/alice/sleep";
+    CHECK(decision()->request);
 }
 
 TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a process", "[policy]") {
