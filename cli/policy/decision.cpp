@@ -115,6 +115,18 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     return Decision{std::move(request), {}};
 }
 
+void heed(const Policy& policy, const model::Report& report, model::SleepRequest& request) {
+    if (!request.min_awake) request.min_awake = policy.min_awake;
+    if (policy.directory.empty() || model::uses_files(request)) return;
+    auto without_exempt = policy; // whose memory is needed all the same
+    for (auto& [name, tag] : without_exempt.tags) tag.exempt.reset();
+    if (!policy.ladder.empty() && policy.ladder.front().depth >= Depth::file)
+        request.store = model::Store::file;
+    heed_tags(without_exempt, tags_of(report), request);
+    request.spill = policy.spill && request.store == model::Store::host;
+    if (request.spill || model::uses_files(request)) request.directory = policy.directory;
+}
+
 model::SleepRequest request_to_move(const std::string& directory) {
     model::SleepRequest request;
     request.only_if_idle = Milliseconds(0);

@@ -30,6 +30,10 @@ struct Decision {
 /// idle. Errors: invalid_argument (the policy cannot be carried out: why).
 [[nodiscard]] Result<Decision> decide(const Policy& policy, const model::Report& report);
 
+/// Has a sleep that makes room, and not the policy, heed what the policy says of it: after how long awake,
+/// and where contents go by the first step of the ladder. What the request says itself stays.
+void heed(const Policy& policy, const model::Report& report, model::SleepRequest& request);
+
 /// Moves what sleeps to files beneath `directory`, whenever it went to sleep, unless it wakes meanwhile.
 [[nodiscard]] model::SleepRequest request_to_move(const std::string& directory);
 

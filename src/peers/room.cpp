@@ -26,8 +26,9 @@ public:
               const model::SleepRequest& request)
         : holders_(holders), look_(look), request_(request) {
         candidates_.reserve(holders.size());
-        for (const auto& holder : holders)
-            candidates_.push_back(candidate_of(holder.status, request.min_awake.value_or(Milliseconds(0))));
+        for (std::size_t i = 0; i < holders.size(); ++i)
+            candidates_.push_back(
+                candidate_of(holders[i].status, request_of(i).min_awake.value_or(Milliseconds(0))));
     }
 
     [[nodiscard]] Result<RoomMade> run() {
@@ -45,6 +46,10 @@ public:
     }
 
 private:
+    [[nodiscard]] const model::SleepRequest& request_of(std::size_t index) const {
+        return holders_[index].request ? *holders_[index].request : request_;
+    }
+
     [[nodiscard]] Result<void> look_again() {
         auto missing = look_();
         if (!missing) return std::move(missing).error();
@@ -80,8 +85,9 @@ private:
             }
             candidates_[index].against = "it is falling asleep, and not done in time";
             asked_.push_back(index);
-            questions.push_back(
-                {*std::move(socket), request_, {request_.timeout, k_grace, !request_.bounds_all, {}, 1}});
+            questions.push_back({*std::move(socket),
+                                 request_of(index),
+                                 {request_.timeout, k_grace, !request_.bounds_all, {}, 1}});
         }
         return questions;
     }
