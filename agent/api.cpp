@@ -166,7 +166,7 @@ gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention reten
         const auto name = checked_tag(tag);
         if (!name) return name.error();
         if (retention < GPU_SLEEP_OFFLOAD || retention > GPU_SLEEP_DISCARD)
-            return invalid("there is no such retention");
+            return invalid("there is no such retention policy");
         Agent::instance().memory().set_policy(*name,
                                               {static_cast<model::Retention>(retention), refillable != 0});
         return {};
@@ -277,8 +277,9 @@ gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_m
     return finish([&]() -> Result<void> {
         const bool is_deep = (level & GPU_SLEEP_DEEP) != 0;
         level &= ~GPU_SLEEP_DEEP;
-        if (level != 1 && level != 2) return invalid("the level is 1 or 2");
-        if (is_deep && tags) return invalid("a deep sleep is of all of the process, and takes no tags");
+        if (level != 1 && level != 2) return invalid("the level must be 1 or 2");
+        if (is_deep && tags)
+            return invalid("a deep sleep takes the whole process: it cannot be limited to tags");
         model::SleepRequest request;
         request.deep = is_deep;
         request.level = static_cast<model::Level>(level);

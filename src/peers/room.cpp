@@ -32,15 +32,19 @@ public:
     }
 
     [[nodiscard]] Result<RoomMade> run() {
+        std::vector<std::size_t> chosen;
         for (;;) {
             GPU_SLEEP_TRY(look_again());
-            const auto chosen = plan_room(candidates_, made_.missing);
+            chosen = plan_room(candidates_, made_.missing);
             if (made_.missing.empty() || chosen.empty() || Clock::now() >= end_) break;
             GPU_SLEEP_TRY(ask(chosen));
             if (request_.dry_run) break;
         }
         if (made_.missing.empty()) return std::move(made_);
         made_.wait = seconds_until_room(candidates_, made_.missing);
+        for (auto& candidate : candidates_)
+            if (chosen.empty() && against(candidate).empty())
+                candidate.against = "it could sleep, but that would not be enough";
         made_.against = describe(holders_, candidates_, made_.missing);
         return std::move(made_);
     }
@@ -83,7 +87,7 @@ private:
                 note(index, std::move(socket).error());
                 continue;
             }
-            candidates_[index].against = "it is falling asleep, and not done in time";
+            candidates_[index].against = "it is falling asleep, but was not done in time";
             asked_.push_back(index);
             questions.push_back({*std::move(socket),
                                  request_of(index),

@@ -300,7 +300,7 @@ TEST_CASE("Room: an allocation that finds no memory has the agent say once who h
     Host second(machine.model("second"));
     CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));
     const auto said =
-        fmt::format("{} first has 32.0 MiB and could sleep; make room by gpu-reclaim --need 48MiB --gpu {}",
+        fmt::format("{} first has 32.0 MiB and could sleep; make room with gpu-reclaim --need 48MiB --gpu {}",
                     first.host.pid(), first.shown(k_uuid));
     CHECK(becomes_true([&] { // a neighbour that is slow to answer is asked again
         CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));
