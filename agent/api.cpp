@@ -113,7 +113,7 @@ std::vector<std::string> split_tags(const char* tags) {
 
 /// What the program asks for its own sleep. Errors: invalid_argument.
 Result<model::SleepRequest> own_sleep(int level, const char* tags, uint32_t timeout_ms) {
-    if (level != 1 && level != 2) return invalid("the level is 1 or 2");
+    if (level != 1 && level != 2) return invalid("the level must be 1 or 2");
     model::SleepRequest request;
     request.level = static_cast<model::Level>(level);
     request.tags = split_tags(tags);
@@ -179,7 +179,7 @@ gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention reten
         const auto name = checked_tag(tag);
         if (!name) return name.error();
         if (retention < GPU_SLEEP_OFFLOAD || retention > GPU_SLEEP_DISCARD)
-            return invalid("there is no such retention");
+            return invalid("there is no such retention policy");
         Agent::instance().memory().set_policy(*name,
                                               {static_cast<model::Retention>(retention), refillable != 0});
         return {};
@@ -290,7 +290,8 @@ gpu_sleep_status gpu_sleep_sleep(int level, const char* tags, uint32_t timeout_m
     return finish([&]() -> Result<void> {
         const bool is_deep = (level & GPU_SLEEP_DEEP) != 0;
         level &= ~GPU_SLEEP_DEEP;
-        if (is_deep && tags) return invalid("a deep sleep is of all of the process, and takes no tags");
+        if (is_deep && tags)
+            return invalid("a deep sleep takes the whole process: it cannot be limited to tags");
         auto request = own_sleep(level, tags, timeout_ms);
         if (!request) return request.error();
         request->deep = is_deep;
@@ -303,7 +304,7 @@ gpu_sleep_status gpu_sleep_sleep_in_files(int level, const char* tags, const cha
     return finish([&]() -> Result<void> {
         auto request = own_sleep(level, tags, timeout_ms);
         if (!request) return request.error();
-        if (!directory || *directory != '/') return invalid("the directory for files is no absolute path");
+        if (!directory || *directory != '/') return invalid("the directory for files must be an absolute path");
         request->directory = directory;
         if (!file_tags) request->store = model::Store::file;
         for (auto& tag : split_tags(file_tags))
@@ -314,7 +315,7 @@ gpu_sleep_status gpu_sleep_sleep_in_files(int level, const char* tags, const cha
 
 gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t bytes, void* to) {
     return finish([&]() -> Result<void> {
-        if (!to || bytes == 0) return invalid("there is no place for the contents, or they are zero bytes");
+        if (!to || bytes == 0) return invalid("the place for the contents is missing, or has zero bytes");
         return Agent::instance().memory().read_kept(address_of(pointer),
                                                     {static_cast<std::byte*>(to), bytes});
     });

@@ -5,6 +5,7 @@
 #include "cli/asking.hpp"
 #include "cli/need.hpp"
 #include "cli/operation.hpp"
+#include "cli/policy/decision.hpp"
 #include "cli/policy/pass.hpp"
 #include "cli/policy/policy_options.hpp"
 #include "cli/render.hpp"
@@ -25,8 +26,8 @@ namespace {
 namespace usage = cli::usage;
 
 constexpr const char* k_examples =
-    "  gpu-reclaim --idle 15m      what is unused for 15 minutes sleeps until used\n"
-    "  gpu-reclaim                 as /etc/gpu-sleep.toml and the user's file say\n"
+    "  gpu-reclaim                 as gpu-sleep.toml says; without, after 15 minutes\n"
+    "  gpu-reclaim --idle 1h       what is unused for an hour sleeps until used\n"
     "  gpu-reclaim --need 40GiB    the least recently used make room for so much\n"
     "  gpu-reclaim --why llama     why it sleeps, or why not\n";
 
@@ -50,8 +51,9 @@ model::SleepRequest rehearsal(model::SleepRequest request, Milliseconds patience
     return request;
 }
 
-/// Asks what prevents a sleep, and then what it would free if nothing did. Changes nothing.
-int explain(const cli::CommandRun& operation) {
+/// Asks what prevents a sleep, and then what it would free if nothing did. `policies`: what else to say of
+/// each. Changes nothing.
+int explain(const cli::CommandRun& operation, std::map<pid_t, std::string> policies) {
     constexpr Milliseconds k_patience{10'000};
     const auto& asked = std::get<model::SleepRequest>(operation.request);
     const auto patience = asked.bounds_all ? asked.timeout : k_patience;
@@ -82,7 +84,8 @@ int explain(const cli::CommandRun& operation) {
     }
     return cli::tell_all(k_program, operation.output, *outcomes,
                          [&](const cli::Process& process, const model::Report& report) {
-                             return cli::render_reasons(process, report, against[process.pid]);
+                             return cli::render_reasons(process, report, against[process.pid]) +
+                                    policies[process.pid];
                          });
 }
 
@@ -96,12 +99,17 @@ struct Typed {
     std::optional<Bytes> need;
     std::string gpu;
     std::optional<Milliseconds> min_awake;
+    bool shows_policies = false; ///< the former --show-config
     cli::TypedStores stores;
     cli::policy::TypedPolicy policy;
     cli::OutputOptions output;
 
+    /// Whether it is about all policies, and no process.
+    [[nodiscard]] bool is_about_policies() const { return shows_policies || (why && target.empty()); }
     /// Whether policies decide for each process, and not one time for all.
-    [[nodiscard]] bool is_by_policies() const { return !why && !need && !policy.is_plain(); }
+    [[nodiscard]] bool is_by_policies() const {
+        return is_about_policies() || (!why && !need && !policy.is_plain());
+    }
 };
 
 usage::Table table_of(Typed& typed) {
@@ -117,22 +125,24 @@ usage::Table table_of(Typed& typed) {
     return {
         k_program,
         "Puts idle GPU processes to sleep until they are used again; for cron or a timer.",
-        {"[OPTION]... [PID]", "--need SIZE [OPTION]... [PID]", "--why [OPTION]... PID"},
+        {"[OPTION]... [PID]", "--need SIZE [OPTION]... [PID]", "--why [OPTION]... [PID]"},
         {cli::policy::policy_rows(typed.policy),
          {"Room on a GPU",
           {usage::brief(
                {"--need", usage::size(typed.need), "Put processes to sleep until this much is free"}),
            {"--gpu", usage::text("GPU", read_gpu),
             "With --need: the GPU's number or UUID of nvidia-smi (default: the only GPU)"},
-           cli::min_awake_row(typed.min_awake, "--need")}},
+           usage::old(cli::min_awake_row(typed.min_awake, "--need"))}},
          {"Which processes", {cli::target_row(typed.target), cli::user_row(typed.user)}},
-         {"What sleeps, and where contents go",
-          {cli::level_row(request.level), usage::old({"--tags", cli::tags(request.tags), {}}),
-           usage::old(cli::store_row(typed.stores)), cli::dir_row(typed.stores)}},
          {"How they go to sleep",
           {usage::brief(cli::dry_run_row(request.dry_run)),
-           usage::brief(
-               {"--why", usage::flag(typed.why), "Say when PID last worked, and what prevents a sleep"}),
+           usage::brief({"--why", usage::flag(typed.why),
+                         "Say when PID would sleep, and what prevents it; without PID, when each would"}),
+           usage::old({"--show-config", usage::flag(typed.shows_policies), {}}),
+           usage::old(cli::level_row(request.level)),
+           usage::old({"--tags", cli::tags(request.tags), {}}),
+           usage::old(cli::store_row(typed.stores)),
+           usage::old(cli::dir_row(typed.stores)),
            {"--timeout", usage::duration(typed.timeout),
             "Time limit for each process until GPU memory is released (default: 30 s for callbacks, none for "
             "copying that advances)"}}},
@@ -143,37 +153,48 @@ usage::Table table_of(Typed& typed) {
 
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Typed& typed) {
-    if (typed.why && typed.target.empty()) return "PID is missing: --why needs it";
     if (!typed.need && (!typed.gpu.empty() || typed.min_awake)) return "--gpu and --min-awake are for --need";
     const auto& policy = typed.policy;
-    const bool is_policy = !(policy.idle.empty() && policy.config.empty()) && !policy.is_plain();
-    if (typed.need && (typed.why || !typed.request.tags.empty() || is_policy || policy.host_budget ||
-                       policy.shows || policy.otherwise))
-        return "--why, --tags, --config, --default-idle, --host-budget, --show-config and --idle with a "
-               "place are not for --need";
+    const bool has_ladder = !policy.idle.empty() && !policy.is_plain();
+    if (typed.need && (typed.why || typed.shows_policies || !typed.request.tags.empty() || has_ladder ||
+                       policy.host_budget || policy.otherwise))
+        return "--why, --tags, --default-idle, --host-budget, --show-config and --idle with a place are not "
+               "for --need";
     return {};
+}
+
+/// Room on a GPU, by sleeps that heed the policy of each process.
+int make_room(const Typed& typed, const cli::policy::Sources& sources) {
+    auto policies = cli::policy::Policies::load(sources);
+    if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
+    cli::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request, typed.output};
+    need.adapt = [&](const cli::Process& process, const model::Report& report, auto& request) {
+        heed(policies->of(process, report.name), report, request);
+        if (!request.min_awake) request.min_awake = model::WakeRequest().min_awake;
+    };
+    return cli::run_need(need);
 }
 
 int run(Typed typed, cli::policy::Sources sources) {
     auto& request = typed.request;
-    if (typed.is_by_policies()) {
-        const cli::policy::PassOptions options{k_program,          typed.target,    typed.user,
-                                               std::move(sources), request.dry_run, typed.timeout,
-                                               typed.output};
-        return typed.policy.shows ? show_policies(options) : run_pass(options);
-    }
+    const bool is_one_time = sources.ladder.has_value();
+    const cli::policy::PassOptions options{k_program,       typed.target,  typed.user,  std::move(sources),
+                                           request.dry_run, typed.timeout, typed.output};
+    if (typed.is_about_policies()) return show_policies(options);
+    if (typed.is_by_policies()) return run_pass(options);
     request.bounds_all = typed.timeout.has_value();
     request.timeout = typed.timeout.value_or(request.timeout);
-    if (sources.ladder) request.only_if_idle = sources.ladder->front().idle;
+    if (is_one_time) request.only_if_idle = options.sources.ladder->front().idle;
     if (typed.need) {
-        request.min_awake = typed.min_awake.value_or(model::WakeRequest().min_awake);
-        return cli::run_need(
-            {*typed.need, typed.gpu, typed.target, typed.user, std::move(request), typed.output});
+        request.min_awake = typed.min_awake;
+        return make_room(typed, options.sources);
     }
     if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
     cli::CommandRun operation{k_program, {}, typed.user, std::move(request), typed.output};
     if (!typed.target.empty()) operation.targets.push_back(std::move(typed.target));
-    return typed.why ? explain(operation) : cli::run(operation);
+    if (!typed.why) return cli::run(operation);
+    const bool is_told = !is_one_time && !typed.output.json && !typed.output.quiet;
+    return explain(operation, is_told ? describe_policies(options) : std::map<pid_t, std::string>());
 }
 
 } // namespace

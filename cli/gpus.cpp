@@ -93,7 +93,7 @@ Result<driver::Gpu> Gpus::choose(const std::string& text) const {
     std::vector<std::string> names;
     for (const auto& gpu : all_) names.push_back(fmt::format("{} ({})", gpu.index, gpu.uuid));
     return make_error(ErrorCode::invalid_argument, "--gpu: {} of {}",
-                      text.empty()    ? std::string("it is needed to choose one")
+                      text.empty()    ? std::string("there are several GPUs: choose one")
                       : meant.empty() ? fmt::format("'{}' is none", text)
                                       : fmt::format("'{}' is several", text),
                       fmt::join(names, ", "));

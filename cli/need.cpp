@@ -87,7 +87,7 @@ Result<std::optional<std::set<pid_t>>> selected(Finder& finder, const Need& need
 }
 
 /// Those of `processes` that may be asked to sleep, and in the same order the processes.
-std::vector<peers::Holder> holders_of(Finder& finder, const std::vector<Outcome>& processes,
+std::vector<peers::Holder> holders_of(Finder& finder, const Need& need, const std::vector<Outcome>& processes,
                                       const std::optional<std::set<pid_t>>& only,
                                       std::vector<const Process*>& asked) {
     std::vector<peers::Holder> holders;
@@ -97,6 +97,7 @@ std::vector<peers::Holder> holders_of(Finder& finder, const std::vector<Outcome>
         asked.push_back(&each.process);
         holders.push_back(
             {title(each.process), *report, [&finder, &each] { return finder.connect(each.process); }});
+        if (need.adapt) need.adapt(each.process, *report, holders.back().request.emplace(need.request));
     }
     return holders;
 }
@@ -132,7 +133,7 @@ Result<Done> make_room(const Need& need) {
         return peers::BytesByGpu{{gpu->uuid, missing}};
     };
     std::vector<const Process*> asked;
-    const auto holders = holders_of(finder, processes, *only, asked);
+    const auto holders = holders_of(finder, need, processes, *only, asked);
     auto made = peers::make_room(holders, look, need.request);
     if (!made) return std::move(made).error();
     for (auto& slept : made->slept) done.outcomes.push_back({*asked[slept.holder], std::move(slept.answer)});

@@ -5,10 +5,12 @@
 #pragma once
 
 #include "cli/options.hpp"
+#include "cli/process_info.hpp"
 #include "peers/room.hpp"
 
 #include <sys/types.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -21,6 +23,8 @@ struct Need {
     std::optional<uid_t> user;   ///< whose processes; unset: all that may be asked
     model::SleepRequest request; ///< see peers::room_request()
     OutputOptions output;
+    /// Puts what holds for one process alone into its request; may be empty.
+    std::function<void(const Process&, const model::Report&, model::SleepRequest&)> adapt{};
 };
 
 /// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.

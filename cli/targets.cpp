@@ -60,7 +60,7 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     if (process->inner_pid == 1) {
         auto error = std::move(socket).error();
         error.message +=
-            "; as the first process of its pid namespace it stands only for itself without --tree";
+            "; without --tree, the first process of a pid namespace does not stand for its descendants";
         return error;
     }
     const auto processes = finder.proc().list();

@@ -37,7 +37,8 @@ Result<void> Callbacks::explain(std::string_view why) {
     shown.resize(print_into(shown, why));
     const bool may = works_for_callback();
     const MutexLock lock(mutex_);
-    if (!may || !event_) return make_error(ErrorCode::invalid_argument, "this thread works for no callback");
+    if (!may || !event_)
+        return make_error(ErrorCode::invalid_argument, "this thread is not working for a callback");
     why_ = std::move(shown);
     return {};
 }
@@ -45,7 +46,8 @@ Result<void> Callbacks::explain(std::string_view why) {
 Result<void> Callbacks::enlist(const gpu_sleep_event* event) {
     const MutexLock lock(mutex_);
     if (!event || event != event_)
-        return make_error(ErrorCode::invalid_argument, "the event is not that of a callback that runs");
+        return make_error(ErrorCode::invalid_argument,
+                          "the event does not belong to a callback that is running");
     gate::Gate::instance().share_pass(pass_);
     return {};
 }
@@ -82,7 +84,7 @@ Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point d
         // One that overran its deadline may still work on the device, past the gate.
         MutexLock lock(mutex_);
         if (!wait_until(deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); }))
-            return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
+            return make_error(ErrorCode::timed_out, "a callback of an earlier request is still running");
     }
     const auto told = std::make_shared<const Event>(event);
     for (const auto& entry : snapshot()) {
@@ -205,7 +207,7 @@ Result<int> Callbacks::run(const std::shared_ptr<Job>& job, Clock::time_point de
     MutexLock lock(mutex_);
     GPU_SLEEP_TRY(start_thread());
     if (!wait_until(deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); }))
-        return make_error(ErrorCode::timed_out, "a callback of an earlier request still runs");
+        return make_error(ErrorCode::timed_out, "a callback of an earlier request is still running");
     // Its own time begins when it can: one that is late takes nothing from the next.
     if (entry.deadline.count() > 0) deadline = std::min(deadline, Clock::now() + entry.deadline);
     if (!is_registered(entry.id)) return 0; // removed meanwhile

@@ -30,8 +30,8 @@ Result<NamedTracer> NamedTracer::name(pid_t tracer, const Kernel& kernel) {
     if (!asks_for_names(kernel.scope)) return NamedTracer();
     if (tracer <= 0)
         return make_error(ErrorCode::not_permitted,
-                          "Yama (ptrace_scope 1) lets nobody trace it but whom it names, and who asks has no "
-                          "process id in its pid namespace");
+                          "Yama (ptrace_scope 1) lets only a process that it names trace it, and the asking "
+                          "process has no id in its pid namespace");
     if (kernel.set(tracer) == 0) return NamedTracer(kernel.set);
     // The kernel knows the call, because it has a scope.
     return errno_error(errno == EINVAL ? ErrorCode::no_process : ErrorCode::io_failed, errno, "prctl",

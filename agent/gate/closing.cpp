@@ -50,8 +50,8 @@ Result<void> Gate::close(Clock::time_point deadline, const std::function<bool()>
 // From here on every thread either is seen inside or sees the gate closed.
 Result<void> Gate::empty_out(Clock::time_point deadline, const std::function<bool()>& keep_going) {
     if (membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0 && membarrier(MEMBARRIER_CMD_GLOBAL) != 0)
-        return make_error(ErrorCode::refused,
-                          "the kernel has no membarrier: nobody can tell which threads launch");
+        return make_error(ErrorCode::refused, "the kernel has no membarrier system call, so the agent cannot "
+                                              "tell which threads are launching work");
     return wait_empty(deadline, keep_going);
 }
 
@@ -82,9 +82,8 @@ Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bo
     constexpr int k_looks_per_question = 500;
     for (int look = 0; !is_empty(); ++look) {
         if (Clock::now() >= deadline)
-            return make_error(
-                ErrorCode::timed_out,
-                "a call of the CUDA driver did not return in time: a long copy, or one that waits");
+            return make_error(ErrorCode::timed_out, "a call of the CUDA driver did not return in time: it is "
+                                                    "a long copy, or waits for something");
         if (look % k_looks_per_question == 0 && !keep_going())
             return make_error(ErrorCode::cancelled, "the request was withdrawn");
         std::this_thread::sleep_for(k_look);

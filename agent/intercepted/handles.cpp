@@ -25,10 +25,10 @@ constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
 const char* why_it_must_stay(const CUmemAllocationProp& properties) {
     if (properties.allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE) return "compressible memory";
     if ((properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) != 0) return "memory for sparse arrays";
-    if (properties.allocFlags.usage != 0) return "made for a special use";
+    if (properties.allocFlags.usage != 0) return "created for a special use";
     constexpr unsigned k_understood = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     if ((static_cast<unsigned>(properties.requestedHandleTypes) & ~k_understood) != 0)
-        return "made to be shared through the fabric";
+        return "created to be shared through the fabric";
     return nullptr;
 }
 

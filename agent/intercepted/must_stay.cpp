@@ -124,7 +124,7 @@ void add_memory_that_stays(const LockedMemory& locked, std::vector<Residual>& ro
         if (is_in_ledger) continue;
         const char* reason = handle.stay_reason ? handle.stay_reason
                              : handle.mappings.empty()
-                                 ? "made, but not mapped"
+                                 ? "created, but not mapped"
                                  : "mapped in part, or without access for its own device";
         rows.push_back({"virtual", handle.properties.location.id, handle.bytes, 1, reason});
     }

@@ -120,7 +120,7 @@ std::string name_in_environment(const char* variable) {
 
 /// What a call of the C API fails with where touches do.
 Error asleep_deeply() {
-    return make_error(ErrorCode::refused, "the process sleeps deeply, and its touches fail");
+    return make_error(ErrorCode::refused, "the process sleeps deeply, and calls that need the GPU fail");
 }
 
 /// Where the journal listens; empty: nothing is written to it.
@@ -234,7 +234,7 @@ Result<void> Agent::start() {
     });
     memory_.start();
     if (auto watched = watch_for_stops(); !watched)
-        log::error("SIGTSTP will stop this process awake: {}", watched.error().message);
+        log::error("SIGTSTP will stop this process without a sleep: {}", watched.error().message);
     if (parts_.preparation.settled_after.load() != Milliseconds(0)) memory_.tidy_within(Milliseconds(0));
     return {};
 }
@@ -403,7 +403,7 @@ void Agent::wake_on_touch() {
     static std::atomic<bool> s_said{false};
     const auto tell = [this](const Error& error, bool is_said = true) {
         gate::Gate::instance().wake_refused();
-        const auto trouble = "a touch could not wake this process yet: " + error.message;
+        const auto trouble = "GPU work could not wake this process yet: " + error.message;
         if (is_said && !s_said.exchange(true)) log::warning("{}", trouble);
         parts_.status.set_touch_trouble(trouble);
     };
@@ -437,7 +437,7 @@ void Agent::wake_on_touch() {
             const bool is_time = takes_turns && parts_.room.waits_for_time();
             if (is_time)
                 shortage.message +=
-                    fmt::format("; to go before: gpu-wake {} --make-room --min-awake 0s", ::getpid());
+                    fmt::format("; to go first: gpu-wake {} --make-room --min-awake 0s", ::getpid());
             const auto unsaid = is_time       ? k_moment
                                 : takes_turns ? 2 * touch_request_.min_awake + k_patience
                                               : Milliseconds(0);

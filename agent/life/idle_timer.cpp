@@ -103,15 +103,15 @@ void IdleTimer::note_end(const server::Outcome& outcome, bool was_deep) {
     if (!failed || told_ == trouble) return;
     told_ = trouble;
     lock.unlock();
-    log::warning("idle for {}, but it could not sleep as it should: {}", words_of(*after_), trouble);
+    log::warning("idle for {}, but it could not go to sleep as asked: {}", words_of(*after_), trouble);
 }
 
 std::string IdleTimer::note(bool knows_idleness) const {
     if (!after_) return {};
     auto words = fmt::format("it sleeps after {} without work on the GPU (--idle)", words_of(*after_));
-    if (!knows_idleness) words += ", which cannot be known of it now";
+    if (!knows_idleness) words += ", but the agent cannot tell now whether it is idle";
     const MutexLock lock(mutex_);
-    if (!trouble_.empty()) words += "; the last time it could not as it should: " + trouble_;
+    if (!trouble_.empty()) words += "; the last time it could not go to sleep as asked: " + trouble_;
     return words;
 }
 

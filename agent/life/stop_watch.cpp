@@ -126,7 +126,7 @@ void StopWatch::stop_and_wake() {
 
 void StopWatch::sleep_in_time() {
     const auto before = agent_.status();
-    if (before.inhibited) return log::info("SIGTSTP: stops awake, since sleeps are inhibited");
+    if (before.inhibited) return log::info("SIGTSTP: stopped awake, because sleeps are inhibited");
     model::SleepRequest request;
     request.timeout = grace_;
     request.bounds_all = true;
@@ -139,12 +139,12 @@ void StopWatch::sleep_in_time() {
     const auto bytes = awake_bytes(before.tags);
     const auto estimate = static_cast<double>(bytes) * seconds_per_byte_;
     if (estimate > std::chrono::duration<double>(grace_).count() || (too_much_ && bytes >= *too_much_))
-        return log::info("SIGTSTP: stops awake, since a sleep takes longer than {}",
+        return log::info("SIGTSTP: stopped awake, because a sleep takes longer than {}",
                          format_seconds(std::chrono::duration<double>(grace_).count()));
     const auto outcome = agent_.run(request, [](const model::Progress&) { return !g_continued.load(); });
     if (const auto* const failure = std::get_if<model::Failure>(&outcome)) {
         if (failure->error.code == ErrorCode::timed_out) too_much_ = bytes;
-        return log::info("SIGTSTP: stops awake: {}", failure->error.message);
+        return log::info("SIGTSTP: stopped awake: {}", failure->error.message);
     }
     const auto& report = std::get<model::Report>(outcome);
     if (!report.changed) return;

@@ -68,11 +68,12 @@ const char* why_not_memory(std::string_view kind, std::string_view reason) noexc
 const char* why_not_objects() noexcept {
     using intercepted::Object;
     if (intercepted::has_any(Object::shared_event))
-        return "it has events for several processes: what others record meanwhile could not be seen";
+        return "it has events that several processes share: what the others record in the meantime could not "
+               "be seen";
     if (intercepted::has_any(Object::shared_pool) || intercepted::has_any(Object::shared_memory))
         return k_shares_memory;
     if (intercepted::has_any(Object::external_memory) || intercepted::has_any(Object::external_semaphore))
-        return "it has memory or semaphores of others than CUDA, which the driver may not bring back";
+        return "it has memory or semaphores from outside CUDA, which the driver may not bring back";
     return nullptr;
 }
 
@@ -89,8 +90,8 @@ Error not_deeply(std::string_view why) {
 
 Error is_lost(std::string_view why) {
     return make_error(ErrorCode::context_lost,
-                      "the driver could not go on with it ({}): its calls of the driver never return; "
-                      "gpu-sleep --store file --dir DIR --keep-files saves what is kept of it, then end it",
+                      "the driver has lost it ({}): its calls of the driver never return; save what is kept "
+                      "of it with gpu-sleep --store file --dir DIR --keep-files, then end it",
                       why);
 }
 
@@ -147,7 +148,7 @@ Result<CheckpointState> DeepSleep::state() const {
 
 std::string DeepSleep::why_not(const Uses& uses) const {
     if (!intercepts())
-        return "its calls of the driver are not intercepted, so that none could be held; start it with "
+        return "its calls of the driver are not intercepted, so they cannot be held back; start it with "
                "gpu-run";
     if (!means_->checkpoint) return means_->checkpoint.error().message;
     if (!means_->outside) return means_->outside.error().message;
@@ -192,7 +193,7 @@ Result<void> DeepSleep::check() {
 Result<void> DeepSleep::note_devices(const std::set<int>& used) {
     if (has_call_filter()) // it may have got one since the agent started
         return make_error(ErrorCode::driver_failed,
-                          "a filter restricts its system calls, and may forbid to start a process");
+                          "a filter restricts its system calls, and may forbid it to start a process");
     looks_.emplace(*means_->outside);
     const auto gpus = looks_->look();
     if (!gpus) return gpus.error();
@@ -201,8 +202,8 @@ Result<void> DeepSleep::note_devices(const std::set<int>& used) {
         auto known = known_devices_.find(device);
         if (!find(*gpus, known.uuid))
             return make_error(ErrorCode::driver_failed,
-                              "whether there is room to come back cannot be asked: the driver's management "
-                              "library does not know GPU {} ({})",
+                              "it cannot be known whether there will be room to wake it: the driver's "
+                              "management library does not know GPU {} ({})",
                               device, known.name);
         devices[device] = {std::move(known.name), std::move(known.uuid), 0, 0};
     }
@@ -267,7 +268,7 @@ Result<void> DeepSleep::check_again() const {
     const auto noted = devices();
     for (const int device : uses->devices)
         if (!noted.contains(device))
-            return make_error(ErrorCode::driver_failed, "it has begun to use GPU {} meanwhile", device);
+            return make_error(ErrorCode::driver_failed, "it has begun to use GPU {} in the meantime", device);
     intercepted::let_put_off(noted.size() == 1 && intercepted::own_contexts().empty());
     return {};
 }
@@ -282,7 +283,7 @@ Result<void> DeepSleep::drain(Clock::time_point deadline, const std::function<bo
     auto done = intercepted::note_what_is_done(api, contexts, {deadline, deadline, keep_going});
     if (!done && done.error().code == ErrorCode::context_lost)
         return make_error(ErrorCode::context_lost,
-                          "its CUDA context has failed, as its next call has to be told: {}",
+                          "its CUDA context has failed, which its next call must report: {}",
                           done.error().message);
     return done;
 }

@@ -142,10 +142,9 @@ void say_who_has_memory(Parts& parts) {
     if (gpu.empty()) return;
     const auto holders = parts.room.holders({{gpu, lack->bytes}});
     if (holders.empty()) return;
-    log::warning(
-        "an allocation of {} found too little memory on GPU {}: {}; make room by gpu-reclaim --need {}MiB "
-        "--gpu {}, or start the program by gpu-run --need SIZE",
-        format_bytes(lack->bytes), lack->device, holders, (lack->bytes + k_mib - 1) / k_mib, gpu);
+    log::warning("an allocation of {} found too little memory on GPU {}: {}; make room with gpu-reclaim "
+                 "--need {}MiB --gpu {}, or start the program with gpu-run --need SIZE",
+                 format_bytes(lack->bytes), lack->device, holders, (lack->bytes + k_mib - 1) / k_mib, gpu);
     parts.memory.shortage().set_said();
 }
 

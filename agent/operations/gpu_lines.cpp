@@ -91,8 +91,9 @@ Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& g
         if (!is_done) return is_done.error();
         if (*is_done) return Room(*this);
         if (Clock::now() >= deadline)
-            return make_error(ErrorCode::out_of_device_memory,
-                              "another process comes back on the same GPU, and has not had its room in time");
+            return make_error(
+                ErrorCode::out_of_device_memory,
+                "another process is coming back to the same GPU, and did not get its memory in time");
         if (!keep_going()) return withdrawn();
         std::this_thread::sleep_for(k_look);
     }

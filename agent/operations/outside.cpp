@@ -227,7 +227,8 @@ private:
 namespace {
 
 Error unanswered(std::string_view why) {
-    return make_error(ErrorCode::no_driver, "what is free on the GPUs cannot be asked from outside: {}", why);
+    return make_error(ErrorCode::no_driver,
+                      "the helper process cannot find out how much GPU memory is free: {}", why);
 }
 
 /// What it says of all GPUs, if that comes in time.
@@ -243,7 +244,7 @@ std::optional<std::vector<OutsideGpu>> read_gpus(OutsideRun& run, Clock::time_po
 }
 
 Error not_done(const OutsideRun& run, std::string_view step) {
-    return make_error(ErrorCode::driver_failed, "the process that has the driver {} it {}", step,
+    return make_error(ErrorCode::driver_failed, "the helper process that has the driver {} it {}", step,
                       run.has_ended() ? "has ended" : "is late");
 }
 
@@ -254,7 +255,7 @@ Result<Outside> Outside::open() {
     Dl_info library{};
     const auto* const here = reinterpret_cast<const void*>(&Outside::open);
     if (::dladdr(here, &library) == 0 || !library.dli_fname)
-        return unanswered("the agent does not find itself");
+        return unanswered("the agent cannot find its own library's file");
     const std::unique_ptr<char, void (*)(void*)> path(::realpath(library.dli_fname, nullptr), &std::free);
     const std::string_view own = path ? path.get() : library.dli_fname;
     Outside outside;
@@ -301,7 +302,7 @@ Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function
     if (!run) return make_error(ErrorCode::driver_failed, "{}", run.error().message);
     const auto named = NamedTracer::name(run->pid());
     if (!named) // the driver says so, too
-        log::debug("process {} is not named to Yama: {}", run->pid(), named.error().message);
+        log::debug("process {} could not be named to Yama: {}", run->pid(), named.error().message);
     run->let_go();
     auto line = run->next_line(deadline + k_grace, goes_on);
     if (!line) return not_done(*run, "lock");

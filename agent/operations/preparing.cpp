@@ -89,7 +89,7 @@ bool Preparation::prepare_some(ProgramMemory& memory) {
             prepared_ += contents::Contents::k_prepared_piece;
             return true;
         }
-        log::debug("no host memory is prepared for now: {}", piece.error().message);
+        log::debug("host memory cannot be prepared for now: {}", piece.error().message);
         is_urgent = false;
         look_again_within(memory, k_pause);
         return false;

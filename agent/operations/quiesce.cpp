@@ -83,10 +83,9 @@ Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
     const auto preview = this->preview();
     if (!preview) return preview.error();
     for (const auto& tag : preview->still_kept)
-        report_.notes.push_back(
-            fmt::format("tag '{}' keeps its contents: parts of it are preserved, and what sleeps cannot "
-                        "be parted; wake it first",
-                        tag));
+        report_.notes.push_back(fmt::format("tag '{}' keeps its contents: parts of it are preserved, and a "
+                                            "sleeping tag cannot be dropped in part; wake it first",
+                                            tag));
     if (preview->is_empty && !request_.deep) return false; // a deep sleep takes what is left
     GPU_SLEEP_TRY(check_unseen());
     if (preview->is_empty || request_.dry_run) return false;
@@ -131,7 +130,7 @@ Result<void> Quiesce::check_captures_may_end() const {
     const auto tags = parts_.memory.tags_at(*spans);
     const auto what = tags.empty() ? std::string("memory") : fmt::format("{}", fmt::join(tags, ", "));
     return make_error(ErrorCode::capture_in_progress,
-                      "a CUDA graph is being captured, which waits for {} that sleeps: wake it first", what);
+                      "the capture of a CUDA graph waits for {}, which sleeps: wake it first", what);
 }
 
 Result<void> Quiesce::end_captures() {

@@ -140,7 +140,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
         if (const auto* const report = std::get_if<Report>(&slept.answer); report && report->changed)
             notes.push_back(fmt::format("{} was put to sleep for it", holders[slept.holder].title));
     if (made->is_enough()) return std::string();
-    against_ = made->against.empty() ? "nobody here could make room" : joined(made->against);
+    against_ = made->against.empty() ? "no other process could make room" : joined(made->against);
     against_within_ = min_awake;
     waits_for_time_ = made->wait.has_value();
     const auto rest = std::min(made->wait.value_or(k_longest_rest), k_longest_rest);
@@ -162,7 +162,8 @@ Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& requ
     if (!locks) {
         waits_for_time_ = false;
         return make_error(ErrorCode::out_of_device_memory,
-                          "others make room on the GPU: this process is number {} in line", place_.load());
+                          "others are making room on the GPU: this process is number {} in the queue",
+                          place_.load());
     }
     auto done = wake(request);
     std::vector<std::string> notes;

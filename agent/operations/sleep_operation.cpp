@@ -183,7 +183,7 @@ std::string SleepOperation::why_not_unused() {
     // Time asleep counts as idle.
     const auto unused = std::max(now.idle_seconds.value_or(0), now.state_seconds);
     const auto wanted = std::chrono::duration<double>(*request_.only_if_idle).count();
-    if (unused < wanted) return fmt::format("it has been idle for {} only", format_seconds(unused));
+    if (unused < wanted) return fmt::format("it has been idle for only {}", format_seconds(unused));
     scope_ = sleep::Engine::Scope::sleepers; // whoever wakes meanwhile stays awake
     return {};
 }
@@ -200,7 +200,7 @@ std::string SleepOperation::why_not_idle() {
     if (idle->seconds == 0) return "it is at work";
     const auto wanted = std::chrono::duration<double>(*request_.only_if_idle).count();
     if (idle->seconds < wanted)
-        return fmt::format("it has been idle for {} only", format_seconds(idle->seconds));
+        return fmt::format("it has been idle for only {}", format_seconds(idle->seconds));
     idle_ = idle;
     return {};
 }
@@ -236,7 +236,7 @@ Result<Report> SleepOperation::run() {
     auto done = carry_out();
     const bool is_refused = !done && done.error().code == ErrorCode::cancelled && has_worked_;
     if (!is_refused) return done;
-    return unchanged("it works again");
+    return unchanged("it is at work again");
 }
 
 bool SleepOperation::names_store() const noexcept {
@@ -265,7 +265,7 @@ Result<Report> SleepOperation::stay_deep() {
     if (request_.release_retained) return unchanged("it sleeps deeply, and retains nothing");
     if (names_store() && !moves_to_files())
         return make_error(ErrorCode::driver_failed,
-                          "it sleeps deeply, and until it wakes its contents can go to files alone");
+                          "it sleeps deeply, and until it wakes its contents can only move to files");
     if (names_store()) {
         GPU_SLEEP_TRY(move_deep_contents());
     } else {

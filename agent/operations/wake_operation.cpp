@@ -116,8 +116,8 @@ void WakeOperation::complete_report() {
         ignoring_errors([&] { // a shortage only thins it
             for (const auto& file : locked.contents().files_left_behind())
                 report_.notes.push_back(
-                    fmt::format("{} stays, and is emptied: the process may not change its directory "
-                                "any more, and gpu-snapshot ls, by one who may, removes it",
+                    fmt::format("{} stays, emptied: the process may no longer change its directory; "
+                                "gpu-snapshot ls, run by a user who may, removes it",
                                 file.string()));
             parts_.status.complete(locked, report_);
         });
@@ -181,7 +181,7 @@ Result<void> WakeOperation::end_deep() {
 Result<Report> WakeOperation::run() {
     if (joint_.is_joint() && !request_.order.empty())
         return make_error(ErrorCode::invalid_argument,
-                          "processes that wake together wake in no order of tags");
+                          "processes that wake together cannot wake in an order of tags");
     GPU_SLEEP_TRY(joint_.announce());
     const auto turn = Turn::take(parts_, false, deadline_, progress_);
     if (!turn) return turn.error();
@@ -191,15 +191,15 @@ Result<Report> WakeOperation::run() {
     if (!*is_deep && !request_.gpus.empty() && !parts_.deep.has_moved(request_.gpus)) {
         settle_gate(parts_.memory, parts_.status); // somebody else may have brought it back
         return make_error(ErrorCode::invalid_argument,
-                          "it does not sleep deeply, and what it has on a GPU cannot move: gpu-sleep --deep, "
-                          "and then wake it on another GPU");
+                          "it does not sleep deeply, so what it has on a GPU cannot move: put it to sleep "
+                          "with gpu-sleep --deep first");
     }
     if (*is_deep && request_.dry_run) return rehearse_deep();
     if (*is_deep) GPU_SLEEP_TRY(end_deep());
     report_.changed = *is_deep;
     auto done = wake_all();
     if (!done && !request_.gpus.empty())
-        done.error().message += "; it is on the other GPU already: gpu-wake without --gpu goes on there";
+        done.error().message += "; it is on the other GPU already: gpu-wake without --gpu continues there";
     return done;
 }
 

@@ -361,7 +361,7 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
     if (sleep) operation = std::move(*sleep);
     if (auto* wake = std::get_if<model::WakeRequest>(&**request)) operation = std::move(*wake);
     if (!operation) {
-        connection->answer(model::Failure{make_error(ErrorCode::internal, "this request is no operation"),
+        connection->answer(model::Failure{make_error(ErrorCode::internal, "this request is not an operation"),
                                           model::State::awake});
         return false;
     }

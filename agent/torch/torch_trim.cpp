@@ -56,15 +56,14 @@ Result<void> TorchTrim::run(Clock::time_point deadline, const std::function<bool
         if (goes_on && now < deadline && now < last_begin) continue;
         if (work->request.give_up()) {
             if (!goes_on) return make_error(ErrorCode::cancelled, "the request was withdrawn");
-            log::warning(
-                "Python was busy: memory that PyTorch has and does not use, if there is any, is kept too");
+            log::warning("Python was busy, so memory that PyTorch holds unused, if any, is kept too");
             return {};
         }
         if (goes_on && now < deadline) continue;
         begun_ = work;
         if (!goes_on) return make_error(ErrorCode::cancelled, "the request was withdrawn");
         return make_error(ErrorCode::timed_out,
-                          "PyTorch gives back its unused memory and did not end in time");
+                          "PyTorch was giving back its unused memory, and did not finish in time");
     }
     return {};
 }

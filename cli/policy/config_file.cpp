@@ -220,30 +220,16 @@ std::vector<std::string> unit_warnings(const Entry& entry) {
     return texts;
 }
 
-/// The sections that hold where that of `path` holds, most of all that one.
-std::vector<const Settings*> sections_around(const Configuration& file,
-                                             const std::vector<std::string>& path) {
-    std::vector<const Settings*> sections{&file.reclaim};
-    if (path.front() == "user") sections.push_back(&file.users.at(path[1]));
-    if (path.front() != "command") return sections;
-    for (const auto& [name, settings] : file.users) sections.push_back(&settings);
-    sections.push_back(&file.commands.at(path[1]));
-    return sections;
-}
-
-/// What is wrong with a ladder that leads to files, or nothing.
+/// What is wrong with a ladder of a user's file that leads to files, or nothing. One of the administrator's
+/// may count on each user's directory: decide() looks there.
 std::string ladder_problem(const Configuration& file, const Entry& entry) {
-    const std::size_t depth =
-        entry.path.front() == "reclaim" ? 2 : 3; // of a key; [command.idle] is a section
+    const bool is_general = entry.path.front() == "reclaim";
+    const std::size_t depth = is_general ? 2 : 3; // of a key; [command.idle] is a section
     if (entry.path.back() != "idle" || entry.path.size() != depth) return {};
-    const auto sections = sections_around(file, entry.path);
-    const auto leads_to_files = [](const Rung& rung) { return rung.depth == Depth::file; };
-    const auto& ladder = entry.path.front() == "reclaim" ? file.reclaim.idle : sections.back()->idle;
-    if (!ladder || std::none_of(ladder->begin(), ladder->end(), leads_to_files)) return {};
-    if (std::any_of(sections.begin(), sections.end(), [](const auto* each) { return each->directory; }))
-        return {};
-    return "it leads to files, and no directory is set for them: write, for example, directory = "
-           "\"/var/tmp/gpu-sleep-{user}\" below it";
+    const auto& section = is_general ? file.reclaim : file.commands.at(entry.path[1]);
+    if (!section.idle || !leads_to_files(*section.idle)) return {};
+    if (section.directory || file.reclaim.directory) return {};
+    return k_directory_missing;
 }
 
 Error refusal(const std::filesystem::path& path, std::string_view why) {
@@ -296,7 +282,7 @@ Result<Configuration> parse_configuration(std::string_view text, std::string_vie
         for (const auto& warning : unit_warnings(entry))
             file.warnings.push_back(fmt::format("{}: {}", at(entry), warning));
     }
-    if (has_directory) return file;
+    if (author == Author::administrator || has_directory) return file;
     for (const auto& entry : *entries)
         if (const auto problem = ladder_problem(file, entry); !problem.empty())
             return make_error(ErrorCode::invalid_argument, "{}: {}", at(entry), problem);

@@ -17,9 +17,9 @@ namespace gpu_sleep::cli::policy {
 
 inline constexpr const char* k_system_file = "/etc/gpu-sleep.toml";
 
-/// Reads the text of a configuration. `name` is what messages call it; `has_directory`: another file names
-/// one for its ladders that lead to files. Errors: invalid_argument (the file, the line and the key; so far
-/// as it is TOML); unsupported (this build has no parser for TOML).
+/// Reads the text of a configuration. `name` is what messages call it; `has_directory`: the administrator's
+/// file names one for the ladders of a user's that lead to files. Errors: invalid_argument (the file, the
+/// line and the key; so far as it is TOML); unsupported (this build has no parser for TOML).
 [[nodiscard]] Result<Configuration> parse_configuration(std::string_view text, std::string_view name,
                                                         Author author, bool has_directory = false);
 

@@ -16,13 +16,11 @@ bool is_asleep(const model::Report& report) noexcept {
     return report.state == model::State::asleep || report.state == model::State::damaged;
 }
 
-/// What the rung asks of a process. Errors: invalid_argument.
-Result<model::SleepRequest> request_for(const Rung& rung, const std::string& directory) {
+/// What the rung asks of a process.
+model::SleepRequest request_for(const Rung& rung, const std::string& directory) {
     model::SleepRequest request;
     request.only_if_idle = rung.idle;
     request.deep = rung.depth == Depth::deep;
-    if (rung.depth == Depth::file && directory.empty())
-        return make_error(ErrorCode::invalid_argument, "no directory is set for contents in files");
     if (rung.depth < Depth::file || directory.empty()) return request;
     request.store = model::Store::file;
     request.store_is_named = true;
@@ -83,6 +81,8 @@ std::optional<double> unused_seconds(const model::Report& report) noexcept {
 
 Result<Decision> decide(const Policy& policy, const model::Report& report) {
     if (policy.ladder.empty()) return Decision{{}, "no policy puts it to sleep"};
+    if (policy.directory.empty() && leads_to_files(policy.ladder))
+        return make_error(ErrorCode::invalid_argument, "{}", k_directory_missing);
     const auto idle = unused_seconds(report);
     if (!idle) return Decision{{}, "it is not known whether it is idle"};
     const auto depth = depth_of(report);
@@ -94,26 +94,37 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
         return Decision{{},
                         fmt::format("it has been awake for only {}", format_seconds(report.state_seconds))};
     auto request = request_for(*rung, policy.directory);
-    if (!request) return std::move(request).error();
-    if (!heed_tags(policy, tags_of(report), *request)) return Decision{{}, "all of its tags are exempt"};
-    const bool has_exempt = !request->tags.empty(); // only all of a process sleeps deeply
-    if (request->deep && (has_exempt || !report.deep_refusal.empty())) {
-        request->deep = false;
-        if (depth >= (request->store == model::Store::file ? Depth::file : Depth::host))
+    if (!heed_tags(policy, tags_of(report), request)) return Decision{{}, "all of its tags are exempt"};
+    const bool has_exempt = !request.tags.empty(); // only all of a process sleeps deeply
+    if (request.deep && (has_exempt || !report.deep_refusal.empty())) {
+        request.deep = false;
+        if (depth >= (request.store == model::Store::file ? Depth::file : Depth::host))
             return Decision{{},
                             has_exempt
                                 ? "it sleeps already, but for tags that are exempt"
                                 : "it sleeps already, and cannot sleep deeply: " + report.deep_refusal};
     }
-    if (depth == Depth::awake) request->on_touch = model::OnTouch::wake;
-    request->spill = policy.spill && request->store == model::Store::host && !policy.directory.empty();
-    const bool needs_directory = request->spill || model::uses_files(*request);
+    if (depth == Depth::awake) request.on_touch = model::OnTouch::wake;
+    request.spill = policy.spill && request.store == model::Store::host && !policy.directory.empty();
+    const bool needs_directory = request.spill || model::uses_files(request);
     if (needs_directory && policy.directory.empty())
         return make_error(ErrorCode::invalid_argument, "no directory is set for contents in files");
-    if (needs_directory) request->directory = policy.directory;
+    if (needs_directory) request.directory = policy.directory;
     // Also that there is none any more.
-    request->host_budget = policy.host_budget.value_or(std::numeric_limits<Bytes>::max());
-    return Decision{*std::move(request), {}};
+    request.host_budget = policy.host_budget.value_or(std::numeric_limits<Bytes>::max());
+    return Decision{std::move(request), {}};
+}
+
+void heed(const Policy& policy, const model::Report& report, model::SleepRequest& request) {
+    if (!request.min_awake) request.min_awake = policy.min_awake;
+    if (policy.directory.empty() || model::uses_files(request)) return;
+    auto without_exempt = policy; // whose memory is needed all the same
+    for (auto& [name, tag] : without_exempt.tags) tag.exempt.reset();
+    if (!policy.ladder.empty() && policy.ladder.front().depth >= Depth::file)
+        request.store = model::Store::file;
+    heed_tags(without_exempt, tags_of(report), request);
+    request.spill = policy.spill && request.store == model::Store::host;
+    if (request.spill || model::uses_files(request)) request.directory = policy.directory;
 }
 
 model::SleepRequest request_to_move(const std::string& directory) {

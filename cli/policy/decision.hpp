@@ -27,8 +27,12 @@ struct Decision {
 };
 
 /// What `policy` does now. The agent decides last: a request is carried out only if the process is still as
-/// idle. Errors: invalid_argument (the rung cannot be carried out: why).
+/// idle. Errors: invalid_argument (the policy cannot be carried out: why).
 [[nodiscard]] Result<Decision> decide(const Policy& policy, const model::Report& report);
+
+/// Has a sleep that makes room, and not the policy, heed what the policy says of it: after how long awake,
+/// and where contents go by the first step of the ladder. What the request says itself stays.
+void heed(const Policy& policy, const model::Report& report, model::SleepRequest& request);
 
 /// Moves what sleeps to files beneath `directory`, whenever it went to sleep, unless it wakes meanwhile.
 [[nodiscard]] model::SleepRequest request_to_move(const std::string& directory);

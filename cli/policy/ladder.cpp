@@ -95,6 +95,11 @@ Ladder deeper_of(const Ladder& one, const Ladder& other) {
     return leading_down(all);
 }
 
+bool leads_to_files(const Ladder& ladder) noexcept {
+    return std::any_of(ladder.begin(), ladder.end(),
+                       [](const Rung& rung) { return rung.depth == Depth::file; });
+}
+
 std::string to_text(const Ladder& ladder) {
     std::string text;
     for (const auto& rung : ladder)

@@ -51,6 +51,14 @@ using Ladder = std::vector<Rung>;
 /// At every time as deep as the deeper of the two.
 [[nodiscard]] Ladder deeper_of(const Ladder& one, const Ladder& other);
 
+/// Whether it cannot be gone down without a directory.
+[[nodiscard]] bool leads_to_files(const Ladder& ladder) noexcept;
+
+/// What is wrong with one that does, where there is no directory.
+inline constexpr const char* k_directory_missing =
+    "idle leads to files, and no directory is set for them: write, for example, directory = "
+    "\"/var/tmp/gpu-sleep-{user}\" below it";
+
 /// "15m host, 4h file", or "never".
 [[nodiscard]] std::string to_text(const Ladder& ladder);
 

@@ -7,6 +7,9 @@
 #include "cli/options.hpp"
 #include "cli/policy/policies.hpp"
 
+#include <sys/types.h>
+
+#include <map>
 #include <optional>
 #include <string>
 
@@ -29,5 +32,8 @@ struct PassOptions {
 /// Changes nothing: says of each process which policy holds for it, and what a pass would do now. Returns the
 /// exit status.
 [[nodiscard]] int show_policies(const PassOptions& options);
+
+/// The same in two lines for each process, by its pid. Says on standard error why it knows nothing of one.
+[[nodiscard]] std::map<pid_t, std::string> describe_policies(const PassOptions& options);
 
 } // namespace gpu_sleep::cli::policy

@@ -43,20 +43,20 @@ bool names_directory(const Configuration& file) {
 
 Result<Policies> Policies::load(const Sources& sources) {
     Policies policies;
-    policies.otherwise_ = sources.otherwise;
     if (sources.ladder || sources.host_budget) {
-        policies.reads_files_ = false;
         policies.limits_.reclaim.idle = sources.ladder;
         policies.limits_.reclaim.directory = sources.directory;
         policies.limits_.machine_budget = sources.host_budget;
         return policies;
     }
+    policies.otherwise_ = sources.otherwise;
     const auto own = ::geteuid();
     const auto system = sources.config.value_or(k_system_file);
     auto limits = read_file(system, Author::administrator, sources.config ? own : 0);
+    if (limits && !*limits && sources.config)
+        limits = make_error(ErrorCode::invalid_argument, "{}: there is no such file", system.string());
+    if (!limits && sources.config) limits.error().message.insert(0, "--config: ");
     if (!limits) return std::move(limits).error();
-    if (sources.config && !*limits)
-        return make_error(ErrorCode::invalid_argument, "{}: there is no such file", system.string());
     if (*limits) {
         policies.limits_ = **std::move(limits);
         policies.files_.push_back(system.string());
@@ -66,10 +66,6 @@ Result<Policies> Policies::load(const Sources& sources) {
                                : read_file(mine, Author::user, own, names_directory(policies.limits_));
     if (!wishes) return std::move(wishes).error();
     if (*wishes) policies.files_.push_back(mine.string());
-    if (policies.files_.empty() && !sources.otherwise)
-        return make_error(ErrorCode::invalid_argument,
-                          "--idle is missing, and so is a configuration: {} or {}", system.string(),
-                          mine.string());
     policies.wishes_[own] = wishes->value_or(Configuration());
     return policies;
 }
@@ -78,7 +74,7 @@ const Configuration& Policies::file_of(uid_t user) {
     const auto known = wishes_.find(user);
     if (known != wishes_.end()) return known->second;
     auto& file = wishes_[user];
-    const auto path = reads_files_ ? user_file(user) : std::filesystem::path();
+    const auto path = otherwise_ ? user_file(user) : std::filesystem::path();
     if (path.empty()) return file;
     auto read = read_file(path, Author::user, user, names_directory(limits_));
     if (!read)

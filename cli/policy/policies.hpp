@@ -19,18 +19,18 @@ namespace gpu_sleep::cli::policy {
 
 /// Where policies come from.
 struct Sources {
-    std::optional<std::filesystem::path> config; ///< in place of the administrator's file
-    std::optional<Ladder> ladder;                ///< of all processes: no file is read
-    std::optional<Bytes> host_budget;            ///< of all processes together: no file is read
-    std::optional<Ladder> otherwise;             ///< of those of whom no file says when they sleep
-    std::string directory;                       ///< goes with `ladder` and `host_budget`
+    std::optional<std::filesystem::path> config;      ///< in place of the administrator's file
+    std::optional<Ladder> ladder;                     ///< of all processes: no file is read
+    std::optional<Bytes> host_budget;                 ///< of all processes together: no file is read
+    Ladder otherwise{Rung{std::chrono::minutes(15)}}; ///< of those of whom no file says when they sleep
+    std::string directory;                            ///< goes with `ladder` and `host_budget`
 };
 
 /// Reads each file once, when it is needed first. Not thread-safe.
 class Policies {
 public:
     /// Errors: of the administrator's file and of this user's own, as read_configuration(); invalid_argument
-    /// (there is none of them, and nothing else says when anything sleeps).
+    /// (there is no such file as `config`).
     [[nodiscard]] static Result<Policies> load(const Sources& sources);
 
     /// What holds for a process that has given itself `name`. Another user's file that cannot be used is
@@ -50,11 +50,10 @@ private:
     [[nodiscard]] const Configuration& file_of(uid_t user);
     [[nodiscard]] Policy policy_for(uid_t user, const Subject& subject);
 
-    bool reads_files_ = true;
     Configuration limits_;                  ///< the administrator's
     std::map<uid_t, Configuration> wishes_; ///< of the users that were looked for
     std::map<uid_t, std::string> names_;    ///< the same
-    std::optional<Ladder> otherwise_;
+    std::optional<Ladder> otherwise_;       ///< unset: no files are read
     std::vector<std::string> files_;
     std::vector<std::string> complaints_;
 };

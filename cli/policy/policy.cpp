@@ -73,7 +73,7 @@ Policy merge(const Policy& limits, const Policy& wishes) {
     auto merged = limits;
     merged.ladder = deeper_of(limits.ladder, wishes.ladder);
     if (limits.ladder.empty())
-        merged.min_awake = wishes.min_awake;
+        take_over(merged.min_awake, wishes.min_awake);
     else if (wishes.min_awake) // a longer one would keep it on the GPU
         merged.min_awake =
             smaller_of(std::optional(limits.min_awake.value_or(Milliseconds(0))), wishes.min_awake);

@@ -18,11 +18,8 @@ usage::Group policy_rows(TypedPolicy& typed) {
                            "Put to sleep what has had no GPU work for this long"}),
              {"--config", usage::path("FILE", typed.config),
               "The administrator's configuration, instead of /etc/gpu-sleep.toml"},
-             {"--default-idle", usage::duration(typed.otherwise),
-              "--idle for processes for which no configuration sets idle or exempt"},
-             usage::old({"--host-budget", usage::size(typed.host_budget), {}}),
-             usage::brief({"--show-config", usage::flag(typed.shows),
-                           "Only show which policy applies to each process"})}};
+             usage::old({"--default-idle", usage::duration(typed.otherwise), {}}),
+             usage::old({"--host-budget", usage::size(typed.host_budget), {}})}};
 }
 
 std::string read_policy(const TypedPolicy& typed, Sources& sources) {

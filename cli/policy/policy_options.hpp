@@ -20,15 +20,14 @@ struct TypedPolicy {
     std::string config;
     std::optional<Milliseconds> otherwise;
     std::optional<Bytes> host_budget;
-    bool shows = false; ///< --show-config
 
     /// Whether it is one time for all processes, which needs no policies.
     [[nodiscard]] bool is_plain() const {
-        return idle.size() == 1 && idle.front().find(':') == std::string::npos && !host_budget && !shows;
+        return idle.size() == 1 && idle.front().find(':') == std::string::npos && !host_budget;
     }
 };
 
-/// --idle, --config, --default-idle, --host-budget and --show-config.
+/// --idle, --config, and the former --default-idle and --host-budget.
 [[nodiscard]] usage::Group policy_rows(TypedPolicy& typed);
 
 /// Puts what was typed into `sources`. Returns what is wrong with it, or nothing.

@@ -86,6 +86,18 @@ std::string as_text(const Look& look, const Policies& policies, const Budgets& b
     return text;
 }
 
+/// Says of which files and processes nothing is known, and why.
+void print_failures(const PassOptions& options, const Look& look, Policies& policies) {
+    for (const auto& complaint : policies.take_complaints())
+        print_error(fmt::format("{}: {}\n", options.program, complaint));
+    for (const auto& each : look.failed) {
+        const auto* const failure = std::get_if<model::Failure>(&each.answer);
+        const auto& error = failure ? failure->error : std::get<Error>(each.answer);
+        print_error(
+            render_error(options.program, fmt::format("say what becomes of {}", title(each.process)), error));
+    }
+}
+
 } // namespace
 
 int show_policies(const PassOptions& options) {
@@ -98,21 +110,28 @@ int show_policies(const PassOptions& options) {
         print_error(render_error(options.program, "", found.error()));
         return traits(found.error().code).exit_status;
     }
-    const auto subject_of = [](const Outcome& each) { return title(each.process); };
-    for (const auto& complaint : policies->take_complaints())
-        print_error(fmt::format("{}: {}\n", options.program, complaint));
-    for (const auto& each : found->failed) {
-        const auto* const failure = std::get_if<model::Failure>(&each.answer);
-        const auto& error = failure ? failure->error : std::get<Error>(each.answer);
-        print_error(
-            render_error(options.program, fmt::format("say what becomes of {}", subject_of(each)), error));
-    }
+    print_failures(options, *found, *policies);
     const auto budgets = policies->budgets(processes_of(*found));
     const auto text = options.output.json ? as_json(options, *found, *policies, budgets)
                                           : as_text(*found, *policies, budgets);
     const int written = print_result(options.program, text);
     const int status = exit_status_of(found->failed);
     return status == exit_status::done ? written : status;
+}
+
+std::map<pid_t, std::string> describe_policies(const PassOptions& options) {
+    std::map<pid_t, std::string> lines;
+    auto policies = Policies::load(options.sources);
+    if (!policies) print_error(render_error(options.program, "", policies.error()));
+    if (!policies) return lines;
+    Finder finder;
+    const auto found = look(finder, *policies, {options.target, options.user});
+    if (!found) return lines; // who asks about the process itself says why
+    print_failures(options, *found, *policies);
+    for (const auto& [process, report, policy, decision] : found->seen)
+        lines[process.pid] = fmt::format("  policy: {}\n  {}\n", words_for(policy, user_name(process.uid)),
+                                         words_for(decision));
+    return lines;
 }
 
 } // namespace gpu_sleep::cli::policy

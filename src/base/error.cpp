@@ -29,12 +29,12 @@ constexpr std::array k_errors = {
                 "drop the contents with gpu-sleep --tags TAG --discard TAG, then wake and refill"},
     ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::out_of_device_memory, "out_of_device_memory", failed_awake, failed_asleep,
-                "free GPU memory, have others sleep with gpu-wake --make-room, or let it try for longer with "
-                "--wait 60s"},
+                "free GPU memory, put others to sleep with gpu-wake --make-room, or let it try for longer "
+                "with --wait 60s"},
     ErrorTraits{ErrorCode::out_of_host_memory, "out_of_host_memory", no_host_memory, failed_asleep,
                 "free host memory, keep fewer tags, or drop contents with --level 2"},
     ErrorTraits{ErrorCode::refused, "refused", failed_awake, failed_asleep,
-                "the program itself refused; ask it later"},
+                "the program itself refused; try again later"},
     ErrorTraits{ErrorCode::capture_in_progress, "capture_in_progress", timed_out, timed_out,
                 "try again when the capture is over"},
     ErrorTraits{ErrorCode::cancelled, "cancelled", failed_awake, failed_asleep, ""},
@@ -59,12 +59,12 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::outcome_unknown, "outcome_unknown", outcome_unknown, outcome_unknown,
                 "gpu-ps PID shows how it is, once it answers"},
     ErrorTraits{ErrorCode::ambiguous_name, "ambiguous_name", usage, usage,
-                "name one by its pid, or a user's by --user"},
+                "name one by its pid, or choose the user with --user"},
     ErrorTraits{ErrorCode::agent_unreachable, "agent_unreachable", no_process, no_process, ""},
     ErrorTraits{ErrorCode::inhibited, "inhibited", failed_awake, failed_asleep,
                 "end that with gpu-inhibit --release PID, or use gpu-sleep --ignore-inhibitors"},
     ErrorTraits{ErrorCode::stopped, "stopped", timed_out, timed_out,
-                "let it continue first, by kill -CONT PID, its debugger or its control group"},
+                "let it continue first: by kill -CONT PID, in its debugger, or by thawing its control group"},
 };
 
 } // namespace

@@ -61,7 +61,8 @@ Result<LockedFile> LockedFile::open(int directory, const std::string& name) {
     struct stat status = {};
     if (::fstat(file.get(), &status) != 0) return failed("fstat");
     if (!S_ISREG(status.st_mode) || status.st_uid != owner.st_uid || status.st_nlink > 1)
-        return make_error(ErrorCode::io_failed, "{} is no plain file of the directory's owner alone", name);
+        return make_error(ErrorCode::io_failed,
+                          "{} is not a regular file that belongs to the directory's owner alone", name);
     return LockedFile(std::move(file));
 }
 

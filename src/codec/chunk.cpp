@@ -189,7 +189,7 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
         const auto size = load<std::uint32_t>(stored.data() + p * sizeof(std::uint32_t));
         const auto bytes = is_frame ? std::size_t{size} : plane_bytes;
         if ((!is_frame && size != 0) || bytes > stored.size() - at)
-            return chunk_damaged("a plane has a wrong size");
+            return chunk_damaged("a plane has the wrong size");
         const auto plane = stored.subspan(at, bytes);
         planes[p] = plane.data();
         at += aligned(bytes);
@@ -207,7 +207,7 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
         planes[p] = decoded.data();
     }
     const auto odd = content.subspan(values.size());
-    if (at > stored.size() || stored.size() - at != odd.size()) return chunk_damaged("it has a wrong size");
+    if (at > stored.size() || stored.size() - at != odd.size()) return chunk_damaged("it has the wrong size");
     std::copy_n(stored.begin() + static_cast<std::ptrdiff_t>(at), odd.size(), odd.begin());
     if (shape.width > 1) join_planes(shape.width, planes.data(), values);
     return {};

@@ -41,12 +41,12 @@ public:
     [[nodiscard]] Result<void> header() {
         if (frame_.size() < k_frame_header_bytes) return frame_damaged("it is cut");
         if (load<std::uint32_t>(frame_.data()) != k_magic)
-            return frame_damaged("it does not begin as a frame");
+            return frame_damaged("it does not begin like a frame");
         if (load<std::uint8_t>(frame_.data() + 4) != k_descriptor)
             return frame_damaged("it has features that are not used here");
         content_bytes = load<std::uint32_t>(frame_.data() + 5);
         if (content_bytes == 0 || content_bytes > k_frame_content_bytes)
-            return frame_damaged("its content has a wrong size");
+            return frame_damaged("its content has the wrong size");
         at_ = k_frame_header_bytes;
         return {};
     }
@@ -56,13 +56,13 @@ public:
         const auto header = load_bytes(frame_.data() + at_, k_block_header_bytes);
         at_ += k_block_header_bytes;
         if ((header & 1) != (is_last ? 1U : 0U))
-            return frame_damaged("its blocks are not as many as they should");
+            return frame_damaged("it does not have as many blocks as it should");
         const auto size = static_cast<std::size_t>(header >> 3);
         const auto type = static_cast<ZstdBlock>(header >> 1 & 3);
         if (type == ZstdBlock::compressed) return compressed(contents, size);
         const bool is_raw = type == ZstdBlock::raw;
         if ((!is_raw && type != ZstdBlock::repeated) || size != contents)
-            return frame_damaged("a block has a wrong size or type");
+            return frame_damaged("a block has the wrong size or type");
         const auto bytes = is_raw ? size : 1;
         if (frame_.size() - at_ < bytes) return frame_damaged("it is cut");
         const BlockEntry entry{make_place(is_raw ? BlockKind::raw : BlockKind::repeated, at_), {}};
@@ -81,7 +81,7 @@ private:
         const auto block = frame_.subspan(at_, size);
         const auto block_at = std::exchange(at_, at_ + size);
         if (contents < k_min_coded_bytes || size >= contents || size <= k_literals_header_bytes)
-            return frame_damaged("a block has a wrong size or type");
+            return frame_damaged("a block has the wrong size or type");
         std::uint64_t header = 0;
         std::memcpy(&header, block.data(), k_literals_header_bytes);
         const auto literals = header >> 22;
@@ -91,7 +91,7 @@ private:
         auto rest = block.subspan(k_literals_header_bytes, literals);
         const auto type = static_cast<Literals>(header & 3);
         if (type != (lengths ? Literals::treeless : Literals::with_tree))
-            return frame_damaged("it has not one tree, in the first block that is coded");
+            return frame_damaged("its only tree is not in its first coded block");
         if (!lengths) {
             const auto tree = read_tree(rest);
             if (!tree) return frame_damaged("its tree is not valid");
@@ -104,13 +104,14 @@ private:
     /// `rest` is the jump table and the streams, `at` its place in the frame.
     [[nodiscard]] static Result<BlockEntry> streams(std::size_t at, std::span<const std::byte> rest) {
         constexpr std::size_t k_min_stream_bytes = 8;
-        if (rest.size() < k_jump_table_bytes) return frame_damaged("a block is cut");
+        if (rest.size() < k_jump_table_bytes) return frame_damaged("a block is truncated");
         BlockEntry entry{make_place(BlockKind::coded, at + k_jump_table_bytes), {}};
         auto left = rest.size() - k_jump_table_bytes;
         for (std::size_t i = 0; i < k_streams; ++i) {
             const auto is_last = i + 1 == k_streams;
             const std::size_t bytes = is_last ? left : load<std::uint16_t>(rest.data() + 2 * i);
-            if (bytes < k_min_stream_bytes || bytes > left) return frame_damaged("a stream has a wrong size");
+            if (bytes < k_min_stream_bytes || bytes > left)
+                return frame_damaged("a stream has the wrong size");
             entry.stream_bytes[i] = static_cast<std::uint16_t>(bytes);
             left -= bytes;
         }

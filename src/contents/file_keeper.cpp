@@ -86,7 +86,8 @@ bool FileBatch::take_back(std::string_view tag, const SaveOptions& options) {
         if (reader) return true;
         taken = reader.error();
     }
-    log::info("a kept file is not used again, and what it has is written anew: {}", taken.error().message);
+    log::info("a kept file cannot be used again, so its contents are written to a new one: {}",
+              taken.error().message);
     return false;
 }
 
@@ -112,11 +113,11 @@ Result<void> FileKeeper::open(const model::SleepRequest& request, SaveOptions& o
     if (!directory) return {};
     // Whoever looks here takes away what a crash has left.
     if (const auto removed = (*directory)->remove_leftovers(); !removed)
-        log::debug("leftovers stay: {}", removed.error().message);
+        log::debug("leftovers could not be removed: {}", removed.error().message);
     if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty()) {
-        auto note = fmt::format(
-            "in {}, what may be of processes that cannot be seen from here stays: {}, the first {}",
-            request.directory, counted(doubtful->size(), "snapshot"), doubtful->front().text());
+        auto note =
+            fmt::format("in {}, files stay that may belong to processes out of sight: {}, the first {}",
+                        request.directory, counted(doubtful->size(), "snapshot"), doubtful->front().text());
         // A sleep may try again.
         if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
     }

@@ -15,8 +15,8 @@ Result<void> ProgressCounter::add(Bytes bytes) {
     if (stopped_) return make_error(ErrorCode::cancelled, "the request was withdrawn");
     if (Clock::now() < control_.deadline) return {};
     stopped_ = true;
-    return make_error(ErrorCode::timed_out, "the time was over when {} of {} had been copied",
-                      format_bytes(done_), format_bytes(total_));
+    return make_error(ErrorCode::timed_out, "time ran out when {} of {} had been copied", format_bytes(done_),
+                      format_bytes(total_));
 }
 
 } // namespace gpu_sleep::contents

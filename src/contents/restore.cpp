@@ -144,7 +144,7 @@ Result<void> Restore::verify() {
     auto still = find_damage(*damaged);
     if (!still) return std::move(still).error();
     if (still->empty())
-        log::warning("copied again to GPU {}, for it had arrived damaged: {}", transfer_.session.device(),
+        log::warning("copied again to GPU {}, because it had arrived damaged: {}", transfer_.session.device(),
                      counted(damaged->size(), "block"));
     for (const auto index : *still) {
         const auto& block = wanted_[index];

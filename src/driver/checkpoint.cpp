@@ -163,16 +163,16 @@ Result<void> Checkpoint::restore(pid_t pid, std::span<const GpuPair> pairs) cons
     if (pairs.empty()) return done(calls_->restore(pid, nullptr), k_call, pid);
     int version = 0;
     if (calls_->version(&version) != CUDA_SUCCESS || version < k_takes_pairs)
-        return make_error(
-            ErrorCode::invalid_argument,
-            "the driver restores a process only where it was: elsewhere takes one for CUDA 13.0 "
-            "or later");
+        return make_error(ErrorCode::invalid_argument,
+                          "this driver restores a process only on the GPU where it was: another GPU takes a "
+                          "driver for CUDA 13.0 or later");
     std::vector<Calls::Pair> list;
     for (const auto& pair : pairs) {
         const auto from = parse_uuid(pair.from);
         const auto to = parse_uuid(pair.to);
         if (!from || !to)
-            return make_error(ErrorCode::invalid_argument, "'{}' is no GPU that a process can be restored on",
+            return make_error(ErrorCode::invalid_argument,
+                              "'{}' is not a GPU that a process can be restored on",
                               from ? pair.to : pair.from);
         list.push_back({*from, *to});
     }

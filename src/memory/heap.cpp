@@ -204,7 +204,8 @@ Result<Freed> Heap::free_small(Backing& backing, DeviceAddress address) {
     if (!freed) {
         // The allocation is gone, only its empty range could not be: it stays for the next ones. Nothing may
         // be thrown: somebody else may soon be given what would then be freed again.
-        ignoring_errors([&] { log::warning("an empty range stays: {}", freed.error().message); });
+        ignoring_errors(
+            [&] { log::warning("an empty range could not be freed: {}", freed.error().message); });
         return Freed{};
     }
     pool.blocks_by_space.erase(space);

@@ -196,7 +196,7 @@ Result<void> add_store(std::string_view word, SleepRequest& request) {
     const auto equals = word.find('=');
     const bool is_for_all = equals == std::string_view::npos;
     const auto store = parse_store(is_for_all ? word : word.substr(equals + 1));
-    if (!store) return refuse("names no store; there are host and file");
+    if (!store) return refuse("names no store; the stores are host and file");
     const auto tag = word.substr(0, equals);
     if (!is_for_all && !is_valid_tag(tag)) return refuse("does not begin with a tag");
     const bool is_known = is_for_all ? request.store_is_named

@@ -139,7 +139,7 @@ private:
 
     void go_back(Together::Why why) {
         using Why = Together::Why;
-        const auto back = make_error(ErrorCode::cancelled, "it went back with the others");
+        const auto back = make_error(ErrorCode::cancelled, "it was undone with the others");
         const auto late = make_error(ErrorCode::timed_out, "it was not ready in time");
         if (why == Why::command_was_stopped)
             return go_back(make_error(ErrorCode::timed_out, "the command was stopped for too long"));

@@ -74,7 +74,7 @@ GpuLine::GpuLine(LockedFile file, std::string_view uuid)
 
 Result<GpuLine> GpuLine::open(int directory, std::string_view uuid) {
     const bool is_name = !uuid.empty() && uuid.find('/') == std::string_view::npos;
-    if (!is_name) return make_error(ErrorCode::io_failed, "a GPU without a UUID has no line");
+    if (!is_name) return make_error(ErrorCode::io_failed, "a GPU without a UUID has no queue");
     auto file = LockedFile::open(directory, fmt::format("room-{}", uuid));
     if (!file) return std::move(file).error();
     return GpuLine(*std::move(file), uuid);
@@ -96,7 +96,7 @@ Result<void> GpuLine::stand() {
         }
         if (lock == LockedFile::Lock::failed) break;
     }
-    return errno_error(ErrorCode::io_failed, errno, "fcntl", "cannot stand in line for a GPU");
+    return errno_error(ErrorCode::io_failed, errno, "fcntl", "cannot queue for a GPU");
 }
 
 std::uint32_t GpuLine::before() const {

@@ -26,25 +26,34 @@ public:
               const model::SleepRequest& request)
         : holders_(holders), look_(look), request_(request) {
         candidates_.reserve(holders.size());
-        for (const auto& holder : holders)
-            candidates_.push_back(candidate_of(holder.status, request.min_awake.value_or(Milliseconds(0))));
+        for (std::size_t i = 0; i < holders.size(); ++i)
+            candidates_.push_back(
+                candidate_of(holders[i].status, request_of(i).min_awake.value_or(Milliseconds(0))));
     }
 
     [[nodiscard]] Result<RoomMade> run() {
+        std::vector<std::size_t> chosen;
         for (;;) {
             GPU_SLEEP_TRY(look_again());
-            const auto chosen = plan_room(candidates_, made_.missing);
+            chosen = plan_room(candidates_, made_.missing);
             if (made_.missing.empty() || chosen.empty() || Clock::now() >= end_) break;
             GPU_SLEEP_TRY(ask(chosen));
             if (request_.dry_run) break;
         }
         if (made_.missing.empty()) return std::move(made_);
         made_.wait = seconds_until_room(candidates_, made_.missing);
+        for (auto& candidate : candidates_)
+            if (chosen.empty() && against(candidate).empty())
+                candidate.against = "it could sleep, but that would not be enough";
         made_.against = describe(holders_, candidates_, made_.missing);
         return std::move(made_);
     }
 
 private:
+    [[nodiscard]] const model::SleepRequest& request_of(std::size_t index) const {
+        return holders_[index].request ? *holders_[index].request : request_;
+    }
+
     [[nodiscard]] Result<void> look_again() {
         auto missing = look_();
         if (!missing) return std::move(missing).error();
@@ -78,10 +87,11 @@ private:
                 note(index, std::move(socket).error());
                 continue;
             }
-            candidates_[index].against = "it is falling asleep, and not done in time";
+            candidates_[index].against = "it is falling asleep, but was not done in time";
             asked_.push_back(index);
-            questions.push_back(
-                {*std::move(socket), request_, {request_.timeout, k_grace, !request_.bounds_all, {}, 1}});
+            questions.push_back({*std::move(socket),
+                                 request_of(index),
+                                 {request_.timeout, k_grace, !request_.bounds_all, {}, 1}});
         }
         return questions;
     }

@@ -19,6 +19,7 @@ struct Holder {
     std::string title;    ///< for a person
     model::Report status; ///< as it was just now
     std::function<Result<UniqueFd>()> connect;
+    std::optional<model::SleepRequest> request{}; ///< in place of that of all
 };
 
 /// The sleep of those who make room: they wake by themselves, and are left alone if they were woken less than

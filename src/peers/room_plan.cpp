@@ -82,7 +82,7 @@ Candidate candidate_of(const model::Report& report, Milliseconds min_awake) {
     else if (report.inhibited)
         candidate.against = "sleeps are inhibited";
     else if (!report.intercepts || !report.idle_seconds)
-        candidate.against = "it is not known when it was used last";
+        candidate.against = "it is not known when it was last used";
     return candidate;
 }
 

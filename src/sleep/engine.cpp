@@ -231,7 +231,7 @@ void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& re
     }
     for (const auto& [tag, where] : elsewhere)
         report.notes.push_back(
-            fmt::format("tag '{}' stays in {}: what is kept of it is damaged", tag, where));
+            fmt::format("tag '{}' stays in {}: its kept contents are damaged", tag, where));
     if (!request.keep_files || request.dry_run) return;
     const auto kept = contents_.keep_files(asleep);
     if (!kept)
@@ -340,7 +340,7 @@ Woken Engine::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {
 
 Result<void> pass_point_of_no_return(const contents::Control& control) {
     if (Clock::now() >= control.deadline)
-        return make_error(ErrorCode::timed_out, "the time was over when all was ready, and it was undone");
+        return make_error(ErrorCode::timed_out, "time ran out when all was ready, and everything was undone");
     const auto is_told = control.wait_for_others();
     if (!is_told) return is_told.error();
     if (control.progress({model::Progress::Phase::release, 0, 0}) || *is_told) return {};

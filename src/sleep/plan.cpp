@@ -45,11 +45,12 @@ Result<void> check_directory(const model::SleepRequest& request) {
     const auto& directory = request.directory;
     if (directory.empty() && is_needed)
         return make_error(ErrorCode::invalid_argument,
-                          "contents are to go to files, and no directory is named");
+                          "contents are to go to files, but no directory is named");
     if (directory.find('\0') != std::string::npos)
         return make_error(ErrorCode::invalid_argument, "the directory's name has a zero byte in it");
     if (!directory.empty() && directory.front() != '/')
-        return make_error(ErrorCode::invalid_argument, "the directory '{}' is no absolute path", directory);
+        return make_error(ErrorCode::invalid_argument, "the directory '{}' is not an absolute path",
+                          directory);
     return {};
 }
 
@@ -165,7 +166,7 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
     }
     if (request.require_refill && !plan.without_refill.empty())
         return make_error(ErrorCode::no_refill,
-                          "tag '{}' would be dropped, and nobody declared how to refill it",
+                          "tag '{}' would be dropped, and the program has not declared that it can refill it",
                           plan.without_refill.front());
     return plan;
 }
@@ -194,8 +195,8 @@ Result<std::vector<model::WakeRequest>> parts_of(const ledger::Ledger& ledger,
     GPU_SLEEP_TRY(check_tags(ledger, request.order));
     for (const auto& name : request.order)
         if (!request.tags.empty() && !contains(request.tags, name))
-            return make_error(ErrorCode::invalid_argument, "tag '{}' is to wake first, and is not to wake",
-                              name);
+            return make_error(ErrorCode::invalid_argument,
+                              "tag '{}' is to wake first, but is not among those that wake", name);
     auto rest = request;
     rest.order.clear();
     std::vector<model::WakeRequest> parts;

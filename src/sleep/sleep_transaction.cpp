@@ -154,8 +154,8 @@ Result<void> SleepTransaction::commit() {
         forget_kept();
         if (asleep == 0) return std::move(unmapped).error();
         return make_error(ErrorCode::driver_failed,
-                          "{}; what could not be mapped again sleeps, with what was to be kept of it ({}): "
-                          "gpu-wake brings it back",
+                          "{}; what could not be mapped again sleeps, with the contents that were to be kept "
+                          "({}): gpu-wake brings it back",
                           unmapped.error().message, counted(asleep, "range"));
     }
     for (auto& device : devices_) {
@@ -216,7 +216,7 @@ void SleepTransaction::describe(model::Report& report) const {
         });
     if (unreleased_ == 0) return;
     ignoring_errors([&] {
-        report.notes.push_back(fmt::format("the driver did not release {}; waking takes back what it holds",
+        report.notes.push_back(fmt::format("the driver did not release {}; the next wake takes it back",
                                            counted(unreleased_, "range")));
     });
 }

@@ -223,7 +223,7 @@ Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
         if (backing->mapped) {
             const auto unmapped = driver::unmap(api_, {backing->address, backing->bytes});
             if (!unmapped) {
-                log::warning("a wake was not wholly undone: {}", unmapped.error().message);
+                log::warning("a wake could not be undone completely: {}", unmapped.error().message);
                 continue;
             }
             backing->mapped = false;

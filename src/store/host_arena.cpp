@@ -224,7 +224,7 @@ HostArena::~HostArena() {
     unmap(begin, end);
     g_stuck += stuck;
     if (stuck > 0)
-        log::warning("{} of host memory could not be unpinned and stay in use", format_bytes(stuck));
+        log::warning("{} of host memory could not be unpinned, and remain in use", format_bytes(stuck));
 }
 
 bool HostArena::unpin_next() noexcept {
@@ -281,7 +281,7 @@ bool HostArena::is_pinned(std::size_t index) const noexcept {
 Result<void> HostArena::give_pages(std::span<std::byte> memory, bool is_new) const {
     if (const int failure = store::populate(memory, is_new); failure != 0)
         return errno_error(ErrorCode::out_of_host_memory, failure, "madvise",
-                           fmt::format("cannot have {} of host memory for contents", format_bytes(bytes_)));
+                           fmt::format("cannot get {} of host memory for contents", format_bytes(bytes_)));
     return {};
 }
 

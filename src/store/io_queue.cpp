@@ -31,7 +31,7 @@ Result<void> check(IoRequest::Kind kind, long moved) {
     const bool writes = kind == IoRequest::Kind::write;
     if (moved > 0) return {};
     if (moved == 0 && !writes)
-        return make_error(ErrorCode::damaged, "the snapshot is cut: it ends before its contents do");
+        return make_error(ErrorCode::damaged, "the snapshot is truncated: it ends before its contents do");
     const auto number = moved == 0 ? ENOSPC : static_cast<int>(-moved);
     if (writes && (number == ENOSPC || number == EDQUOT || number == EFBIG))
         return errno_error(ErrorCode::out_of_disk, number, "write", "cannot write the snapshot");

@@ -102,20 +102,20 @@ Result<Bytes> read_preamble(std::span<const std::byte, k_preamble_bytes> bytes, 
     Preamble preamble;
     std::memcpy(&preamble, bytes.data(), sizeof(preamble));
     if (!std::equal(k_magic.begin(), k_magic.end(), preamble.magic.begin()))
-        return damaged("it does not begin as a snapshot");
+        return damaged("it does not begin like a snapshot");
     if (preamble.checksum != checksum_of(preamble))
         return damaged("the checksum of its first bytes is wrong");
     if (preamble.version != k_snapshot_version)
         return make_error(ErrorCode::protocol_mismatch,
-                          "the snapshot is of version {}, and this program knows version {}",
-                          preamble.version, k_snapshot_version);
+                          "the snapshot has version {}, and this program knows version {}", preamble.version,
+                          k_snapshot_version);
     if (preamble.file_bytes != file_bytes)
         return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} of {}",
                           counted(file_bytes, "byte"), preamble.file_bytes);
     if (preamble.header_bytes > std::min(file_bytes, k_max_header_bytes) ||
         preamble.header_bytes % k_alignment != 0 || preamble.reserved != 0 ||
         k_preamble_bytes + Bytes{preamble.json_bytes} > preamble.header_bytes)
-        return damaged("its header has a wrong size");
+        return damaged("its header has the wrong size");
     return preamble.header_bytes;
 }
 
@@ -123,7 +123,7 @@ Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes fil
     if (bytes.size() < k_preamble_bytes) return damaged("it is too short");
     const auto header_bytes = read_preamble(bytes.first<k_preamble_bytes>(), file_bytes);
     if (!header_bytes) return header_bytes.error();
-    if (*header_bytes != bytes.size()) return damaged("its header has a wrong size");
+    if (*header_bytes != bytes.size()) return damaged("its header has the wrong size");
     Preamble preamble;
     std::memcpy(&preamble, bytes.data(), sizeof(preamble));
     auto rest = bytes.subspan(k_preamble_bytes);
@@ -133,7 +133,7 @@ Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes fil
     auto description = read_json({begin, preamble.json_bytes});
     if (!description) return damaged("its header cannot be understood");
     // What is derived below is written into as many bytes.
-    if (*header_bytes != header_bytes_of(*description)) return damaged("its header has a wrong size");
+    if (*header_bytes != header_bytes_of(*description)) return damaged("its header has the wrong size");
     rest = rest.subspan(preamble.json_bytes);
     Bytes rows = 0;
     for (const auto& extent : description->extents) rows += chunk_count(extent.bytes);

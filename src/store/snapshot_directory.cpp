@@ -70,7 +70,8 @@ std::filesystem::path without_slash(const std::filesystem::path& path) {
 /// A directory that is there, belongs to this user, and is open to nobody else.
 Result<UniqueFd> open_private(const std::filesystem::path& path) {
     UniqueFd fd(::open(path.c_str(), k_open_directory));
-    if (!fd && (errno == ELOOP || errno == ENOTDIR)) return refused(path, "it is no directory, or a link");
+    if (!fd && (errno == ELOOP || errno == ENOTDIR))
+        return refused(path, "it is not a directory, or it is a link");
     if (!fd) return file_error(errno, "open", path);
     struct stat status = {};
     if (::fstat(fd.get(), &status) != 0) return file_error(errno, "fstat", path);
@@ -251,7 +252,7 @@ Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {
     if (!fd) return file_error(errno, "open", path);
     struct stat status = {};
     if (::fstat(fd.get(), &status) != 0) return file_error(errno, "fstat", path);
-    if (!S_ISREG(status.st_mode)) return refused(path, "it is no plain file");
+    if (!S_ISREG(status.st_mode)) return refused(path, "it is not a regular file");
     if (::geteuid() != 0 && status.st_uid != ::geteuid()) return refused(path, "it belongs to somebody else");
     return fd;
 }

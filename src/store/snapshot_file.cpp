@@ -98,15 +98,14 @@ Result<LockedFile> SnapshotFile::open_by_name(const SnapshotDirectory& directory
     UniqueFd anew;
     const int at = directory.fd(anew);
     if (at < 0 || !fd_.is_named(at, text_.c_str()))
-        return make_error(
-            ErrorCode::io_failed,
-            "the program has closed {}, and it is not there any more under its name: put it back",
-            path.string());
+        return make_error(ErrorCode::io_failed,
+                          "the program has closed {}, which is no longer there under its name: put it back",
+                          path.string());
     auto fd = LockedFile::find(at, text_.c_str());
     struct stat status = {};
     if (!fd || ::fstat(fd.get(), &status) != 0) return file_error(errno, "openat", path);
     if (fd.identity() != fd_.identity() || !S_ISREG(status.st_mode) || !is_private(status))
-        return refused(path, "it is somebody else's now, or others can read it; chmod 600 it");
+        return refused(path, "it belongs to somebody else now, or others can read it; chmod 600 it");
     // Mostly it is locked still. Somebody who looks for leftovers may have it locked for a moment, and lets
     // it be.
     static_cast<void>(fd.lock());

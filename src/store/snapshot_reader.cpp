@@ -73,7 +73,7 @@ private:
     [[nodiscard]] Result<void> start(const ChunkPlace& place) {
         const auto space = sink_.space(place);
         if (!space) return space.error();
-        if (space->size() != place.bytes) return make_error(ErrorCode::internal, "space of a wrong size");
+        if (space->size() != place.bytes) return make_error(ErrorCode::internal, "space of the wrong size");
         auto& chunk =
             chunks_.emplace_back(Chunk{place, *space, {}}); // a deque's elements stay where they are
         const auto& row = header_.rows[place.number];
@@ -168,7 +168,7 @@ Result<Bytes> size_of(int fd) {
         return errno_error(ErrorCode::io_failed, errno, "fstat", "cannot read the snapshot");
     const auto bytes = static_cast<Bytes>(status.st_size);
     if (bytes < k_alignment)
-        return make_error(ErrorCode::damaged, "the snapshot is cut: it has {}", counted(bytes, "byte"));
+        return make_error(ErrorCode::damaged, "the snapshot is truncated: it has {}", counted(bytes, "byte"));
     return bytes;
 }
 

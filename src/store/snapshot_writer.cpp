@@ -100,7 +100,7 @@ private:
             if (!content) return std::move(content).error();
             is_taken = true;
             if (content->size() != place.bytes)
-                return make_error(ErrorCode::internal, "contents of a wrong size");
+                return make_error(ErrorCode::internal, "contents of the wrong size");
             workers.post(
                 [=, this, content = *content](std::size_t worker) { pack(worker, place, content, buffer); });
             return {};
@@ -113,7 +113,7 @@ private:
     void pack(std::size_t worker, const ChunkPlace& place, std::span<const std::byte> content,
               std::byte* buffer) noexcept {
         auto packed = guarded([&]() -> Result<codec::ChunkEncoder::Encoded> {
-            if (has_failed_) return make_error(ErrorCode::cancelled, "the snapshot is given up");
+            if (has_failed_) return make_error(ErrorCode::cancelled, "writing the snapshot was given up");
             return encoders_[worker].encode(content, {buffer, codec::ChunkEncoder::bound(content.size())});
         });
         if (!packed) {

@@ -33,7 +33,7 @@ std::size_t count_in(const std::string& text, const std::string& part) {
 }
 
 constexpr const char* k_first_note = "report/notes/0";
-constexpr const char* k_touch_trouble = "a touch could not wake this process yet: ";
+constexpr const char* k_touch_trouble = "GPU work could not wake this process yet: ";
 
 } // namespace
 

@@ -114,7 +114,7 @@ TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails 
 TEST_CASE("Idle timer: what cannot be known to be idle stays awake, and says so", "[idle_timer]") {
     Host host({"GPU_SLEEP_IDLE=1000"});
     host.tell("alloc weights 4194304 0");
-    CHECK_THAT(host.command("gpu-ps").out, mentions("which cannot be known of it now"));
+    CHECK_THAT(host.command("gpu-ps").out, mentions("cannot tell now whether it is idle"));
     pause_for(Milliseconds(2'000));
     CHECK(host.state() == "awake");
 }

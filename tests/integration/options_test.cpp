@@ -93,7 +93,6 @@ const std::map<std::string, Kind>& kinds() {
         {"--config", file},
         {"--rules", file},
         {"--min-awake", with_needs(duration, {"--make-room"})},
-        {"gpu-reclaim --min-awake", with_needs(duration, {"--need", "1GiB"})},
         {"--stop-grace", with_needs(duration, {"--on-stop", "sleep"})},
         {"gpu-run --need", kind({"0", "1", "64KiB", "1MB"}, {"-1", "x", "1s"})}, // the GPU has so much
         {"--gpu", kind({"0", "7", "GPU-51302d51-0000", "MIG-1"},
@@ -162,7 +161,6 @@ std::map<std::string, std::string> options_of(const Command& command,
 
 /// What `command` cannot do without.
 Arguments needs_of(const Command& command) {
-    if (command.words.back() == "gpu-reclaim") return {"--idle", "1h"};
     return command.words.back() == "extract" ? Arguments{"--extent", "0", "--output", "/nonexistent/x"}
                                              : Arguments{};
 }
@@ -177,8 +175,6 @@ Kind kind_of(const Command& command, const std::string& option, const std::strin
 
 /// What an option of `command` cannot do without, but for itself.
 Arguments needs_of(const Command& command, const std::string& option, Arguments needs) {
-    const bool says_when = option == "--idle" || option == "--default-idle" || option == "--min-awake";
-    if (command.words.back() == "gpu-reclaim" && !says_when) return with(needs, needs_of(command));
     if (command.words.back() != "extract") return needs;
     if (option != "--extent") needs = with(needs, {"--extent", "0"});
     if (option != "--output") needs = with(needs, {"--output", "/nonexistent/x"});
@@ -360,7 +356,7 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
              {{"gpu-wake", k_nobody, "--tree", "--gpu", "0=1"}, "--gpu"},
              {{"gpu-wake", k_nobody, "1", "--gpu", "0=1"}, "--gpu"},
              {{"gpu-ps", "--prometheus", "--watch"}, "--prometheus"},
-             {{"gpu-reclaim", "--why"}, "--why"},
+             {{"gpu-reclaim", "--why", "--need", "1GiB"}, "--why"},
              {{"gpu-inhibit"}, "PID"},
              {{"gpu-inhibit", "--"}, "PID"},
              {{"gpu-inhibit", "--all", "--", "true"}, "COMMAND"},
@@ -394,6 +390,10 @@ TEST_CASE("Options: spellings of the release before work, and are shown nowhere"
              {"gpu-reclaim", {"--idle", "1h", "--store", "a=host"}},
              {"gpu-reclaim", {"--host-budget", "1GiB"}},
              {"gpu-reclaim", {"--idle", "15m:host"}},
+             {"gpu-reclaim", {"--default-idle", "1h"}},
+             {"gpu-reclaim", {"--show-config"}},
+             {"gpu-reclaim", {"--idle", "1h", "--level", "2"}},
+             {"gpu-reclaim", {"--idle", "1h", "--dir", "/nonexistent"}},
              {"gpu-run", {"--release-gil"}}}) {
         const auto command = named(name);
         INFO(name << ' ' << option.back());

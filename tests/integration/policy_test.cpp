@@ -40,8 +40,7 @@ bool reads_files() {
     const Scratch home;
     const auto file = home.path() / "c.toml";
     write_file(file, "");
-    return run({{command_file("gpu-reclaim"), "--config", file, "--default-idle", "1d", "999999999"}})
-               .status == 3;
+    return run({{command_file("gpu-reclaim"), "--config", file, "999999999"}}).status == 3;
 }
 
 } // namespace
@@ -103,7 +102,7 @@ TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does n
     CHECK(host.tell("check_all") == "intact");
 }
 
-TEST_CASE("Policy: without --idle the files say when, and of whom nothing is said --default-idle",
+TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for whom they do not name",
           "[policy]") {
     if (!reads_files()) return;
     const Scratch home;
@@ -111,16 +110,15 @@ TEST_CASE("Policy: without --idle the files say when, and of whom nothing is sai
     host.tell("alloc weights 4194304 0");
     become_idle(host);
     const auto pid = std::to_string(host.pid());
-    const auto nothing = reclaim_with(home.path(), {pid});
-    CHECK(nothing.status == 2);
-    CHECK_THAT(nothing.err, mentions("--idle is missing, and so is a configuration") &&
-                                mentions("/etc/gpu-sleep.toml") && mentions(home.file("gpu-sleep.toml")));
+    CHECK_THAT(reclaim_with(home.path(), {pid, "--why"}).out, mentions("policy: 15m host"));
     write_file(home.path() / "gpu-sleep.toml",
                "[reclaim]\nidle = \"1h\"\n[command.the-server]\nidle = \"10ms\"\n");
-    auto output = reclaim_with(home.path(), {pid, "--show-config"});
+    auto output = reclaim_with(home.path(), {"--why"});
     CHECK(output.status == 0);
     CHECK_THAT(output.out,
                mentions(home.file("gpu-sleep.toml")) && mentions(pid) && mentions("now: to host memory"));
+    CHECK_THAT(reclaim_with(home.path(), {pid, "--why"}).out,
+               mentions("nothing prevents it") && mentions("now: to host memory"));
     CHECK(reclaim_with(home.path(), {pid, "--show-config", "--json"}).json("/processes/0/acts_now") ==
           "true");
     CHECK(host.state() == "awake");
@@ -184,13 +182,13 @@ TEST_CASE(
     SECTION("it says to sleep although the administrator does not") {
         write_file(config, "[reclaim]\nidle = \"1d\"\n");
         write_own("[reclaim]\nidle = \"10ms\"\n");
-        CHECK_THAT(pass({"--show-config"}).out, mentions("of sleeper: ") && mentions(own.string()));
+        CHECK_THAT(pass({"--why"}).out, mentions("policy: 10ms host"));
         CHECK(pass().status == 0);
         CHECK(host.state() == "asleep");
     }
     SECTION("it is wrong, or not the user's to write: the administrator's holds alone") {
         write_own("[reclaim]\nidel = \"1d\"\n");
-        auto output = pass({"--show-config"});
+        auto output = pass({"--why"});
         CHECK(output.status == 0);
         CHECK_THAT(output.err, mentions(":2: reclaim.idel: there is no such key; did you mean 'idle'?"));
         CHECK_THAT(output.out, mentions("now: to host memory"));

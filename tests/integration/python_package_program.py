@@ -378,7 +378,7 @@ class Graphs(Case):
         with gpu_sleep.cuda_graph(torch_stand_in.CUDAGraph(), tag="one"):
             with gpu_sleep.tag("one"):
                 self.tensor()
-            with self.assertRaisesRegex(gpu_sleep.InvalidArgument, "'one' is captured"), gpu_sleep.tag("two"):
+            with self.assertRaisesRegex(gpu_sleep.InvalidArgument, "'one' is being captured"), gpu_sleep.tag("two"):
                 pass
             with self.assertRaises(gpu_sleep.InvalidArgument):
                 self.captured()
@@ -432,15 +432,15 @@ class Notebook(Case):
 
     def test_says_what_it_cannot_move(self):
         list(self.tensors_of("weights"))
-        self.assertNotIn("cannot move", gpu_sleep._notebook.state())
+        self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())
         gpu_sleep.sleep()
-        self.assertNotIn("cannot move", gpu_sleep._notebook.state())
+        self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())
         gpu_sleep.wake()
         self.tensor()
         if gpu_sleep.status().captures:
-            self.assertNotIn("cannot move", gpu_sleep._notebook.state())
+            self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())
         else:
-            self.assertIn(f"cannot move {BYTES:,} bytes (4 MiB) of this kernel", gpu_sleep._notebook.state())
+            self.assertIn(f"{BYTES:,} bytes (4 MiB) of this kernel cannot sleep", gpu_sleep._notebook.state())
 
 
 torch_stand_in.install()

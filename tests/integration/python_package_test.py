@@ -141,7 +141,7 @@ class Package(unittest.TestCase):
         names = {path.stem[4:] for path in (HERE.parents[1] / "cli/man").glob("gpu-*.1")}
         self.assertEqual(set(importlib.import_module("gpu_sleep.__main__").COMMANDS), names)
         for arguments, status, said in (([], 0, "gpu-COMMAND"), (["--help"], 0, "gpu-COMMAND"), (["ps", "--version"], 0, "0.1"),
-                                        (["ps", "--no-such"], 2, "--no-such"), (["nothing"], 2, "'nothing' is none of run")):
+                                        (["ps", "--no-such"], 2, "--no-such"), (["nothing"], 2, "'nothing' is not one of run")):
             done = run(["-m", "gpu_sleep", *arguments], PATH=os.environ["PATH"])
             self.assertEqual((done.returncode, said in done.stdout), (status, True), done.stdout)
         self.assertEqual(run(["-m", "gpu_sleep", "ps"], PATH="/nowhere").returncode, 1)
@@ -156,7 +156,7 @@ class Package(unittest.TestCase):
         """
         done = run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT="")
         self.check(done)
-        for part in ("gpu_state", "gpu_sleep", "gpu_wake", "cannot move 12,582,912 bytes (12 MiB)", "gpu-enable user"):
+        for part in ("gpu_state", "gpu_sleep", "gpu_wake", "12,582,912 bytes (12 MiB) of this kernel cannot sleep", "gpu-enable user"):
             self.assertIn(part, done.stdout)
 
     def test_a_notebook_before_it_uses_the_gpu(self):

@@ -300,5 +300,5 @@ TEST_CASE("Python: the manual's example for PyTorch does what it says", "[python
     CHECK(output.out == "done\n");
     const auto alone = run({command});
     CHECK(alone.status == 1);
-    CHECK_THAT(alone.err, mentions("start this program by gpu-run"));
+    CHECK_THAT(alone.err, mentions("start this program with gpu-run"));
 }

@@ -198,7 +198,7 @@ TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[rec
         const auto output = pass.finish();
         CHECK(output.status == 0);
         CHECK(output.json(k_changed) == "false");
-        CHECK(output.json(k_note) == "it works again");
+        CHECK(output.json(k_note) == "it is at work again");
         CHECK(host.tell("calls").starts_with("1 1 ")); // it has heard that no sleep came
     }
     SECTION("while contents are moved") {
@@ -210,7 +210,7 @@ TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[rec
         const auto output = pass.finish();
         CHECK(output.status == 0);
         CHECK(output.json(k_changed) == "false");
-        CHECK(output.json(k_note) == "it works again");
+        CHECK(output.json(k_note) == "it is at work again");
         host.tell("delay cuMemcpyDtoHAsync 0");
     }
     CHECK(host.state() == "awake");

@@ -14,6 +14,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -251,6 +252,14 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     const auto early = need({"--need", "40MiB"}, "60s");
     CHECK(early.status == 1);
     CHECK_THAT(early.err, mentions("it was woken"));
+    const Scratch scratch;
+    std::ofstream(scratch.path() / "c.toml") << "[reclaim]\nmin-awake = \"0s\"\n";
+    REQUIRE(::chmod(scratch.file("c.toml").c_str(), 0644) == 0);
+    const auto by_file = machine.run(
+        "gpu-reclaim", {"--need", "40MiB", "--gpu", only.shown(k_uuid), "--config", scratch.file("c.toml")},
+        has_nvml);
+    INFO(by_file.err);
+    if (by_file.err.find("toml++") == std::string::npos) CHECK(by_file.status == 0);
 }
 
 TEST_CASE("Room: gpu-run --need makes room before its command starts, or does not start it", "[room]") {
@@ -291,7 +300,7 @@ TEST_CASE("Room: an allocation that finds no memory has the agent say once who h
     Host second(machine.model("second"));
     CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));
     const auto said =
-        fmt::format("{} first has 32.0 MiB and could sleep; make room by gpu-reclaim --need 48MiB --gpu {}",
+        fmt::format("{} first has 32.0 MiB and could sleep; make room with gpu-reclaim --need 48MiB --gpu {}",
                     first.host.pid(), first.shown(k_uuid));
     CHECK(becomes_true([&] { // a neighbour that is slow to answer is asked again
         CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));

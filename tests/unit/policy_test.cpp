@@ -151,6 +151,9 @@ TEST_CASE("Merge: where the administrator says nothing, the user's file holds", 
     CHECK(policy.min_awake == 1min);
     CHECK(policy.tags.at("weights").exempt == true);
     Configuration limits;
+    limits.reclaim.min_awake = 2min;
+    CHECK(merge(policy_of(limits, k_subject), policy_of(wishes, k_subject)).min_awake == 1min);
+    CHECK(merge(policy_of(limits, k_subject), policy_of({}, k_subject)).min_awake == 2min);
     limits.commands["llama"].exempt = true; // the administrator lets it be: the user need not
     CHECK(merge(policy_of(limits, k_subject), policy_of(wishes, k_subject)).ladder == *wishes.reclaim.idle);
 }
@@ -224,11 +227,44 @@ TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left
     CHECK(decide(with({}), seen)->reason == "no policy puts it to sleep");
 }
 
-TEST_CASE("Decision: a rung that cannot be carried out is an error", "[policy]") {
+TEST_CASE("Decision: a ladder that leads to files is an error for whom no file names a directory",
+          "[policy]") {
+    auto limits = file(ladder({"10s", "20s:file"}));
+    limits.users["bob"].directory = "/data/bob";
+    auto wishes = file(ladder({"1h"}));
+    const auto decision = [&] {
+        return decide(merge(policy_of(limits, k_subject), policy_of(wishes, k_subject)),
+                      report(model::State::awake, 10));
+    };
+    CHECK(decision().error().message == k_directory_missing); // before it gets there
+    wishes.reclaim.directory = "/home/alice/sleep";
+    CHECK(decision()->request);
+}
+
+TEST_CASE("Decision: a sleep that makes room goes where the policy says, unless it says itself", "[policy]") {
     auto policy = with(ladder({"10s:file"}));
+    policy.min_awake = 1min;
+    policy.tags["weights"].exempt = true;
+    const auto seen = report(model::State::awake, 0);
+    const auto heeding = [&](model::SleepRequest request = {}) {
+        return heed(policy, seen, request), request;
+    };
+    CHECK(heeding().min_awake == 1min);
+    CHECK(heeding().store == model::Store::file);
+    CHECK(heeding().directory == "/d");
+    CHECK(heeding().tags.empty());
+    model::SleepRequest own;
+    own.min_awake = 0ms;
+    own.store = model::Store::file;
+    own.directory = "/own";
+    CHECK(heeding(own).min_awake == 0ms);
+    CHECK(heeding(own).directory == "/own");
+    policy.ladder = ladder({"10s"});
+    policy.spill = true;
+    CHECK(heeding().spill);
+    CHECK(heeding().store == model::Store::host);
     policy.directory.clear();
-    CHECK(decide(policy, report(model::State::awake, 10)).error().message ==
-          "no directory is set for contents in files");
+    CHECK_FALSE(heeding().spill);
 }
 
 TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a process", "[policy]") {

@@ -172,7 +172,8 @@ TEST_CASE("Protocol: another version, another protocol and unknown types are mis
 
     FrameReader reader;
     reader.append(frame_of(1, {}, 9));
-    CHECK(reader.next().error().message == "the peer speaks version 9 of the protocol, this is version 7");
+    CHECK(reader.next().error().message ==
+          "the other side speaks version 9 of the protocol, and this one version 7");
 }
 
 TEST_CASE("Protocol: values out of range are refused", "[protocol]") {

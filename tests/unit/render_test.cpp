@@ -230,9 +230,10 @@ TEST_CASE("Render: what was so already is said to be so", "[render]") {
 
 TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[render]") {
     const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
-    CHECK(render_error("gpu-wake", "wake " + title(listed_process()), error) ==
-          "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free; free GPU "
-          "memory, have others sleep with gpu-wake --make-room, or let it try for longer with --wait 60s\n");
+    CHECK(
+        render_error("gpu-wake", "wake " + title(listed_process()), error) ==
+        "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free; free GPU "
+        "memory, put others to sleep with gpu-wake --make-room, or let it try for longer with --wait 60s\n");
     CHECK(render_error("gpu-reclaim", "free 1 GiB on GPU 0", error)
               .ends_with("free GPU memory, and try again\n"));
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::invalid_argument, "no")) == "gpu-ps: no\n");

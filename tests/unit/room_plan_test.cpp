@@ -98,5 +98,5 @@ TEST_CASE("Room plan: a status says what prevents a sleep", "[room_plan]") {
     CHECK(against(candidate_of(status(0), Milliseconds(0))) == "nothing of it is awake");
     auto unseen = status(k_gib);
     unseen.idle_seconds.reset();
-    CHECK(against(candidate_of(unseen, Milliseconds(0))) == "it is not known when it was used last");
+    CHECK(against(candidate_of(unseen, Milliseconds(0))) == "it is not known when it was last used");
 }

@@ -146,7 +146,8 @@ TEST_CASE("Room: nobody sleeps for what all together cannot give, and who has go
     const auto made = crowd.make_room(11);
     CHECK(made.slept.empty());
     CHECK(crowd.asked() == Counts{0});
-    CHECK(made.against == std::vector<std::string>{"first has 10 B and could sleep"});
+    CHECK(made.against ==
+          std::vector<std::string>{"first has 10 B: it could sleep, but that would not be enough"});
     CHECK_FALSE(made.wait);
     crowd.holders[0].connect = []() -> Result<UniqueFd> {
         return make_error(ErrorCode::no_agent, "it has gone");
@@ -182,7 +183,7 @@ TEST_CASE("Room: one that does not get ready is waited for no longer than the re
     const auto made = crowd.make_room(8, request);
     CHECK_FALSE(made.is_enough());
     REQUIRE(made.against.size() == 1);
-    CHECK(made.against[0] == "slow has 10 B: it is falling asleep, and not done in time");
+    CHECK(made.against[0] == "slow has 10 B: it is falling asleep, but was not done in time");
 }
 
 TEST_CASE("Room: a dry run asks once, and nothing changes", "[room]") {

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Putting this program's GPU memory to sleep, by tag, and that of other programs.
+"""Put this program's GPU memory to sleep, by tag, and that of other programs.
 
     with gpu_sleep.tag("weights"):
         model = build_model().to("cuda")
     gpu_sleep.sleep(tags=["weights"])
     gpu_sleep.wake()
 
-torch.reload() fills weights again that a sleep has dropped, cuda_graph() captures graphs whose memory has a tag, and
+torch.reload() reads weights again that a sleep has dropped, cuda_graph() captures graphs whose memory has a tag, and
 Process() and processes() are about other programs. gpu_sleep.vllm is for vLLM's sleep mode. "python -m gpu_sleep run" is
-gpu-run, and likewise the others.
+gpu-run, and likewise for the others.
 
-Works on the agent that gpu-run has loaded. In a program that was started without gpu-run, the first call that needs the
-agent loads that of the environment variable GPU_SLEEP_AGENT (the path of libgpu-sleep-agent.so.0), or else that which
-is installed with this package; then only memory of tags sleeps. Where there is none, that call raises NoAgent.
+The package uses the agent that gpu-run has loaded. In a program that was started without gpu-run, the first call that
+needs the agent loads it: from the path in the environment variable GPU_SLEEP_AGENT, or else the one that is installed
+with this package; then only memory with a tag sleeps. If there is no agent, that call raises NoAgent.
 
 Sizes are in bytes, times in seconds, devices are CUDA ordinals. Every function may be called from any thread. Importing
 needs no GPU, no driver, no agent and no PyTorch.

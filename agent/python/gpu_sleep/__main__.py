@@ -25,7 +25,7 @@ def main() -> None:
         print(f"{__doc__}\nCOMMAND is one of {', '.join(COMMANDS)}; each has --help.")
         return
     if command not in COMMANDS:
-        _fail(f"{command!r} is none of {', '.join(COMMANDS)}", 2)
+        _fail(f"{command!r} is not one of {', '.join(COMMANDS)}", 2)
     try:
         file = command_file(f"gpu-{command}")
         os.execv(file, [file, *sys.argv[2:]])

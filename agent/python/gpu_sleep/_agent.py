@@ -78,7 +78,7 @@ def _load() -> ctypes.CDLL:
     named = os.environ.get(VARIABLE)
     path = named or (str(_installed.LIBRARIES / _FILE) if _installed.LIBRARIES else None)
     if path is None:
-        raise NoAgent(f"no gpu-sleep agent is loaded: start this program by gpu-run, or name the library in {VARIABLE}")
+        raise NoAgent(f"no gpu-sleep agent is loaded: start this program with gpu-run, or name the library in {VARIABLE}")
     try:
         return ctypes.CDLL(path)
     except OSError as failure:
@@ -86,7 +86,7 @@ def _load() -> ctypes.CDLL:
 
 
 def agent() -> ctypes.CDLL:
-    """The agent: that which is loaded, or else that which VARIABLE names or that is installed with the package.
+    """The agent: the loaded one, or else the one that VARIABLE names or that is installed with the package.
 
     Errors: NoAgent; Error (protocol_mismatch) where it is older than the package.
     """
@@ -96,10 +96,10 @@ def agent() -> ctypes.CDLL:
         try:
             version = library.gpu_sleep_api_version()
         except AttributeError as failure:
-            raise NoAgent(f"{library._name} is no gpu-sleep agent") from failure
+            raise NoAgent(f"{library._name} is not a gpu-sleep agent") from failure
         if version < _NEEDED_API_VERSION:
-            raise of_code("protocol_mismatch", f"the gpu-sleep agent that is loaded is too old: version {version} of "
-                          f"its interface, and this package needs {_NEEDED_API_VERSION}")
+            raise of_code("protocol_mismatch", f"the loaded gpu-sleep agent is too old: its interface has version "
+                          f"{version}, and this package needs {_NEEDED_API_VERSION}")
         for name, arguments in _ARGUMENTS.items():
             getattr(library, name).argtypes = arguments
         library.gpu_sleep_last_error.restype = ctypes.c_char_p
@@ -126,7 +126,7 @@ def explain(why: str) -> None:
 def c_text(text: str, what: str) -> bytes:
     """A text for the C API. Errors: TypeError, InvalidArgument."""
     if not isinstance(text, str):
-        raise TypeError(f"{what} is a str, not {type(text).__name__}")
+        raise TypeError(f"{what} must be a str, not {type(text).__name__}")
     if "\0" in text:
-        raise InvalidArgument(f"{what} has a NUL in it")
+        raise InvalidArgument(f"{what} contains a NUL")
     return text.encode()

@@ -20,20 +20,20 @@ _RETENTIONS = {"offload": 0, "preserve": 1, "discard": 2}
 def milliseconds(seconds: float, what: str) -> int:
     """Whole milliseconds, rounded up, that the C API and the commands can take."""
     if not 0 <= seconds <= 0xFFFFFFFF / 1000:
-        raise InvalidArgument(f"{what} is a number of seconds from 0 to {0xFFFFFFFF // 1000}, not {seconds}")
+        raise InvalidArgument(f"{what} must be a number of seconds from 0 to {0xFFFFFFFF // 1000}, not {seconds}")
     return math.ceil(seconds * 1000)
 
 
 def checked_level(level: int) -> int:
     if operator.index(level) not in (1, 2):
-        raise InvalidArgument(f"a level is 1 or 2, not {level}")
+        raise InvalidArgument(f"a level must be 1 or 2, not {level}")
     return operator.index(level)
 
 
 def limit(timeout: Optional[float]) -> Optional[int]:
     """A time limit in milliseconds."""
     if timeout is not None and timeout <= 0:
-        raise InvalidArgument("a time limit is more than 0 seconds")
+        raise InvalidArgument("a time limit must be more than 0 seconds")
     return None if timeout is None else milliseconds(timeout, "a time limit")
 
 
@@ -43,11 +43,11 @@ def tag_list(tags: Tags) -> Optional[str]:
         return None
     names = [tags] if isinstance(tags, str) else list(tags)
     if not names:
-        raise InvalidArgument("a list of no tags; None stands for all")
+        raise InvalidArgument("the list of tags is empty; None means all")
     for name in names:
         _agent.c_text(name, "a tag")
         if "," in name:
-            raise InvalidArgument(f"'{name}' is no tag; give several as a list")
+            raise InvalidArgument(f"'{name}' is not a tag; give several tags as a list")
     return ",".join(names)
 
 
@@ -59,15 +59,15 @@ def _c_tags(tags: Tags) -> Optional[bytes]:
 def sleep(level: int = 1, tags: Tags = None, deep: bool = False, timeout: Optional[float] = None) -> None:
     """Puts this process to sleep: all of it, or the tags in `tags`. On return their GPU memory is released.
 
-    At `level` 1 contents are kept in host memory; at 2 they are dropped, but for what policy() and preserve() keep. A
+    At `level` 1 contents are kept in host memory; at 2 they are dropped, except for what policy() and preserve() keep. A
     `deep` sleep takes contexts and modules from the GPU as well; it needs gpu-run, and no `tags`. `timeout`, in
-    seconds, bounds all until memory is released; without it callbacks and GPU work have 30 seconds, and copying takes
-    as long as it takes. No GPU work may touch what sleeps, by whichever library. Already asleep: does nothing.
+    seconds, covers everything until memory is released; without it callbacks and GPU work have 30 seconds each, and
+    copying takes as long as it takes. No GPU work, of any library, may use what sleeps. Does nothing if it is asleep.
 
-    Errors, after which all is awake and unchanged: NoAgent, InvalidArgument, UnknownTag, Refused (by a callback, which
-    is then the cause, or called by one), TimedOut, CaptureInProgress, OutOfHostMemory, OutOfDeviceMemory, NoDriver,
-    ContextLost, Error. A deep sleep of which the driver's part fails (Error, driver_failed) leaves the process asleep
-    as without `deep`; asleep_bytes() shows it.
+    Errors, after which all is awake and unchanged: NoAgent, InvalidArgument, UnknownTag, Refused (by a callback, whose
+    exception is the cause; or a callback called this), TimedOut, CaptureInProgress, OutOfHostMemory,
+    OutOfDeviceMemory, NoDriver, ContextLost, Error. If the driver's part of a deep sleep fails (Error, driver_failed),
+    the process is asleep as without `deep`; asleep_bytes() shows it.
     """
     flags = checked_level(level) | (_DEEP if deep else 0)
     names, timeout_ms = _c_tags(tags), limit(timeout) or 0
@@ -83,10 +83,10 @@ def sleep(level: int = 1, tags: Tags = None, deep: bool = False, timeout: Option
 def wake(tags: Tags = None, wait: float = 0) -> None:
     """Wakes this process, or the tags in `tags`, at the same addresses. What was dropped reads as zero.
 
-    While GPU memory is short it tries again for `wait` seconds. Already awake: does nothing.
+    While GPU memory is short it tries again for `wait` seconds. Does nothing if it is awake.
 
     Errors, after which what was asleep still is, with its contents: NoAgent, InvalidArgument, UnknownTag, Refused
-    (called by a callback), TimedOut, OutOfDeviceMemory, OutOfHostMemory, NoDriver, ContextLost, Error. Damaged: tags
+    (a callback called this), TimedOut, OutOfDeviceMemory, OutOfHostMemory, NoDriver, ContextLost, Error. Damaged: tags
     whose contents are not what they were stay asleep, and the others are awake.
     """
     _agent.call("gpu_sleep_wake", _c_tags(tags), milliseconds(wait, "wait"))
@@ -105,7 +105,7 @@ def policy(tag: str, mode: str, refillable: bool = False) -> None:
     Errors: NoAgent, InvalidArgument.
     """
     if mode not in _RETENTIONS:
-        raise InvalidArgument(f"a policy is one of {', '.join(_RETENTIONS)}, not {mode!r}")
+        raise InvalidArgument(f"a policy must be one of {', '.join(_RETENTIONS)}, not {mode!r}")
     _agent.call("gpu_sleep_set_policy", _agent.c_text(tag, "a tag"), _RETENTIONS[mode], bool(refillable))
 
 
@@ -114,7 +114,7 @@ def _span(what: Any) -> Tuple[int, int]:
         address, size = what
         return operator.index(address), operator.index(size)
     if not hasattr(what, "data_ptr"):
-        raise TypeError(f"neither a tensor nor an address and a number of bytes: {type(what).__name__}")
+        raise TypeError(f"this is neither a tensor nor a tuple of an address and a size: {type(what).__name__}")
     if what.numel() == 0:
         return what.data_ptr(), 0
     last = sum((count - 1) * step for count, step in zip(what.size(), what.stride()))
@@ -125,7 +125,7 @@ def preserve(what: Any) -> None:
     """Has every sleep keep the contents of a tensor (of any shape; from its first element to its last), or of a span
     of memory, given as a tuple of its address and its size in bytes, even if the rest of the tag is dropped.
 
-    The mark ends when the memory goes back to the driver: PyTorch keeps what a tensor had for others.
+    The mark ends when the memory goes back to the driver, not with the tensor: PyTorch keeps its memory for others.
     Errors: NoAgent, NotOwned (not within one allocation of the agent), InvalidArgument (nothing in it), TypeError.
     """
     address, size = _span(what)

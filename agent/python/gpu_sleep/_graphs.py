@@ -47,7 +47,7 @@ def _pool_for(torch: Any, key: Tuple[bytes, int], shared: Any) -> _Pool:
             return _Pool(torch, key)
     found = _used.get(tuple(getattr(shared, "id", shared)))
     if found is None or found.key != key:
-        raise InvalidArgument("a pool is that of an earlier graph of the same tag and device: give its pool()")
+        raise InvalidArgument("the pool must be the pool() of an earlier graph of the same tag and device")
     return found
 
 
@@ -57,16 +57,16 @@ def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_m
     """For `with`: captures into `graph` as torch.cuda.graph() does, with memory of a tag, and sleeps wait for its end.
 
     The tag is `tag`, or else that of the innermost region of tag() in which the thread is, or else "default". Each graph
-    has a memory pool of its own, but with `pool`, that of an earlier graph (its pool()), whose memory it then may
-    overwrite: see PyTorch on sharing. In torch.cuda.graph() itself, inside of a region, later tensors of the region could
-    get the graph's memory. Regions inside of the capture are of the same tag.
+    has a memory pool of its own, unless `pool` is that of an earlier graph (its pool()), whose memory it may then
+    overwrite: see PyTorch on sharing. If torch.cuda.graph() itself were used inside a region, later tensors of the region
+    could get the graph's memory. Regions inside the capture must have the same tag.
 
     Errors, on entering: NoAgent, InvalidArgument (bad tag or pool, a capture inside of one, expandable segments), Error
     (no PyTorch with a GPU, or it has no MemPool), and PyTorch's.
     """
     torch = _regions.torch_with_cuda()
     if torch is None:
-        raise Error("graphs are captured by PyTorch, which is not imported or has no GPU")
+        raise Error("cuda_graph() needs PyTorch, which is not imported or has no GPU")
     name = _regions.current_tag() if tag is None else _agent.c_text(tag, "a tag")
     device = torch.cuda.current_device() if stream is None else stream.device.index
     with contextlib.ExitStack() as undo:

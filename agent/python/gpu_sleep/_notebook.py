@@ -10,9 +10,8 @@ from ._calls import sleep, wake
 from ._processes import Status, processes, status
 from .errors import Error
 
-_ADVICE = ("gpu_sleep moves what is allocated inside of `with gpu_sleep.tag(NAME):` from now on. To move all of it, let "
-           "`gpu-enable user` put the agent into new kernels, and restart this one from a new login; or start "
-           "Jupyter by gpu-run.")
+_ADVICE = ("What is allocated inside `with gpu_sleep.tag(NAME):` from now on can sleep. For all of it to sleep, run "
+           "`gpu-enable user`, log in again and restart this kernel; or start Jupyter with gpu-run.")
 
 
 def _mib(size: int) -> str:
@@ -45,16 +44,16 @@ def _warning(own: Optional[Status]) -> List[str]:
         return []
     size = _out_of_reach(own)
     if size:
-        return [f"CUDA began without the agent, which cannot move {size:,} bytes ({_mib(size)}) of this kernel. {_ADVICE}"]
+        return [f"CUDA was started without the agent, so {size:,} bytes ({_mib(size)}) of this kernel cannot sleep. {_ADVICE}"]
     if own is None and "libgpu-sleep-" in os.environ.get("LD_PRELOAD", ""):
-        return ["It starts when CUDA is first used."]
-    return [f"Memory that is allocated without the agent cannot be moved. {_ADVICE}"] if size is None else []
+        return ["The agent starts when CUDA is first used."]
+    return [f"Memory that is allocated without the agent cannot sleep. {_ADVICE}"] if size is None else []
 
 
 def state() -> str:
-    """The memory of this process in words, a line for each tag, and what cannot be moved."""
+    """The memory of this process in words, a line for each tag, and what cannot sleep."""
     own = _own()
-    lines = [f"{own.state}, {_mib(own.host_bytes)} of host memory"] if own else ["no agent has started in this process"]
+    lines = [f"{own.state}, {_mib(own.host_bytes)} of host memory"] if own else ["no gpu-sleep agent has started in this process"]
     lines += [f"  {tag.tag} on device {tag.device}: {tag.state}, {_mib(tag.resident_bytes)} of {_mib(tag.bytes)} on the GPU, "
               f"{_mib(tag.kept_bytes)} kept" for tag in (own.tags if own else ())]
     return "\n".join([*lines, *_warning(own)])
@@ -64,7 +63,7 @@ def load_ipython_extension(shell: Any) -> None:
     """Called by %load_ext gpu_sleep."""
 
     def show(line: str = "") -> None:
-        """The GPU memory of this kernel, and what of it cannot be moved."""
+        """Shows the GPU memory of this kernel, and how much of it cannot sleep."""
         print(state())
 
     def put_to_sleep(line: str) -> None:

@@ -221,7 +221,7 @@ class Process:
         lists them), Error."""
         found = _checked(_run("gpu-ps", self._who))
         if len(found) != 1:
-            raise of_code("ambiguous_name", f"{self._who} is {len(found)} processes")
+            raise of_code("ambiguous_name", f"{self._who} names {len(found)} processes")
         return found[0]
 
     def sleep(self, level: int = 1, tags: Tags = None, deep: bool = False, timeout: Optional[float] = None,

@@ -68,11 +68,11 @@ def torch_with_cuda() -> Any:
     if cuda is None or not cuda.is_available():
         return None
     if not hasattr(cuda, "MemPool"):
-        raise Error("this PyTorch has no torch.cuda.MemPool, which tags need: install a newer one")
+        raise Error("tags need torch.cuda.MemPool, which this PyTorch does not have: install a newer one")
     for variable in _CONFIGURATIONS:
         if _EXPANDABLE.search(os.environ.get(variable, "")):
-            raise InvalidArgument(f"tags need PyTorch's memory pools, which do not go with expandable segments: take "
-                                  f"expandable_segments out of {variable}")
+            raise InvalidArgument(f"tags need PyTorch's memory pools, which do not work with expandable segments: "
+                                  f"take expandable_segments out of {variable}")
     return torch
 
 
@@ -121,7 +121,7 @@ def _diverted(torch: Any, name: bytes, device: int) -> Iterator[None]:
         yield
         return
     if isinstance(outer, _Capture):
-        raise InvalidArgument(f"a graph of the tag '{outer.name.decode()}' is captured, whose memory has that tag alone")
+        raise InvalidArgument(f"a graph with the tag '{outer.name.decode()}' is being captured, and all its memory has that tag")
     idle = _idle_pools.setdefault((name, device), [])
     try:
         pool = idle.pop()
@@ -150,7 +150,7 @@ def interrupted(name: bytes, device: int) -> Iterator[None]:
     """The calling thread's allocations on a device come from no pool of a region, while a graph is captured there."""
     outer = _thread.diversions.get(device)
     if isinstance(outer, _Capture):
-        raise InvalidArgument("a graph is captured already")
+        raise InvalidArgument("a graph is being captured already")
     if outer is not None:
         outer.end()
     _thread.diversions[device] = _Capture(name)
@@ -188,7 +188,7 @@ class Region(contextlib.ContextDecorator):
 
     def __exit__(self, *error: object) -> None:
         if not _thread.entered or _thread.entered[-1][0] is not self:
-            raise InvalidArgument("regions of tags end on the thread that entered them, the innermost first")
+            raise InvalidArgument("regions of tags must end on the thread that entered them, the innermost first")
         _thread.entered.pop()[1].close()
 
 
@@ -205,6 +205,6 @@ def tag(name: str, devices: Optional[Iterable[int]] = None) -> Region:
     the first time.
 
     Errors, on entering: NoAgent, InvalidArgument (bad tag; PyTorch's expandable segments), Error (PyTorch has no
-    MemPool). Do not leave a region on another thread than entered it, nor await inside. Capture graphs by cuda_graph().
+    MemPool). Leave a region on the thread that entered it, and do not await inside. Capture graphs with cuda_graph().
     """
     return Region(name, devices)

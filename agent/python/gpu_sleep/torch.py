@@ -81,7 +81,7 @@ def _stored_in(file: pathlib.Path) -> Dict[str, _Stored]:
             with safetensors.safe_open(str(file), framework="pt"):
                 pass
         except safetensors.SafetensorError as failure:
-            raise of_code("io_failed", f"{file} is no safetensors file: {failure}") from failure
+            raise of_code("io_failed", f"{file} is not a safetensors file: {failure}") from failure
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
     header.pop("__metadata__", None)
@@ -102,7 +102,7 @@ def _stored(path: Union[Path, Sequence[Path]]) -> Dict[str, _Stored]:
 def _tensors_of(torch: Any, model: Any) -> Dict[str, Any]:
     named = model.state_dict() if hasattr(model, "state_dict") else model
     if not isinstance(named, Mapping):
-        raise TypeError(f"neither a module nor tensors by name: {type(model).__name__}")
+        raise TypeError(f"this is neither a module nor tensors by name: {type(model).__name__}")
     return {name: tensor.detach() for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
 
 
@@ -121,7 +121,7 @@ def _check_buffers(model: Any, tensors: Dict[str, Any]) -> None:
     buffers = model.named_buffers() if hasattr(model, "named_buffers") else ()
     left = [name for name, buffer in buffers if buffer.device.type == "cuda" and _place(buffer) not in read]
     if left:
-        raise InvalidArgument(f"the model keeps {_some(left)} out of its files: allocate such buffers outside of the tag, or "
+        raise InvalidArgument(f"the model's files never contain {_some(left)}: allocate such buffers outside the tag, or "
                               "fill them yourself and pass strict=False")
 
 

@@ -142,7 +142,7 @@ TEST_CASE("Capture in part: a sleep says what a capture waits for, at once, and 
     CHECK(Clock::now() - start < Milliseconds(10'000));
     const std::string message = gpu_sleep_last_error();
     INFO(message);
-    CHECK(message.find("waits for kv_cache that sleeps: wake it first") != std::string::npos);
+    CHECK(message.find("waits for kv_cache, which sleeps: wake it first") != std::string::npos);
     wake("kv_cache");
     REQUIRE(ends(capture));
     auto* const graph = capture.get();

@@ -184,7 +184,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     if (kind == "exported on the host") pass_on(machine.host, *other, "host_shared");
     if (kind == "imported") pass_on(*other, machine.host, "host_shared");
     const std::string why = kind == "managed"   ? "managed memory"
-                            : kind == "event"   ? "events for several processes"
+                            : kind == "event"   ? "events that several processes share"
                             : kind == "decoder" ? "libnvcuvid.so.1 for the GPU's decoders"
                                                 : "shares memory";
     // gpu-ps says so beforehand, and so does a rehearsal.

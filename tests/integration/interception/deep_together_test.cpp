@@ -72,7 +72,7 @@ TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]
         INFO(refused.err);
         CHECK(refused.status == 1);
         CHECK_THAT(refused.err, mentions("cannot sleep deeply") && mentions("processes was put to sleep") &&
-                                    mentions("went back with the others"));
+                                    mentions("was undone with the others"));
         CHECK(family.count("awake") == 2);
     };
     if (why == "managed") {

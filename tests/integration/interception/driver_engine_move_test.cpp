@@ -108,7 +108,7 @@ TEST_CASE("Driver engine: a driver that refuses a move leaves the process asleep
     const auto old =
         machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_FAIL=cuDriverGetVersion:1:1:forever"});
     CHECK(old.status == 2);
-    CHECK_THAT(old.err, mentions("only where it was"));
+    CHECK_THAT(old.err, mentions("only on the GPU where it was"));
     machine.expect_held();
     REQUIRE(machine.command("gpu-wake").status == 0);
     machine.expect_awake();
