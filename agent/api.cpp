@@ -304,7 +304,8 @@ gpu_sleep_status gpu_sleep_sleep_in_files(int level, const char* tags, const cha
     return finish([&]() -> Result<void> {
         auto request = own_sleep(level, tags, timeout_ms);
         if (!request) return request.error();
-        if (!directory || *directory != '/') return invalid("the directory for files must be an absolute path");
+        if (!directory || *directory != '/')
+            return invalid("the directory for files must be an absolute path");
         request->directory = directory;
         if (!file_tags) request->store = model::Store::file;
         for (auto& tag : split_tags(file_tags))
