@@ -13,7 +13,7 @@
 namespace gpu_sleep::test {
 namespace {
 
-constexpr std::size_t k_piece = std::size_t{64} << 10; // larger ones are new pages each time, which are slow
+constexpr std::size_t k_piece = std::size_t{16} << 20;
 
 class Hash {
 public:
@@ -28,7 +28,7 @@ private:
 
 Result<std::uint64_t> hash_at(CUdeviceptr address, std::size_t bytes) {
     Hash hash;
-    std::vector<std::uint64_t> contents;
+    thread_local std::vector<std::uint64_t> contents; // new pages for each call are slow
     for (std::size_t at = 0; at < bytes; at += k_piece) {
         contents.resize(std::min(k_piece, bytes - at) / sizeof(std::uint64_t));
         GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), address + at,
