@@ -268,10 +268,11 @@ def imported(name, file):
 
 
 def with_methods_of(file, base, names):
-    """A class with the methods of vLLM's own worker, on what they name."""
+    """A class with these methods of vLLM's own worker, on what they name. It has to have all of them."""
     (worker,) = (each for each in ast.parse(file.read_text(encoding="utf-8")).body
                  if isinstance(each, ast.ClassDef) and each.name == "Worker")
     worker.body = [each for each in worker.body if getattr(each, "name", None) in names]
+    assert {each.name for each in worker.body} == set(names), f"{file} is of another version: it lacks some of {names}"
     worker.bases = [ast.Name("base", ast.Load())]
     tree = ast.parse("from __future__ import annotations")
     tree.body.append(worker)
@@ -282,8 +283,8 @@ def with_methods_of(file, base, names):
     return known["Worker"]
 
 
-WORKER_METHODS = ("sleep", "wake_up", "discard", "_maybe_get_memory_pool_context", "_get_sleep_mode_backend",
-                  "sleep_mode_backend")
+WORKER_METHODS = {version: ("sleep", "wake_up", "_maybe_get_memory_pool_context", *more) for version, more in (
+    ("0.29", ("_get_sleep_mode_backend",)), ("0.30", ("sleep_mode_backend", "discard")))}
 
 
 def parameters(function):
@@ -291,7 +292,9 @@ def parameters(function):
 
 
 def differences(own, real):
-    """Where a stand-in has other parameters than vLLM's own class."""
+    """Where a stand-in has other abstract methods or parameters than vLLM's own class."""
+    if getattr(own, "__abstractmethods__", ()) != getattr(real, "__abstractmethods__", ()):
+        yield f"{real.__name__} has other abstract methods: {', '.join(sorted(real.__abstractmethods__))}"
     for name, its in vars(own).items():
         if name.startswith("_") or not callable(getattr(own, name)):
             continue
@@ -334,6 +337,6 @@ def install(version, sources=None):
                                         (SleepModeBackendFactory, backends.SleepModeBackendFactory))
                  for each in differences(own, real)]
         file = directory / "vllm/v1/worker/gpu_worker.py"
-        its_worker = with_methods_of(file, worker, WORKER_METHODS) if file.exists() else worker
+        its_worker = with_methods_of(file, worker, WORKER_METHODS[version]) if file.exists() else worker
     module("vllm.v1.worker", gpu_worker=module("vllm.v1.worker.gpu_worker", Worker=its_worker))
     return found

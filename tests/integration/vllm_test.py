@@ -2,8 +2,9 @@
 # Copyright the gpu-sleep authors.
 """gpu_sleep.vllm on the simulated driver and a stand-in for vLLM, and, where its sources are given, on vLLM's own classes.
 
-Usage: vllm_test.py BUILD [SOURCES]: SOURCES is a folder with vllm/device_allocator/sleep_mode_backend.py and cumem.py, and
-vllm/v1/worker/gpu_worker.py if it is to be had. Run it so before a change of agent/python/gpu_sleep/*vllm*: CI has no vLLM.
+Usage: vllm_test.py BUILD [SOURCES [VERSION]]: SOURCES is a folder with vllm/device_allocator/sleep_mode_backend.py and
+cumem.py, and vllm/v1/worker/gpu_worker.py if it is to be had, of vLLM's VERSION: 0.29 (the default) or 0.30. Run it so
+before a change of agent/python/gpu_sleep/*vllm*: CI has no vLLM.
 """
 
 import os
@@ -14,7 +15,7 @@ import tempfile
 import unittest
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
-SOURCES = sys.argv[2:]
+SOURCES, VERSION = sys.argv[2:3], (sys.argv[3:] or ["0.29"])[0]
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "agent/python"
 AGENT = str(BUILD / "lib/libgpu-sleep-agent.so.0")
@@ -46,8 +47,7 @@ class Vllm(unittest.TestCase):
 
     @unittest.skipUnless(SOURCES, "no sources of vLLM were given")
     def test_on_its_own_classes(self):
-        for version in ("0.29", "0.30"):
-            self.run_python(HERE / "vllm_program.py", version, *SOURCES, prefix=UNDER_GPU_RUN)
+        self.run_python(HERE / "vllm_program.py", VERSION, *SOURCES, prefix=UNDER_GPU_RUN)
 
 
 if __name__ == "__main__":

@@ -86,15 +86,31 @@ def _configure(configurations: Dict[str, str]) -> None:
     setter([os.environ[name] for name in _CONFIGURATIONS if name in os.environ][-1])
 
 
+class _Unexpandable:
+    """Who needs expandable segments to be off, which the whole process shares."""
+
+    lock = threading.Lock()
+    users = 0
+    given: Dict[str, str] = {}  # the configurations that the last one out restores
+
+
 @contextlib.contextmanager
 def without_expandable_segments() -> Iterator[None]:
-    """Where they are configured, they are off until the end, so that tags can be entered."""
-    given = {name: os.environ[name] for name in _CONFIGURATIONS if _EXPANDABLE.search(os.environ.get(name, ""))}
-    _configure({name: _EXPANDABLE.sub(r"\1False", conf) for name, conf in given.items()})
+    """Where they are configured, they are off until the end, of the last thread that is inside, so that tags can be
+    entered."""
+    with _Unexpandable.lock:
+        if _Unexpandable.users == 0:
+            given = {name: os.environ[name] for name in _CONFIGURATIONS if _EXPANDABLE.search(os.environ.get(name, ""))}
+            _configure({name: _EXPANDABLE.sub(r"\1False", conf) for name, conf in given.items()})
+            _Unexpandable.given = given
+        _Unexpandable.users += 1
     try:
         yield
     finally:
-        _configure(given)
+        with _Unexpandable.lock:
+            _Unexpandable.users -= 1
+            if _Unexpandable.users == 0:
+                _configure(_Unexpandable.given)
 
 
 def _current_devices(torch: Any) -> Set[int]:

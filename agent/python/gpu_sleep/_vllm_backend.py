@@ -21,9 +21,9 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
         self._is_resuming = False
 
     def suspend(self, level: int = 1) -> None:
-        """Puts the engine's memory to sleep, as one: at level 1 the weights are kept in host memory and the rest is
-        dropped, at level 2 all is dropped. Level 0 is vLLM's own pause, for which nothing sleeps. On return the memory is
-        free, whoever takes it.
+        """Puts the engine's memory to sleep, as one: at level 1 "kv_cache" is dropped, at level 2 "weights" as well, and
+        all else is kept in host memory. What sleeps already stays as it is. Level 0 is vLLM's own pause, for which nothing
+        sleeps. On return the memory is free, whoever takes it.
 
         Errors, after which all is as it was: InvalidArgument (another level), Error (the engine does not allocate by
         Worker), and those of gpu_sleep.sleep(). All are RuntimeErrors.
@@ -32,17 +32,22 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
             raise InvalidArgument(f"a level is 0, 1 or 2, not {level}")
         if level == 0:
             return
-        if not Allocator.get_instance().tags:
+        allocator = Allocator.get_instance()
+        if not allocator.tags:
             raise Error("vLLM has not allocated by gpu-sleep: start it with --worker-cls gpu_sleep.vllm.Worker")
-        Allocator.get_instance().sleep((WEIGHTS,) if level == 1 else ())
+        dropped = (CACHE,) if level == 1 else (WEIGHTS, CACHE)
+        allocator.sleep(tuple(tag for tag in allocator.tags if tag not in dropped))
 
     def resume(self, tags: Optional[List[str]] = None) -> None:
         """Wakes these tags, by default all that sleeps in the process. Those that vLLM cannot name, all but "weights"
-        and "kv_cache", wake with any.
+        and "kv_cache", wake with any. An empty list wakes nothing.
 
         Errors, after which what was asleep still is, with its contents, so that it can be tried again:
-        OutOfDeviceMemory and the others of gpu_sleep.wake(). All are RuntimeErrors.
+        OutOfDeviceMemory and the others of gpu_sleep.wake(). Damaged, as there: the other tags are awake. All are
+        RuntimeErrors.
         """
+        if tags is not None and not tags:
+            return
         allocator = Allocator.get_instance()
         self._is_resuming = True
         try:

@@ -6,11 +6,18 @@
 
 The wheel registers the backend with vLLM. The worker class has the engine allocate under the tags "weights" and
 "kv_cache", which vLLM's routes /sleep and /wake_up then put to sleep and wake, and gpu-sleep and gpu-wake as well. At
-level 1 weights are kept and the cache is dropped, at level 2 both are dropped. At level 0 vLLM pauses by itself, and no
-memory sleeps.
+level 1 weights are kept and the cache is dropped, at level 2 both are dropped. The model's buffers and all other tags are
+kept at both. At level 0 vLLM pauses by itself, and no memory sleeps.
+
+Under gpu-run the tags also have what libraries (cuBLAS, NCCL) allocate by themselves on the thread that loads the model or
+makes the cache, and it is dropped with them. Without gpu-run they have PyTorch's memory alone, as vLLM's own.
 
 Against vLLM's own: a wake without room has changed nothing and can be tried again; who takes what a sleep gave back does
-not make it fail; and each sleep is all or nothing. Written for vLLM 0.29 and 0.30. Importing needs neither vLLM nor PyTorch.
+not make it fail; and each sleep is all or nothing. Importing needs neither vLLM nor PyTorch.
+
+Written for vLLM 0.29 and 0.30, and never run inside of vLLM. Tested with these of its sources: sleep_mode_backend.py of
+commit 0327d59d, cumem.py of commit 1b231062 of the fork aoshen02/vllm, and of gpu_worker.py the methods about sleeping of
+a version that has _get_sleep_mode_backend(), as 0.29; 0.30's worker only as a stand-in.
 """
 
 import contextlib
@@ -24,6 +31,7 @@ from . import _regions
 from ._calls import asleep_bytes, inhibit, policy, sleep, wake
 from ._processes import TagStatus
 from ._processes import status as process_status
+from .errors import OutOfDeviceMemory
 
 BACKEND = "gpu_sleep"  # as --sleep-mode-backend names it
 WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names
@@ -36,7 +44,7 @@ def register() -> None:
     vLLM that has no backends."""
     try:
         factory = importlib.import_module("vllm.device_allocator.sleep_mode_backend").SleepModeBackendFactory
-    except ImportError:
+    except (ImportError, AttributeError):
         return
     with contextlib.suppress(ValueError):  # it is registered
         factory.register_backend(BACKEND, __name__, "Backend")
@@ -68,7 +76,6 @@ class Allocator:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._tags: Dict[str, None] = {}  # in the order of their first use
-        self._kept: Dict[str, bool] = {}  # whether the contents were kept, of the tags that it has put to sleep
 
     @property
     def current_tag(self) -> str:
@@ -95,7 +102,7 @@ class Allocator:
 
     def sleep(self, offload_tags: Union[Tuple[str, ...], str, None] = None) -> None:
         """Puts all tags to sleep: those of `offload_tags` (by default default_tag alone) are kept in host memory, all
-        others are dropped. What it put to sleep before stays as it is. On return the memory is free.
+        others are dropped. What sleeps already stays as it is. On return the memory is free.
 
         Errors, after which all is as it was: those of gpu_sleep.sleep().
         """
@@ -104,7 +111,8 @@ class Allocator:
         self._sleep({tag: tag in kept for tag in self.tags})
 
     def discard(self, tags: Union[Tuple[str, ...], str]) -> None:
-        """Drops the contents of these tags, and lets them sleep; what it put to sleep before stays as it is.
+        """Drops the contents of these tags, but for what preserve() keeps, and lets them sleep; what sleeps already stays
+        as it is.
 
         Errors, after which all is as it was: those of gpu_sleep.sleep().
         """
@@ -116,15 +124,12 @@ class Allocator:
         if not kept:
             return
         with self._lock, inhibit():  # whoever else asked now would have these policies
-            if asleep_bytes() == 0:
-                self._kept.clear()  # somebody else has woken them
-                _release_caches()
-            kept = {tag: self._kept.get(tag, keep) for tag, keep in kept.items()}
+            asleep = self._release_caches()
+            held = {each.tag for each in asleep if each.kept_bytes > 0}  # by whomever, and not dropped now
             try:
                 for tag, keep in kept.items():
-                    policy(tag, "offload" if keep else "discard")
+                    policy(tag, "offload" if keep or tag in held else "discard")
                 sleep(1, kept)
-                self._kept.update(kept)
             finally:
                 for tag in kept:
                     policy(tag, "offload")
@@ -133,18 +138,44 @@ class Allocator:
         """Wakes these tags, by default all that sleeps in the process. What was dropped reads as zero.
 
         Errors, after which what was asleep still is, with its contents: OutOfDeviceMemory (a RuntimeError, as all are),
-        and the others of gpu_sleep.wake().
+        and the others of gpu_sleep.wake(). Damaged, as there: the other tags are awake.
         """
         with self._lock:
             names = None if tags is None else [tag for tag in self.tags if tag in tags]
-            if names is None or names:
+            if names is not None and not names:
+                return
+            try:
                 wake(names)
-            for tag in self.tags if names is None else names:
-                self._kept.pop(tag, None)
+            except OutOfDeviceMemory:
+                with inhibit():
+                    self._release_caches()  # which may be the room that it needs
+                wake(names)
 
     def status(self) -> Tuple[TagStatus, ...]:
         """How each of its tags is on each device. Errors: NoAgent, Error."""
         return tuple(each for each in process_status().tags if each.tag in self._tags) if self._tags else ()
+
+    def is_asleep(self, tag: str) -> bool:
+        """Whether any memory of the tag sleeps, whoever put it to sleep. Errors: NoAgent, Error."""
+        return asleep_bytes() > 0 and any(each.tag == tag and each.state != "awake" for each in self.status())
+
+    def _release_caches(self) -> List[TagStatus]:
+        """What nobody uses any more is neither kept nor stays on the GPU. Returns which tags sleep, in part or wholly.
+
+        Expandable segments are unmapped then, which waits where the gate is shut, or where they sleep themselves.
+        """
+        asleep: List[TagStatus] = []
+        if asleep_bytes() > 0:
+            process = process_status()
+            asleep = [each for each in process.tags if each.state != "awake"]
+            is_shut = process.deep or (process.gate is not None and process.gate.state == "shut")
+            if is_shut or any(each.tag not in self._tags for each in asleep):
+                return asleep
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.cuda.empty_cache()
+        return asleep
 
     def get_current_usage(self) -> int:
         """How much GPU memory its tags have while they are awake, in bytes. Errors: NoAgent, Error."""
@@ -152,11 +183,3 @@ class Allocator:
 
     def release_pools(self) -> None:
         """Does nothing: pools live as long as the process, and PyTorch frees nothing by them at its end."""
-
-
-def _release_caches() -> None:
-    """What nobody uses any more is neither kept nor stays on the GPU."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.cuda.empty_cache()
