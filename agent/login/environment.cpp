@@ -7,7 +7,8 @@
 #include "freestanding/text.hpp"
 
 #include <elf.h>
-#include <link.h>
+
+extern "C" __attribute__((weak)) unsigned long getauxval(unsigned long kind);
 
 namespace gpu_sleep::login {
 namespace {
@@ -23,14 +24,10 @@ constexpr char k_container_programs[] = "apptainer\0singularity\0starter\0starte
                                         "docker\0nerdctl\0ctr\0runc\0crun\0bwrap\0flatpak\0enroot\0ch-run\0"
                                         "shifter\0sarus\0chroot\0nsenter\0systemd-nspawn\0lxc-attach\0";
 
-/// The name by which the kernel was asked for the program. It stands behind the variables. Source:
-/// getauxval(3).
-const char* executed_name(char** variables) {
-    while (*variables) ++variables;
-    const auto* entry = reinterpret_cast<const ElfW(auxv_t)*>(variables + 1);
-    for (; entry->a_type != AT_NULL; ++entry)
-        if (entry->a_type == AT_EXECFN) return file_name(reinterpret_cast<const char*>(entry->a_un.a_val));
-    return "";
+/// The name by which the kernel was asked for the program. Source: getauxval(3).
+const char* executed_name() {
+    const auto name = getauxval ? getauxval(AT_EXECFN) : 0;
+    return name ? file_name(reinterpret_cast<const char*>(name)) : "";
 }
 
 bool enters_containers(const char* program) {
@@ -79,7 +76,7 @@ const char* variable(char** variables, const char* name) {
 }
 
 void keep_from_containers(char** variables) {
-    if (!variables || !enters_containers(executed_name(variables))) return;
+    if (!variables || !enters_containers(executed_name())) return;
     auto** kept = variables;
     for (auto** each = variables; *each; ++each) {
         const bool stays = !begins_with(*each, k_preload) || shorten(*each + sizeof "LD_PRELOAD=" - 1);

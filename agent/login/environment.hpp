@@ -13,8 +13,8 @@ namespace gpu_sleep::login {
 /// The value of a variable, or null. `variables` may be null.
 const char* variable(char** variables, const char* name);
 
-/// Takes this library out of LD_PRELOAD in `variables`, which lie where the kernel put them, if this is a
-/// program that enters containers or other roots and hands its environment on.
+/// Takes this library out of LD_PRELOAD in `variables` if this is a program that enters containers or other
+/// roots and hands its environment on.
 void keep_from_containers(char** variables);
 
 } // namespace gpu_sleep::login

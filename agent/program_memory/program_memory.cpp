@@ -192,9 +192,12 @@ Result<void> ProgramMemory::read_kept(driver::DeviceAddress address, std::span<s
     if (!place) return place.error();
     const auto& contents = storage_->engine.contents();
     const auto number = place->backing->kept.range;
-    const auto* const range = number == 0                   ? nullptr
-                              : place->backing->is_asleep() ? &contents.at(number)
-                                                            : contents.find_retained(number);
+    const bool is_asleep = place->backing->is_asleep();
+    if (place->backing->shared && !is_asleep)
+        return make_error(ErrorCode::refused, "what is retained of a small allocation may be another's");
+    const auto* const range = number == 0 ? nullptr
+                              : is_asleep ? &contents.at(number)
+                                          : contents.find_retained(number);
     if (!range) return make_error(ErrorCode::refused, "nothing of the contents is kept");
     return contents::Contents::read(*range, place->span, to.data());
 }

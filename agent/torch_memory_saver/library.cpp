@@ -7,6 +7,7 @@
 #include "torch_memory_saver/saver.hpp"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -26,8 +27,8 @@ namespace gpu_sleep::saver {
 namespace {
 
 #define GPU_SLEEP_USED(use)                                                                                  \
-    use(alloc) use(free) use(set_policy) use(sleep) use(sleep_in_files) use(wake) use(read_kept)             \
-        use(last_error)
+    use(alloc) use(free) use(set_policy) use(sleep) use(sleep_in_files) use(wake) use(mark_refilled)         \
+        use(read_kept) use(last_error)
 
 /// The agent's functions.
 struct Agent {
@@ -95,6 +96,11 @@ std::string variable_or(const char* variable, const char* otherwise) {
     return value && *value != '\0' ? value : otherwise;
 }
 
+/// Private, as the agent demands: it makes what is missing so.
+std::string default_disk_directory() {
+    return variable_or("TMPDIR", "/tmp") + "/torch_memory_saver-" + std::to_string(::geteuid());
+}
+
 /// What a pause does with contents.
 enum class Backup { none, cpu, disk };
 
@@ -109,18 +115,22 @@ struct Allocation {
     std::size_t bytes = 0;
     int device = 0;
     Tag* tag = nullptr;
-    bool is_paused = false; ///< by the last call that was about it
-    /// Of what was asked for, by address and size: lives until it is resumed without being retained.
+    std::uint64_t number = 0; ///< later ones have higher numbers
+    bool is_paused = false;   ///< by the last call that was about it
+    /// Of what was asked for, by address and size: live until it is paused again, or resumed without being
+    /// retained.
     std::map<std::pair<std::uintptr_t, std::size_t>, std::unique_ptr<std::uint8_t[]>> copies;
 };
 
 /// All of it in this process. Each library of a mode has its own.
 struct Memory {
-    std::mutex
-        mutex; ///< guards what follows; not held over calls of the agent, which may wait, but for read_kept
+    /// Guards what follows. Not held over calls of the agent that may wait for the program: its callbacks
+    /// allocate and free. Set_policy and read_kept, over which it is held, wait for copying at most.
+    std::mutex mutex;
     std::map<std::pair<std::string, Backup>, Tag> tags;
     std::map<std::uintptr_t, Allocation> allocations;
-    std::string disk_directory = variable_or("TMS_DISK_BACKUP_DIR", "");
+    std::uint64_t last_number = 0; ///< of an allocation
+    std::string disk_directory = variable_or("TMS_DISK_BACKUP_DIR", default_disk_directory().c_str());
     std::atomic<std::uint64_t> margin{0};
     std::atomic<bool> retains{is_true("TMS_RETAIN_CPU_BACKUP")};
 };
@@ -148,16 +158,22 @@ std::string agents_name(const std::string& tag, Backup backup, std::size_t numbe
     return name + k_suffixes[static_cast<std::size_t>(backup)];
 }
 
-/// The tag of the calling thread's allocations, made where it is new. With the mutex held.
-Tag& tag_of(const Config& wanted, const Agent& its) {
+/// The tag of the calling thread's allocations, made where it is new; null, and t_error, if the agent does
+/// not take its policy. With the mutex held.
+Tag* tag_of(const Config& wanted, const Agent& its) {
     const auto backup = wanted.disk_backup ? Backup::disk : wanted.cpu_backup ? Backup::cpu : Backup::none;
     auto& all = memory().tags;
     const auto [found, is_new] = all.try_emplace({wanted.tag, backup});
     auto& tag = found->second;
-    if (!is_new) return tag;
+    if (!is_new) return &tag;
     tag = {agents_name(wanted.tag, backup, all.size()), backup};
-    if (backup == Backup::none) its.set_policy(tag.name.c_str(), GPU_SLEEP_DISCARD, 1);
-    return tag;
+    // Only a sleep of level 2, as a pause is, drops what has no backup: whoever asks for level 1 expects all.
+    const bool is_kept = backup != Backup::none;
+    const auto retention = is_kept ? GPU_SLEEP_PRESERVE : GPU_SLEEP_OFFLOAD;
+    if (its.set_policy(tag.name.c_str(), retention, !is_kept) == GPU_SLEEP_OK) return &tag;
+    note_error(its.last_error());
+    all.erase(found);
+    return nullptr;
 }
 
 /// Whether so much may be allocated on the current device.
@@ -193,14 +209,13 @@ void for_each_of(const std::vector<Tag*>& tags, Use&& use) {
         if (std::find(tags.begin(), tags.end(), allocation.tag) != tags.end()) use(allocation);
 }
 
-/// Runs `change(agent, the agent's tags, those of them for files)` for their `tag`, and notes how it is then.
+/// Runs `change(agent, tags)` for their `tag`, and notes how the memory is then that there was before.
 /// Whether it sleeps or is awake by somebody else's word makes no difference.
 template <class Change>
 int change(const char* tag, bool pauses, Change&& change) {
     std::unique_lock lock(memory().mutex);
     const auto tags = tags_of(tag);
-    const auto all = listed(tags);
-    const auto for_files = listed(tags, true);
+    const auto last_number = memory().last_number;
     bool changes = false;
     for_each_of(tags, [&](const Allocation& allocation) { changes |= allocation.is_paused != pauses; });
     lock.unlock();
@@ -208,12 +223,13 @@ int change(const char* tag, bool pauses, Change&& change) {
     const auto* const its = agent(); // it has their memory
     if (!changes)
         return fail(GPU_SLEEP_ERROR_INVALID_ARGUMENT,
-                    all + (pauses ? " is paused already" : " is not paused"));
-    if (const gpu_sleep_status status = change(*its, all, for_files)) return fail(status, its->last_error());
+                    listed(tags) + (pauses ? " is paused already" : " is not paused"));
+    if (const gpu_sleep_status status = change(*its, tags)) return fail(status, its->last_error());
     lock.lock();
     for_each_of(tags, [&](Allocation& allocation) {
+        if (allocation.number > last_number) return;
         allocation.is_paused = pauses;
-        if (!pauses && !memory().retains) allocation.copies.clear();
+        if (pauses || !memory().retains) allocation.copies.clear();
     });
     return GPU_SLEEP_OK;
 }
@@ -267,13 +283,15 @@ gpu_sleep_status allocate(void** pointer, std::size_t bytes, int device) {
         if (!is_within_margin(bytes))
             return fail(GPU_SLEEP_ERROR_OUT_OF_DEVICE_MEMORY, "less than memory_margin_bytes would be free");
         std::unique_lock lock(memory().mutex);
-        auto& tag = tag_of(config(), *its);
+        auto* const tag = tag_of(config(), *its);
         lock.unlock();
-        if (const auto status = its->alloc(pointer, bytes, device, tag.name.c_str()))
+        if (!tag) return GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY;
+        if (const auto status = its->alloc(pointer, bytes, device, tag->name.c_str()))
             return fail(status, its->last_error());
         lock.lock();
-        memory().allocations[reinterpret_cast<std::uintptr_t>(*pointer)] = {bytes, device, &tag, false, {}};
-        ++tag.allocations;
+        memory().allocations[reinterpret_cast<std::uintptr_t>(*pointer)] = {
+            bytes, device, tag, ++memory().last_number, false, {}};
+        ++tag->allocations;
         return GPU_SLEEP_OK;
     });
 }
@@ -351,12 +369,14 @@ void set_memory_margin_bytes(std::uint64_t bytes) {
 /// Returns a gpu_sleep_status; after a failure all is as it was.
 int tms_pause(const char* tag) {
     return guarded(static_cast<int>(GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY), [&] {
-        return change(tag, true, [](const Agent& its, const std::string& tags, const std::string& for_files) {
-            if (for_files.empty()) return its.sleep(1, tags.c_str(), 0);
+        return change(tag, true, [](const Agent& its, const std::vector<Tag*>& tags) {
+            const auto all = listed(tags);
+            const auto for_files = listed(tags, true);
+            if (for_files.empty()) return its.sleep(2, all.c_str(), 0);
             std::unique_lock lock(memory().mutex);
             const auto directory = memory().disk_directory;
             lock.unlock();
-            return its.sleep_in_files(1, tags.c_str(), for_files.c_str(), directory.c_str(), 0);
+            return its.sleep_in_files(2, all.c_str(), for_files.c_str(), directory.c_str(), 0);
         });
     });
 }
@@ -364,8 +384,12 @@ int tms_pause(const char* tag) {
 /// Returns a gpu_sleep_status; see gpu_sleep_wake().
 int tms_resume(const char* tag) {
     return guarded(static_cast<int>(GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY), [&] {
-        return change(tag, false, [](const Agent& its, const std::string& tags, const std::string&) {
-            return its.wake(tags.c_str(), 0);
+        return change(tag, false, [](const Agent& its, const std::vector<Tag*>& tags) {
+            const auto status = its.wake(listed(tags).c_str(), 0);
+            for (const auto* each : tags) // zeros are what the program expects
+                if (status == GPU_SLEEP_OK && each->backup == Backup::none)
+                    its.mark_refilled(each->name.c_str());
+            return status;
         });
     });
 }
@@ -382,9 +406,9 @@ std::uint32_t tms_affected_devices(const char* tag, int* devices, std::uint32_t 
     });
 }
 
-/// A copy of the contents that are kept of paused memory, until it is resumed or freed; of memory that is
-/// active, what is retained. Null if there is none, with tms_last_error() where the caller may have expected
-/// one.
+/// A copy of the contents that are kept of paused memory, until the next pause or resume, or until it is
+/// freed; of memory that is active, what is retained. Null if there is none, with tms_last_error() where the
+/// caller may have expected one.
 std::uint8_t* tms_get_cpu_backup_pointer(const std::uint8_t* pointer, std::uint64_t bytes) {
     return guarded(static_cast<std::uint8_t*>(nullptr), [&]() -> std::uint8_t* {
         const auto* const its = agent();
@@ -397,18 +421,13 @@ std::uint8_t* tms_get_cpu_backup_pointer(const std::uint8_t* pointer, std::uint6
             return nullptr;
         }
         const auto known = allocation->copies.find({address, bytes});
-        const bool is_known = known != allocation->copies.end();
-        if (!allocation->is_paused && is_known) return known->second.get();
+        if (known != allocation->copies.end()) return known->second.get();
         if (allocation->tag->backup == Backup::disk || (!allocation->is_paused && !memory().retains))
             return nullptr;
-        auto copy =
-            is_known ? std::move(known->second) : std::make_unique_for_overwrite<std::uint8_t[]>(bytes);
+        auto copy = std::make_unique_for_overwrite<std::uint8_t[]>(bytes);
         const auto status = its->read_kept(pointer, bytes, copy.get());
         if (status != GPU_SLEEP_OK && allocation->is_paused) fail(status, its->last_error());
-        if (status != GPU_SLEEP_OK) {
-            allocation->copies.erase({address, bytes});
-            return nullptr;
-        }
+        if (status != GPU_SLEEP_OK) return nullptr;
         return (allocation->copies[{address, bytes}] = std::move(copy)).get();
     });
 }

@@ -10,8 +10,9 @@ install(TARGETS gpu-sleep-agent
     EXPORT gpu-sleep-targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS gpu-sleep-audit gpu-sleep-login LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# For scripts/packaging/wheel only.
 install(TARGETS torch_memory_saver_preload torch_memory_saver_torch
-    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/gpu-sleep) # for scripts/packaging/wheel
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT torch_memory_saver EXCLUDE_FROM_ALL)
 install(TARGETS gpu-sleep-outside RUNTIME DESTINATION ${CMAKE_INSTALL_LIBDIR}) # beside the agent, which finds it there
 
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gpu-sleep)

@@ -81,7 +81,7 @@ def main():
         for mode in ("preload", "torch"):
             file = site / f"{library}_{mode}_cu{major}.abi3.so"
             file.symlink_to(options.build.resolve() / f"lib/{library}_{mode}.abi3.so")
-            environment = {**os.environ, "PYTHONPATH": directory}
+            environment = {**os.environ, "PYTHONPATH": directory, "GPU_SLEEP_AGENT": str(site / "libgpu-sleep-agent.so.0")}
             if mode == "preload":
                 environment["LD_PRELOAD"] = str(file)
             subprocess.run([sys.executable, __file__, "--build", options.build, "--gib", str(options.gib), "--program", mode],

@@ -21,7 +21,8 @@ from torch_stand_in import BYTES
 torch_stand_in.install()
 torch = sys.modules["torch"]
 torch.version = types.SimpleNamespace(cuda="12.8")
-torch.cuda.synchronize = torch.cuda.device  # as far as it has to be a device
+synchronized = []  # devices
+torch.cuda.synchronize = synchronized.append
 
 
 class HostTensor:
@@ -37,7 +38,7 @@ class HostTensor:
 
 torch.uint8, torch.frombuffer = "uint8", lambda memory, dtype: HostTensor(memory)
 
-from torch_memory_saver import torch_memory_saver  # noqa: E402
+from torch_memory_saver import binary_wrapper, torch_memory_saver  # noqa: E402
 
 MODE = sys.argv[2]
 ctypes.CDLL("libcudart.so.12", mode=ctypes.RTLD_GLOBAL)
@@ -95,6 +96,7 @@ def sglang():
         assert weights.is_all(1)
         torch_memory_saver.resume("kv_cache")
         assert cache.is_all(0), "what has no backup comes back as zeros"
+        assert not any(tag.needs_refill for tag in gpu_sleep.status().tags)
         cache.fill_(2)
     assert addresses == [weights.data_ptr(), cache.data_ptr()]
     torch_memory_saver.pause()
@@ -123,6 +125,32 @@ def tags():
     asleep(len(names) + 1)
     torch_memory_saver.resume()
     assert all(kept[name].is_all(number + 1) for number, name in enumerate(names)) and dropped.is_all(0)
+
+
+def devices():
+    """Each that has memory of the tag is waited for."""
+    here = tensor(1, tag="a", enable_cpu_backup=True)
+    with torch.cuda.device(1):
+        there = tensor(2, tag="a", enable_cpu_backup=True)
+    torch_memory_saver.pause("a")
+    asleep(2)
+    assert synchronized == [0, 1]
+    torch_memory_saver.resume("a")
+    assert here.is_all(1) and there.is_all(2)
+
+
+def overlapping():
+    """As in two coroutines of a thread, which is a fault of the program: the later region goes on."""
+    first, second = torch_memory_saver.region(tag="first"), torch_memory_saver.region(tag="second")
+    first.__enter__()
+    second.__enter__()
+    raises(AssertionError, first.__exit__, None, None, None)
+    made = Tensor()
+    second.__exit__(None, None, None)
+    torch_memory_saver.pause("second")
+    asleep(1)
+    made.free()
+    asleep(0)
 
 
 def regions():
@@ -180,7 +208,13 @@ def failures():
 
 def others_word():
     """Somebody else puts the program to sleep and wakes it, as gpu-reclaim does."""
-    kept = tensor(5, tag="kept", enable_cpu_backup=True)
+    kept, cache = tensor(5, tag="kept", enable_cpu_backup=True), tensor(6, tag="cache")
+    gpu_sleep.sleep()
+    gpu_sleep.wake()
+    assert kept.is_all(5) and cache.is_all(6), "nothing of it was paused"
+    gpu_sleep.sleep(2)
+    gpu_sleep.wake()
+    assert kept.is_all(5) and cache.is_all(0)
     gpu_sleep.sleep()
     torch_memory_saver.pause()
     gpu_sleep.wake()
@@ -206,13 +240,30 @@ def backups():
     assert ctypes.addressof(backup(kept, zero_copy=True).memory) == ctypes.addressof(first) and bytes(first) == copy
     torch_memory_saver.pause()
     assert backup(kept).memory == bytes([8]) * BYTES
+    torch_memory_saver.resume()
+    kept.fill_(9)
+    torch_memory_saver.pause()
+    torch_memory_saver.resume()
+    assert backup(kept).memory == bytes([9]) * BYTES
+    torch_memory_saver.pause()
+    views = [backup(kept, zero_copy=True).memory]
+    gpu_sleep.wake()
+    gpu_sleep._agent.agent().gpu_sleep_set_retained(ctypes.c_uint64(0))
+    views.append(backup(kept, zero_copy=True).memory)
+    assert ctypes.addressof(views[0]) == ctypes.addressof(views[1])
     torch_memory_saver.retain_cpu_backup = False
     torch_memory_saver.resume()
-    assert backup(kept) is None and kept.is_all(8)
+    assert backup(kept) is None and kept.is_all(9)
 
 
 def disk():
     """Backups in files."""
+    first = tensor(4, tag="first", enable_disk_backup=True)
+    torch_memory_saver.pause()  # where there is no directory of its own
+    asleep(1)
+    torch_memory_saver.resume()
+    assert first.is_all(4)
+    first.free()
     with tempfile.TemporaryDirectory() as directory:
         place = pathlib.Path(directory, "made")
         torch_memory_saver.set_disk_backup_dir(str(place))
@@ -239,6 +290,13 @@ def wrong_use():
         os.environ[name] = value
         raises(kind, torch_memory_saver.pause)
         os.environ[name] = ""
+    both = dict.fromkeys(("TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP"), "1")
+    os.environ.update(both)
+    raises(AssertionError, torch_memory_saver.pause)
+    os.environ.update(dict.fromkeys(both, "0"))
+    needed, binary_wrapper._NEEDED_API_VERSION = binary_wrapper._NEEDED_API_VERSION, 1000
+    assert raises(gpu_sleep.Error, torch_memory_saver.pause).code == "protocol_mismatch"
+    binary_wrapper._NEEDED_API_VERSION = needed
     assert torch_memory_saver.enabled and torch_memory_saver._impl is None
     torch_memory_saver.pause()
     torch_memory_saver.hook_mode = MODE
@@ -246,10 +304,26 @@ def wrong_use():
     raises(ValueError, setattr, torch_memory_saver, "hook_mode", "neither")
 
 
+def no_agent():
+    raises(gpu_sleep.NoAgent, tensor, tag="a")
+
+
+def late():
+    """Preloading is for programs that are started, and not for this one."""
+    from torch_memory_saver import TorchMemorySaver, configure_subprocess
+
+    saver = TorchMemorySaver()
+    with configure_subprocess():
+        assert "began without it" in str(raises(AssertionError, saver.pause))
+
+
 def own_mode():
     """One of a program's own."""
     from torch_memory_saver import TorchMemorySaver, configure_subprocess, register_hook_mode
+    from torch_memory_saver.hooks.base import HookUtilBase
+    from torch_memory_saver.hooks.mode_torch import HookUtilModeTorch
 
+    assert issubclass(HookUtilModeTorch, HookUtilBase)
     paused = []
     register_hook_mode("own", lambda: types.SimpleNamespace(pause=lambda tag: paused.append(tag)), uses_preload=False)
     raises(ValueError, register_hook_mode, "own", None)

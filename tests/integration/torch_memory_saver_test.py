@@ -40,7 +40,12 @@ class Saver(unittest.TestCase):
         cls.addClassCleanup(scratch.cleanup)
         cls.site = pathlib.Path(scratch.name)
         (cls.site / "torch_memory_saver").symlink_to(PACKAGES / "torch_memory_saver")
-        (cls.site / "gpu_sleep").symlink_to(PACKAGES / "gpu_sleep")
+        (cls.site / "gpu_sleep").mkdir()
+        for file in (PACKAGES / "gpu_sleep").glob("*.py"):
+            (cls.site / "gpu_sleep" / file.name).symlink_to(file)
+        installed = cls.site / "gpu_sleep/_installed.py"  # as pip's
+        installed.unlink()
+        installed.write_text(f"import pathlib\nLIBRARIES, COMMANDS = map(pathlib.Path, {[str(BUILD / 'lib'), str(BUILD / 'bin')]})\n")
         (cls.site / "libgpu-sleep-agent.so.0").symlink_to(BUILD / "lib/libgpu-sleep-agent.so.0")
         for mode in ("preload", "torch"):
             name = f"torch_memory_saver_hook_mode_{mode}"
@@ -49,7 +54,7 @@ class Saver(unittest.TestCase):
     def environment(self, **more):
         libraries = f"{os.environ['LD_LIBRARY_PATH']}:{BUILD / 'stand_in_runtime'}"
         return {**os.environ, "PYTHONPATH": f"{self.site}:{HERE}", "GPU_SLEEP_SIM_MEMORY": str(128 << 20),
-                "GPU_SLEEP_SIM_STATE": str(self.site / "devices"), "LD_LIBRARY_PATH": libraries, **more}
+                "TMPDIR": str(self.site), "GPU_SLEEP_SIM_STATE": str(self.site / "devices"), "LD_LIBRARY_PATH": libraries, **more}
 
     def run_function(self, name, mode, prefix=(), **more):
         parent = ["-c", PARENT] if mode == "preload" else []
@@ -72,6 +77,12 @@ class Saver(unittest.TestCase):
     def test_regions(self):
         self.in_both_modes("regions")
 
+    def test_devices(self):
+        self.in_both_modes("devices")
+
+    def test_regions_that_overlap(self):
+        self.in_both_modes("overlapping")
+
     def test_failures_are_exceptions(self):
         self.in_both_modes("failures")
 
@@ -89,6 +100,26 @@ class Saver(unittest.TestCase):
 
     def test_a_hook_mode_of_its_own(self):
         self.run_function("own_mode", "torch")
+
+    def test_without_an_agent(self):
+        self.run_function("no_agent", "torch", GPU_SLEEP_AGENT="/nowhere")
+
+    def test_preloading_comes_too_late(self):
+        self.run_function("late", "torch")
+
+    def test_loaded_late_into_what_enters_containers(self):
+        """When the environment is no longer where the kernel put it."""
+        program = """
+            import ctypes, os, sys
+            os.environ.update({f"MORE{number}": "" for number in range(100)}, LD_PRELOAD="/lib/libgpu-sleep-login.so")
+            ctypes.CDLL(sys.argv[1])
+            sys.exit(bool(ctypes.CDLL(None).getenv(b"LD_PRELOAD")))
+        """
+        podman = self.site / "podman"
+        podman.symlink_to(sys.executable)
+        library = self.site / "torch_memory_saver_hook_mode_preload_cu12.abi3.so"
+        done = subprocess.run([podman, "-c", "if True:" + program, library], env=self.environment(), timeout=SECONDS)
+        self.assertEqual(done.returncode, 0)
 
     def test_wrong_use(self):
         self.in_both_modes("wrong_use")

@@ -13,12 +13,14 @@ from gpu_sleep.errors import Error
 
 from .binary_wrapper import BinaryWrapper
 from .hooks import mode_preload
+from .hooks.base import HookUtilBase
 from .hooks.mode_preload import HookUtilModePreload
 from .hooks.mode_torch import HookUtilModeTorch
 
 _TAG_DEFAULT = "default"
 _BACKENDS = ("mmap", "pinned")
-_BOOLEANS = ("", "1", "true", "TRUE", "yes", "YES", "0", "false", "FALSE", "no", "NO")
+_TRUE = ("1", "true", "TRUE", "yes", "YES")
+_BOOLEANS = ("", *_TRUE, "0", "false", "FALSE", "no", "NO")
 
 
 def _check_backup(cpu: bool, disk: bool, backend: Optional[str]) -> None:
@@ -39,6 +41,8 @@ def _check_environment() -> None:
         if os.environ.get(name, "") not in _BOOLEANS:
             raise ValueError(f"{name} is neither 1 nor 0, but {os.environ[name]!r}")
     _check_backup(True, False, os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND") or None)
+    cpu, disk = (os.environ.get(f"TMS_INIT_ENABLE_{kind}_BACKUP") in _TRUE for kind in ("CPU", "DISK"))
+    _check_backup(cpu, disk, None)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if re.search(r"expandable_segments\s*:\s*true", os.environ.get(name, ""), re.IGNORECASE):
             raise RuntimeError(f"memory of regions comes from pools, which do not go with PyTorch's expandable segments: take "
@@ -48,6 +52,28 @@ def _check_environment() -> None:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.pools: Dict[int, "_PoolInUse"] = {}  # by device
+        self.contexts: List[object] = []  # that are open, the innermost last
+
+    def enter(self) -> object:
+        self.contexts.append(object())
+        return self.contexts[-1]
+
+    def leave(self, context: object) -> None:
+        """Before anything is as it was outside of the context. Errors: AssertionError, and nothing changes."""
+        assert self.contexts[-1:] == [context], "regions end on the thread on which they began, the last one first"
+        self.contexts.pop()
+
+    def use(self, device: int, pool: Optional["_PoolInUse"]) -> None:
+        """From here on this pool, or none, in place of the one that is used."""
+        before = self.pools.get(device)
+        if before is pool:
+            return
+        if before is not None:
+            del self.pools[device]
+            before.end()
+        if pool is not None:
+            pool.begin()
+            self.pools[device] = pool
 
 
 _thread = _Thread()
@@ -76,23 +102,15 @@ def _allocating_from(pool: Any) -> Iterator[None]:
     device = torch.cuda.current_device()
     outer, own = _thread.pools.get(device), None if pool is None else _PoolInUse(pool)
     if outer is not None and outer.pool is pool:
-        yield
-        return
-    if outer is not None:
-        del _thread.pools[device]
-        outer.end()
+        own = outer
+    context = _thread.enter()
     try:
-        if own is not None:
-            own.begin()
-            _thread.pools[device] = own
+        _thread.use(device, own)
         yield
     finally:
+        _thread.leave(context)
         with torch.cuda.device(device):
-            if _thread.pools.pop(device, None) is not None:
-                own.end()
-            if outer is not None:
-                outer.begin()
-                _thread.pools[device] = outer
+            _thread.use(device, outer)
 
 
 class TorchMemorySaver:
@@ -186,7 +204,7 @@ class TorchMemorySaver:
         """The contents of a paused tensor that has a backup in host memory, as a tensor there; of an active one those of its
         last pause, if they are retained, else None. None, too, where the backup is in files.
 
-        With `zero_copy` it is good until the next pause() or resume(). Errors: AssertionError (not on a GPU, not contiguous),
+        With `zero_copy` it is good until the next pause() or resume(), or until the tensor's memory is freed. Errors: AssertionError (not on a GPU, not contiguous),
         Error (not of a region, or paused without backup).
         """
         return self._started().get_cpu_backup(x, zero_copy=zero_copy)
@@ -207,7 +225,7 @@ class _TorchMemorySaverImpl:
     def __init__(self, hook_mode: str = "preload") -> None:
         _check_environment()
         self._hook_mode = hook_mode
-        self._hook_util: Any = HookUtilModePreload() if hook_mode == "preload" else HookUtilModeTorch()
+        self._hook_util: HookUtilBase = HookUtilModePreload() if hook_mode == "preload" else HookUtilModeTorch()
         self._binary_wrapper = BinaryWrapper(path_binary=self._hook_util.get_path_binary())
         self._mem_pools: Dict[Tuple[str, bool, bool, str, int], Any] = {}
         # PyTorch would free memory by it when the interpreter ends.
@@ -262,9 +280,11 @@ class _TorchMemorySaverImpl:
         }
         self._binary_wrapper.set_config(tag=tag, interesting_region=True, enable_cpu_backup=enable_cpu_backup,
                                         cpu_backup_backend=cpu_backup_backend, enable_disk_backup=enable_disk_backup)
+        context = _thread.enter()
         try:
             yield
         finally:
+            _thread.leave(context)
             self._binary_wrapper.set_config(**before)
 
     @contextlib.contextmanager
@@ -274,10 +294,12 @@ class _TorchMemorySaverImpl:
         library = self._binary_wrapper.cdll
         assert library.tms_get_interesting_region(), "disable() is called in a region"
         library.tms_set_interesting_region(False)
+        context = _thread.enter()
         try:
             with _allocating_from(torch.cuda.MemPool()):
                 yield
         finally:
+            _thread.leave(context)
             library.tms_set_interesting_region(True)
 
     def pause(self, tag: Optional[str]) -> None:

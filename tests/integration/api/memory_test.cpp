@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <future>
+#include <optional>
 #include <string_view>
 #include <thread>
 
@@ -223,6 +224,24 @@ TEST_CASE("Kept: the program reads what is kept in host memory, and what is reta
     wake();
     CHECK((weights.read() == contents));
     CHECK((cache.read() == others));
+}
+
+TEST_CASE("Kept: what is retained of a shared range is nobody's", "[api]") {
+    const Gpu gpu(0);
+    auto first = std::make_optional<TaggedMemory>("shared", 4 * k_kib);
+    const TaggedMemory second("shared", 4 * k_kib);
+    const auto secret = random_words(4 * k_kib, 5);
+    first->write(secret);
+    Words read(secret.size());
+    sleep();
+    check(gpu_sleep_read_kept(first->pointer(), 4 * k_kib, read.data()));
+    CHECK((read == secret));
+    wake();
+    const auto address = first->address();
+    first.reset();
+    const TaggedMemory third("shared", 4 * k_kib);
+    REQUIRE(third.address() == address);
+    CHECK(gpu_sleep_read_kept(third.pointer(), 4 * k_kib, read.data()) == GPU_SLEEP_ERROR_REFUSED);
 }
 
 TEST_CASE("Prepared: the program has host memory made ready for its next sleep", "[api]") {

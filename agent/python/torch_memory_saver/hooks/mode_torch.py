@@ -5,9 +5,10 @@
 from typing import Any
 
 from ..utils import get_binary_path_from_package
+from .base import HookUtilBase
 
 
-class HookUtilModeTorch:
+class HookUtilModeTorch(HookUtilBase):
     def __init__(self) -> None:
         import torch
 
