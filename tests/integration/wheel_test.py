@@ -111,6 +111,7 @@ class Wheel(unittest.TestCase):
         packages = next(environment.directory.glob("lib*/python*/site-packages"))
         for cuda in ("_cu12", "_cu13", ""):  # of which callers try some
             self.assertTrue((packages / f"torch_memory_saver_hook_mode_preload{cuda}.abi3.so").is_file())
+        self.assertEqual(list(packages.glob("gpu_sleep_torch*/entry_points.txt")), [])  # it is no plug-in
         environment.environment.update(
             PYTHONPATH=str(TREE / "tests/integration"), GPU_SLEEP_SIM_STATE=str(self.scratch / "devices"),
             LD_LIBRARY_PATH=f"{os.environ['LD_LIBRARY_PATH']}:{BUILD / 'stand_in_runtime'}", GPU_SLEEP_CAPTURE="1")

@@ -49,8 +49,8 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_CONFIGURATIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the last counts
-_EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)true", re.IGNORECASE)
+CONFIGURATIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the last counts
+EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)true", re.IGNORECASE)
 _idle_pools: Dict[Tuple[bytes, int], List[Any]] = {}  # by tag and device
 _allocator: Any = None
 
@@ -69,8 +69,8 @@ def torch_with_cuda() -> Any:
         return None
     if not hasattr(cuda, "MemPool"):
         raise Error("tags need torch.cuda.MemPool, which this PyTorch does not have: install a newer one")
-    for variable in _CONFIGURATIONS:
-        if _EXPANDABLE.search(os.environ.get(variable, "")):
+    for variable in CONFIGURATIONS:
+        if EXPANDABLE.search(os.environ.get(variable, "")):
             raise InvalidArgument(f"tags need PyTorch's memory pools, which do not work with expandable segments: "
                                   f"take expandable_segments out of {variable}")
     return torch
@@ -83,7 +83,7 @@ def _configure(configurations: Dict[str, str]) -> None:
     if torch is None or not configurations:
         return
     setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
-    setter([os.environ[name] for name in _CONFIGURATIONS if name in os.environ][-1])
+    setter([os.environ[name] for name in CONFIGURATIONS if name in os.environ][-1])
 
 
 class _Unexpandable:
@@ -100,8 +100,8 @@ def without_expandable_segments() -> Iterator[None]:
     entered."""
     with _Unexpandable.lock:
         if _Unexpandable.users == 0:
-            given = {name: os.environ[name] for name in _CONFIGURATIONS if _EXPANDABLE.search(os.environ.get(name, ""))}
-            _configure({name: _EXPANDABLE.sub(r"\1False", conf) for name, conf in given.items()})
+            given = {name: os.environ[name] for name in CONFIGURATIONS if EXPANDABLE.search(os.environ.get(name, ""))}
+            _configure({name: EXPANDABLE.sub(r"\1False", conf) for name, conf in given.items()})
             _Unexpandable.given = given
         _Unexpandable.users += 1
     try:

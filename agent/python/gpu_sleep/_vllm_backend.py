@@ -84,7 +84,7 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
 
     @classmethod
     def preserves_communicators(cls) -> bool:
-        """Their memory is of no tag."""
+        """Their memory is of no tag, but under gpu-run for what is made while the model is loaded: start vLLM without it."""
         return True
 
     @classmethod

@@ -5,10 +5,10 @@
 import contextlib
 import ctypes
 import os
-import re
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from gpu_sleep import _regions
 from gpu_sleep.errors import Error
 
 from .binary_wrapper import BinaryWrapper
@@ -43,10 +43,10 @@ def _check_environment() -> None:
     _check_backup(True, False, os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND") or None)
     cpu, disk = (os.environ.get(f"TMS_INIT_ENABLE_{kind}_BACKUP") in _TRUE for kind in ("CPU", "DISK"))
     _check_backup(cpu, disk, None)
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        if re.search(r"expandable_segments\s*:\s*true", os.environ.get(name, ""), re.IGNORECASE):
-            raise RuntimeError(f"memory of regions comes from pools, which do not go with PyTorch's expandable segments: take "
-                               f"expandable_segments out of {name}")
+    for name in _regions.CONFIGURATIONS:
+        if _regions.EXPANDABLE.search(os.environ.get(name, "")):
+            raise RuntimeError(f"memory of regions comes from pools, which do not work with PyTorch's expandable segments: "
+                               f"take expandable_segments out of {name}")
 
 
 class _Thread(threading.local):
@@ -204,8 +204,9 @@ class TorchMemorySaver:
         """The contents of a paused tensor that has a backup in host memory, as a tensor there; of an active one those of its
         last pause, if they are retained, else None. None, too, where the backup is in files.
 
-        With `zero_copy` it is good until the next pause() or resume(), or until the tensor's memory is freed. Errors: AssertionError (not on a GPU, not contiguous),
-        Error (not of a region, or paused without backup).
+        With `zero_copy` it is good until the next pause() or resume(), or until the tensor's memory is freed.
+
+        Errors: AssertionError (not on a GPU, not contiguous), Error (not of a region, or paused without backup).
         """
         return self._started().get_cpu_backup(x, zero_copy=zero_copy)
 
