@@ -31,6 +31,7 @@ const Control& control() {
         void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
         return Control{
             reinterpret_cast<decltype(&::sim_register_kernel)>(find_or_die(library, "sim_register_kernel")),
+            reinterpret_cast<decltype(&::sim_require_access)>(find_or_die(library, "sim_require_access")),
             reinterpret_cast<decltype(&::sim_free_bytes)>(find_or_die(library, "sim_free_bytes")),
             reinterpret_cast<decltype(&::sim_fault_counts)>(find_or_die(library, "sim_fault_counts")),
         };

@@ -89,6 +89,7 @@ struct DriverCalls {
 /// What tests ask of the simulated driver; found by dlsym, as nothing else of it needs to be linked.
 struct Control {
     decltype(&::sim_register_kernel) register_kernel;
+    decltype(&::sim_require_access) require_access;
     decltype(&::sim_free_bytes) free_bytes;
     decltype(&::sim_fault_counts) fault_counts;
 };

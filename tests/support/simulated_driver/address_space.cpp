@@ -246,6 +246,12 @@ const Mapping* AddressSpace::find(std::uint64_t address) const {
     return address < mapping.end() ? &mapping : nullptr;
 }
 
+std::byte* AddressSpace::bytes_at(std::uint64_t begin, std::uint64_t bytes) const {
+    const auto* mapping = find(begin);
+    auto* window = mapping && bytes <= mapping->end() - begin ? mapping->memory->window() : nullptr;
+    return window ? window + (begin - mapping->begin) : static_cast<std::byte*>(to_pointer(begin));
+}
+
 bool AddressSpace::accessible(std::uint64_t begin, std::uint64_t bytes, Accessor who, Access access,
                               Generation as_of) const {
     for (auto address = begin; address - begin < bytes;) {

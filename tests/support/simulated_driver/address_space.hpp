@@ -87,6 +87,9 @@ public:
 
     /// The mapping that holds `address`, or null. Valid until the next change.
     [[nodiscard]] const Mapping* find(std::uint64_t address) const;
+    /// Where this process reads and writes a span: in the window of its memory, whose pages it has touched
+    /// before (a first touch costs 20 us for each page in some virtual machines), or at its address.
+    [[nodiscard]] std::byte* bytes_at(std::uint64_t begin, std::uint64_t bytes) const;
     [[nodiscard]] bool is_reserved(std::uint64_t address) const;
     /// Whether a reservation that holds `address` is there for an allocation, and not the program's own.
     [[nodiscard]] bool is_allocation(std::uint64_t address) const;

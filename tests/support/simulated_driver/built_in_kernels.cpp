@@ -62,9 +62,12 @@ void fingerprint(const sim_launch* launch, void** arguments) {
     const auto count = argument<std::uint64_t>(arguments, 2);
     sim_require_access(launch, reinterpret_cast<std::uint64_t>(blocks), count * sizeof *blocks, 0);
     sim_require_access(launch, reinterpret_cast<std::uint64_t>(out), count * sizeof *out, 1);
-    for (std::uint64_t i = 0; i < count; ++i)
-        sim_require_access(launch, blocks[i].address, blocks[i].bytes, 0);
-    driver::fingerprint_on_host(argument<FingerprintKey>(arguments, 3), blocks, out, count);
+    for (std::uint64_t i = 0; i < count; ++i) {
+        auto block = blocks[i];
+        block.address =
+            reinterpret_cast<std::uint64_t>(sim_require_access(launch, block.address, block.bytes, 0));
+        driver::fingerprint_on_host(argument<FingerprintKey>(arguments, 3), &block, out + i, 1);
+    }
 }
 
 constexpr std::size_t k_pointer = sizeof(void*);

@@ -169,8 +169,9 @@ SIM_API void sim_register_kernel(const char* name, sim_kernel function, const si
 
 /** Ends the kernel with CUDA_ERROR_ILLEGAL_ADDRESS, without returning, unless the device of `launch` may read
  * (or, if `write` is not 0, write) `bytes` bytes at `address`. For addresses that a kernel finds in memory.
- */
-SIM_API void sim_require_access(const sim_launch* launch, uint64_t address, uint64_t bytes, int write);
+ * Returns where this process has them: at `address`, or where their pages need not be mapped first, which is
+ * faster. */
+SIM_API void* sim_require_access(const sim_launch* launch, uint64_t address, uint64_t bytes, int write);
 
 /** Not 0 when the context is being destroyed, so that a kernel that waits can end. */
 SIM_API int sim_launch_cancelled(const sim_launch* launch);

@@ -119,9 +119,12 @@ void sim_register_kernel(const char* name, sim_kernel function, const std::size_
     KernelRegistry::instance().add(name, function, {parameter_bytes, parameter_count});
 }
 
-void sim_require_access(const sim_launch* launch, std::uint64_t address, std::uint64_t bytes, int write) {
+void* sim_require_access(const sim_launch* launch, std::uint64_t address, std::uint64_t bytes, int write) {
     const auto access = write != 0 ? Access::write : Access::read;
     if (bytes != 0 && !may_access(execution_of(launch), address, bytes, access)) abandon_guarded();
+    auto& driver = Driver::instance();
+    const std::lock_guard lock(driver.mutex);
+    return driver.space.bytes_at(address, bytes);
 }
 
 int sim_launch_cancelled(const sim_launch* launch) {

@@ -36,6 +36,11 @@ public:
     [[nodiscard]] bool is_resident(std::uint64_t offset, std::uint64_t bytes) const noexcept {
         return offset + bytes <= poisoned_;
     }
+    /// The file's bytes at `offset` in this process, wherever else they are mapped; null unless
+    /// is_resident().
+    [[nodiscard]] std::byte* window(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+        return is_resident(offset, bytes) ? window_ + offset : nullptr;
+    }
     /// Bytes taken by this process.
     [[nodiscard]] std::uint64_t taken() const noexcept { return taken_; }
 
@@ -50,7 +55,7 @@ private:
 
     int device_;
     UniqueFd file_;
-    std::byte* window_ = nullptr; ///< the poisoned part of the file, mapped for filling it
+    std::byte* window_ = nullptr; ///< the poisoned part of the file, mapped
     std::uint64_t poisoned_ = 0;  ///< its length
     std::uint64_t filled_ = 0;    ///< of that, what was ever filled
     std::uint64_t taken_ = 0;
@@ -79,6 +84,10 @@ public:
     [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
     [[nodiscard]] bool is_resident() const noexcept {
         return pool_ && !own_file_ && pool_->is_resident(offset_, bytes_);
+    }
+    /// Its bytes where they are always mapped, or null.
+    [[nodiscard]] std::byte* window() const noexcept {
+        return pool_ && !own_file_ ? pool_->window(offset_, bytes_) : nullptr;
     }
     [[nodiscard]] const CUmemAllocationProp& properties() const noexcept { return properties_; }
     /// The device that it lies on; PhysicalPool::k_host for host memory.

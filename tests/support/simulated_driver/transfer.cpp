@@ -31,6 +31,11 @@ bool reachable_span(const Driver& driver, const Side& side, std::uint64_t begin,
     return false;
 }
 
+/// Where this process has a span that is reachable.
+std::byte* bytes_of(const Driver& driver, const Side& side, std::uint64_t begin, std::uint64_t bytes) {
+    return side.space == Space::device ? driver.space.bytes_at(begin, bytes) : bytes_at(begin);
+}
+
 void flip_a_bit(std::uint64_t address) {
     auto flip = [=] { *bytes_at(address) ^= std::byte{1}; };
     if (run_guarded(flip)) ++Counts::instance().corrupted_copies;
@@ -80,12 +85,17 @@ bool Copy::reachable_now(const Execution& execution, std::uint64_t row, std::uin
 }
 
 bool Copy::copy_row(const Execution& execution, std::uint64_t row) const {
-    const auto* source = staged_ ? staged_.get() + row * width_ : bytes_at(from_.row(row));
+    auto& driver = Driver::instance();
     for (std::uint64_t offset = 0; offset < width_; offset += k_piece) {
         const auto bytes = std::min(k_piece, width_ - offset);
         if (execution.cancelled) return true;
         if (!reachable_now(execution, row, offset, bytes)) return false;
-        auto copy = [=, to = bytes_at(to_.row(row)) + offset] { std::memmove(to, source + offset, bytes); };
+        std::unique_lock lock(driver.mutex);
+        auto* const to = bytes_of(driver, to_, to_.row(row) + offset, bytes);
+        const auto* const from = staged_ ? staged_.get() + row * width_ + offset
+                                         : bytes_of(driver, from_, from_.row(row) + offset, bytes);
+        lock.unlock();
+        auto copy = [=] { std::memmove(to, from, bytes); };
         if (!run_guarded(copy)) return false;
     }
     return true;
@@ -136,13 +146,17 @@ CUDA_MEMCPY3D Copy::node_parameters() const noexcept {
 }
 
 bool Memset::fill(std::uint64_t address, std::uint64_t count) const {
+    auto& driver = Driver::instance();
+    std::unique_lock lock(driver.mutex);
+    auto* const to = bytes_of(driver, to_, address, count * element_bytes_);
+    lock.unlock();
     auto write = [=, this] {
         if (element_bytes_ == 1)
-            std::memset(bytes_at(address), static_cast<int>(value_), count);
+            std::memset(to, static_cast<int>(value_), count);
         else if (element_bytes_ == 2)
-            std::fill_n(reinterpret_cast<std::uint16_t*>(address), count, static_cast<std::uint16_t>(value_));
+            std::fill_n(reinterpret_cast<std::uint16_t*>(to), count, static_cast<std::uint16_t>(value_));
         else
-            std::fill_n(reinterpret_cast<std::uint32_t*>(address), count, value_);
+            std::fill_n(reinterpret_cast<std::uint32_t*>(to), count, value_);
     };
     return run_guarded(write);
 }
