@@ -34,7 +34,7 @@ inline constexpr std::size_t k_label_columns = 40;
 /// "13.0 GiB of host memory are retained for the next sleep".
 [[nodiscard]] std::string retained_line(const model::Report& report);
 /// "a wake of weights waits for GPU memory, for 12.50 s: waking needs 32.0 MiB on GPU 0, ...", or "waits for
-/// room, 2nd in line, for 12.50 s".
+/// room, 2nd in the queue, for 12.50 s".
 [[nodiscard]] std::string waiting_line(const model::WaitingWake& wake);
 /// "the driver has taken the rest from the GPU, too: 524.0 MiB".
 [[nodiscard]] std::string deep_line(const model::Report& report);

@@ -286,9 +286,9 @@ TEST_CASE("Render: a wake that waits is listed, and that of a touch is left to i
     CHECK(text.find("of x") == std::string::npos);
     status.wakes_waiting = {{{}, true, 3, "short", 2}, {{"y"}, false, 1, "", 11}};
     const auto lines = render_listing({{listed_process(), status}});
-    CHECK(lines.find("a wake of all tags waits for room, 2nd in line, for 3.00 s: short\n") !=
+    CHECK(lines.find("a wake of all tags waits for room, 2nd in the queue, for 3.00 s: short\n") !=
           std::string::npos);
-    CHECK(lines.find("a wake of y waits for room, 11th in line, for 1.00 s\n") != std::string::npos);
+    CHECK(lines.find("a wake of y waits for room, 11th in the queue, for 1.00 s\n") != std::string::npos);
 }
 
 TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, nor add lines", "[render]") {
