@@ -37,8 +37,8 @@ constexpr const char* k_examples =
     "  gpu-run --idle 15m -- python3 serve.py    asleep after 15 minutes unused\n"
     "  gpu-enable user                           the same for all that you start\n";
 constexpr const char* k_exit_statuses =
-    "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage, rules, or if the "
-    "agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such "
+    "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage or rules, or if "
+    "the agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such "
     "command.";
 constexpr const char* k_login = "What gpu-enable does";
 
@@ -84,7 +84,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            usage::brief({"--name", usage::text("NAME", reader(options.name, cli::name_problem)),
                          "Name for gpu-sleep, gpu-wake and gpu-ps"}),
            usage::brief({"--group", usage::text("NAME", reader(options.group, cli::name_problem)),
-                         "Group that gpu-sleep --group acts on as one"})}},
+                         "Group to put it in, which gpu-sleep --group acts on as one"})}},
          {"When it sleeps and wakes",
           {usage::brief(cli::on_touch_row(options.on_touch, " (default: wait)")),
            cli::gate_row(options.gate),
@@ -105,7 +105,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
             "With --on-stop sleep: how long a sleep may delay the stop (default: 5 s)"}}},
          {"Sharing a GPU",
           {usage::brief({"--share", usage::flag(options.share),
-                         "Take turns with programs that do not fit on the GPU beside it"}),
+                         "Take turns on the GPU with programs that do not fit beside it"}),
            {"--make-room", usage::flag(options.make_room),
             "If waking needs GPU memory that others hold, put others of this user to sleep, the least "
             "recently used first"},
@@ -114,16 +114,17 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            cli::min_awake_row(options.min_awake, "--make-room and --need")}},
          {"Host memory",
           {{"--retain", usage::size(options.retain),
-            "Host memory that may keep contents while awake, for a quicker next sleep; 0 for none (default: "
-            "what the host has room for)"},
+            "How much contents may stay in host memory after a wake, for a quicker next sleep; 0 for none "
+            "(default: what the host has room for)"},
            {"--host-budget", usage::size(options.host_budget),
             "Host memory that all processes of this user may hold for contents (default: any amount)"},
            {"--prepare", usage::flag(options.prepare),
-            "Prepare host memory for the first sleep, where that would take long"}}},
+            "Get host memory ready in the background, for a quicker first sleep"}}},
          {"What is intercepted",
           {usage::brief({"--tag", usage::text("TAG", reader(options.tag, cli::tag_problem)),
-                         "Tag of its allocations (default: default)"}),
-           {"--min-size", usage::size(options.min_size), "Leave smaller allocations to the driver"},
+                         "Tag of the allocations that it makes (default: default)"}),
+           {"--min-size", usage::size(options.min_size),
+            "Leave smaller allocations to the driver: they stay on the GPU"},
            usage::brief({"--rules", usage::path("FILE", options.rules_file),
                          "JSON file: what is intercepted, and its tags"}),
            {"--no-capture", usage::flag(options.no_capture),

@@ -187,7 +187,7 @@ std::string name_problem(const std::string& name) {
 
 usage::Row user_row(std::optional<uid_t>& user) {
     return {"--user", usage::parsed("NAME|UID", parse_user, user),
-            "Only processes of this user (default: all)"};
+            "Only processes of this user (default: all users)"};
 }
 
 std::string tag_problem(const std::string& tag) {
