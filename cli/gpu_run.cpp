@@ -114,7 +114,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            cli::min_awake_row(options.min_awake, "--make-room and --need")}},
          {"Host memory",
           {{"--retain", usage::size(options.retain),
-            "How much contents may stay in host memory after a wake, for a quicker next sleep; 0 for none "
+            "Size of what may stay in host memory after a wake, for a quicker next sleep; 0 for none "
             "(default: what the host has room for)"},
            {"--host-budget", usage::size(options.host_budget),
             "Host memory that all processes of this user may hold for contents (default: any amount)"},

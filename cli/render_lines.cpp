@@ -106,8 +106,8 @@ std::string waiting_line(const model::WaitingWake& wake) {
     const auto what = wake.place == 0 ? std::string("GPU memory")
                                       : fmt::format("room, {} in the queue", ordinal(wake.place));
     auto text =
-        fmt::format("a wake of {} waits for {}, for {}", wake.tags.empty() ? "all tags" : joined(wake.tags),
-                    what, format_seconds(wake.seconds));
+        fmt::format("a wake of {} has waited {} for {}", wake.tags.empty() ? "all tags" : joined(wake.tags),
+                    format_seconds(wake.seconds), what);
     return wake.reason.empty() ? text : text + fmt::format(": {}", printable(wake.reason));
 }
 
