@@ -279,7 +279,7 @@ int main(int argc, char** argv) {
         return cli::usage_error("gpu-ps", problem, options.output.json);
     };
     if (options.awaits && (options.watch.empty() || options.target.empty()))
-        return refuse("--await is for --watch and PID");
+        return refuse("--await can be used only with --watch and PID");
     if (!options.metrics.empty() && (options.output.json || !options.watch.empty()))
         return refuse("--prometheus cannot be used together with --json or --watch");
     if (!options.metrics.empty()) return write_metrics(options);

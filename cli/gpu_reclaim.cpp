@@ -154,7 +154,8 @@ usage::Table table_of(Typed& typed) {
 
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Typed& typed) {
-    if (!typed.need && (!typed.gpu.empty() || typed.min_awake)) return "--gpu and --min-awake are for --need";
+    if (!typed.need && (!typed.gpu.empty() || typed.min_awake))
+        return "--gpu and --min-awake can be used only with --need";
     const auto& policy = typed.policy;
     const bool has_ladder = !policy.idle.empty() && !policy.is_plain();
     if (typed.need && (typed.why || typed.shows_policies || !typed.request.tags.empty() || has_ladder ||

@@ -295,18 +295,17 @@ int main(int argc, char** argv) {
     if (!login.root.empty()) return cli::usage_error("gpu-run", "--root is for gpu-enable", false);
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
-        return cli::usage_error(
-            "gpu-run", "--share wakes what sleeps when it is used: it cannot be used with another --on-touch",
-            false);
+        return cli::usage_error("gpu-run", "--share means --on-touch wake, and cannot be used with another",
+                                false);
     options.make_room |= options.share;
     if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
     if (options.min_awake && !options.make_room && !options.need)
-        return cli::usage_error("gpu-run", "--min-awake is for --make-room and --need", false);
-    if (options.idle && options.idle->count() == 0)
-        return cli::usage_error("gpu-run", "--idle: it cannot be idle for no time at all; a second is 1s",
+        return cli::usage_error("gpu-run", "--min-awake can be used only with --share, --make-room or --need",
                                 false);
+    if (options.idle && options.idle->count() == 0)
+        return cli::usage_error("gpu-run", "--idle: the time must be more than 0, such as 15m", false);
     model::SleepRequest request;
     if (const auto problem = cli::read_stores(options.stores, request); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);

@@ -77,7 +77,8 @@ int main(int argc, char** argv) {
         if (!move && text.empty()) text = "--gpu: " + move.error().message;
         if (move) operation.moves.push_back(*std::move(move));
     }
-    if (text.empty() && min_awake && !request.make_room) text = "--min-awake is for --make-room";
+    if (text.empty() && min_awake && !request.make_room)
+        text = "--min-awake can be used only with --make-room";
     if (text.empty() && operation.selection.is_joint() && (!request.order.empty() || request.make_room))
         text = "--order and --make-room are for one process, without --tree or --group";
     if (text.empty() && (operation.selection.is_joint() || operation.targets.size() != 1) && !moves.empty())
