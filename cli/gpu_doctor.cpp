@@ -25,7 +25,7 @@ constexpr const char* k_examples =
     "  gpu-doctor --measure           also how fast the link to each GPU is\n"
     "  gpu-doctor --dir /data/sleep   also whether files can go there\n";
 constexpr const char* k_statuses =
-    "that of the first line that is bad: 0 processes, or this one, can be put to sleep, 1 they cannot, 2 "
+    "0 if no line is bad; otherwise that of the first bad line: 1 cannot be put to sleep, 2 "
     "wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 asleep and "
     "lost, 8 not enough host memory or disk space.";
 
@@ -39,8 +39,8 @@ struct Options {
 usage::Table table_of(Options& options) {
     return {
         k_program,
-        "Says what prevents sleep on this machine, or of a process, and what to do about it. Changes "
-        "nothing.",
+        "Says what keeps processes of this machine, or one process, from sleeping, and what to do about it. "
+        "Changes nothing.",
         {"[OPTION]... [PID]"},
         {{"Options",
           {cli::target_row(options.target),

@@ -37,15 +37,15 @@ usage::Table table_of(Options& options) {
     auto whose = usage::choice("user|machine", set_whose);
     whose.name.clear();
     return {k_program,
-            "Makes the programs that later logins start ready for gpu-sleep, without gpu-run.",
+            "Has later logins load the agent into their programs, which then need no gpu-run.",
             {"user|machine [--off] [--root DIR]", "[user|machine] --show [--root DIR]"},
             {{"Options",
               {usage::brief({"user|machine", whose, "Your own logins, or those of all users (as root)"}),
-               usage::brief({"--off", usage::flag(options.off), "Take it back"}),
+               usage::brief({"--off", usage::flag(options.off), "Undo it: later logins are as before"}),
                usage::brief({"--show", usage::flag(options.show),
-                             "Change nothing; list the files that have it enabled"}),
+                             "Change nothing; list the files by which logins load the agent"}),
                {"--root", usage::path("DIR", options.root),
-                "The machine's files are below this directory, as in a system image"}}}},
+                "Write the machine's files below DIR, such as the root of a system image"}}}},
             k_examples,
             k_exit_statuses};
 }

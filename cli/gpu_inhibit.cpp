@@ -61,9 +61,9 @@ std::string problem(const Options& options, bool has_command) {
     const bool has_target = !options.targets.empty() || options.takes_all;
     if (!has_command) return has_target ? "" : "PID or COMMAND is missing";
     if (has_target) return "COMMAND cannot be used together with PID or --all";
-    if (options.request.release) return "--release is for PID";
-    if (options.user) return "--user is for PID";
-    return options.output.json ? "--json is for PID" : "";
+    if (options.request.release) return "--release cannot be used with COMMAND";
+    if (options.user) return "--user cannot be used with COMMAND";
+    return options.output.json ? "--json cannot be used with COMMAND" : "";
 }
 
 /// Becomes the command, whose agents inhibit sleeps from their start. Returns the exit status if that fails.

@@ -67,13 +67,13 @@ usage::Table table_of(Options& options) {
                             options.timeout.count() / 1000)}}},
              {"Display",
               {usage::brief({"--sort", usage::choice(std::string(cli::k_order_words), set_order),
-                             "By GPU or host memory, idle time, pid or name (default: pid)"}),
+                             "Sort by GPU or host memory, idle time, pid or name (default: pid)"}),
                usage::brief(
                    {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of all processes"}),
                usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
                              "Refresh every two seconds, or at the interval of --watch=500ms"}),
                usage::brief({"--await", usage::flag(options.awaits),
-                             "With --watch and PID: continue while there is no such process"}),
+                             "With --watch and PID: do not end while there is no such process"}),
                usage::brief(cli::json_row(options.output.json)),
                usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
                              "Write metrics for Prometheus, to a file if one is given"})}}},
@@ -279,7 +279,7 @@ int main(int argc, char** argv) {
         return cli::usage_error("gpu-ps", problem, options.output.json);
     };
     if (options.awaits && (options.watch.empty() || options.target.empty()))
-        return refuse("--await is for --watch and PID");
+        return refuse("--await can be used only with --watch and PID");
     if (!options.metrics.empty() && (options.output.json || !options.watch.empty()))
         return refuse("--prometheus cannot be used together with --json or --watch");
     if (!options.metrics.empty()) return write_metrics(options);

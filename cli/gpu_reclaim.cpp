@@ -26,15 +26,16 @@ namespace {
 namespace usage = cli::usage;
 
 constexpr const char* k_examples =
-    "  gpu-reclaim                 as gpu-sleep.toml says; without, after 15 minutes\n"
+    "  gpu-reclaim                 as gpu-sleep.toml says, or after 15 minutes\n"
     "  gpu-reclaim --idle 1h       what is unused for an hour sleeps until used\n"
-    "  gpu-reclaim --need 40GiB    the least recently used make room for so much\n"
+    "  gpu-reclaim --need 40GiB    the least recently used make room for this much\n"
     "  gpu-reclaim --why llama     why it sleeps, or why not\n";
 
-constexpr const char* k_statuses =
-    "0 done, or nothing to do; otherwise the worst of the processes: 1 failed and awake, 2 wrong usage, 3 no "
-    "such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 failed and asleep, 8 not "
-    "enough host memory or disk space, 9 not known how it ended.";
+constexpr const char* k_statuses = "0 done, or nothing to do; otherwise the worst of the processes: 1 failed "
+                                   "(the process is awake), 2 wrong usage, 3 no "
+                                   "such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged "
+                                   "contents, 7 failed (the process is asleep), 8 not "
+                                   "enough host memory or disk space, 9 outcome not known.";
 
 constexpr const char* k_program = "gpu-reclaim";
 
@@ -131,7 +132,7 @@ usage::Table table_of(Typed& typed) {
           {usage::brief(
                {"--need", usage::size(typed.need), "Put processes to sleep until this much is free"}),
            {"--gpu", usage::text("GPU", read_gpu),
-            "With --need: the GPU's number or UUID of nvidia-smi (default: the only GPU)"},
+            "With --need: which GPU, by its number or UUID in nvidia-smi (default: the only GPU)"},
            usage::old(cli::min_awake_row(typed.min_awake, "--need"))}},
          {"Which processes", {cli::target_row(typed.target), cli::user_row(typed.user)}},
          {"How they go to sleep",
@@ -153,7 +154,8 @@ usage::Table table_of(Typed& typed) {
 
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Typed& typed) {
-    if (!typed.need && (!typed.gpu.empty() || typed.min_awake)) return "--gpu and --min-awake are for --need";
+    if (!typed.need && (!typed.gpu.empty() || typed.min_awake))
+        return "--gpu and --min-awake can be used only with --need";
     const auto& policy = typed.policy;
     const bool has_ladder = !policy.idle.empty() && !policy.is_plain();
     if (typed.need && (typed.why || typed.shows_policies || !typed.request.tags.empty() || has_ladder ||

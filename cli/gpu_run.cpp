@@ -37,8 +37,8 @@ constexpr const char* k_examples =
     "  gpu-run --idle 15m -- python3 serve.py    asleep after 15 minutes unused\n"
     "  gpu-enable user                           the same for all that you start\n";
 constexpr const char* k_exit_statuses =
-    "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage, rules, or if the "
-    "agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such "
+    "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage or rules, or if "
+    "the agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such "
     "command.";
 constexpr const char* k_login = "What gpu-enable does";
 
@@ -84,7 +84,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            usage::brief({"--name", usage::text("NAME", reader(options.name, cli::name_problem)),
                          "Name for gpu-sleep, gpu-wake and gpu-ps"}),
            usage::brief({"--group", usage::text("NAME", reader(options.group, cli::name_problem)),
-                         "Group that gpu-sleep --group acts on as one"})}},
+                         "Group to put it in, which gpu-sleep --group acts on as one"})}},
          {"When it sleeps and wakes",
           {usage::brief(cli::on_touch_row(options.on_touch, " (default: wait)")),
            cli::gate_row(options.gate),
@@ -105,7 +105,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
             "With --on-stop sleep: how long a sleep may delay the stop (default: 5 s)"}}},
          {"Sharing a GPU",
           {usage::brief({"--share", usage::flag(options.share),
-                         "Take turns with programs that do not fit on the GPU beside it"}),
+                         "Take turns on the GPU with programs that do not fit beside it"}),
            {"--make-room", usage::flag(options.make_room),
             "If waking needs GPU memory that others hold, put others of this user to sleep, the least "
             "recently used first"},
@@ -114,16 +114,17 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            cli::min_awake_row(options.min_awake, "--make-room and --need")}},
          {"Host memory",
           {{"--retain", usage::size(options.retain),
-            "Host memory that may keep contents while awake, for a quicker next sleep; 0 for none (default: "
-            "what the host has room for)"},
+            "Size of what may stay in host memory after a wake, for a quicker next sleep; 0 for none "
+            "(default: what the host has room for)"},
            {"--host-budget", usage::size(options.host_budget),
             "Host memory that all processes of this user may hold for contents (default: any amount)"},
            {"--prepare", usage::flag(options.prepare),
-            "Prepare host memory for the first sleep, where that would take long"}}},
+            "Get host memory ready in the background, for a quicker first sleep"}}},
          {"What is intercepted",
           {usage::brief({"--tag", usage::text("TAG", reader(options.tag, cli::tag_problem)),
-                         "Tag of its allocations (default: default)"}),
-           {"--min-size", usage::size(options.min_size), "Leave smaller allocations to the driver"},
+                         "Tag of the allocations that it makes (default: default)"}),
+           {"--min-size", usage::size(options.min_size),
+            "Leave smaller allocations to the driver: they stay on the GPU"},
            usage::brief({"--rules", usage::path("FILE", options.rules_file),
                          "JSON file: what is intercepted, and its tags"}),
            {"--no-capture", usage::flag(options.no_capture),
@@ -294,18 +295,17 @@ int main(int argc, char** argv) {
     if (!login.root.empty()) return cli::usage_error("gpu-run", "--root is for gpu-enable", false);
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
-        return cli::usage_error(
-            "gpu-run", "--share wakes what sleeps when it is used: it cannot be used with another --on-touch",
-            false);
+        return cli::usage_error("gpu-run", "--share means --on-touch wake, and cannot be used with another",
+                                false);
     options.make_room |= options.share;
     if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
     if (options.min_awake && !options.make_room && !options.need)
-        return cli::usage_error("gpu-run", "--min-awake is for --make-room and --need", false);
-    if (options.idle && options.idle->count() == 0)
-        return cli::usage_error("gpu-run", "--idle: it cannot be idle for no time at all; a second is 1s",
+        return cli::usage_error("gpu-run", "--min-awake can be used only with --share, --make-room or --need",
                                 false);
+    if (options.idle && options.idle->count() == 0)
+        return cli::usage_error("gpu-run", "--idle: the time must be more than 0, such as 15m", false);
     model::SleepRequest request;
     if (const auto problem = cli::read_stores(options.stores, request); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);

@@ -59,7 +59,7 @@ usage::Table table_of(Typed& typed) {
           {cli::store_row(typed.stores),
            usage::brief(cli::dir_row(typed.stores)),
            {"--spill", usage::path("DIR", typed.stores.spill),
-            "Use files in this directory if host memory is too small"},
+            "Keep in files in DIR what host memory has no room for"},
            {"--keep-files", usage::flag(request.keep_files),
             "Leave the files when the process wakes or ends"}}},
          {"While it sleeps",
@@ -79,9 +79,9 @@ usage::Table table_of(Typed& typed) {
           {{"--copy-all", usage::flag(request.copy_all),
             "Also copy what has not changed since the last sleep"},
            {"--check", usage::flag(request.check_copies),
-            "Compare what is kept in host memory with the GPU's before GPU memory is released"},
+            "Compare the copies in host memory with the GPU's contents before releasing GPU memory"},
            {"--release-retained", usage::flag(request.release_retained),
-            "Put nothing to sleep; give back the host memory that the last sleep left for the next"}}}},
+            "Put nothing to sleep; give back the host memory that is retained for the next sleep"}}}},
         k_examples,
         cli::k_exit_statuses};
 }

@@ -41,7 +41,7 @@ usage::Table table_of(Typed& typed) {
                usage::brief({"--order", cli::tags(request.order),
                              "These tags first, one after another, then the rest"}),
                usage::brief({"--gpu", usage::list("FROM=TO,...", typed.moves),
-                             "Move to another GPU of its kind (from a deep sleep)"})}},
+                             "Wake on another GPU of the same kind (from a deep sleep)"})}},
              {"When GPU memory is short",
               {usage::brief(
                    {"--wait", usage::duration(typed.wait),
@@ -56,7 +56,7 @@ usage::Table table_of(Typed& typed) {
               {usage::brief({"--dry-run", usage::flag(request.dry_run),
                              "Only say what would be taken and brought back"}),
                {"--timeout", usage::duration(typed.timeout),
-                "Time limit, without --wait, until memory is back, and then once more for callbacks "
+                "Time limit, not counting --wait, until memory is back, and again for callbacks "
                 "(default: 30 s for callbacks, none for copying that advances)"}}},
              {"Output", {cli::json_row(operation.output.json), cli::quiet_row(operation.output.quiet)}}},
             k_examples,
@@ -77,7 +77,8 @@ int main(int argc, char** argv) {
         if (!move && text.empty()) text = "--gpu: " + move.error().message;
         if (move) operation.moves.push_back(*std::move(move));
     }
-    if (text.empty() && min_awake && !request.make_room) text = "--min-awake is for --make-room";
+    if (text.empty() && min_awake && !request.make_room)
+        text = "--min-awake can be used only with --make-room";
     if (text.empty() && operation.selection.is_joint() && (!request.order.empty() || request.make_room))
         text = "--order and --make-room are for one process, without --tree or --group";
     if (text.empty() && (operation.selection.is_joint() || operation.targets.size() != 1) && !moves.empty())

@@ -113,11 +113,11 @@ std::string render_together(const std::vector<Outcome>& outcomes, bool goes_deep
     if (sum.done == sum.count)
         return fmt::format("{} {}; {} of GPU memory {}\n", all,
                            !sleeps                 ? "awake"
-                           : sum.deep == sum.count ? "asleep, deep"
+                           : sum.deep == sum.count ? "deeply asleep"
                                                    : "asleep",
                            size, sleeps ? "freed" : "taken");
     if (goes_deep && sum.asleep == sum.count)
-        return fmt::format("{} asleep, {} of them deep; the same command continues from there\n", all,
+        return fmt::format("{} asleep, {} of them deeply; the same command continues from there\n", all,
                            sum.deep);
     if (!sum.has_changed && sum.is_known)
         return fmt::format("none of {} {}\n", subject(sum.count, "was", "was"),

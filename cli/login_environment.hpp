@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The agent in the login environment: which files say so, written and taken back. gpu-enable(1) lists them.
+// They set LD_PRELOAD. Other ways are worse: libcuda reads CUDA_INJECTION64_PATH in cuInit, when the CUDA
+// runtime has looked its functions up already; LD_AUDIT complains of a missing path as well, and is slower;
+// /etc/ld.so.preload reaches the system's services and programs with privileges; a start file of Python
+// reaches Python alone, and too late.
 
 #pragma once
 

@@ -176,7 +176,7 @@ std::string selection_problem(const Selection& selection, const std::vector<std:
     if (selection.tree && !selection.group.empty()) return "--tree and --group cannot be used together";
     if (selection.is_joint() && takes_all) return "--all cannot be used with --tree or --group";
     if (!selection.group.empty() && !targets.empty()) return "--group is used instead of PID";
-    if (selection.tree && targets.size() > 1) return "--tree is for one PID";
+    if (selection.tree && targets.size() > 1) return "--tree takes only one PID";
     return targets.empty() && selection.group.empty() && !takes_all ? "PID is missing" : "";
 }
 
@@ -187,7 +187,7 @@ std::string name_problem(const std::string& name) {
 
 usage::Row user_row(std::optional<uid_t>& user) {
     return {"--user", usage::parsed("NAME|UID", parse_user, user),
-            "Only processes of this user (default: all)"};
+            "Only processes of this user (default: all users)"};
 }
 
 std::string tag_problem(const std::string& tag) {
@@ -222,7 +222,7 @@ usage::Row touch_limit_row(std::optional<Milliseconds>& limit) {
 
 std::string touch_problem(std::optional<model::OnTouch> on_touch, std::optional<Milliseconds> touch_limit) {
     if (!touch_limit || !on_touch || *on_touch == model::OnTouch::wake) return {};
-    return "--touch-limit is for work that wakes the process: --on-touch wake";
+    return "--touch-limit can be used only with --on-touch wake";
 }
 
 usage::Row min_awake_row(std::optional<Milliseconds>& min_awake, const std::string& options) {

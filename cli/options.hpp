@@ -32,10 +32,11 @@ struct OutputOptions {
 };
 
 /// The exit statuses of the commands that send requests to processes.
-inline constexpr const char* k_exit_statuses =
-    "0 done, 1 failed and awake, 2 wrong usage, 3 no such process or no agent in it, 4 timed out, "
-    "5 not permitted, 6 damaged, 7 failed and asleep, 8 not enough host memory or disk space, "
-    "9 not known how it ended.";
+inline constexpr const char* k_exit_statuses = "0 done, 1 failed (the process is awake), 2 wrong usage, 3 no "
+                                               "such process or no agent in it, 4 timed out, "
+                                               "5 not permitted, 6 damaged contents, 7 failed (the process "
+                                               "is asleep), 8 not enough host memory or disk space, "
+                                               "9 outcome not known.";
 
 /// PID, which may be a name; see find_targets.
 [[nodiscard]] usage::Row target_row(std::string& target);

@@ -62,7 +62,7 @@ std::string_view state_words(State state) noexcept {
 }
 
 std::string_view state_words(const Report& report) noexcept {
-    return report.deep && report.state == State::asleep ? "asleep, deep" : state_words(report.state);
+    return report.deep && report.state == State::asleep ? "deeply asleep" : state_words(report.state);
 }
 
 std::string label(const Process& process, const Report& report) {
@@ -103,11 +103,11 @@ std::string retained_line(const Report& report) {
 }
 
 std::string waiting_line(const model::WaitingWake& wake) {
-    const auto what =
-        wake.place == 0 ? std::string("GPU memory") : fmt::format("room, {} in line", ordinal(wake.place));
+    const auto what = wake.place == 0 ? std::string("GPU memory")
+                                      : fmt::format("room, {} in the queue", ordinal(wake.place));
     auto text =
-        fmt::format("a wake of {} waits for {}, for {}", wake.tags.empty() ? "all tags" : joined(wake.tags),
-                    what, format_seconds(wake.seconds));
+        fmt::format("a wake of {} has waited {} for {}", wake.tags.empty() ? "all tags" : joined(wake.tags),
+                    format_seconds(wake.seconds), what);
     return wake.reason.empty() ? text : text + fmt::format(": {}", printable(wake.reason));
 }
 

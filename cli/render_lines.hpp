@@ -31,12 +31,12 @@ inline constexpr std::size_t k_label_columns = 40;
 [[nodiscard]] std::string inhibition_line(const model::Report& report);
 /// "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)".
 [[nodiscard]] std::string residual_line(const model::Residual& residual);
-/// "13.0 GiB of host memory are retained for the next sleep".
+/// "13.0 GiB of host memory is retained for the next sleep".
 [[nodiscard]] std::string retained_line(const model::Report& report);
-/// "a wake of weights waits for GPU memory, for 12.50 s: waking needs 32.0 MiB on GPU 0, ...", or "waits for
-/// room, 2nd in line, for 12.50 s".
+/// "a wake of weights has waited 12.50 s for GPU memory: waking needs 32.0 MiB on GPU 0, ...", or "for room,
+/// 2nd in the queue".
 [[nodiscard]] std::string waiting_line(const model::WaitingWake& wake);
-/// "the driver has taken the rest from the GPU, too: 524.0 MiB".
+/// "the driver has also removed the rest from the GPU: 524.0 MiB".
 [[nodiscard]] std::string deep_line(const model::Report& report);
 
 } // namespace gpu_sleep::cli

@@ -23,8 +23,9 @@ std::string read_directory(const TypedStores& typed, model::SleepRequest& reques
         return "--dir and --spill name different directories; a sleep uses only one";
     const auto& directory = typed.directory.empty() ? typed.spill : typed.directory;
     if (needs_directory && directory.empty()) return "--store file needs --dir";
-    if (!needs_directory && !request.spill && !directory.empty()) return "--dir is for --store file";
-    if (request.keep_files && directory.empty()) return "--keep-files is for --store file and --spill";
+    if (!needs_directory && !request.spill && !directory.empty())
+        return "--dir can be used only with --store file";
+    if (request.keep_files && directory.empty()) return "--keep-files can be used only with --dir or --spill";
     if (directory.empty()) return {};
     std::error_code failure;
     request.directory = std::filesystem::absolute(directory, failure).lexically_normal();

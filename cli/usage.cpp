@@ -147,6 +147,10 @@ void add(CLI::App& app, Table table) {
     for (const auto& group : table.groups)
         for (const auto& row : group.rows)
             if (auto* const option = add_row(app, row)) option->group(group.heading);
+    const auto is_old = [](const Row& row) { return row.shown == Shown::never; };
+    std::erase_if(table.groups, [is_old](const Group& group) {
+        return std::all_of(group.rows.begin(), group.rows.end(), is_old);
+    });
     app.set_help_flag("-h,--help")->disable_flag_override();
     app.set_help_all_flag("--help-all")->disable_flag_override();
     Group information{"Help",

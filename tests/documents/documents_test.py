@@ -107,6 +107,18 @@ class Documents(unittest.TestCase):
             with self.subTest(module=module):
                 self.assertTrue((TREE / module).is_dir())
 
+    def test_figures_of_the_comparison(self):
+        """What RESULTS.md measured of each tool is in the same cell of the README's table."""
+        def rows(document):
+            return {name: cells for name, *cells in table_rows(text_of(TREE / document), "| gpu-sleep")}
+
+        shown, measured = rows("README.md"), rows("tests/bench/RESULTS.md")
+        self.assertGreater(len(measured), 3)
+        for name, figures in measured.items():
+            for figure, cell in zip(figures, shown[name]):
+                with self.subTest(row=name, figure=figure):
+                    self.assertIn(figure, cell)
+
     def test_readme_is_short(self):
         self.assertLessEqual(len(text_of(TREE / "README.md").splitlines()), README_LINES)
 

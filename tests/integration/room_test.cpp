@@ -180,7 +180,7 @@ TEST_CASE("Room: those who wait have their turns in the order in which they came
     REQUIRE(models[1].shows(k_place, "1"));
     models[2].begin_request();
     REQUIRE(models[2].shows(k_place, "2"));
-    CHECK_THAT(models[2].host.command("gpu-ps").out, mentions("waits for room, 2nd in line"));
+    CHECK_THAT(models[2].host.command("gpu-ps").out, mentions("for room, 2nd in the queue"));
     models[1].end_request();
     CHECK(models[0].host.state() == "asleep");
     CHECK(models[2].host.state() == "asleep");

@@ -110,7 +110,7 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
                     "sleeps are inhibited for another 2 h 0 min",
                     "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)",
                     "stays on GPU 1: array 4.00 KiB in 1 allocation",
-                    "a wake of weights, kv_cache waits for GPU memory, for 12.50 s: too little"});
+                    "a wake of weights, kv_cache has waited 12.50 s for GPU memory: too little"});
     const Printed both(render_listing({{listed_process(), intercepted}, {listed_process(), awake}}));
     REQUIRE(both.rows.size() == 4);
     CHECK(both.rows[2].at("STATE") == "awake 1 h 0 min");
@@ -280,15 +280,15 @@ TEST_CASE("Render: a wake that waits is listed, and that of a touch is left to i
     status.wakes_waiting = {
         {{"weights"}, false, 12.5, "needs more"}, {{}, false, 3, ""}, {{"x"}, true, 1, ""}};
     const auto text = render_listing({{listed_process(), status}});
-    CHECK(text.find("a wake of weights waits for GPU memory, for 12.50 s: needs more\n") !=
+    CHECK(text.find("a wake of weights has waited 12.50 s for GPU memory: needs more\n") !=
           std::string::npos);
-    CHECK(text.find("a wake of all tags waits for GPU memory, for 3") != std::string::npos);
+    CHECK(text.find("a wake of all tags has waited 3.00 s for GPU memory\n") != std::string::npos);
     CHECK(text.find("of x") == std::string::npos);
     status.wakes_waiting = {{{}, true, 3, "short", 2}, {{"y"}, false, 1, "", 11}};
     const auto lines = render_listing({{listed_process(), status}});
-    CHECK(lines.find("a wake of all tags waits for room, 2nd in line, for 3.00 s: short\n") !=
+    CHECK(lines.find("a wake of all tags has waited 3.00 s for room, 2nd in the queue: short\n") !=
           std::string::npos);
-    CHECK(lines.find("a wake of y waits for room, 11th in line, for 1.00 s\n") != std::string::npos);
+    CHECK(lines.find("a wake of y has waited 1.00 s for room, 11th in the queue\n") != std::string::npos);
 }
 
 TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, nor add lines", "[render]") {

@@ -29,7 +29,7 @@ TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back",
               std::to_string(k_context_bytes));
         CHECK(machine.is_deep());
         CHECK_THAT(run(machine.launch("gpu-ps")).out,
-                   mentions("asleep, deep") && mentions("the rest") && mentions("it has nothing left"));
+                   mentions("deeply asleep") && mentions("the rest") && mentions("it has nothing left"));
         CHECK(machine.command("gpu-ps").json("/processes/0/gpu_bytes") == "0");
         machine.expect_held();
         const auto again = machine.command("deep");

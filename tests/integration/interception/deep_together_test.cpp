@@ -47,7 +47,7 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
         const auto slept = command("gpu-sleep", {"--deep"});
         INFO(slept.err);
         REQUIRE(slept.status == 0);
-        CHECK_THAT(slept.out, mentions("3 processes are asleep, deep; 42.0 MiB of GPU memory freed"));
+        CHECK_THAT(slept.out, mentions("3 processes are deeply asleep; 42.0 MiB of GPU memory freed"));
         CHECK(family.count("deep") == 3);
         REQUIRE(command("gpu-wake").status == 0);
         family.check_all_awake();
@@ -96,8 +96,9 @@ TEST_CASE("Deep together: one that the driver fails with sleeps plainly, and the
     const auto slept = run(family.deep({fail(failure)}));
     INFO(slept.err);
     CHECK(slept.status == 7);
-    CHECK_THAT(slept.err, mentions("it is asleep, but not deeply") &&
-                              mentions("3 processes are asleep, 2 of them deep; the same command continues"));
+    CHECK_THAT(slept.err,
+               mentions("it is asleep, but not deeply") &&
+                   mentions("3 processes are asleep, 2 of them deeply; the same command continues"));
     CHECK(family.count("asleep") == 3);
     CHECK(family.count("deep") == 2);
     if (GENERATE(false, true)) CHECK(family.wake().status == 0);
