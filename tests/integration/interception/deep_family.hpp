@@ -7,6 +7,7 @@
 #include "deep_machine.hpp"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,22 +52,24 @@ public:
     }
     [[nodiscard]] Output wake() const { return run(launch("gpu-wake", {root(), "--tree"})); }
 
-    /// How many are awake, asleep, or asleep and deep, as gpu-ps says.
-    [[nodiscard]] std::size_t count(const std::string& state) const {
-        const auto listed = run(launch("gpu-ps", {root(), "--json"})); // one for all: each takes its time
-        const auto is_member = [&](const std::string& pid) {
-            return std::any_of(hosts_.begin(), hosts_.end(),
-                               [&](const Host& host) { return std::to_string(host.pid()) == pid; });
-        };
-        std::size_t count = 0;
-        for (std::size_t i = 0;; ++i) {
-            const auto said = [&](const char* field) {
-                return listed.json(fmt::format("/processes/{}/{}", i, field));
-            };
-            if (said("pid") == "none") return count;
-            if (is_member(said("pid")))
-                count += state == "deep" ? said("report/deep") == "true" : said("state") == state;
+    /// How many are awake, and asleep; those that are deep are asleep as well.
+    struct States {
+        std::size_t awake = 0;
+        std::size_t asleep = 0;
+        std::size_t deep = 0;
+    };
+    /// As gpu-ps says: one for all, for each takes its time.
+    [[nodiscard]] States states() const {
+        States states;
+        const auto listed = nlohmann::json::parse(run(launch("gpu-ps", {root(), "--json"})).out);
+        for (const auto& process : listed.at("processes")) {
+            const auto is_this = [&](const Host& host) { return host.pid() == process.at("pid"); };
+            if (std::none_of(hosts_.begin(), hosts_.end(), is_this)) continue;
+            states.awake += process.at("state") == "awake";
+            states.asleep += process.at("state") == "asleep";
+            states.deep += process.value("/report/deep"_json_pointer, false);
         }
+        return states;
     }
     void kill_last() {
         hosts_.back().process().signal(SIGKILL);
@@ -77,14 +80,14 @@ public:
     void check_all_awake() {
         for (std::size_t i = 0; i < size(); ++i) check_intact(hosts_[i], pieces_[i]);
         for (auto& host : hosts_) check_no_harm(host);
-        CHECK(count("awake") == size());
+        CHECK(states().awake == size());
     }
     /// Whatever state they are in, the next command makes all deep, and the one after it wakes them.
     void check_completes() {
         const auto slept = run(deep());
         INFO(slept.out << slept.err);
         CHECK(slept.status == 0);
-        CHECK(count("deep") == size());
+        CHECK(states().deep == size());
         const auto woken = wake();
         INFO(woken.out << woken.err);
         CHECK(woken.status == 0);

@@ -47,8 +47,8 @@ TEST_CASE("Deep room: of two that wake at once, one finds room and the other sta
     const auto second = other.finish();
     INFO(first.err << second.err);
     CHECK(first.status + second.status == 7);
-    CHECK(crowd.family.count("awake") == 1);
-    CHECK(crowd.family.count("deep") == 1);
+    CHECK(crowd.family.states().awake == 1);
+    CHECK(crowd.family.states().deep == 1);
     crowd.make_room();
     CHECK(crowd.family.wake().status == 0);
     crowd.family.check_all_awake();
@@ -75,7 +75,7 @@ TEST_CASE("Deep room: a wake wants what the driver keeps for itself, too", "[dee
     const auto refused = family.wake();
     CHECK(refused.status == 7);
     CHECK_THAT(refused.err, mentions("needs 24.0 MiB"));
-    CHECK(family.count("deep") == 1);
+    CHECK(family.states().deep == 1);
     other.tell("free " + filling.number);
     CHECK(family.wake().status == 0);
     family.check_all_awake();
@@ -118,9 +118,9 @@ TEST_CASE("Deep room: one that may wait wakes when there is room for it, too", "
     Crowd crowd;
     auto one = crowd.start_wake(0, {"--wait", "60s"});
     auto other = crowd.start_wake(1, {"--wait", "60s"});
-    CHECK(becomes_true([&] { return crowd.family.count("awake") == 1; }));
+    CHECK(becomes_true([&] { return crowd.family.states().awake == 1; }));
     pause_for(Milliseconds(500));
-    CHECK(crowd.family.count("deep") == 1);
+    CHECK(crowd.family.states().deep == 1);
     crowd.make_room();
     CHECK(one.finish().status == 0);
     CHECK(other.finish().status == 0);
@@ -134,7 +134,7 @@ TEST_CASE(
     const auto refused = crowd.family.wake();
     INFO(refused.err);
     CHECK(refused.status == 7);
-    CHECK(crowd.family.count("asleep") == 2);
+    CHECK(crowd.family.states().asleep == 2);
     crowd.make_room();
     const auto woken = crowd.family.wake();
     INFO(woken.err);
@@ -149,9 +149,9 @@ TEST_CASE("Deep room: of two that are touched at once one waits until there is r
         run(crowd.family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--on-touch", "wake"})).status ==
         0);
     for (int i = 0; i < 2; ++i) crowd.family[i].process().send("hash " + crowd.family.piece(i).number);
-    CHECK(becomes_true([&] { return crowd.family.count("awake") == 1; }));
+    CHECK(becomes_true([&] { return crowd.family.states().awake == 1; }));
     pause_for(Milliseconds(500));
-    CHECK(crowd.family.count("deep") == 1);
+    CHECK(crowd.family.states().deep == 1);
     crowd.make_room();
     for (int i = 0; i < 2; ++i)
         CHECK(crowd.family[i].process().read_line() == "ok " + crowd.family.piece(i).hash);

@@ -48,7 +48,7 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
         INFO(slept.err);
         REQUIRE(slept.status == 0);
         CHECK_THAT(slept.out, mentions("3 processes are deeply asleep; 42.0 MiB of GPU memory freed"));
-        CHECK(family.count("deep") == 3);
+        CHECK(family.states().deep == 3);
         REQUIRE(command("gpu-wake").status == 0);
         family.check_all_awake();
     }
@@ -58,8 +58,8 @@ TEST_CASE("Deep together: what slept plainly goes deep, and what is deep stays s
     DeepFamily family(3);
     REQUIRE(run(family.launch("gpu-sleep", {std::to_string(family[1].pid()), "--deep"})).status == 0);
     REQUIRE(run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree"})).status == 0);
-    CHECK(family.count("asleep") == 3);
-    CHECK(family.count("deep") == 1);
+    CHECK(family.states().asleep == 3);
+    CHECK(family.states().deep == 1);
     if (GENERATE(false, true)) CHECK(family.wake().status == 0);
     family.check_completes();
 }
@@ -73,7 +73,7 @@ TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]
         CHECK(refused.status == 1);
         CHECK_THAT(refused.err, mentions("cannot sleep deeply") && mentions("processes was put to sleep") &&
                                     mentions("was undone with the others"));
-        CHECK(family.count("awake") == 2);
+        CHECK(family.states().awake == 2);
     };
     if (why == "managed") {
         const auto number = family[1].tell("alloc managed 4194304");
@@ -99,8 +99,8 @@ TEST_CASE("Deep together: one that the driver fails with sleeps plainly, and the
     CHECK_THAT(slept.err,
                mentions("it is asleep, but not deeply") &&
                    mentions("3 processes are asleep, 2 of them deeply; the same command continues"));
-    CHECK(family.count("asleep") == 3);
-    CHECK(family.count("deep") == 2);
+    CHECK(family.states().asleep == 3);
+    CHECK(family.states().deep == 2);
     if (GENERATE(false, true)) CHECK(family.wake().status == 0);
     family.check_completes();
 }
@@ -117,8 +117,9 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
         failed += slept.status != 0;
         INFO(slept.err);
         for (int i = 0; i < 3; ++i) CHECK(slept.json(fmt::format("/processes/{}/state", i)) == "asleep");
-        CHECK(family.count("asleep") == 3);
-        CHECK(family.count("deep") == (slept.status == 0 ? 3 : 2));
+        const auto found = family.states();
+        CHECK(found.asleep == 3);
+        CHECK(found.deep == (slept.status == 0 ? 3 : 2));
         if (nth % 2 == 0) REQUIRE(family.wake().status == 0);
         family.check_completes();
     }
@@ -135,7 +136,7 @@ TEST_CASE("Deep together: one that goes back with the others meets touches as be
     CHECK(refused.status == 1);
     const auto listed = run(family.launch("gpu-ps", {std::to_string(family[0].pid()), "--json"}));
     CHECK(listed.json("/processes/0/report/gate/on_touch") == "wait");
-    CHECK(family.count("deep") == 1);
+    CHECK(family.states().deep == 1);
     family[1].tell("free " + number.substr(0, number.find(' ')));
     family.check_completes();
 }
@@ -170,9 +171,10 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
                 asleep += state == "asleep";
                 unknown += state == "none";
             }
-            CHECK(family.count("asleep") >= asleep);
-            CHECK(family.count("awake") >= 2 - asleep - unknown);
-            CHECK(family.count("asleep") + family.count("awake") == 2);
+            const auto found = family.states();
+            CHECK(found.asleep >= asleep);
+            CHECK(found.awake >= 2 - asleep - unknown);
+            CHECK(found.asleep + found.awake == 2);
             if (done.status == 0) CHECK(asleep == (name == "gpu-sleep" ? 2 : 0));
             failed += done.status != 0;
         };
@@ -193,7 +195,7 @@ TEST_CASE("Deep together: the driver works on all side by side", "[deep][deep_to
     CHECK(slept.status == 0);
     CHECK(slept.seconds >= 1.5);
     CHECK(slept.seconds < 4.5); // one after another: 6 s
-    CHECK(family.count("deep") == 4);
+    CHECK(family.states().deep == 4);
     CHECK(family.wake().status == 0);
     family.check_all_awake();
 }
@@ -218,13 +220,13 @@ TEST_CASE("Deep together: a command killed amid the driver's part is completed b
     const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
     {
         Process process(family.deep({delay(call, "20s")}));
-        REQUIRE(becomes_true([&] { return family.count("asleep") == 3; }));
+        REQUIRE(becomes_true([&] { return family.states().asleep == 3; }));
         pause_for(Milliseconds(300));
         process.signal(SIGKILL);
         CHECK(process.wait() == 128 + SIGKILL);
     }
-    CHECK(family.count("asleep") == 3);
-    CHECK(family.count("deep") == 0);
+    CHECK(family.states().asleep == 3);
+    CHECK(family.states().deep == 0);
     if (GENERATE(false, true)) CHECK(family.wake().status == 0);
     family.check_completes();
 }
@@ -241,7 +243,7 @@ TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep]
         const auto slept = run(family.deep());
         INFO(slept.out << slept.err);
         REQUIRE(slept.status == 0);
-        REQUIRE(family.count("deep") == 3);
+        REQUIRE(family.states().deep == 3);
         if (i % 2 == 0) REQUIRE(family.wake().status == 0);
     }
     REQUIRE(family.wake().status == 0);
@@ -263,7 +265,7 @@ TEST_CASE("Deep together: an interruption amid the driver's part is answered at 
     const auto ended = process.wait_for(Milliseconds(5'000));
     REQUIRE(ended);
     CHECK(*ended == 9);
-    CHECK(family.count("asleep") == 2);
+    CHECK(family.states().asleep == 2);
     family.check_completes();
 }
 
@@ -280,8 +282,8 @@ TEST_CASE("Deep together: one that is stopped amid the driver's part is given up
     CHECK(output.status == 9);
     CHECK(output.seconds < 30);
     family[1].process().signal(SIGCONT);
-    CHECK(becomes_true([&] { return family.count("asleep") == 3; }));
-    CHECK(family.count("deep") >= 2);
+    CHECK(becomes_true([&] { return family.states().asleep == 3; }));
+    CHECK(family.states().deep >= 2);
     family.check_completes();
 }
 
@@ -294,6 +296,6 @@ TEST_CASE("Deep together: one that is killed amid the driver's part takes nobody
     pause_for(Milliseconds(300)); // so that all are being checkpointed
     family.kill_last();
     CHECK(process.finish().status != 0);
-    CHECK(family.count("deep") == 2);
+    CHECK(family.states().deep == 2);
     family.check_completes();
 }
