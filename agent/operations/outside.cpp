@@ -51,6 +51,7 @@ constexpr Milliseconds k_grace{1'000};
 /// none uses its errno beside it.
 struct Launch {
     const char* program;
+    int file; ///< the same
     char* const* arguments;
     char* const* environment;
     int socket;
@@ -63,11 +64,15 @@ struct Launch {
 int become_program(void* argument) {
     const auto& launch = *static_cast<const Launch*>(argument);
     // Where the program has closed its standard descriptors, these may be among them.
-    const int socket = ::fcntl(launch.socket, F_DUPFD, 3);
+    constexpr int k_file = 3;
+    const int socket = ::fcntl(launch.socket, F_DUPFD, k_file + 1);
     const int nothing = ::open("/dev/null", O_RDWR);
+    const int file = ::fcntl(launch.file, F_DUPFD, k_file + 1);
     const bool is_ready = ::dup2(socket, 0) == 0 && ::dup2(socket, 1) == 1 && ::dup2(nothing, 2) == 2;
+    const bool has_file = ::dup3(file, k_file, O_CLOEXEC) == k_file;
     // A kernel without this call leaves it the descriptors that the program has not marked.
-    ::syscall(SYS_close_range, 3U, ~0U, 0U);
+    ::syscall(SYS_close_range, has_file ? k_file + 1U : k_file, ~0U, 0U);
+    if (is_ready && has_file) ::execveat(k_file, "", launch.arguments, launch.environment, AT_EMPTY_PATH);
     if (is_ready) ::execve(launch.program, launch.arguments, launch.environment);
     ::_exit(EXIT_FAILURE);
 }
@@ -152,8 +157,8 @@ private:
 /// One run of the program. It has ended when this does.
 class OutsideRun {
 public:
-    /// `words`: the program and its arguments. Errors: no_driver.
-    [[nodiscard]] static Result<OutsideRun> start(const std::vector<std::string>& words,
+    /// `words`: the program, which is `file`, and its arguments. Errors: no_driver.
+    [[nodiscard]] static Result<OutsideRun> start(const HeldFile& file, const std::vector<std::string>& words,
                                                   const std::vector<std::string>& environment) {
         std::array<int, 2> ends{};
         if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
@@ -162,7 +167,14 @@ public:
         const UniqueFd its(ends[1]);
         const auto arguments = pointers_to(words);
         const auto variables = pointers_to(environment);
-        Launch launch{words.front().c_str(), arguments.data(), variables.data(), its.get(), nullptr, 0, 0};
+        Launch launch{words.front().c_str(),
+                      file.is_held() ? file.get() : -1,
+                      arguments.data(),
+                      variables.data(),
+                      its.get(),
+                      nullptr,
+                      0,
+                      0};
         auto attendant = Attendant::start(launch);
         if (!attendant) return make_error(ErrorCode::no_driver, "no process can be started");
         return OutsideRun(std::move(ours), *std::move(attendant), launch.pid);
@@ -260,12 +272,17 @@ Result<Outside> Outside::open() {
     const std::string_view own = path ? path.get() : library.dli_fname;
     Outside outside;
     outside.program_ = std::string(own.substr(0, own.rfind('/') + 1)) + "gpu-sleep-outside";
-    if (::access(outside.program_.c_str(), X_OK) != 0) return unanswered(outside.program_ + " is missing");
+    if (!outside.is_there()) return unanswered(outside.program_ + " is missing");
+    outside.file_ = HeldFile(UniqueFd(::open(outside.program_.c_str(), O_PATH | O_CLOEXEC)));
     for (char** variable = ::environ; variable && *variable; ++variable)
         if (const std::string_view text = *variable;
             !text.starts_with("LD_PRELOAD=") && !text.starts_with("LD_AUDIT=")) // ours may be among them
             outside.environment_.emplace_back(text);
     return outside;
+}
+
+bool Outside::is_there() const noexcept {
+    return ::access(program_.c_str(), X_OK) == 0;
 }
 
 Result<std::vector<OutsideGpu>> Outside::look(Milliseconds patience) const {
@@ -281,8 +298,9 @@ Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
     for (bool is_wanted = true; is_wanted;) {
         const bool is_new = !run_;
         if (is_new) {
-            auto run = OutsideRun::start({outside_->program_, "look", std::to_string(::getpid())},
-                                         outside_->environment_);
+            auto run =
+                OutsideRun::start(outside_->file_, {outside_->program_, "look", std::to_string(::getpid())},
+                                  outside_->environment_);
             if (!run) return unanswered(run.error().message);
             run_ = std::make_unique<OutsideRun>(*std::move(run));
         }
@@ -291,14 +309,15 @@ Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
         is_wanted = !is_new && run_->has_ended();
         run_.reset();
     }
-    return unanswered("the management library does not answer");
+    return unanswered(outside_->is_there() ? "the management library does not answer"
+                                           : outside_->program_ + " is missing");
 }
 
 Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function<bool()>& goes_on) const {
     const auto left =
         std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1)).count();
-    auto run = OutsideRun::start({program_, "checkpoint", std::to_string(::getpid()), std::to_string(left)},
-                                 environment_);
+    auto run = OutsideRun::start(
+        file_, {program_, "checkpoint", std::to_string(::getpid()), std::to_string(left)}, environment_);
     if (!run) return make_error(ErrorCode::driver_failed, "{}", run.error().message);
     const auto named = NamedTracer::name(run->pid());
     if (!named) // the driver says so, too

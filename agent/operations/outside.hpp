@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "base/fd.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
 
@@ -49,7 +50,11 @@ public:
 private:
     friend class OutsideLooks;
 
+    [[nodiscard]] bool is_there() const noexcept;
+
     std::string program_;
+    /// The same, for who sleeps while an upgrade replaces or removes it: another version may say other words.
+    HeldFile file_;
     std::vector<std::string> environment_;
 };
 

@@ -95,8 +95,8 @@ void LockedFile::unlock(Holder holder, off_t start, off_t bytes) const noexcept 
 std::optional<struct flock> LockedFile::find_lock(Holder holder, off_t start, off_t bytes) const noexcept {
     auto lock = part(F_WRLCK, start, bytes);
     const int command = holder == Holder::process ? F_GETLK : F_OFD_GETLK;
-    const bool is_found = ::fcntl(get(), command, &lock) == 0 && lock.l_type != F_UNLCK;
-    return is_found ? std::optional(lock) : std::nullopt;
+    if (::fcntl(get(), command, &lock) != 0) return part(F_WRLCK, start, bytes);
+    return lock.l_type != F_UNLCK ? std::optional(lock) : std::nullopt;
 }
 
 } // namespace gpu_sleep

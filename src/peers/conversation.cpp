@@ -225,7 +225,9 @@ void Conversation::accept(const protocol::FrameReader::Frame& frame, const OnPro
 void Conversation::hear(const model::Progress& progress) {
     using Phase = model::Progress::Phase;
     timeout_.hear(progress, Clock::now());
-    if (progress.phase == Phase::drained || progress.phase == Phase::ready) timeout_.hold();
+    // Only whoever is owed a word before the point of no return is waited for until it is said.
+    const bool waits_for_word = progress.phase == Phase::drained || progress.phase == Phase::ready;
+    if (waits_for_word && is_joint_ && !is_past_return()) timeout_.hold();
     if (progress.phase != Phase::deep || std::exchange(is_in_phase_deep_, true)) return;
     if (question_.deep_steps.empty())
         end_steps({});

@@ -50,7 +50,11 @@ public:
 
     /// Begins it, if it was not to begin at once.
     void begin();
-    void put_off() noexcept { is_begun_ = false; }
+    /// It is one of several that go together, and begins later.
+    void put_off() noexcept {
+        is_begun_ = false;
+        is_joint_ = true;
+    }
 
     [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
     [[nodiscard]] bool is_past_return() const noexcept { return timeout_.is_past_return(); }
@@ -117,6 +121,7 @@ private:
     AnswerTimeout timeout_;
     Clock::time_point looked_{}; ///< at whether it is stopped
     bool is_begun_ = true;
+    bool is_joint_ = false;
     bool is_withdrawn_ = false;
     std::optional<Error> why_withdrawn_;
     Clock::time_point withdrawn_until_{};

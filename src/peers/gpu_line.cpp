@@ -124,7 +124,7 @@ void GpuLine::unlock() noexcept {
 std::optional<Bytes> GpuLine::room_of_others() const {
     const auto others = count(file_, k_first_room, k_end_of_rooms);
     if (others.locks >= k_most_at_a_time) return std::nullopt;
-    return static_cast<Bytes>(others.bytes) * k_mib;
+    return static_cast<Bytes>(std::min(others.bytes, k_most_room)) * k_mib;
 }
 
 bool GpuLine::set_aside(Bytes bytes) noexcept {

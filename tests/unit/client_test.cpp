@@ -145,6 +145,15 @@ TEST_CASE("Client: an agent that makes progress for ever is given up, and learns
     CHECK(could_not_send);
 }
 
+TEST_CASE("Client: an agent that waits for a word which only those that go together hear is given up",
+          "[client]") {
+    const Stage stage([](const protocol::Request&, test::FakeConnection& connection) {
+        connection.send(model::Progress{model::Progress::Phase::ready, 0, 0});
+        std::this_thread::sleep_for(1s); // it would be lost then
+    });
+    CHECK(error_code(stage.ask(model::SleepRequest{}, 50ms)) == ErrorCode::timed_out);
+}
+
 TEST_CASE("Client: each answer is told as it comes", "[client]") {
     std::promise<void> first_is_told;
     const Stage late([&](const protocol::Request&, test::FakeConnection& connection) {

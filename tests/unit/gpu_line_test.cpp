@@ -106,6 +106,15 @@ TEST_CASE("GPU line: the lock is one process's, and ends with it", "[gpu_line]")
     Other next(place, takes_lock);
 }
 
+TEST_CASE("GPU line: what cannot be asked about counts as locked", "[gpu_line]") {
+    const LockedFile file(UniqueFd(::open("/", O_PATH | O_CLOEXEC))); // no file to lock
+    const auto lock = file.find_lock(LockedFile::Holder::process, 3, 4);
+    REQUIRE(lock);
+    CHECK(lock->l_start == 3);
+    CHECK(lock->l_len == 4);
+    CHECK(lock->l_pid == 0);
+}
+
 TEST_CASE("GPU line: places are in the order in which they were taken, and end with their processes",
           "[gpu_line]") {
     const Place place;

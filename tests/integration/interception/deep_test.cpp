@@ -203,6 +203,19 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     CHECK_THAT(refused.err, mentions(why));
 }
 
+TEST_CASE("Deep: it wakes though its program outside is gone meanwhile, as amid an upgrade", "[deep]") {
+    const Scratch place;
+    const auto library = place.file("libgpu-sleep-agent.so");
+    const auto outside = place.file("gpu-sleep-outside");
+    std::filesystem::copy_file(agent_file(), library);
+    std::filesystem::copy_file(library_file("gpu-sleep-outside"), outside);
+    DeepMachine machine({"LD_PRELOAD=" + library});
+    machine.fall_asleep();
+    std::filesystem::remove(outside);
+    machine.wake();
+    machine.expect_awake();
+}
+
 TEST_CASE("Deep: gpu-ps says what a process lacks for it", "[deep]") {
     const auto refusal = [](const Host& host) {
         return host.command("gpu-ps", {"--json"}).json("/processes/0/report/deep_refusal");
