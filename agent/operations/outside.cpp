@@ -51,7 +51,8 @@ constexpr Milliseconds k_grace{1'000};
 /// none uses its errno beside it.
 struct Launch {
     const char* program;
-    int file; ///< the same
+    int file; ///< the same, unless the program has given the number to another
+    FileIdentity identity;
     char* const* arguments;
     char* const* environment;
     int socket;
@@ -69,7 +70,8 @@ int become_program(void* argument) {
     const int nothing = ::open("/dev/null", O_RDWR);
     const int file = ::fcntl(launch.file, F_DUPFD, k_file + 1);
     const bool is_ready = ::dup2(socket, 0) == 0 && ::dup2(socket, 1) == 1 && ::dup2(nothing, 2) == 2;
-    const bool has_file = ::dup3(file, k_file, O_CLOEXEC) == k_file;
+    const bool has_file =
+        ::dup3(file, k_file, O_CLOEXEC) == k_file && FileIdentity::of(k_file) == launch.identity;
     // A kernel without this call leaves it the descriptors that the program has not marked.
     ::syscall(SYS_close_range, has_file ? k_file + 1U : k_file, ~0U, 0U);
     if (is_ready && has_file) ::execveat(k_file, "", launch.arguments, launch.environment, AT_EMPTY_PATH);
@@ -168,7 +170,8 @@ public:
         const auto arguments = pointers_to(words);
         const auto variables = pointers_to(environment);
         Launch launch{words.front().c_str(),
-                      file.is_held() ? file.get() : -1,
+                      file.get(),
+                      file.identity(),
                       arguments.data(),
                       variables.data(),
                       its.get(),
@@ -309,8 +312,9 @@ Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
         is_wanted = !is_new && run_->has_ended();
         run_.reset();
     }
-    return unanswered(outside_->is_there() ? "the management library does not answer"
-                                           : outside_->program_ + " is missing");
+    const bool can_start = outside_->file_.is_held() || outside_->is_there();
+    return unanswered(can_start ? "the management library does not answer"
+                                : outside_->program_ + " is missing");
 }
 
 Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function<bool()>& goes_on) const {

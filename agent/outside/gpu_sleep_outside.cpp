@@ -13,6 +13,7 @@
 #include "driver/management.hpp"
 
 #include <fmt/format.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -69,6 +70,7 @@ int checkpoint(pid_t pid, Milliseconds timeout) {
 } // namespace
 
 int main(int argc, char** argv) {
+    ::prctl(PR_SET_NAME, "gpu-sleep-outside"); // of a descriptor's number, where the kernel is before 6.14
     // The agent that starts it blocks all signals. What a terminal sends to its program is not meant for
     // this.
     sigset_t none;

@@ -95,7 +95,10 @@ void LockedFile::unlock(Holder holder, off_t start, off_t bytes) const noexcept 
 std::optional<struct flock> LockedFile::find_lock(Holder holder, off_t start, off_t bytes) const noexcept {
     auto lock = part(F_WRLCK, start, bytes);
     const int command = holder == Holder::process ? F_GETLK : F_OFD_GETLK;
-    if (::fcntl(get(), command, &lock) != 0) return part(F_WRLCK, start, bytes);
+    int status = 0;
+    while ((status = ::fcntl(get(), command, &lock)) != 0 && errno == EINTR) {
+    }
+    if (status != 0) return part(F_RDLCK, start, bytes);
     return lock.l_type != F_UNLCK ? std::optional(lock) : std::nullopt;
 }
 

@@ -53,8 +53,8 @@ public:
     /// As lock(), but others can share it. Of who has the part locked, others can share it from then on.
     [[nodiscard]] Lock share(Holder holder, off_t start, off_t bytes) const noexcept;
     void unlock(Holder holder, off_t start, off_t bytes) const noexcept;
-    /// Some lock of another holder's in that part, or nothing. One of all of it, by nobody, where the file
-    /// system does not say: who takes that for free may count on what another has.
+    /// Some lock of another holder's in that part, or nothing. One of all of it, shared and by nobody, where
+    /// the file system does not say: who takes that for free may count on what another has.
     [[nodiscard]] std::optional<struct flock> find_lock(Holder holder, off_t start,
                                                         off_t bytes) const noexcept;
 };

@@ -32,6 +32,7 @@ void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now)
 void AnswerTimeout::pass_return(Clock::time_point now) noexcept {
     ++returns_;
     attempts_ = 0;
+    is_held_ = false; // it goes on, whoever told it to
     end_ = now + k_release + limits_.afterwards;
     end_if_stopped_ = end_if_stopped_once_heard_ = now + k_release_if_stopped;
 }

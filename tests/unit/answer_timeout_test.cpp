@@ -112,6 +112,14 @@ TEST_CASE("Answer timeout: a call of the driver for a deep sleep has a limit, wh
     CHECK(timeout.end() == k_begin + 301s + AnswerTimeout::k_release);
 }
 
+TEST_CASE("Answer timeout: who waits for the command and goes on untold has a limit again",
+          "[answer_timeout]") {
+    AnswerTimeout timeout({1s, 5s, false, 0s}, k_begin);
+    timeout.hold();
+    timeout.hear({model::Progress::Phase::release, 0, 0}, k_begin + 100s);
+    CHECK(timeout.end() == k_begin + 100s + AnswerTimeout::k_release);
+}
+
 TEST_CASE("Answer timeout: a wake with an order has a point of no return for each part, and no more",
           "[answer_timeout]") {
     const model::Progress release{model::Progress::Phase::release, 0, 0};

@@ -203,7 +203,8 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     CHECK_THAT(refused.err, mentions(why));
 }
 
-TEST_CASE("Deep: it wakes though its program outside is gone meanwhile, as amid an upgrade", "[deep]") {
+TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhile, as amid an upgrade",
+          "[deep]") {
     const Scratch place;
     const auto library = place.file("libgpu-sleep-agent.so");
     const auto outside = place.file("gpu-sleep-outside");
@@ -212,6 +213,7 @@ TEST_CASE("Deep: it wakes though its program outside is gone meanwhile, as amid 
     DeepMachine machine({"LD_PRELOAD=" + library});
     machine.fall_asleep();
     std::filesystem::remove(outside);
+    if (GENERATE(false, true)) std::filesystem::copy_file("/bin/false", outside);
     machine.wake();
     machine.expect_awake();
 }
