@@ -45,11 +45,11 @@ ContextsAlone::~ContextsAlone() {
 
 void let_contexts_end() noexcept {
     // Who waits may have to go on before what those wait for is over that hold the mutex.
-    constexpr Milliseconds k_patience{5'000};
+    constexpr Milliseconds k_time_to_leave{5'000};
     auto& enders = immortal<Enders>();
     if (enders.count.load(std::memory_order_relaxed) == 0) return;
     MutexLock lock(enders.mutex);
-    enders.none_waits.wait_for(enders.mutex, k_patience, [&] { return enders.count == 0; });
+    enders.none_waits.wait_for(enders.mutex, k_time_to_leave, [&] { return enders.count == 0; });
 }
 
 std::shared_mutex& contexts_mutex() noexcept {
