@@ -65,7 +65,8 @@ gpu_sleep_status fail(const Error& error) noexcept {
     return GPU_SLEEP_ERROR_INTERNAL;
 }
 
-/// Runs the body of an API function, which returns a Result<void>: nothing it throws reaches the program.
+/// Runs the body of an API function, which returns a Result<void> or nothing: nothing it throws reaches the
+/// program.
 template <class Body>
 gpu_sleep_status finish(Body&& body) noexcept {
     const CancellationHold no_cancellation; // which would unwind through what must not throw
@@ -82,6 +83,15 @@ Result<std::string_view> checked_tag(const char* tag) {
     if (!tag || !model::is_valid_tag(tag))
         return invalid("a tag is 1 to 64 letters, digits, '_', '-', '.' or ':'");
     return std::string_view(tag);
+}
+
+/// Runs the body of an API function with `tag` as text.
+template <class Body>
+gpu_sleep_status finish_with(const char* tag, const Body& body) noexcept {
+    return finish([&]() -> Result<void> {
+        const auto name = checked_tag(tag);
+        return name ? body(*name) : Result<void>(name.error());
+    });
 }
 
 Result<void> run(agent::server::Operation operation) {
@@ -160,10 +170,8 @@ gpu_sleep_status gpu_sleep_allow_access(void* pointer, int device) {
 }
 
 gpu_sleep_status gpu_sleep_push_tag(const char* tag) {
-    return finish([&]() -> Result<void> {
-        const auto name = checked_tag(tag);
-        if (!name) return name.error();
-        agent::push_scope_tag(*name);
+    return finish_with(tag, [](std::string_view name) -> Result<void> {
+        agent::push_scope_tag(name);
         return {};
     });
 }
@@ -175,38 +183,28 @@ gpu_sleep_status gpu_sleep_pop_tag(void) {
 }
 
 gpu_sleep_status gpu_sleep_set_policy(const char* tag, gpu_sleep_retention retention, int refillable) {
-    return finish([&]() -> Result<void> {
-        const auto name = checked_tag(tag);
-        if (!name) return name.error();
+    return finish_with(tag, [&](std::string_view name) -> Result<void> {
         if (retention < GPU_SLEEP_OFFLOAD || retention > GPU_SLEEP_DISCARD)
             return invalid("there is no such retention policy");
-        Agent::instance().memory().set_policy(*name,
+        Agent::instance().memory().set_policy(name,
                                               {static_cast<model::Retention>(retention), refillable != 0});
         return {};
     });
 }
 
 gpu_sleep_status gpu_sleep_set_separable(const char* tag, int separable) {
-    return finish([&]() -> Result<void> {
-        const auto name = checked_tag(tag);
-        if (!name) return name.error();
-        Agent::instance().memory().set_separable(*name, separable != 0);
+    return finish_with(tag, [&](std::string_view name) -> Result<void> {
+        Agent::instance().memory().set_separable(name, separable != 0);
         return {};
     });
 }
 
 gpu_sleep_status gpu_sleep_set_retained(uint64_t bytes) {
-    return finish([&]() -> Result<void> {
-        Agent::instance().memory().limit_retained(bytes);
-        return {};
-    });
+    return finish([&] { Agent::instance().memory().limit_retained(bytes); });
 }
 
 gpu_sleep_status gpu_sleep_prepare(void) {
-    return finish([&]() -> Result<void> {
-        Agent::instance().prepare();
-        return {};
-    });
+    return finish([] { Agent::instance().prepare(); });
 }
 
 gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes) {
@@ -217,11 +215,8 @@ gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes) {
 }
 
 gpu_sleep_status gpu_sleep_mark_refilled(const char* tag) {
-    return finish([&]() -> Result<void> {
-        const auto name = checked_tag(tag);
-        if (!name) return name.error();
-        return Agent::instance().memory().mark_refilled(*name);
-    });
+    return finish_with(tag,
+                       [](std::string_view name) { return Agent::instance().memory().mark_refilled(name); });
 }
 
 gpu_sleep_status gpu_sleep_set_name(const char* name) {
@@ -265,10 +260,7 @@ gpu_sleep_status gpu_sleep_discharge(void) {
 }
 
 gpu_sleep_status gpu_sleep_hold(void) {
-    return finish([]() -> Result<void> {
-        Agent::instance().turnstile().hold(agent::Callbacks::works_for_callback());
-        return {};
-    });
+    return finish([] { Agent::instance().turnstile().hold(agent::Callbacks::works_for_callback()); });
 }
 
 gpu_sleep_status gpu_sleep_resume(void) {
@@ -276,10 +268,7 @@ gpu_sleep_status gpu_sleep_resume(void) {
 }
 
 gpu_sleep_status gpu_sleep_inhibit(void) {
-    return finish([]() -> Result<void> {
-        Agent::instance().inhibitors().add();
-        return {};
-    });
+    return finish([] { Agent::instance().inhibitors().add(); });
 }
 
 gpu_sleep_status gpu_sleep_uninhibit(void) {

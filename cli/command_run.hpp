@@ -24,7 +24,9 @@ enum class Engine : std::uint8_t {
 };
 
 /// The engine of a word of "agent|driver|auto".
-[[nodiscard]] Engine engine_of(std::string_view word) noexcept;
+[[nodiscard]] inline Engine engine_of(std::string_view word) noexcept {
+    return word == "auto" ? Engine::automatic : word == "driver" ? Engine::driver : Engine::agent;
+}
 
 /// One run of a command that changes processes.
 struct CommandRun {
@@ -45,9 +47,14 @@ struct CommandRun {
 };
 
 /// Whether the command puts processes to sleep.
-[[nodiscard]] bool is_sleep(const CommandRun& operation) noexcept;
+[[nodiscard]] inline bool is_sleep(const CommandRun& operation) noexcept {
+    return std::holds_alternative<model::SleepRequest>(operation.request);
+}
 
 /// Whether the processes go together, as one operation: not so where it only looks, or gives back.
-[[nodiscard]] bool is_joint(const CommandRun& operation) noexcept;
+[[nodiscard]] inline bool is_joint(const CommandRun& operation) noexcept {
+    if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request)) return sleep->joint;
+    return std::get<model::WakeRequest>(operation.request).joint;
+}
 
 } // namespace gpu_sleep::cli

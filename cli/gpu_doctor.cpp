@@ -71,13 +71,7 @@ int examine(const Options& options) {
     cli::raise_descriptor_limit();
     cli::Finder finder;
     auto outcomes = ask(options, finder);
-    if (!outcomes) {
-        cli::print_error(cli::render_error(k_program, "", outcomes.error()));
-        const auto text =
-            options.output.json ? cli::to_json(k_program, outcomes.error()) + '\n' : std::string();
-        [[maybe_unused]] const int written = cli::print_result(k_program, text); // it has failed anyway
-        return traits(outcomes.error().code).exit_status;
-    }
+    if (!outcomes) return cli::tell_failure(k_program, options.output, outcomes.error());
     const auto machine = cli::doctor::examine_machine(options.questions);
     cli::doctor::Diagnosis diagnosis{cli::doctor::judge(machine), {}};
     for (auto& outcome : *outcomes) {

@@ -4,7 +4,7 @@
 
 #include "base/fd.hpp"
 #include "base/whole_file.hpp"
-#include "cli/gpu_use.hpp"
+#include "cli/gpus.hpp"
 #include "cli/json.hpp"
 #include "cli/live_table.hpp"
 #include "cli/metrics.hpp"
@@ -84,17 +84,11 @@ usage::Table table_of(Options& options) {
 std::vector<std::string> errors_in(const std::vector<cli::Outcome>& outcomes) {
     std::vector<std::string> errors;
     for (const auto& outcome : outcomes) {
-        const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-        const auto* error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
         const auto subject = cli::title(outcome.process);
-        if (error)
+        if (const auto* const error = peers::error_of(outcome.answer))
             errors.push_back(cli::render_error("gpu-ps", "ask " + subject, cli::without(subject, *error)));
     }
     return errors;
-}
-
-void print_errors(const std::vector<cli::Outcome>& outcomes) {
-    for (const auto& error : errors_in(outcomes)) cli::print_error(error);
 }
 
 /// How a listing ended.
@@ -181,7 +175,7 @@ Listed list(const Options& options) {
     const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
                                           : text_of(options, *outcomes, cli::Screen::size().columns);
     const auto listed = write(text, cli::exit_status_of(*outcomes), is_all_absent(*outcomes));
-    print_errors(*outcomes);
+    for (const auto& error : errors_in(*outcomes)) cli::print_error(error);
     return listed;
 }
 

@@ -5,11 +5,11 @@
 #include "cli/asking.hpp"
 #include "cli/need.hpp"
 #include "cli/operation.hpp"
+#include "cli/options.hpp"
 #include "cli/policy/decision.hpp"
 #include "cli/policy/pass.hpp"
 #include "cli/policy/policy_options.hpp"
 #include "cli/render.hpp"
-#include "cli/sleep_options.hpp"
 
 #include <algorithm>
 #include <map>

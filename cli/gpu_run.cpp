@@ -10,7 +10,6 @@
 #include "cli/preload.hpp"
 #include "cli/program_file.hpp"
 #include "cli/rules_file.hpp"
-#include "cli/sleep_options.hpp"
 #include "model/environment.hpp"
 #include "model/model.hpp"
 

@@ -3,7 +3,7 @@
 // gpu-sleep: puts a process to sleep.
 
 #include "cli/operation.hpp"
-#include "cli/sleep_options.hpp"
+#include "cli/options.hpp"
 
 #include <algorithm>
 

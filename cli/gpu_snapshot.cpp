@@ -61,10 +61,7 @@ bool is_directory(const fs::path& path) {
 std::variant<std::vector<fs::path>, int> find(const Options& options) {
     auto files = cli::find_snapshots(options.path);
     if (files) return *std::move(files);
-    const int status = print_error("", files.error());
-    const auto text = options.json ? cli::to_json(k_program, files.error()) + '\n' : std::string();
-    [[maybe_unused]] const int written = cli::print_result(k_program, text);
-    return status;
+    return cli::tell_failure(k_program, {.json = options.json}, files.error());
 }
 
 /// From a directory of which only the user may see anything; from any other, and from a single file, nothing.

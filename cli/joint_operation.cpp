@@ -66,7 +66,7 @@ struct Sum {
             } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {
                 asleep += failure->state == model::State::asleep;
             } else {
-                is_known = is_known && error_of(outcome)->code != ErrorCode::outcome_unknown;
+                is_known = is_known && peers::error_of(outcome.answer)->code != ErrorCode::outcome_unknown;
             }
         }
     }

@@ -195,6 +195,13 @@ std::string escaped(std::string_view json) {
     return safe;
 }
 
+/// The document with what became of each process.
+OrderedJson document_of(std::string_view program, const std::vector<Outcome>& outcomes, int exit_status) {
+    auto value = document(program, exit_status);
+    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
+    return value;
+}
+
 } // namespace
 
 OrderedJson error_value(std::string_view program, const Error& error, bool has_waited) {
@@ -218,31 +225,25 @@ std::string written(const OrderedJson& value, int indent) {
 }
 
 std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, int indent) {
-    auto value = document(program, exit_status_of(outcomes));
-    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
-    return written(value, indent);
+    return written(document_of(program, outcomes, exit_status_of(outcomes)), indent);
 }
 
 std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, const Error& error,
                     int exit_status) {
-    constexpr int k_indent = 2;
-    auto value = document(program, exit_status);
-    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
+    auto value = document_of(program, outcomes, exit_status);
     value["error"] = error_value(program, error);
-    return written(value, k_indent);
+    return written(value);
 }
 
 std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, const GpuRoom& room,
                     const std::optional<Error>& error) {
-    constexpr int k_indent = 2;
-    auto value = document(program, error ? traits(error->code).exit_status : exit_status::done);
-    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
+    auto value = document_of(program, outcomes, error ? traits(error->code).exit_status : exit_status::done);
     value["gpu"] = {{"index", room.gpu.index},     {"uuid", room.gpu.uuid},
                     {"name", room.gpu.name},       {"total_bytes", room.gpu.total},
                     {"free_bytes", room.gpu.free}, {"needed_bytes", room.needed},
                     {"against", room.against}};
     if (error) value["error"] = error_value(program, *error);
-    return written(value, k_indent);
+    return written(value);
 }
 
 std::string to_json(std::string_view program, const Error& error, int indent) {

@@ -23,6 +23,6 @@ using OrderedJson = nlohmann::ordered_json;
 [[nodiscard]] OrderedJson document(std::string_view program, int exit_status);
 
 /// Text that is not UTF-8 is made so, and what a terminal would not show is escaped.
-[[nodiscard]] std::string written(const OrderedJson& value, int indent);
+[[nodiscard]] std::string written(const OrderedJson& value, int indent = 2);
 
 } // namespace gpu_sleep::cli

@@ -4,6 +4,7 @@
 
 #include "cli/live_table.hpp"
 
+#include "base/small_file.hpp"
 #include "base/text.hpp"
 #include "cli/table.hpp"
 
@@ -137,11 +138,7 @@ Table table_of(const std::vector<Outcome>& outcomes, const std::vector<Row>& row
 /// Of the longest line.
 std::size_t width_of_lines(std::string_view text) {
     std::size_t width = 0;
-    while (!text.empty()) {
-        const auto end = std::min(text.find('\n'), text.size());
-        width = std::max(width, width_of(text.substr(0, end)));
-        text.remove_prefix(std::min(end + 1, text.size()));
-    }
+    while (const auto line = take_line(text)) width = std::max(width, width_of(*line));
     return width;
 }
 

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Which metrics there are, and what of a report each takes.
+// Which metrics there are, what of a report each takes, and how they are written, line by line.
 
 #include "cli/metrics.hpp"
 
-#include "cli/metric_family.hpp"
+#include "base/text.hpp"
 #include "cli/table.hpp"
 
+#include <algorithm>
+#include <concepts>
+#include <fmt/format.h>
 #include <initializer_list>
 #include <map>
+#include <string_view>
 #include <utility>
 
 namespace gpu_sleep::cli {
@@ -16,6 +20,100 @@ namespace {
 
 using model::Report;
 using model::TagReport;
+
+/// The labels of a sample, as they are written between braces.
+class Labels {
+public:
+    /// These and one more. `value` may be a stranger's: it is made printable(), and escaped.
+    [[nodiscard]] Labels with(std::string_view name, std::string_view value) const {
+        Labels more = *this;
+        more.text_ += fmt::format("{}{}=\"", text_.empty() ? "" : ",", name);
+        for (const char c : printable(value)) { // which has no newline any more
+            if (c == '\\' || c == '"') more.text_ += '\\';
+            more.text_ += c;
+        }
+        more.text_ += '"';
+        return more;
+    }
+    [[nodiscard]] const std::string& text() const noexcept { return text_; }
+    friend auto operator<=>(const Labels&, const Labels&) = default;
+
+private:
+    std::string text_;
+};
+
+std::string heading(std::string_view name, std::string_view type, std::string_view help) {
+    return fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+}
+
+template <class T>
+std::string sample(std::string_view name, const Labels& labels, T value) {
+    return fmt::format("{}{{{}}} {}\n", name, labels.text(), value);
+}
+
+/// A gauge or a counter. What has the same labels is one sample.
+class Family {
+public:
+    Family(std::string_view name, std::string_view type, std::string_view help)
+        : name_(name), type_(type), help_(help) {}
+
+    /// Adds to the sample with these labels.
+    template <std::integral T>
+    void add(const Labels& labels, T value) {
+        samples_[labels] += static_cast<double>(value);
+    }
+    /// Makes the sample with these labels `value` at least.
+    void raise(const Labels& labels, double value) {
+        const auto [sample, is_new] = samples_.emplace(labels, value);
+        if (!is_new) sample->second = std::max(sample->second, value);
+    }
+    [[nodiscard]] std::string text() const {
+        auto text = heading(name_, type_, help_);
+        for (const auto& [labels, value] : samples_) text += sample(name_, labels, value);
+        return text;
+    }
+
+private:
+    std::string_view name_, type_, help_;
+    std::map<Labels, double> samples_;
+};
+
+/// How long transitions took that were done.
+class HistogramFamily {
+public:
+    HistogramFamily(std::string_view name, std::string_view help) : name_(name), help_(help) {}
+
+    /// Adds to the histogram with these labels.
+    void add(const Labels& labels, const model::TransitionCounts& counts) {
+        auto& times = histograms_[labels];
+        for (std::size_t i = 0; i < counts.done.size(); ++i) times.counts[i] += counts.done[i];
+        times.seconds += counts.done_seconds;
+    }
+    [[nodiscard]] std::string text() const {
+        auto text = heading(name_, "histogram", help_);
+        const auto part = [this](std::string_view suffix) { return fmt::format("{}_{}", name_, suffix); };
+        for (const auto& [labels, times] : histograms_) {
+            std::uint64_t count = 0; // each bucket has those below it, too
+            for (std::size_t i = 0; i < times.counts.size(); ++i) {
+                count += times.counts[i];
+                const bool is_bounded = i < model::k_duration_bounds.size();
+                const auto bound = is_bounded ? fmt::format("{}", model::k_duration_bounds[i]) : "+Inf";
+                text += sample(part("bucket"), labels.with("le", bound), count);
+            }
+            text += sample(part("sum"), labels, times.seconds);
+            text += sample(part("count"), labels, count);
+        }
+        return text;
+    }
+
+private:
+    struct Times {
+        model::DurationCounts counts{};
+        double seconds = 0;
+    };
+    std::string_view name_, help_;
+    std::map<Labels, Times> histograms_;
+};
 
 /// All families, in the order in which they are written.
 struct Metrics {

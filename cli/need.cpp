@@ -5,7 +5,6 @@
 #include "cli/need.hpp"
 
 #include "cli/asking.hpp"
-#include "cli/gpu_use.hpp"
 #include "cli/gpus.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
@@ -18,7 +17,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
-#include <optional>
 #include <set>
 #include <thread>
 #include <utility>

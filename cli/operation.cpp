@@ -5,7 +5,6 @@
 #include "cli/operation.hpp"
 
 #include "cli/asking.hpp"
-#include "cli/consent.hpp"
 #include "cli/driver_engine.hpp"
 #include "cli/gpus.hpp"
 #include "cli/interruptions.hpp"
@@ -281,7 +280,7 @@ Result<Targets> plan_moves(CommandRun& operation, Finder& finder, Targets target
         return make_error(ErrorCode::invalid_argument, "--gpu is for one process, and these are {}",
                           asked.size());
     const auto& process = asked.front().process;
-    if (const auto* const error = error_of(asked.front())) return *error;
+    if (const auto* const error = peers::error_of(asked.front().answer)) return *error;
     const auto gpus = driver::look_at_gpus();
     if (!gpus)
         return make_error(gpus.error().code, "cannot find out which GPUs there are ({})",

@@ -9,11 +9,10 @@
 #include "model/model.hpp"
 
 #include <CLI/CLI.hpp>
-#include <sys/types.h>
-
 #include <optional>
 #include <string>
 #include <string_view>
+#include <sys/types.h>
 #include <vector>
 
 namespace gpu_sleep::cli {
@@ -40,9 +39,6 @@ inline constexpr const char* k_exit_statuses = "0 done, 1 failed (the process is
 
 /// PID, which may be a name; see find_targets.
 [[nodiscard]] usage::Row target_row(std::string& target);
-
-/// Several of them, and --all in their place or beside names; see find_each() and Search::takes_several.
-void add_targets(CLI::App& app, std::vector<std::string>& targets, bool& takes_all);
 
 /// Several of them, and --all in their place or beside names; see find_each() and Search::takes_several.
 [[nodiscard]] usage::Row targets_row(std::vector<std::string>& targets);
@@ -89,6 +85,10 @@ void add_targets(CLI::App& app, std::vector<std::string>& targets, bool& takes_a
 [[nodiscard]] usage::Row json_row(bool& json);
 [[nodiscard]] usage::Row quiet_row(bool& quiet);
 
+/// Says on standard error why a command did nothing, and on standard output, too, as JSON. Returns the exit
+/// status.
+int tell_failure(std::string_view program, const OutputOptions& output, const Error& error);
+
 /// Reports wrong usage of `program` on standard error, and with `json` also on standard output. Returns the
 /// exit status.
 [[nodiscard]] int usage_error(std::string_view program, const std::string& problem, bool json);
@@ -97,5 +97,19 @@ void add_targets(CLI::App& app, std::vector<std::string>& targets, bool& takes_a
 /// or it has reported wrong usage by usage_error(), naming the option. An option without its value, or with
 /// an empty one, is wrong usage. Catches what CLI11 throws.
 [[nodiscard]] std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
+
+/// What was typed of stores, for which a request has no place as it is.
+struct TypedStores {
+    std::vector<std::string> stores;
+    std::string directory;
+    std::string spill; ///< of gpu-sleep alone
+};
+
+[[nodiscard]] usage::Row level_row(model::Level& level);
+[[nodiscard]] usage::Row store_row(TypedStores& typed);
+[[nodiscard]] usage::Row dir_row(TypedStores& typed);
+
+/// Puts what was typed into the request. Returns what is wrong with it, or nothing.
+[[nodiscard]] std::string read_stores(const TypedStores& typed, model::SleepRequest& request);
 
 } // namespace gpu_sleep::cli

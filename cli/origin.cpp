@@ -4,6 +4,7 @@
 
 #include "cli/origin.hpp"
 
+#include "base/small_file.hpp"
 #include "base/text.hpp"
 
 #include <algorithm>
@@ -62,15 +63,13 @@ std::string kernel_in(std::string_view command) {
 }
 
 std::string unit_in(std::string_view groups) {
-    while (!groups.empty()) {
-        const auto line = groups.substr(0, groups.find('\n'));
-        groups.remove_prefix(std::min(line.size() + 1, groups.size()));
-        const auto begin = line.find(':');
-        const auto end = line.find(':', begin + 1);
-        if (begin == line.npos || end == line.npos) continue;
-        const auto kind = line.substr(begin + 1, end - begin - 1); // empty; of the old kind one is systemd's
+    while (const auto line = take_line(groups)) {
+        const auto begin = line->find(':');
+        const auto end = line->find(':', begin + 1);
+        if (begin == line->npos || end == line->npos) continue;
+        const auto kind = line->substr(begin + 1, end - begin - 1); // empty; of the old kind one is systemd's
         if (!kind.empty() && kind != "name=systemd") continue;
-        if (auto unit = unit_of(line.substr(end + 1)); !unit.empty()) return unit;
+        if (auto unit = unit_of(line->substr(end + 1)); !unit.empty()) return unit;
     }
     return {};
 }

@@ -4,6 +4,7 @@
 
 #include "cli/output.hpp"
 
+#include "base/small_file.hpp"
 #include "base/text.hpp"
 #include "cli/render.hpp"
 #include "cli/table.hpp"
@@ -41,11 +42,7 @@ Result<void> write_all(std::string_view text) {
 
 std::vector<std::string> lines_of(std::string_view text) {
     std::vector<std::string> lines;
-    while (!text.empty()) {
-        const auto end = std::min(text.find('\n'), text.size());
-        lines.emplace_back(text.substr(0, end));
-        text.remove_prefix(std::min(end + 1, text.size()));
-    }
+    while (const auto line = take_line(text)) lines.emplace_back(*line);
     return lines;
 }
 

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 namespace gpu_sleep::cli {

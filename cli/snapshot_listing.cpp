@@ -189,7 +189,7 @@ std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status
     auto json = document(k_program, exit_status);
     for (const auto& facts : snapshots) json["snapshots"].push_back(to_value(facts));
     if (removed) json["removed"] = *removed;
-    return written(json, 2);
+    return written(json);
 }
 
 } // namespace gpu_sleep::cli

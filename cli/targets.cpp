@@ -28,6 +28,13 @@ bool is_empty(const Targets& targets) {
     return targets.reached.empty() && targets.unreached.empty();
 }
 
+/// Whether the process is among them.
+bool contains(const Targets& targets, const Process& process) {
+    const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
+    return std::any_of(targets.reached.begin(), targets.reached.end(), is_it) ||
+           std::any_of(targets.unreached.begin(), targets.unreached.end(), is_it);
+}
+
 /// Connects to those of `processes` that have an agent and may be asked. Errors: io_failed.
 Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
     Targets targets;
@@ -223,13 +230,8 @@ bool has_live_agent(const Finder& finder, pid_t pid) {
 
 /// Adds to `targets` those of `processes` that have an agent and are not among them. Errors: io_failed.
 Result<void> add_all_with_agents(Finder& finder, std::vector<Process> processes, Targets& targets) {
-    const auto is_there = [&](const Process& process) {
-        const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
-        return std::any_of(targets.reached.begin(), targets.reached.end(), is_it) ||
-               std::any_of(targets.unreached.begin(), targets.unreached.end(), is_it);
-    };
     for (auto& process : processes) {
-        if (is_there(process)) continue;
+        if (contains(targets, process)) continue;
         auto socket = finder.connect(process);
         if (socket) {
             targets.reached.push_back({std::move(process), *std::move(socket)});
@@ -355,15 +357,10 @@ Result<void> add_found(Finder& finder, const std::vector<std::string>& words, st
         found = Targets{};
         found->unreached.push_back({std::move(process), std::move(error)});
     }
-    const auto is_new = [&](const Process& process) {
-        const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
-        return std::none_of(all.reached.begin(), all.reached.end(), is_it) &&
-               std::none_of(all.unreached.begin(), all.unreached.end(), is_it);
-    };
     for (auto& target : found->reached)
-        if (is_new(target.process)) all.reached.push_back(std::move(target));
+        if (!contains(all, target.process)) all.reached.push_back(std::move(target));
     for (auto& outcome : found->unreached)
-        if (is_new(outcome.process)) all.unreached.push_back(std::move(outcome));
+        if (!contains(all, outcome.process)) all.unreached.push_back(std::move(outcome));
     return {};
 }
 
@@ -483,13 +480,8 @@ void drop_ended(std::vector<Outcome>& outcomes) {
     });
 }
 
-const Error* error_of(const Outcome& outcome) noexcept {
-    const auto* failure = std::get_if<model::Failure>(&outcome.answer);
-    return failure ? &failure->error : std::get_if<Error>(&outcome.answer);
-}
-
 const char* silence(const Outcome& outcome) noexcept {
-    const auto* const error = error_of(outcome);
+    const auto* const error = peers::error_of(outcome.answer);
     return error && error->code == ErrorCode::stopped ? "stopped" : "no answer";
 }
 
@@ -514,7 +506,7 @@ int exit_status_of(const std::vector<Outcome>& outcomes) noexcept {
     int status = exit_status::done;
     int withdrawn = exit_status::done;
     for (const auto& outcome : outcomes) {
-        const auto* error = error_of(outcome);
+        const auto* error = peers::error_of(outcome.answer);
         auto& worst = error && error->code == ErrorCode::cancelled ? withdrawn : status;
         worst = worse_of(worst, exit_status_of(outcome));
     }

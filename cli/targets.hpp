@@ -131,9 +131,6 @@ void drop_ended(std::vector<Outcome>& outcomes);
 /// The exit status for one outcome: of its failure, or 0.
 [[nodiscard]] int exit_status_of(const Outcome& outcome) noexcept;
 
-/// Why it failed, or null.
-[[nodiscard]] const Error* error_of(const Outcome& outcome) noexcept;
-
 /// What stands for the state of one that has not answered: "stopped" or "no answer".
 [[nodiscard]] const char* silence(const Outcome& outcome) noexcept;
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cli/command_run.hpp"
-#include "cli/gpu_use.hpp"
+#include "cli/gpus.hpp"
 
 #include <string>
 #include <vector>

@@ -8,7 +8,6 @@
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
 #include "base/text.hpp"
-#include "base/thread_safety.hpp"
 #include "common/park.h"
 
 #include <algorithm>

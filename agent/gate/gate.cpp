@@ -7,14 +7,12 @@
 #include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/thread_safety.hpp"
 #include "python/python_lock.hpp"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <new>
-#include <optional>
 #include <thread>
 
 namespace gpu_sleep::gate {

@@ -7,7 +7,6 @@
 
 #include "hooks/driver_table.hpp"
 #include "intercepted/objects.hpp"
-#include "intercepted/put_off.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -13,7 +13,7 @@
 #include "common/interception.hpp"
 #include "declared_entry_points.hpp" // made by the build of entry_points.txt
 #include "gate/gate.hpp"
-#include "intercepted/refusal.hpp"
+#include "intercepted/answer.hpp"
 
 #include <cuda.h>
 

@@ -24,10 +24,6 @@ using NodeNames = std::unordered_map<CUgraphNode, gate::Named>;
 struct Graphs {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost);
     std::unordered_map<CUgraphExec, NodeNames> named GPU_SLEEP_GUARDED_BY(mutex);
-    static Graphs& instance() {
-        static Immortal<Graphs> s_graphs;
-        return *s_graphs;
-    }
 };
 
 /// The nodes of `graph`; nothing when the driver does not tell.
@@ -94,10 +90,7 @@ void keep_allocations(gate::Named& named) {
 /// Runs `body`; without memory for its notes the graph is one of which nothing is known.
 template <class Body>
 void note(CUgraphExec executable, Body&& body) noexcept {
-    const auto noted = guarded([&]() -> Result<void> {
-        body();
-        return {};
-    });
+    const auto noted = guarded([&] { body(); });
     if (!noted) forget_graph(executable);
 }
 
@@ -155,7 +148,7 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
             keep_allocations(named);
             if (names_any(named)) names.emplace(node, std::move(named));
         }
-        auto& graphs = Graphs::instance();
+        auto& graphs = immortal<Graphs>();
         const MutexLock lock(graphs.mutex);
         graphs.named[executable] = std::move(names);
     });
@@ -165,7 +158,7 @@ void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& 
     note(executable, [&] {
         auto named = names.inspect();
         keep_allocations(named);
-        auto& graphs = Graphs::instance();
+        auto& graphs = immortal<Graphs>();
         const MutexLock lock(graphs.mutex);
         // Of a graph that was not seen made nothing is known, whatever one of its nodes names.
         const auto found = graphs.named.find(executable);
@@ -174,13 +167,13 @@ void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& 
 }
 
 void forget_graph(CUgraphExec executable) noexcept {
-    auto& graphs = Graphs::instance();
+    auto& graphs = immortal<Graphs>();
     const MutexLock lock(graphs.mutex);
     graphs.named.erase(executable);
 }
 
 void add_graph(gate::Named& named, CUgraphExec executable) {
-    auto& graphs = Graphs::instance();
+    auto& graphs = immortal<Graphs>();
     const MutexLock lock(graphs.mutex);
     const auto found = graphs.named.find(executable);
     if (found == graphs.named.end()) {

@@ -4,12 +4,11 @@
 
 #include "hooks/driver_table.hpp"
 #include "intercepted/answer.hpp"
-#include "intercepted/arrays.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/left.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/plain.hpp"
-#include "intercepted/pool_figures.hpp"
+#include "intercepted/pool_table.hpp"
 #include "intercepted/pools.hpp"
 #include "intercepted/residents.hpp"
 #include "intercepted/trimming.hpp"

@@ -5,14 +5,14 @@
 
 #include "hooks/driver_table.hpp"
 #include "intercepted/allocations.hpp"
-#include "intercepted/must_stay.hpp"
 #include "intercepted/peers.hpp"
+#include "intercepted/residual.hpp"
 
 #include <cstdint>
 
 namespace gpu_sleep::hooks::own {
 
-using intercepted::Known;
+using intercepted::Allocation;
 
 namespace {
 
@@ -27,7 +27,8 @@ CUresult answer(void* data, Value value) {
 }
 
 /// What only we know: the driver would speak of a range, or of nobody's context.
-std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute attribute, const Known& known) {
+std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute attribute,
+                                              const Allocation& known) {
     switch (attribute) {
     // Memory of pools belongs to no context.
     case CU_POINTER_ATTRIBUTE_CONTEXT: return answer(data, known.pool ? nullptr : known.context);
@@ -43,7 +44,7 @@ std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute at
 }
 
 /// What the driver would say of memory that is awake.
-CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Known& known,
+CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Allocation& known,
                              CUdeviceptr address) {
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return answer(data, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
@@ -61,7 +62,7 @@ CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Kn
     }
 }
 
-CUresult ask(void* data, CUpointer_attribute attribute, const Known& known, CUdeviceptr address) {
+CUresult ask(void* data, CUpointer_attribute attribute, const Allocation& known, CUdeviceptr address) {
     if (!known.is_virtual || known.is_own)
         if (const auto ours = answer_for_allocation(data, attribute, known)) return *ours;
     const auto status = real<Entry::cuPointerGetAttribute>()(data, attribute, address);

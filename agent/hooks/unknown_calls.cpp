@@ -7,7 +7,7 @@
 #include "base/thread_safety.hpp"
 #include "freestanding/trampolines.hpp"
 #include "gate/gate.hpp"
-#include "intercepted/refusal.hpp"
+#include "intercepted/answer.hpp"
 #include "intercepted/unknown_calls.hpp"
 
 #include <array>

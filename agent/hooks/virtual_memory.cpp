@@ -5,8 +5,8 @@
 #include "hooks/driver_table.hpp"
 #include "intercepted/handles.hpp"
 #include "intercepted/mappings.hpp"
-#include "intercepted/must_stay.hpp"
 #include "intercepted/residents.hpp"
+#include "intercepted/residual.hpp"
 #include "life/start.hpp"
 
 #include <functional>

@@ -4,35 +4,20 @@
 
 #include "intercepted/allocations.hpp"
 
-#include "base/immortal.hpp"
+#include "intercepted/pending_removal.hpp"
 
 #include <iterator>
 #include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 
-std::map<CUdeviceptr, Known> move_out(std::map<CUdeviceptr, Known>& from,
-                                      const std::function<bool(const Known&)>& wanted) {
-    std::map<CUdeviceptr, Known> taken;
-    for (auto next = from.begin(); next != from.end();) {
-        const auto here = next++;
-        if (wanted(here->second)) taken.insert(from.extract(here));
-    }
-    return taken;
-}
-
-Allocations& Allocations::instance() {
-    static Immortal<Allocations> s_index;
-    return *s_index;
-}
-
-void Allocations::add(Known allocation) {
+void Allocations::add(Allocation allocation) {
     const AloneLock lock(mutex_);
     allocation.id = next_id_++;
     by_address_.insert_or_assign(allocation.address, allocation);
 }
 
-std::optional<Known> Allocations::take(CUdeviceptr address) {
+std::optional<Allocation> Allocations::take(CUdeviceptr address) {
     const AloneLock lock(mutex_);
     const auto found = by_address_.find(address);
     if (found == by_address_.end()) return std::nullopt;
@@ -46,9 +31,9 @@ Allocations::Record Allocations::extract(CUdeviceptr address) {
     return by_address_.extract(address);
 }
 
-std::map<CUdeviceptr, Known> Allocations::extract(const std::function<bool(const Known&)>& wanted) {
+std::map<CUdeviceptr, Allocation> Allocations::extract(const std::function<bool(const Allocation&)>& wanted) {
     const AloneLock lock(mutex_);
-    return move_out(by_address_, wanted);
+    return move_out(by_address_, [&](const auto& entry) { return wanted(entry.second); });
 }
 
 void Allocations::put_back(Record record) {
@@ -56,23 +41,23 @@ void Allocations::put_back(Record record) {
     by_address_.insert(std::move(record));
 }
 
-void Allocations::put_back(std::map<CUdeviceptr, Known>& records) {
+void Allocations::put_back(std::map<CUdeviceptr, Allocation>& records) {
     const AloneLock lock(mutex_);
     by_address_.merge(records);
 }
 
-void Allocations::change(const std::function<void(Known&)>& body) {
+void Allocations::change(const std::function<void(Allocation&)>& body) {
     const AloneLock lock(mutex_);
     for (auto& [address, allocation] : by_address_) body(allocation);
 }
 
-void Allocations::change(CUdeviceptr address, const std::function<void(Known&)>& body) {
+void Allocations::change(CUdeviceptr address, const std::function<void(Allocation&)>& body) {
     const AloneLock lock(mutex_);
     const auto found = by_address_.find(address);
     if (found != by_address_.end()) body(found->second);
 }
 
-std::optional<Known> Allocations::find(CUdeviceptr address) const {
+std::optional<Allocation> Allocations::find(CUdeviceptr address) const {
     const SharedLock lock(mutex_);
     const auto after = by_address_.upper_bound(address);
     if (after == by_address_.begin()) return std::nullopt;
@@ -88,20 +73,20 @@ bool Allocations::has_ours_in(CUdeviceptr begin, std::size_t bytes) const {
     return false;
 }
 
-std::vector<Known> Allocations::all(const std::function<bool(const Known&)>& wanted) const {
+std::vector<Allocation> Allocations::all(const std::function<bool(const Allocation&)>& wanted) const {
     const SharedLock lock(mutex_);
-    std::vector<Known> found;
+    std::vector<Allocation> found;
     for (const auto& [address, allocation] : by_address_)
         if (wanted(allocation)) found.push_back(allocation);
     return found;
 }
 
 bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept {
-    return Allocations::instance().has_ours_in(begin, bytes);
+    return immortal<Allocations>().has_ours_in(begin, bytes);
 }
 
-std::optional<Known> find(CUdeviceptr address) noexcept {
-    return Allocations::instance().find(address);
+std::optional<Allocation> find(CUdeviceptr address) noexcept {
+    return immortal<Allocations>().find(address);
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "base/immortal.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 
@@ -18,7 +19,7 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-struct Known {
+struct Allocation {
     CUdeviceptr address = 0; ///< of the allocation
     std::size_t bytes = 0;   ///< that the program asked for
     int device = 0;
@@ -31,49 +32,43 @@ struct Known {
     unsigned long long handle_types = 0; ///< as which virtual memory may be shared
 };
 
-[[nodiscard]] std::optional<Known> find(CUdeviceptr address) noexcept;
+[[nodiscard]] std::optional<Allocation> find(CUdeviceptr address) noexcept;
 /// Whether something is allocated in these bytes of a range that the agent made: mappings of the program's
 /// own are not meant.
 [[nodiscard]] bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept;
-/// Moves what is wanted out of `from`, which takes no memory.
-[[nodiscard]] std::map<CUdeviceptr, Known> move_out(std::map<CUdeviceptr, Known>& from,
-                                                    const std::function<bool(const Known&)>& wanted);
 
-/// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is
-/// the innermost of all and is held over no call.
+/// The process's is immortal<Allocations>(). Thread-safe. Answers while a transaction is under way, for it is
+/// apart from the ledger's mutex; its own is the innermost of all and is held over no call.
 class Allocations {
 public:
-    /// Never destroyed.
-    static Allocations& instance();
-
     /// Gives it an id and adds it.
-    void add(Known allocation);
+    void add(Allocation allocation);
     /// Takes out what begins at `address`; nothing when nothing does.
-    std::optional<Known> take(CUdeviceptr address);
+    std::optional<Allocation> take(CUdeviceptr address);
     /// An allocation itself, which moves from place to place without memory; empty for none.
-    using Record = std::map<CUdeviceptr, Known>::node_type;
+    using Record = std::map<CUdeviceptr, Allocation>::node_type;
     /// Takes out what begins at `address`.
     Record extract(CUdeviceptr address);
     /// Takes out all that are wanted.
-    std::map<CUdeviceptr, Known> extract(const std::function<bool(const Known&)>& wanted);
+    std::map<CUdeviceptr, Allocation> extract(const std::function<bool(const Allocation&)>& wanted);
     /// Puts back what extract() returned.
     void put_back(Record record);
-    void put_back(std::map<CUdeviceptr, Known>& records);
-    void change(const std::function<void(Known&)>& body);
+    void put_back(std::map<CUdeviceptr, Allocation>& records);
+    void change(const std::function<void(Allocation&)>& body);
     /// Changes what begins at `address`, if anything does.
-    void change(CUdeviceptr address, const std::function<void(Known&)>& body);
+    void change(CUdeviceptr address, const std::function<void(Allocation&)>& body);
     /// What holds `address`.
-    [[nodiscard]] std::optional<Known> find(CUdeviceptr address) const;
+    [[nodiscard]] std::optional<Allocation> find(CUdeviceptr address) const;
     /// Whether one begins in these bytes, and is no mapping of the program's own.
     [[nodiscard]] bool has_ours_in(CUdeviceptr begin, std::size_t bytes) const;
-    [[nodiscard]] std::vector<Known> all(const std::function<bool(const Known&)>& wanted) const;
+    [[nodiscard]] std::vector<Allocation> all(const std::function<bool(const Allocation&)>& wanted) const;
 
 private:
     /// The driver counts what it has itself from 1 on, and no two of the process may have the same.
     static constexpr unsigned long long k_first_id = 1ULL << 48;
 
     mutable SharedMutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::map<CUdeviceptr, Known> by_address_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::map<CUdeviceptr, Allocation> by_address_ GPU_SLEEP_GUARDED_BY(mutex_);
     unsigned long long next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = k_first_id;
 };
 

@@ -7,15 +7,11 @@
 #include "base/immortal.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
-#include "intercepted/taken.hpp"
 
 #include <algorithm>
 #include <atomic>
-#include <cstdint>
 #include <map>
 #include <mutex>
-#include <shared_mutex>
-#include <tuple>
 #include <utility>
 
 namespace gpu_sleep::agent::intercepted {
@@ -33,35 +29,27 @@ struct Captures {
     std::map<CaptureKey, Capture> open GPU_SLEEP_GUARDED_BY(mutex);
     std::uint64_t last_number GPU_SLEEP_GUARDED_BY(mutex) = 0;
     std::atomic<unsigned> count{0}; ///< of those open, for who holds no mutex
-    static Captures& instance() {
-        static Immortal<Captures> s_captures;
-        return *s_captures;
-    }
 };
 
 /// Takes captures out of the books. Returns them.
-std::map<CaptureKey, Capture>
-take_captures(const std::function<bool(const CaptureKey& key, const Capture& capture)>& wanted) {
-    auto& all = Captures::instance();
+template <class Wanted>
+std::map<CaptureKey, Capture> take_captures(const Wanted& wanted) {
+    auto& all = immortal<Captures>();
     const MutexLock lock(all.mutex);
-    std::map<CaptureKey, Capture> taken;
-    for (auto next = all.open.begin(); next != all.open.end();) {
-        const auto here = next++;
-        if (wanted(here->first, here->second)) taken.insert(all.open.extract(here));
-    }
+    auto taken = move_out(all.open, wanted);
     all.count = static_cast<unsigned>(all.open.size());
     return taken;
 }
 
 void put_captures_back(std::map<CaptureKey, Capture>& taken) {
-    auto& all = Captures::instance();
+    auto& all = immortal<Captures>();
     const MutexLock lock(all.mutex);
     all.open.merge(taken);
     all.count = static_cast<unsigned>(all.open.size());
 }
 
 /// What goes, for good, with what they were begun in, or is put back.
-Taken to_put_back(std::map<CaptureKey, Capture> taken) {
+PendingRemoval to_put_back(std::map<CaptureKey, Capture> taken) {
     auto stays = [taken = std::move(taken)]() mutable { put_captures_back(taken); };
     return {[] {}, std::move(stays)};
 }
@@ -74,7 +62,7 @@ std::shared_mutex& capture_order() noexcept {
 }
 
 std::uint64_t note_capture(const CaptureKey& key, CUcontext context, bool any_may_end) {
-    auto& all = Captures::instance();
+    auto& all = immortal<Captures>();
     const MutexLock lock(all.mutex);
     auto [place, is_new] = all.open.try_emplace(key);
     // One that is there already, and goes on, must not be taken for this one.
@@ -84,40 +72,36 @@ std::uint64_t note_capture(const CaptureKey& key, CUcontext context, bool any_ma
 }
 
 std::uint64_t capture_in(const CaptureKey& key) {
-    auto& all = Captures::instance();
+    auto& all = immortal<Captures>();
     const MutexLock lock(all.mutex);
     const auto found = all.open.find(key);
     return found == all.open.end() ? 0 : found->second.number;
 }
 
 void forget_capture(const CaptureKey& key, std::uint64_t number) {
-    take_captures([&](const CaptureKey& k, const Capture& c) { return k == key && c.number == number; });
+    take_captures([&](const auto& each) { return each.first == key && each.second.number == number; });
 }
 
 bool forget_captures_of_thread(std::uint64_t thread) {
-    return !take_captures([=](const CaptureKey& key, const Capture&) {
-                return std::get<2>(key) == thread;
-            }).empty();
+    return !take_captures([=](const auto& each) { return std::get<2>(each.first) == thread; }).empty();
 }
 
-Taken take_captures_of(CUstream stream) {
-    auto taken =
-        take_captures([=](const CaptureKey& key, const Capture&) { return std::get<0>(key) == stream; });
-    return taken.empty() ? Taken() : to_put_back(std::move(taken));
+PendingRemoval take_captures_of(CUstream stream) {
+    auto taken = take_captures([=](const auto& each) { return std::get<0>(each.first) == stream; });
+    return taken.empty() ? PendingRemoval() : to_put_back(std::move(taken));
 }
 
-Taken take_captures_of(CUcontext context) {
-    return to_put_back(
-        take_captures([=](const CaptureKey&, const Capture& capture) { return capture.context == context; }));
+PendingRemoval take_captures_of(CUcontext context) {
+    return to_put_back(take_captures([=](const auto& each) { return each.second.context == context; }));
 }
 
 unsigned captures_open() noexcept {
-    return Captures::instance().count.load(std::memory_order_seq_cst);
+    return immortal<Captures>().count.load(std::memory_order_seq_cst);
 }
 
 bool has_capture_open() noexcept {
     if (captures_open() == 0 || !gate::t_seat) return false;
-    auto& all = Captures::instance();
+    auto& all = immortal<Captures>();
     const MutexLock lock(all.mutex);
     const auto is_mine = [](const auto& capture) { return capture.second.seat == gate::t_seat; };
     return std::any_of(all.open.begin(), all.open.end(), is_mine);
@@ -125,7 +109,7 @@ bool has_capture_open() noexcept {
 
 std::size_t streams_captured_here(std::span<CUstream> streams) noexcept {
     if (captures_open() == 0 || !gate::t_seat) return 0;
-    auto& all = Captures::instance();
+    auto& all = immortal<Captures>();
     const MutexLock lock(all.mutex);
     std::size_t count = 0;
     for (const auto& [key, capture] : all.open) {
@@ -138,7 +122,7 @@ std::size_t streams_captured_here(std::span<CUstream> streams) noexcept {
 std::optional<std::vector<gate::Named::Span>> captures_wait_for() {
     std::vector<const gate::Seat*> seats;
     {
-        auto& all = Captures::instance();
+        auto& all = immortal<Captures>();
         const MutexLock lock(all.mutex);
         for (const auto& [key, capture] : all.open) seats.push_back(capture.seat);
     }

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "gate/gate.hpp"
-#include "intercepted/taken.hpp"
+#include "intercepted/pending_removal.hpp"
 
 #include <cuda.h>
 
@@ -42,9 +42,9 @@ void forget_capture(const CaptureKey& key, std::uint64_t number);
 /// Nothing if none waits; empty if it is not known what for.
 [[nodiscard]] std::optional<std::vector<gate::Named::Span>> captures_wait_for();
 /// Takes out the captures of the stream; without functions where it has none.
-[[nodiscard]] Taken take_captures_of(CUstream stream);
+[[nodiscard]] PendingRemoval take_captures_of(CUstream stream);
 /// Takes out the captures of the context's streams.
-[[nodiscard]] Taken take_captures_of(CUcontext context);
+[[nodiscard]] PendingRemoval take_captures_of(CUcontext context);
 /// Held shared from the look for captures until a context's work is noted (PendingWork), which would break
 /// one; alone while a capture is noted, before it begins. Nobody waits under it: a capture must not begin any
 /// later for what other threads do. Comes after the contexts' mutex.

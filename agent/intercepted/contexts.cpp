@@ -8,14 +8,13 @@
 #include "driver/context.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/contexts_lock.hpp"
 #include "intercepted/handles.hpp"
 #include "intercepted/left.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/own_contexts.hpp"
+#include "intercepted/pending_removal.hpp"
 #include "intercepted/residents.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/taken.hpp"
 #include "intercepted/trimming.hpp"
 #include "intercepted/waiting_frees.hpp"
 
@@ -33,16 +32,16 @@ public:
         : memory_(memory), context_(context), is_primary_(is_primary) {
         // Memory of pools outlives contexts, but for the device's primary one, which takes everything with
         // it.
-        const auto dies = [=](const Known& a) {
+        const auto dies = [=](const Allocation& a) {
             return !a.is_virtual && a.context == context && (is_primary || !a.pool);
         };
         objects_end_with(context);
         captures_ = take_captures_of(context);
         pools_ = take_pools_of(memory, context);
         waiting_ = take_waiting_of(memory, dies);
-        allocations_ = Allocations::instance().extract(dies);
+        allocations_ = immortal<Allocations>().extract(dies);
         {
-            auto& own = OwnContexts::instance();
+            auto& own = immortal<OwnContexts>();
             const MutexLock lock(own.mutex);
             own_ = own.contexts.extract(context);
         }
@@ -62,19 +61,19 @@ public:
         waiting_.gone();
         // What is retained may have been pinned there, and would be copied slowly.
         if (is_primary_) memory_.forget_retained();
-        Allocations::instance().change([&](Known& a) {
+        immortal<Allocations>().change([&](Allocation& a) {
             if (a.pool && a.context == context_) a.context = nullptr;
         });
     }
 
     void stays() {
-        Allocations::instance().put_back(allocations_);
+        immortal<Allocations>().put_back(allocations_);
         pools_.stays();
         waiting_.stays();
         if (left_.stays) left_.stays();
         if (managed_.stays) managed_.stays();
         captures_.stays();
-        auto& own = OwnContexts::instance();
+        auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         own.contexts.insert(std::move(own_));
     }
@@ -83,13 +82,13 @@ private:
     ProgramMemory& memory_;
     CUcontext context_;
     bool is_primary_;
-    Taken captures_;
-    std::map<CUdeviceptr, Known> allocations_;
+    PendingRemoval captures_;
+    std::map<CUdeviceptr, Allocation> allocations_;
     std::map<CUcontext, int>::node_type own_;
-    Taken pools_;
-    Taken waiting_;
-    Taken left_;
-    Taken managed_;
+    PendingRemoval pools_;
+    PendingRemoval waiting_;
+    PendingRemoval left_;
+    PendingRemoval managed_;
 };
 
 /// Runs `end`, which may end the context, with the context out of the books.
@@ -108,16 +107,23 @@ CUresult end_with(ProgramMemory& memory, CUcontext context, bool is_primary,
     return status;
 }
 
+/// Runs `end` while contexts_mutex() is held alone, and afterwards frees what may have waited for it.
+template <class End>
+CUresult end_alone(const End& end) noexcept {
+    const auto status = [&] {
+        const ContextsAlone alone;
+        return end();
+    }();
+    free_waiting();
+    return status;
+}
+
 CUresult end_own_context(CUcontext context, const std::function<CUresult()>& end,
                          const std::function<bool(const driver::Api&)>& is_gone) noexcept {
     const auto with = memory();
     if (!with || !context) return end();
-    const auto status = [&] {
-        const ContextsAlone alone;
-        return end_with(*with, context, false, end, [&] { return is_gone(with->api()); });
-    }();
-    free_waiting();
-    return status;
+    return end_alone(
+        [&] { return end_with(*with, context, false, end, [&] { return is_gone(with->api()); }); });
 }
 
 struct LettingGo {
@@ -129,7 +135,7 @@ struct LettingGo {
 LettingGo let_go(CUdevice device) noexcept {
     LettingGo letting_go;
     ignoring_errors([&] {
-        auto& own = OwnContexts::instance();
+        auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];
         letting_go.was_held = held > 0;
@@ -143,7 +149,7 @@ LettingGo let_go(CUdevice device) noexcept {
 bool let_go_of_one(CUdevice device) noexcept {
     bool is_done = false;
     ignoring_errors([&] {
-        auto& own = OwnContexts::instance();
+        auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];
         is_done = held > 1;
@@ -154,7 +160,7 @@ bool let_go_of_one(CUdevice device) noexcept {
 
 void hold(CUdevice device) noexcept {
     ignoring_errors([&] {
-        auto& own = OwnContexts::instance();
+        auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         ++own.primaries[device];
     });
@@ -181,7 +187,7 @@ void context_created(CUcontext context) noexcept {
     ignoring_errors([&] {
         const auto with = memory();
         const auto device = with ? current_device(*with) : std::nullopt; // it is current to its maker
-        auto& own = OwnContexts::instance();
+        auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         own.contexts.insert_or_assign(context, device.value_or(0));
     });
@@ -210,7 +216,7 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
         CUcontext context = nullptr;
         if (convert(&context) != CUDA_SUCCESS) context = nullptr;
         const auto primary = primary_of(with->api(), device).context;
-        auto& own = OwnContexts::instance();
+        auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];
         own.greens.insert_or_assign(*green, Green{context, primary, device}); // its end lets go
@@ -222,9 +228,8 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
 CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& destroy) noexcept {
     const auto with = memory();
     if (!with) return destroy();
-    const auto status = [&] {
-        const ContextsAlone alone;
-        auto& own = OwnContexts::instance();
+    return end_alone([&] {
+        auto& own = immortal<OwnContexts>();
         std::map<CUgreenCtx, Green>::node_type node;
         {
             const MutexLock own_lock(own.mutex);
@@ -232,14 +237,14 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         }
         if (!node) return destroy();
         const auto green = node.mapped();
-        Taken captures;
+        PendingRemoval captures;
         ignoring_errors([&] {
             if (!green.context) return;
             objects_end_with(green.context);
             captures = take_captures_of(green.context);
             // For good: if it stays, its blocks wait for their events.
             forget_order_of(green.context, green.primary);
-            Allocations::instance().change([&](Known& known) {
+            immortal<Allocations>().change([&](Allocation& known) {
                 if (known.context == green.context) known.context = green.primary;
             });
         });
@@ -251,9 +256,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
             own.greens.insert(std::move(node));
         });
         return ended;
-    }();
-    free_waiting();
-    return status;
+    });
 }
 
 CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>& retain) noexcept {
@@ -271,34 +274,26 @@ CUresult release_primary_context(CUdevice device, const std::function<CUresult()
         if (status == CUDA_SUCCESS) let_go(device);
         return status;
     }
-    const auto status = [&] {
-        {
-            // Many may let go at once while others hold it; who may be the last waits until they have.
-            const std::shared_lock contexts(contexts_mutex());
-            if (let_go_of_one(device)) {
-                const auto released = release();
-                if (released != CUDA_SUCCESS) hold(device);
-                return released;
-            }
-        }
-        const ContextsAlone alone;
-        return release_held(*with, device, release);
-    }();
+    std::optional<CUresult> released;
+    {
+        // Many may let go at once while others hold it; who may be the last waits until they have.
+        const std::shared_lock contexts(contexts_mutex());
+        if (let_go_of_one(device)) released = release();
+        if (released && released != CUDA_SUCCESS) hold(device);
+    }
+    if (!released) return end_alone([&] { return release_held(*with, device, release); });
     free_waiting();
-    return status;
+    return *released;
 }
 
 CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept {
     const auto with = memory();
     if (!with) return reset();
-    const auto status = [&] {
-        const ContextsAlone alone;
+    return end_alone([&] {
         const auto primary = primary_of(with->api(), device);
         if (!primary.context) return reset();
         return end_with(*with, primary.context, true, reset, [] { return true; });
-    }();
-    free_waiting();
-    return status;
+    });
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -4,17 +4,11 @@
 
 #include "intercepted/handle_table.hpp"
 
-#include "base/immortal.hpp"
 #include "intercepted/allocations.hpp"
 
 #include <algorithm>
 
 namespace gpu_sleep::agent::intercepted {
-
-Handles& Handles::instance() {
-    static Immortal<Handles> s_all;
-    return *s_all;
-}
 
 Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.mutex) {
     const auto found = all.handles.find(number);
@@ -48,7 +42,7 @@ bool take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, M
     const auto real = memory.remove_mapping(address);
     mapping.in_ledger = false;
     if (auto* handle = find_handle(all, mapping.handle)) handle->real = real;
-    static_cast<void>(Allocations::instance().take(address));
+    static_cast<void>(immortal<Allocations>().take(address));
     return true;
 }
 

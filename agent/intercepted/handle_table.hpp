@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "base/immortal.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/state.hpp"
@@ -40,7 +41,6 @@ struct Handles {
     std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
-    static Handles& instance();
 };
 
 /// Null when the program has no such handle.

@@ -7,7 +7,6 @@
 #include "base/immortal.hpp"
 #include "base/thread_safety.hpp"
 #include "intercepted/allocations.hpp"
-#include "intercepted/answer.hpp"
 #include "intercepted/handle_table.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/trimming.hpp"
@@ -51,7 +50,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
             status = with->api().cuMemCreate(&made, bytes, properties, flags);
         if (status == CUDA_ERROR_OUT_OF_MEMORY) with->note_shortage(properties->location.id, bytes);
         if (status != CUDA_SUCCESS) return status;
-        auto& all = Handles::instance();
+        auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
         const auto number = k_first_handle + ++all.next;
         Handle mine;
@@ -70,7 +69,7 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return handle >= k_first_handle ? Answer(CUDA_SUCCESS) : std::nullopt;
-        auto& all = Handles::instance();
+        auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
         auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
@@ -87,8 +86,8 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
         if (!with || !handle) return std::nullopt;
         const auto at = reinterpret_cast<CUdeviceptr>(address);
         // Of our own memory there is none to be had, as of the driver's plain memory.
-        const auto none = Allocations::instance().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
-        auto& all = Handles::instance();
+        const auto none = immortal<Allocations>().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
+        auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
         auto after = all.mappings.upper_bound(at);
         if (after == all.mappings.begin()) return none;
@@ -106,7 +105,7 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with || !properties) return std::nullopt;
-        auto& all = Handles::instance();
+        auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
         const auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
@@ -116,7 +115,7 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
 }
 
 void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
-    auto& all = Handles::instance();
+    auto& all = immortal<Handles>();
     const MutexLock lock(all.mutex);
     const auto* mine = find_handle(all, handle);
     if (!mine) return;

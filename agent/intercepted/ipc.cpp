@@ -8,9 +8,7 @@
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
 #include "intercepted/allocations.hpp"
-#include "intercepted/answer.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/contexts_lock.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/residents.hpp"
@@ -61,10 +59,6 @@ struct Imports {
     std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
     std::list<Import> closing GPU_SLEEP_GUARDED_BY(mutex); ///< to be unmapped once no capture is open
     std::atomic<bool> has_closing{false};                  ///< for who holds no mutex
-    static Imports& instance() {
-        static Immortal<Imports> s_imports;
-        return *s_imports;
-    }
 };
 
 /// Those that are being closed. What is not unmapped by its end is closed later: memory was short, say.
@@ -76,13 +70,13 @@ struct Closing {
     Closing& operator=(const Closing&) = delete;
     ~Closing() {
         if (imports.empty()) return;
-        auto& all = Imports::instance();
+        auto& all = immortal<Imports>();
         const MutexLock lock(all.mutex);
         all.closing.splice(all.closing.end(), imports);
         all.has_closing = true;
     }
     void take() {
-        auto& all = Imports::instance();
+        auto& all = immortal<Imports>();
         const MutexLock lock(all.mutex);
         imports.swap(all.closing);
         all.has_closing = false;
@@ -151,7 +145,7 @@ Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const T
 Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
-        const auto known = Allocations::instance().find(address);
+        const auto known = immortal<Allocations>().find(address);
         // Of virtual memory and that of pools the driver makes no handle either.
         if (!with || !handle || !known || known->is_virtual || known->pool) return std::nullopt;
         const auto self = this_process();
@@ -177,7 +171,7 @@ Result<server::SharedMemory> share(const model::ShareRequest& request) {
     if (!with || !with->may_call_driver() || request.secret != secret())
         return make_error(ErrorCode::not_owned, "there is no such shared memory");
     const auto is_allocated = [&] {
-        const auto known = Allocations::instance().find(request.address);
+        const auto known = immortal<Allocations>().find(request.address);
         return known && known->id == request.allocation;
     };
     auto opened = with->shared_ranges().open(with->api(), request.address, request.allocation, is_allocated);
@@ -198,7 +192,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
         if (!device || *device >= driver::k_max_devices || (self && *self == ticket.process()))
             return CUDA_ERROR_INVALID_CONTEXT; // as the driver's own, in the process that shares
         const auto mask = driver::DeviceMask{1} << *device;
-        auto& imports = Imports::instance();
+        auto& imports = immortal<Imports>();
         {
             const MutexLock lock(imports.mutex);
             const auto known = open_again(with->api(), imports, ticket, mask);
@@ -235,7 +229,7 @@ Answer close_ipc(CUdeviceptr address) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return std::nullopt;
-        auto& imports = Imports::instance();
+        auto& imports = immortal<Imports>();
         {
             const MutexLock lock(imports.mutex);
             const auto import = std::find_if(imports.all.begin(), imports.all.end(),
@@ -252,7 +246,7 @@ Answer close_ipc(CUdeviceptr address) noexcept {
 }
 
 void close_waiting() noexcept {
-    auto& imports = Imports::instance();
+    auto& imports = immortal<Imports>();
     // The driver closes its own during a capture. Nothing may still use ours, though, and waiting would break
     // the capture.
     if (!imports.has_closing || captures_open() != 0) return;

@@ -8,18 +8,13 @@
 #include "base/guard.hpp"
 #include "base/immortal.hpp"
 #include "common/lock_order.hpp"
-#include "intercepted/answer.hpp"
-#include "intercepted/pool_figures.hpp"
-#include "intercepted/residents.hpp"
-#include "intercepted/taken.hpp"
+#include "intercepted/pool_table.hpp"
 
 #include <array>
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -42,16 +37,12 @@ struct Shards {
     std::atomic<std::size_t> count{0};
 
     Shard& of(CUdeviceptr address) noexcept { return all[(address >> k_granularity_bits) % all.size()]; }
-    static Shards& instance() {
-        static Immortal<Shards> s_shards;
-        return *s_shards;
-    }
 };
 
 using Record = LeftOnes::node_type;
 
 void put_back(Record record) noexcept {
-    auto& shards = Shards::instance();
+    auto& shards = immortal<Shards>();
     auto& shard = shards.of(record.key());
     ignoring_errors([&] {
         const MutexLock lock(shard.mutex);
@@ -65,7 +56,7 @@ void left_to_driver(CUdeviceptr address, std::size_t bytes, const Left& left) no
     if (left.reason == nullptr) return;
     if (left.pool) pool_left_to_driver(left.pool);
     ignoring_errors([&] {
-        auto& shards = Shards::instance();
+        auto& shards = immortal<Shards>();
         auto& shard = shards.of(address);
         const MutexLock lock(shard.mutex);
         shards.count += shard.ones.insert_or_assign(address, LeftOne{bytes, left}).second;
@@ -73,7 +64,7 @@ void left_to_driver(CUdeviceptr address, std::size_t bytes, const Left& left) no
 }
 
 CUresult free_left(CUdeviceptr address, const std::function<CUresult()>& free) noexcept {
-    auto& shards = Shards::instance();
+    auto& shards = immortal<Shards>();
     if (shards.count.load(std::memory_order_relaxed) == 0) return free();
     // The record goes first: behind the free the address may at once be somebody else's.
     Record record;
@@ -88,13 +79,13 @@ CUresult free_left(CUdeviceptr address, const std::function<CUresult()>& free) n
     return status;
 }
 
-Taken take_left_of(CUcontext context, bool is_primary) {
+PendingRemoval take_left_of(CUcontext context, bool is_primary) {
     auto taken = std::make_shared<std::vector<Record>>();
-    Taken both{[] {},
-               [taken] {
-                   for (auto& record : *taken) put_back(std::move(record));
-               }};
-    auto& shards = Shards::instance();
+    PendingRemoval both{[] {},
+                        [taken] {
+                            for (auto& record : *taken) put_back(std::move(record));
+                        }};
+    auto& shards = immortal<Shards>();
     for (auto& shard : shards.all) {
         const MutexLock lock(shard.mutex);
         for (auto next = shard.ones.begin(); next != shard.ones.end();) {
@@ -111,7 +102,7 @@ Taken take_left_of(CUcontext context, bool is_primary) {
 }
 
 void add_left(std::vector<Residual>& rows) {
-    for (auto& shard : Shards::instance().all) {
+    for (auto& shard : immortal<Shards>().all) {
         const MutexLock lock(shard.mutex);
         for (const auto& [address, one] : shard.ones) {
             const auto* const kind = one.left.is_pooled ? "pool" : "plain";

@@ -6,7 +6,6 @@
 
 #include "base/thread_safety.hpp"
 #include "intercepted/allocations.hpp"
-#include "intercepted/answer.hpp"
 #include "intercepted/handle_table.hpp"
 #include "intercepted/rules.hpp"
 #include "intercepted/state.hpp"
@@ -34,7 +33,7 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     }
     if (mapping.in_ledger) {
         memory.ledger().find(address)->access = mapping.access;
-        Allocations::instance().change(address, [&](Known& known) { known.access = mapping.access; });
+        immortal<Allocations>().change(address, [&](Allocation& known) { known.access = mapping.access; });
         return;
     }
     const auto tag = choose_tag(mapping.bytes);
@@ -42,7 +41,7 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     memory.add_mapping({address, mapping.bytes, *tag, device, mapping.access, handle->real});
     mapping.in_ledger = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
-    Allocations::instance().add(
+    immortal<Allocations>().add(
         {address, mapping.bytes, device, nullptr, nullptr, 0, true, mapping.access, false, handle_types});
 }
 
@@ -84,7 +83,7 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return std::nullopt;
-        auto& all = Handles::instance();
+        auto& all = immortal<Handles>();
         return with->with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
             auto* mine = find_handle(all, handle);
@@ -110,7 +109,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
         const auto with = memory();
         if (!with) return std::nullopt;
         const TagChoice choose_tag;
-        auto& all = Handles::instance();
+        auto& all = immortal<Handles>();
         return with->with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
             const auto found = mappings_in(all, address, bytes);
@@ -136,7 +135,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return std::nullopt;
-        auto& all = Handles::instance();
+        auto& all = immortal<Handles>();
         return with->with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
             const auto found = mappings_in(all, address, bytes);
@@ -159,7 +158,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
 
 bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
     if (!memory()) return false; // the process is ending: the driver alone knows what is mapped
-    auto& all = Handles::instance();
+    auto& all = immortal<Handles>();
     const MutexLock lock(all.mutex);
     const auto at = all.mappings.lower_bound(address);
     return at != all.mappings.end() && at->first < address + bytes;
@@ -169,7 +168,7 @@ bool own_mappings_sleep() noexcept {
     const auto with = memory();
     if (!with) return false;
     return with->with_lock([](const LockedMemory& locked) {
-        auto& all = Handles::instance();
+        auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
         return std::any_of(all.mappings.begin(), all.mappings.end(), [&](const auto& mapping) {
             return sleeps(locked, mapping.first, mapping.second);

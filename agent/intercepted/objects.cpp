@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The table of objects, and asking the driver for what they say.
+// The table of objects, asking the driver for what they say, and the frees that are put off.
 
 #include "intercepted/objects.hpp"
 
@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <list>
 #include <map>
 #include <set>
 #include <thread>
@@ -39,11 +40,6 @@ struct Objects {
     /// Contexts whose work is done, and whether it was waited for since.
     std::map<CUcontext, bool> done GPU_SLEEP_GUARDED_BY(mutex);
     std::atomic<bool> is_known{false}; ///< what is done
-
-    static Objects& instance() {
-        static Immortal<Objects> s_objects;
-        return *s_objects;
-    }
 };
 
 constinit thread_local CUcontext t_current __attribute__((tls_model("initial-exec"))) = nullptr;
@@ -64,7 +60,7 @@ bool await_knowledge(const Objects& objects) noexcept {
 }
 
 bool is_done(Object kind, std::uint64_t handle, bool waits) noexcept {
-    auto& objects = Objects::instance();
+    auto& objects = immortal<Objects>();
     if (!await_knowledge(objects)) return false;
     const MutexLock lock(objects.mutex);
     const auto found = objects.all.find({kind, handle});
@@ -82,33 +78,40 @@ std::multimap<CUcontext, CUevent> all_events(Objects& objects) {
     return events;
 }
 
+struct PutOff {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::list<std::function<void()>> frees GPU_SLEEP_GUARDED_BY(mutex);
+    bool lets GPU_SLEEP_GUARDED_BY(mutex) = false;
+    std::optional<DeviceMemory> memory GPU_SLEEP_GUARDED_BY(mutex);
+};
+
 } // namespace
 
 void object_made(Object kind, std::uint64_t handle) noexcept {
     if (handle == 0) return;
     learn_current_context();
     ignoring_errors([&] { // what is not in the table wakes the process
-        auto& objects = Objects::instance();
+        auto& objects = immortal<Objects>();
         const MutexLock lock(objects.mutex);
         objects.all.insert_or_assign({kind, handle}, Made{t_current, false});
     });
 }
 
 bool object_ends(Object kind, std::uint64_t handle) noexcept {
-    auto& objects = Objects::instance();
+    auto& objects = immortal<Objects>();
     const MutexLock lock(objects.mutex);
     return objects.all.erase({kind, handle}) != 0;
 }
 
 bool has_any(Object kind) noexcept {
-    auto& objects = Objects::instance();
+    auto& objects = immortal<Objects>();
     const MutexLock lock(objects.mutex);
     const auto first = objects.all.lower_bound({kind, 0});
     return first != objects.all.end() && first->first.first == kind;
 }
 
 void objects_end_with(CUcontext context) noexcept {
-    auto& objects = Objects::instance();
+    auto& objects = immortal<Objects>();
     const MutexLock lock(objects.mutex);
     std::erase_if(objects.all, [=](const auto& made) { return made.second.context == context; });
 }
@@ -126,7 +129,7 @@ void learn_current_context() noexcept {
 Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUcontext>& contexts,
                                const driver::DrainLimits& limits) {
     GPU_SLEEP_TRY(driver::drain(api, contexts, limits));
-    auto& objects = Objects::instance();
+    auto& objects = immortal<Objects>();
     std::set<CUevent> undone;
     const auto events = all_events(objects);
     for (auto* const context : contexts) {
@@ -149,12 +152,12 @@ Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUconte
 }
 
 void forget_what_is_done() noexcept {
-    Objects::instance().is_known.store(false, std::memory_order_release);
+    immortal<Objects>().is_known.store(false, std::memory_order_release);
 }
 
 void synchronize_as_answered(const driver::Api& api) noexcept {
     ignoring_errors([&] {
-        auto& objects = Objects::instance();
+        auto& objects = immortal<Objects>();
         std::multimap<CUcontext, Objects::Key> waited_for; // of a context itself: none
         {
             const MutexLock lock(objects.mutex);
@@ -192,7 +195,7 @@ bool is_event_done(CUevent event, bool waits) noexcept {
 }
 
 bool is_context_done(CUcontext context, bool waits) noexcept {
-    auto& objects = Objects::instance();
+    auto& objects = immortal<Objects>();
     if (!context || !await_knowledge(objects)) return false;
     const MutexLock lock(objects.mutex);
     const auto found = objects.done.find(context);
@@ -203,6 +206,63 @@ bool is_context_done(CUcontext context, bool waits) noexcept {
 
 bool is_current_context_done(bool waits) noexcept {
     return is_context_done(t_current, waits);
+}
+
+bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {
+    auto& all = immortal<PutOff>();
+    {
+        const MutexLock lock(all.mutex);
+        if (!all.lets) return false;
+    }
+    std::list<std::function<void()>> one;
+    const auto remembered = guarded([&] { one.push_back(std::move(free)); });
+    if (!remembered || !object_ends(kind, handle)) return false;
+    const MutexLock lock(all.mutex);
+    // Looked at under the mutex: who sees it last is still in time for free_what_was_put_off().
+    if (!gate::Gate::is_deep()) return false;
+    all.frees.splice(all.frees.end(), one);
+    return true;
+}
+
+void let_put_off(bool lets) noexcept {
+    auto& all = immortal<PutOff>();
+    const MutexLock lock(all.mutex);
+    all.lets = lets;
+}
+
+void free_what_was_put_off(const driver::Api& api) noexcept {
+    auto& all = immortal<PutOff>();
+    {
+        const MutexLock lock(all.mutex);
+        if (all.frees.empty()) return;
+    }
+    std::optional<driver::PrimaryContext> alive;
+    ignoring_errors([&] {
+        if (auto found = driver::first_active_context(api)) alive = *std::move(found);
+    });
+    const driver::CurrentContext current(api, alive ? alive->get() : nullptr);
+    for (;;) {
+        std::function<void()> free;
+        {
+            const MutexLock lock(all.mutex);
+            if (all.frees.empty()) return;
+            free = std::move(all.frees.front());
+            all.frees.pop_front();
+        }
+        ignoring_errors([&] { free(); });
+    }
+}
+
+void set_memory_while_deep(std::optional<DeviceMemory> memory) noexcept {
+    auto& all = immortal<PutOff>();
+    const MutexLock lock(all.mutex);
+    all.memory = memory;
+}
+
+std::optional<DeviceMemory> memory_while_deep() noexcept {
+    auto& all = immortal<PutOff>();
+    const MutexLock lock(all.mutex);
+    return gate::Gate::is_deep() ? all.memory : std::nullopt;
 }
 
 } // namespace gpu_sleep::agent::intercepted

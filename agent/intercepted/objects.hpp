@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // What the program has of the driver's, and what of its work was done when it fell deeply asleep: from here
-// calls are answered while none may reach the driver.
+// calls are answered, and frees are put off, while none may reach the driver.
 
 #pragma once
 
+#include "base/units.hpp"
 #include "driver/api.hpp"
 #include "driver/drain.hpp"
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -66,5 +69,26 @@ void synchronize_as_answered(const driver::Api& api) noexcept;
 [[nodiscard]] bool is_context_done(CUcontext context, bool waits) noexcept;
 /// The same of the calling thread's current context: without one nearly every call fails.
 [[nodiscard]] bool is_current_context_done(bool waits = false) noexcept;
+
+/// Puts off `free`, which destroys the object, until free_what_was_put_off(), in the order of the calls.
+/// False if the process does not sleep deeply, there is no such object, nothing is to be put off, or there is
+/// no memory to remember it: then the call is made as always. At the end of the process nothing is freed any
+/// more. Thread-safe.
+[[nodiscard]] bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept;
+/// Whether that is done from now on: only where all is freed in one context, whichever thread does it.
+void let_put_off(bool lets) noexcept;
+/// Frees it, once the driver is within reach again, in a context that lives. On the operations thread,
+/// without the memory's mutex.
+void free_what_was_put_off(const driver::Api& api) noexcept;
+
+/// The memory of the one device that the process uses, as it was when it fell deeply asleep.
+struct DeviceMemory {
+    Bytes free = 0;
+    Bytes total = 0;
+};
+/// For whoever asks meanwhile; none: nobody is answered. Thread-safe.
+void set_memory_while_deep(std::optional<DeviceMemory> memory) noexcept;
+/// Nothing, unless the process sleeps deeply and has one device alone. Thread-safe.
+[[nodiscard]] std::optional<DeviceMemory> memory_while_deep() noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

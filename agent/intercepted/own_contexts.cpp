@@ -1,29 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Looking contexts up.
+// Who comes first at the mutex, looking contexts up, and an event for each, looked at for a moment.
 
 #include "intercepted/own_contexts.hpp"
 
-#include "base/immortal.hpp"
+#include "base/units.hpp"
 #include "driver/context.hpp"
-#include "intercepted/contexts_lock.hpp"
+#include "intercepted/captures.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/state.hpp"
 
+#include <atomic>
 #include <mutex>
-#include <shared_mutex>
+#include <thread>
 
 namespace gpu_sleep::agent::intercepted {
+namespace {
 
-OwnContexts& OwnContexts::instance() {
-    static Immortal<OwnContexts> s_own;
-    return *s_own;
+/// Those who wait to hold contexts_mutex() alone.
+struct Enders {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< for changes of count
+    Condition none_waits;
+    std::atomic<unsigned> count{0}; ///< for who holds no mutex
+};
+
+void count_ender(int change) {
+    auto& enders = immortal<Enders>();
+    const MutexLock lock(enders.mutex);
+    enders.count += static_cast<unsigned>(change);
+    if (enders.count == 0) enders.none_waits.notify_all();
+}
+
+} // namespace
+
+ContextsAlone::ContextsAlone() {
+    count_ender(1);
+    contexts_mutex().lock();
+    count_ender(-1);
+}
+
+ContextsAlone::~ContextsAlone() {
+    contexts_mutex().unlock();
+}
+
+void let_contexts_end() noexcept {
+    // Who waits may have to go on before what those wait for is over that hold the mutex.
+    constexpr Milliseconds k_time_to_leave{5'000};
+    auto& enders = immortal<Enders>();
+    if (enders.count.load(std::memory_order_relaxed) == 0) return;
+    MutexLock lock(enders.mutex);
+    enders.none_waits.wait_for(enders.mutex, k_time_to_leave, [&] { return enders.count == 0; });
+}
+
+std::shared_mutex& contexts_mutex() noexcept {
+    static Immortal<std::shared_mutex> s_mutex;
+    return *s_mutex;
 }
 
 Primary primary_of(const driver::Api& api, CUdevice device) {
-    unsigned flags = 0;
-    int is_active = 0;
-    if (api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) != CUDA_SUCCESS || !is_active) return {};
+    if (!is_primary_active(api, device)) return {};
     const auto held = driver::PrimaryContext::retain(api, device);
     if (!held) return {};
     Primary primary{held->get(), 0};
@@ -32,7 +67,7 @@ Primary primary_of(const driver::Api& api, CUdevice device) {
 }
 
 CUcontext owner_of_memory_in(CUcontext context) {
-    auto& own = OwnContexts::instance();
+    auto& own = immortal<OwnContexts>();
     const MutexLock lock(own.mutex);
     for (const auto& [handle, green] : own.greens)
         if (context && green.context == context) return green.primary;
@@ -40,14 +75,14 @@ CUcontext owner_of_memory_in(CUcontext context) {
 }
 
 bool holds_primary(int device) {
-    auto& own = OwnContexts::instance();
+    auto& own = immortal<OwnContexts>();
     const MutexLock lock(own.mutex);
     const auto held = own.primaries.find(device);
     return held != own.primaries.end() && held->second != 0;
 }
 
 std::vector<CUcontext> own_contexts_of(int device) {
-    auto& own = OwnContexts::instance();
+    auto& own = immortal<OwnContexts>();
     const MutexLock lock(own.mutex);
     std::vector<CUcontext> contexts;
     for (const auto& [context, its_device] : own.contexts)
@@ -78,7 +113,7 @@ bool enter_primary_context() noexcept {
 std::vector<CUcontext> own_contexts() noexcept {
     std::vector<CUcontext> contexts;
     ignoring_errors([&] {
-        auto& own = OwnContexts::instance();
+        auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         for (const auto& [context, device] : own.contexts) contexts.push_back(context);
     });
@@ -89,14 +124,35 @@ void note_work_on(ProgramMemory& memory, int device, PendingWork& work) {
     const auto& api = memory.api();
     CUcontext current = nullptr;
     if (current_device(memory) == device && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS) work.note(current);
-    unsigned flags = 0;
-    int is_active = 0;
-    if (api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active) {
+    if (is_primary_active(api, device)) {
         const auto primary = driver::PrimaryContext::retain(api, device);
         if (primary && holds_primary(device)) work.note(primary->get());
         if (primary && !holds_primary(device)) work.wait_for(primary->get()); // it ends when we let go
     }
     for (auto* const context : own_contexts_of(device)) work.note(context);
+}
+
+RunningWork find_running_work(const driver::Api& api) {
+    if (!api.cuCtxRecordEvent) return RunningWork::unknown;
+    // Who ends a context, or begins a capture, is at work.
+    const std::shared_lock contexts_stay(contexts_mutex(), std::try_to_lock);
+    if (!contexts_stay) return RunningWork::some;
+    const auto primary = driver::active_contexts(api);
+    if (!primary) return RunningWork::some;
+    auto contexts = own_contexts();
+    for (const auto& context : *primary) contexts.push_back(context.get());
+    PendingWork work(api, PendingWork::Way::to_look);
+    {
+        const std::shared_lock order(capture_order(), std::try_to_lock);
+        if (!order || captures_open() != 0) return RunningWork::some;
+        for (auto* const context : contexts)
+            if (!work.note(context)) return RunningWork::some;
+    }
+    constexpr Milliseconds k_moment{5}; // an idle GPU needs some microseconds for an event
+    constexpr std::chrono::microseconds k_look{50};
+    for (const auto deadline = Clock::now() + k_moment; !work.is_done(); std::this_thread::sleep_for(k_look))
+        if (Clock::now() >= deadline) return RunningWork::some;
+    return RunningWork::none;
 }
 
 } // namespace gpu_sleep::agent::intercepted

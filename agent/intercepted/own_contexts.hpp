@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The contexts that the program made or holds, and what others of this module look up of them.
+// The contexts that the program made or holds, the mutex over which they live, and whether the GPU works in
+// them.
 
 #pragma once
 
+#include "base/immortal.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "driver/api.hpp"
 
+#include <cstdint>
 #include <cuda.h>
-
 #include <map>
+#include <shared_mutex>
 #include <vector>
 
 namespace gpu_sleep::agent {
@@ -18,6 +21,22 @@ class ProgramMemory;
 }
 
 namespace gpu_sleep::agent::intercepted {
+
+/// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile:
+/// touching one that is gone corrupts memory. Shared also while we hold a primary context, unless the gate is
+/// shut for a transaction: our letting go must not be what ends it. It comes before the mutex of the pools.
+[[nodiscard]] std::shared_mutex& contexts_mutex() noexcept;
+/// Waits until nobody waits to hold it alone, or for a bounded time. Before it is held shared to wait for the
+/// GPU: many who do so one after the other would keep a context from ending for ever.
+void let_contexts_end() noexcept;
+/// Holds contexts_mutex() alone, with precedence over those who call let_contexts_end().
+class ContextsAlone {
+public:
+    ContextsAlone();
+    ContextsAlone(const ContextsAlone&) = delete;
+    ContextsAlone& operator=(const ContextsAlone&) = delete;
+    ~ContextsAlone();
+};
 
 class PendingWork;
 
@@ -51,7 +70,6 @@ struct OwnContexts {
     /// How often the program holds each, by green ones too. A reset changes nothing of that.
     std::map<CUdevice, unsigned> primaries GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUgreenCtx, Green> greens GPU_SLEEP_GUARDED_BY(mutex);
-    static OwnContexts& instance();
 };
 
 /// Which primary context a device has: a later one may get the same handle.
@@ -62,5 +80,16 @@ struct Primary {
 };
 
 [[nodiscard]] Primary primary_of(const driver::Api& api, CUdevice device);
+
+enum class RunningWork : std::uint8_t {
+    none,    ///< all that was given to the GPU is done
+    some,    ///< not all of it, or that could not be asked just now
+    unknown, ///< the driver cannot be asked (before 12.5)
+};
+
+/// Whether the GPU has done all that the program gave it, in all contexts. Breaks no capture and keeps none
+/// from beginning; waits for nobody, and for the GPU for some milliseconds at most. May throw for want of
+/// memory. Source: CUDA Driver API, cuCtxRecordEvent.
+[[nodiscard]] RunningWork find_running_work(const driver::Api& api);
 
 } // namespace gpu_sleep::agent::intercepted

@@ -9,7 +9,6 @@
 #include "driver/drain.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/contexts_lock.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/state.hpp"
 
@@ -34,10 +33,9 @@ bool is_own(CUdeviceptr address) {
 
 /// False: memory was short, and it is not known.
 bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
-    const auto added = guarded([&]() -> Result<void> {
-        Allocations::instance().add(
+    const auto added = guarded([&] {
+        immortal<Allocations>().add(
             {address, bytes, device, nullptr, nullptr, 0, true, driver::DeviceMask{1} << device, true});
-        return {};
     });
     return added.has_value();
 }
@@ -125,7 +123,7 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
     GPU_SLEEP_TRY(wait_for_use(memory, address));
     if (!is_own(address)) return not_own(address); // another thread was faster
     // The record goes first: behind the free the address may at once be somebody else's.
-    auto& allocations = Allocations::instance();
+    auto& allocations = immortal<Allocations>();
     auto record = allocations.extract(address);
     if (!record) return not_own(address);
     auto freed = guarded([&] { return memory.free(address); });
@@ -137,8 +135,8 @@ Result<void> allow_own(ProgramMemory& memory, driver::DeviceAddress address, int
     GPU_SLEEP_TRY(memory.allow_access(address, device));
     if (intercepts())
         ignoring_errors([&] {
-            Allocations::instance().change(
-                address, [&](Known& known) { known.access |= driver::DeviceMask{1} << device; });
+            immortal<Allocations>().change(
+                address, [&](Allocation& known) { known.access |= driver::DeviceMask{1} << device; });
         });
     return {};
 }

@@ -7,7 +7,6 @@
 
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
-#include "intercepted/allocations.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/state.hpp"
 
@@ -23,10 +22,6 @@ namespace {
 struct PeerAccess {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::array<driver::DeviceMask, driver::k_max_devices> accessors GPU_SLEEP_GUARDED_BY(mutex){};
-    static PeerAccess& instance() {
-        static Immortal<PeerAccess> s_access;
-        return *s_access;
-    }
 };
 
 /// Lets `devices` at the range of `address`. Whether that was new.
@@ -48,11 +43,8 @@ driver::DeviceMask devices_in_use(ProgramMemory& memory) {
     int devices = 0;
     if (memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
     for (int device = 0; device < std::min(devices, driver::k_max_devices); ++device) {
-        unsigned flags = 0;
-        int is_active = 0;
-        const bool has_primary =
-            memory.api().cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active;
-        if (has_primary || !own_contexts_of(device).empty()) mask |= driver::DeviceMask{1} << device;
+        if (is_primary_active(memory.api(), device) || !own_contexts_of(device).empty())
+            mask |= driver::DeviceMask{1} << device;
     }
     if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
     return mask;
@@ -61,7 +53,7 @@ driver::DeviceMask devices_in_use(ProgramMemory& memory) {
 } // namespace
 
 void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
-    auto& access = PeerAccess::instance();
+    auto& access = immortal<PeerAccess>();
     driver::DeviceMask devices = 0;
     {
         const MutexLock lock(access.mutex);
@@ -70,7 +62,7 @@ void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
     if (devices != 0) static_cast<void>(grant(memory, devices, device, address));
 }
 
-CUresult access_of(const Known& known, const CUmemLocation& location, CUresult status,
+CUresult access_of(const Allocation& known, const CUmemLocation& location, CUresult status,
                    unsigned long long& flags) noexcept {
     const bool is_awake = status == CUDA_SUCCESS;
     if (!is_awake && status != CUDA_ERROR_INVALID_VALUE) return status;
@@ -107,13 +99,13 @@ void peer_access_enabled(CUcontext peer) noexcept {
         if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
             return;
         const auto mask = driver::DeviceMask{1} << *accessor;
-        auto& access = PeerAccess::instance();
+        auto& access = immortal<PeerAccess>();
         {
             const MutexLock lock(access.mutex);
             access.accessors[static_cast<std::size_t>(*owner)] |= mask;
         }
-        const auto theirs = Allocations::instance().all(
-            [&](const Known& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
+        const auto theirs = immortal<Allocations>().all(
+            [&](const Allocation& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
         for (const auto& allocation : theirs)
             static_cast<void>(grant(*with, mask, *owner, allocation.address));
     });

@@ -17,7 +17,7 @@ namespace gpu_sleep::agent::intercepted {
 
 /// cuMemGetAccess of `known`, whether it sleeps or not, where the driver answered `status` and `flags`.
 /// Source: CUDA Driver API, cuMemGetAccess; what it says of plain memory was seen.
-[[nodiscard]] CUresult access_of(const Known& known, const CUmemLocation& location, CUresult status,
+[[nodiscard]] CUresult access_of(const Allocation& known, const CUmemLocation& location, CUresult status,
                                  unsigned long long& flags) noexcept;
 /// The current context may reach memory of `peer`'s device from now on.
 void peer_access_enabled(CUcontext peer) noexcept;

@@ -1,21 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// One event for each context.
+// Events to be used again, one for each context whose work is waited for.
 
 #include "intercepted/pending_work.hpp"
 
 #include "base/guard.hpp"
 #include "driver/context.hpp"
-#include "intercepted/event_cache.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
+namespace {
+
+/// Waiting for it is as the program chose for its current context: busy, or not.
+unsigned flags_of_events(const driver::Api& api) {
+    unsigned flags = 0;
+    const bool blocks = api.cuCtxGetFlags(&flags) == CUDA_SUCCESS &&
+                        (flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC;
+    return blocks ? CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC : CU_EVENT_DISABLE_TIMING;
+}
+
+} // namespace
+
+CUevent EventCache::take(const driver::Api& api, CUcontext context) {
+    {
+        const MutexLock lock(mutex_);
+        if (auto& cached = events_[context]; !cached.empty()) {
+            auto* const event = cached.back();
+            cached.pop_back();
+            return event;
+        }
+    }
+    const auto create = [&]() -> CUevent {
+        CUevent event = nullptr;
+        return api.cuEventCreate(&event, flags_of_events(api)) == CUDA_SUCCESS ? event : nullptr;
+    };
+    CUcontext current = nullptr;
+    if (api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context) return create();
+    const driver::CurrentContext entered(api, context);
+    return entered.status() == CUDA_SUCCESS ? create() : nullptr;
+}
+
+void EventCache::give(CUcontext context, CUevent event) noexcept {
+    ignoring_errors([&] {
+        const MutexLock lock(mutex_);
+        const auto cached = events_.find(context);
+        if (cached != events_.end()) cached->second.push_back(event);
+    });
+}
+
+std::vector<CUevent> EventCache::take_all_of(CUcontext context) {
+    const MutexLock lock(mutex_);
+    auto cached = events_.extract(context);
+    return cached ? std::move(cached.mapped()) : std::vector<CUevent>();
+}
+
+void EventCache::put_back(CUcontext context, const std::vector<CUevent>& events) {
+    const MutexLock lock(mutex_);
+    auto& cached = events_[context];
+    cached.insert(cached.end(), events.begin(), events.end());
+}
+
+void EventCache::hand_on(CUcontext green, CUcontext primary) {
+    put_back(primary, take_all_of(green));
+}
 
 PendingWork::~PendingWork() {
     for (std::size_t i = 0; i < count_; ++i) {
         auto& noted = noted_[i];
-        if (noted.done) EventCache::instance().give(noted.context, noted.done);
+        if (noted.done) immortal<EventCache>().give(noted.context, noted.done);
         if (noted.block == 0) continue; // nobody has waited
         const driver::RelaxedCaptureMode relaxed(api_);
         free_block(noted);
@@ -26,13 +80,13 @@ bool PendingWork::record(CUcontext context) noexcept {
     if (!api_.cuCtxRecordEvent || count_ == noted_.size()) return false; // a driver before 12.5, say
     bool is_recorded = false;
     ignoring_errors([&] {
-        auto* const event = EventCache::instance().take(api_, context);
+        auto* const event = immortal<EventCache>().take(api_, context);
         if (!event) return;
         is_recorded = api_.cuCtxRecordEvent(context, event) == CUDA_SUCCESS;
         if (is_recorded)
             noted_[count_++] = {context, event, 0};
         else
-            EventCache::instance().give(context, event);
+            immortal<EventCache>().give(context, event);
     });
     return is_recorded;
 }

@@ -5,9 +5,7 @@
 #include "intercepted/plain.hpp"
 
 #include "intercepted/allocations.hpp"
-#include "intercepted/answer.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/contexts_lock.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/peers.hpp"
 #include "intercepted/pending_work.hpp"
@@ -79,10 +77,9 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
         }
-        const auto added = guarded([&]() -> Result<void> {
-            Allocations::instance().add(
+        const auto added = guarded([&] {
+            immortal<Allocations>().add(
                 {*range, bytes, *device, owner_of_memory_in(context), nullptr, 0, false});
-            return {};
         });
         if (!added) {
             give_range(*with, *range);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Pools, the ranges that they have taken, and the blocks in those: given out, or spare. How a pool has to
-// behave is in POOLS.md, what the program's calls mean for it in pools.cpp. Internal to this module.
+// behave is in POOLS.md, what the program's calls mean for it in pools.cpp. What pools say of themselves is
+// the sum of what we have of them and what the driver has.
 
 #pragma once
 
@@ -15,6 +16,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cuda.h>
 #include <map>
 #include <memory>
 #include <set>
@@ -105,10 +107,6 @@ struct Pools {
     std::atomic<std::uint64_t> free_calls{0}; ///< how often blocks were freed
     std::atomic<std::uint64_t> synchronized_to{0}; ///< those up to which were before a synchronise
     std::atomic<Clock::time_point> next_trim{Clock::time_point{}};
-    static Pools& instance() {
-        static Immortal<Pools> s_all;
-        return *s_all;
-    }
 };
 
 /// Calls `use` with all pools, under their mutex, while there is memory that can sleep. Lets nothing cross.
@@ -119,10 +117,26 @@ void with_pools(Use&& use) noexcept {
         const auto with = memory();
         if (!with) return;
         const driver::RelaxedCaptureMode relaxed(with->api());
-        auto& all = Pools::instance();
+        auto& all = immortal<Pools>();
         const MutexLock lock(all.mutex);
         use(all, *with);
     });
 }
+
+/// Adds what we hold for the pool to what the driver answered. What a synchronise owes is gone before
+/// (give_back_due()).
+void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
+/// After the driver allocated of the pool, which may be one of which we have memory, too.
+void pool_left_to_driver(CUmemoryPool pool) noexcept;
+
+// The caller of each of these holds the mutex of all pools, and its thread's capture mode is relaxed.
+
+/// What the driver says of its part of the pool; 0 where it has none.
+[[nodiscard]] Bytes figure_of_driver(ProgramMemory& memory, const Pool& pool,
+                                     CUmemPool_attribute attribute) noexcept;
+/// What we and the driver have reserved.
+[[nodiscard]] Bytes reserved_in_all(ProgramMemory& memory, const Pool& pool) noexcept;
+/// After the pool, or the driver's part of it, grew.
+void note_peaks(ProgramMemory& memory, Pool& pool) noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

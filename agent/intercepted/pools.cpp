@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync, and what the program does with pools.
-// What becomes of freed blocks is in spares.hpp, what pools say of themselves in pool_figures.cpp.
+// What becomes of freed blocks is in spares.hpp, what pools say of themselves in pool_table.cpp.
 
 #include "intercepted/pools.hpp"
 
 #include "base/thread_safety.hpp"
 #include "driver/context.hpp"
 #include "intercepted/allocations.hpp"
-#include "intercepted/answer.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/contexts_lock.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "intercepted/pool_figures.hpp"
+#include "intercepted/pending_removal.hpp"
+#include "intercepted/pool_table.hpp"
 #include "intercepted/rules.hpp"
 #include "intercepted/spares.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/taken.hpp"
 #include "intercepted/trimming.hpp"
 #include "intercepted/waiting_frees.hpp"
 
@@ -106,7 +104,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
                      const StreamKey& key, bool is_short, Left& left) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api());
-    auto& all = Pools::instance();
+    auto& all = immortal<Pools>();
     const MutexLock lock(all.mutex);
     const auto pool = find_pool(all, memory, handle);
     if (!pool || !pool->is_intercepted) return std::nullopt;
@@ -134,9 +132,8 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         if (pool->access != 0) grant(memory, *pool, *taken);
         block = *taken;
     }
-    const auto added = guarded([&]() -> Result<void> {
-        Allocations::instance().add({*block, bytes, pool->device, key.context, handle, 0, false});
-        return {};
+    const auto added = guarded([&] {
+        immortal<Allocations>().add({*block, bytes, pool->device, key.context, handle, 0, false});
     });
     if (!added) {
         make_spare(all, all.blocks.find(*block), {});
@@ -149,8 +146,8 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
 }
 
 /// Keeps a freed block, out of its pool's count. False when it is the caller's still.
-bool free_in_order(ProgramMemory& memory, const Known& allocation, const StreamKey& key) {
-    auto& all = Pools::instance();
+bool free_in_order(ProgramMemory& memory, const Allocation& allocation, const StreamKey& key) {
+    auto& all = immortal<Pools>();
     const MutexLock lock(all.mutex);
     const auto block = all.blocks.find(allocation.address);
     if (block != all.blocks.end())
@@ -236,7 +233,7 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
                                properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
                                properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
                                !has_usage(properties);
-        auto& all = Pools::instance();
+        auto& all = immortal<Pools>();
         const MutexLock lock(all.mutex);
         all.pools.insert_or_assign(handle, pool);
     });
@@ -246,7 +243,7 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
     // Out of the books first, for another pool may get the handle at once; not under the mutex, for the
     // driver may take its time. No context ends while the pool's spares are in no book.
     const std::shared_lock contexts(contexts_mutex());
-    auto& all = Pools::instance();
+    auto& all = immortal<Pools>();
     decltype(all.pools)::node_type taken;
     {
         const MutexLock lock(all.mutex);

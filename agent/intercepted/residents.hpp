@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Memory that never was ours and stays with the driver, one by one: managed, imported, and behind handles of
-// the driver.
+// Memory that never was ours and stays with the driver, one by one: managed, imported, arrays, and behind
+// handles of the driver.
 
 #pragma once
 
 #include "base/units.hpp"
-#include "intercepted/taken.hpp"
-
-#include <cuda.h>
+#include "intercepted/pending_removal.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <cuda.h>
 #include <vector>
 
 namespace gpu_sleep::agent::intercepted {
@@ -43,7 +42,7 @@ void handle_shared(CUmemGenericAllocationHandle handle, const char* how) noexcep
 void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept;
 void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept;
 /// Takes out what the context has of managed memory and arrays, to be counted.
-[[nodiscard]] Taken take_managed_of(CUcontext context);
+[[nodiscard]] PendingRemoval take_managed_of(CUcontext context);
 /// Memory of the current context that the driver keeps to itself, until forget_residual() or the context's
 /// end.
 void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept;
@@ -51,5 +50,9 @@ void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const 
 void add_to_sum(std::vector<Residual>& sums, const Residual& row);
 /// All of that, one by one.
 void add_residents(std::vector<Residual>& rows);
+
+/// The driver made an array, or a mipmapped one of so many levels. `array` is the handle: no address in
+/// memory of the program's.
+void array_created(const void* array, const CUDA_ARRAY3D_DESCRIPTOR& wanted, unsigned levels) noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

@@ -16,9 +16,6 @@
 #include <execinfo.h>
 
 #include <array>
-#include <optional>
-#include <string>
-#include <string_view>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {

@@ -5,8 +5,7 @@
 #include "intercepted/spares.hpp"
 
 #include "intercepted/captures.hpp"
-#include "intercepted/event_cache.hpp"
-#include "intercepted/pool_figures.hpp"
+#include "intercepted/pending_work.hpp"
 #include "intercepted/state.hpp"
 
 #include <algorithm>
@@ -29,7 +28,7 @@ Bytes most_range(Bytes bytes) noexcept {
 }
 
 void give_event(LastUse& last_use) noexcept {
-    if (last_use.done) EventCache::instance().give(last_use.freed_in.context, last_use.done);
+    if (last_use.done) immortal<EventCache>().give(last_use.freed_in.context, last_use.done);
     last_use.done = nullptr;
 }
 
@@ -175,7 +174,7 @@ bool note_if_done(ProgramMemory& memory, LastUse& last_use) {
 
 std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    auto* const event = EventCache::instance().take(memory.api(), key.context);
+    auto* const event = immortal<EventCache>().take(memory.api(), key.context);
     if (!event) return std::nullopt;
     LastUse last_use{key, key.stream != CU_STREAM_PER_THREAD, event, ++all.free_calls};
     if (memory.api().cuEventRecord(event, key.stream) == CUDA_SUCCESS) return last_use;

@@ -17,6 +17,12 @@ CUresult to_status(const Error& error) noexcept {
     }
 }
 
+bool is_primary_active(const driver::Api& api, int device) noexcept {
+    unsigned flags = 0;
+    int is_active = 0;
+    return api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
+}
+
 std::optional<int> current_device(ProgramMemory& memory) noexcept {
     CUdevice device = 0;
     return memory.api().cuCtxGetDevice(&device) == CUDA_SUCCESS ? std::optional(device) : std::nullopt;

@@ -34,6 +34,9 @@ template <class Body>
     return answer ? *answer : Answer(CUDA_ERROR_OUT_OF_MEMORY);
 }
 
+/// Whether the device has a primary context in use; false also where the driver does not say.
+[[nodiscard]] bool is_primary_active(const driver::Api& api, int device) noexcept;
+
 /// The device of the current context; nothing without one.
 [[nodiscard]] std::optional<int> current_device(ProgramMemory& memory) noexcept;
 

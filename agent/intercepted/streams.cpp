@@ -5,8 +5,8 @@
 #include "intercepted/streams.hpp"
 
 #include "intercepted/captures.hpp"
+#include "intercepted/pending_removal.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/taken.hpp"
 #include "intercepted/trimming.hpp"
 #include "intercepted/waiting_frees.hpp"
 
@@ -85,7 +85,7 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
 }
 
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {
-    Taken captures;
+    PendingRemoval captures;
     ignoring_errors([&] {
         captures = take_captures_of(stream);
         forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events

@@ -8,11 +8,10 @@
 #include "base/thread_safety.hpp"
 #include "driver/context.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/event_cache.hpp"
+#include "intercepted/pending_work.hpp"
 #include "intercepted/pool_table.hpp"
 #include "intercepted/spares.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/taken.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -63,7 +62,7 @@ void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex
 } // namespace
 
 void synchronized() noexcept {
-    auto& all = Pools::instance();
+    auto& all = immortal<Pools>();
     const auto free_calls = all.free_calls.load(std::memory_order_relaxed);
     for (auto to = all.synchronized_to.load(std::memory_order_relaxed); to < free_calls;)
         if (all.synchronized_to.compare_exchange_weak(to, free_calls)) break;
@@ -76,7 +75,7 @@ void synchronized() noexcept {
 }
 
 void give_back_due() noexcept {
-    auto& all = Pools::instance();
+    auto& all = immortal<Pools>();
     if (!all.is_due.load(std::memory_order_relaxed)) return;
     if (captures_open() != 0) return tidy_later();
     with_pools([](Pools& pools, ProgramMemory& memory)
@@ -91,17 +90,17 @@ void trim() noexcept {
     });
 }
 
-void freed_from_pool(const Known& allocation) {
-    auto& all = Pools::instance();
+void freed_from_pool(const Allocation& allocation) {
+    auto& all = immortal<Pools>();
     const MutexLock lock(all.mutex);
     const auto block = all.blocks.find(allocation.address);
     if (block != all.blocks.end()) block->second.range->pool->figures.used -= allocation.bytes;
 }
 
-void give_allocation(ProgramMemory& memory, const Known& allocation) {
+void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
     if (!allocation.pool) return give_range(memory, allocation.address);
     const driver::RelaxedCaptureMode relaxed(memory.api());
-    auto& all = Pools::instance();
+    auto& all = immortal<Pools>();
     const MutexLock lock(all.mutex);
     const auto block = all.blocks.find(allocation.address);
     if (block == all.blocks.end()) return;
@@ -111,13 +110,13 @@ void give_allocation(ProgramMemory& memory, const Known& allocation) {
                    [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
 }
 
-Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
-    auto& all = Pools::instance();
+PendingRemoval take_pools_of(ProgramMemory& memory, CUcontext context) {
+    auto& all = immortal<Pools>();
     {
         const MutexLock lock(all.mutex);
         for_each_use(all, [=](LastUse& use) { use.is_held |= use.done && use.freed_in.context == context; });
     }
-    const auto events = EventCache::instance().take_all_of(context);
+    const auto events = immortal<EventCache>().take_all_of(context);
     const auto let_go = [=, &all](bool is_gone) GPU_SLEEP_REQUIRES(all.mutex) {
         for_each_use(all, [=](LastUse& use) {
             if (!use.is_held || use.freed_in.context != context) return;
@@ -132,7 +131,7 @@ Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
         trim_excess(all, memory);
     };
     auto stays = [=, &all] {
-        EventCache::instance().put_back(context, events);
+        immortal<EventCache>().put_back(context, events);
         const MutexLock lock(all.mutex);
         let_go(false);
         all.has_excess = true;
@@ -141,20 +140,20 @@ Taken take_pools_of(ProgramMemory& memory, CUcontext context) {
 }
 
 void forget_order_of(CUstream stream) {
-    auto& all = Pools::instance();
+    auto& all = immortal<Pools>();
     const MutexLock lock(all.mutex);
     for_each_use(all, [=](LastUse& use) { use.in_order &= use.freed_in.stream != stream; });
 }
 
 void forget_order_of(CUcontext green, CUcontext primary) {
-    auto& all = Pools::instance();
+    auto& all = immortal<Pools>();
     const MutexLock lock(all.mutex);
     for_each_use(all, [=](LastUse& use) {
         if (use.freed_in.context != green) return;
         use.freed_in.context = primary;
         use.in_order = false;
     });
-    EventCache::instance().hand_on(green, primary);
+    immortal<EventCache>().hand_on(green, primary);
 }
 
 } // namespace gpu_sleep::agent::intercepted

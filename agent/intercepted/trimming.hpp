@@ -5,7 +5,7 @@
 #pragma once
 
 #include "intercepted/allocations.hpp"
-#include "intercepted/taken.hpp"
+#include "intercepted/pending_removal.hpp"
 
 #include <cuda.h>
 
@@ -23,11 +23,11 @@ void give_back_due() noexcept;
 void trim() noexcept;
 /// Frees an allocation, asleep or awake, as give_range() does. It may be a pool's, which keeps it as it keeps
 /// what a synchronise left free.
-void give_allocation(ProgramMemory& memory, const Known& allocation);
+void give_allocation(ProgramMemory& memory, const Allocation& allocation);
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
-void freed_from_pool(const Known& allocation);
+void freed_from_pool(const Allocation& allocation);
 /// Takes out the freed blocks whose last use was in the context, and the events made there.
-[[nodiscard]] Taken take_pools_of(ProgramMemory& memory, CUcontext context);
+[[nodiscard]] PendingRemoval take_pools_of(ProgramMemory& memory, CUcontext context);
 /// Blocks that were freed in the stream's order wait for their events from now on.
 void forget_order_of(CUstream stream);
 /// The same for all streams of a green context; their events are its primary context's.

@@ -7,7 +7,6 @@
 #include "base/immortal.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/contexts_lock.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/pending_work.hpp"
@@ -23,11 +22,7 @@ namespace {
 /// Frees that have to wait: waiting for work would break a capture, and so would not waiting.
 struct Later {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::map<CUdeviceptr, Known> allocations GPU_SLEEP_GUARDED_BY(mutex);
-    static Later& instance() {
-        static Immortal<Later> s_later;
-        return *s_later;
-    }
+    std::map<CUdeviceptr, Allocation> allocations GPU_SLEEP_GUARDED_BY(mutex);
 };
 
 /// Some of them, while they are freed. What is not by its end waits again: memory was short, say.
@@ -38,17 +33,17 @@ public:
     Due& operator=(const Due&) = delete;
     ~Due() { put_back(); }
 
-    void take(const std::function<bool(const Known&)>& wanted) {
-        auto& later = Later::instance();
+    void take(const std::function<bool(const Allocation&)>& wanted) {
+        auto& later = immortal<Later>();
         const MutexLock lock(later.mutex);
-        allocations_ = move_out(later.allocations, wanted);
+        allocations_ = move_out(later.allocations, [&](const auto& entry) { return wanted(entry.second); });
     }
     void give_back(ProgramMemory& memory) {
         for (; !allocations_.empty(); allocations_.erase(allocations_.begin()))
             give_allocation(memory, allocations_.begin()->second);
     }
     void put_back() noexcept {
-        auto& later = Later::instance();
+        auto& later = immortal<Later>();
         const MutexLock lock(later.mutex);
         later.allocations.merge(allocations_);
     }
@@ -60,31 +55,31 @@ public:
     [[nodiscard]] auto end() const { return allocations_.end(); }
 
 private:
-    std::map<CUdeviceptr, Known> allocations_;
+    std::map<CUdeviceptr, Allocation> allocations_;
 };
 
 } // namespace
 
 // Memory of a pool outlives the context that it was made in, and other contexts of its device may use it too.
-void note_work(ProgramMemory& memory, const Known& allocation, PendingWork& work) {
+void note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work) {
     if (allocation.pool) return note_work_on(memory, allocation.device, work);
     work.note(allocation.context);
 }
 
 void Freeing::free_later() noexcept {
     if (record_.empty()) return;
-    auto& later = Later::instance();
+    auto& later = immortal<Later>();
     const MutexLock lock(later.mutex);
     later.allocations.insert(std::move(record_));
 }
 
-Taken take_waiting_of(ProgramMemory& memory, const std::function<bool(const Known&)>& dies) {
+PendingRemoval take_waiting_of(ProgramMemory& memory, const std::function<bool(const Allocation&)>& dies) {
     const auto due = std::make_shared<Due>();
     auto gone = [=, &memory] {
         due->forget_contexts();
         due->give_back(memory);
     };
-    Taken taken{std::move(gone), [=] { due->put_back(); }};
+    PendingRemoval taken{std::move(gone), [=] { due->put_back(); }};
     due->take(dies); // last: it takes no memory
     return taken;
 }
@@ -92,7 +87,7 @@ Taken take_waiting_of(ProgramMemory& memory, const std::function<bool(const Know
 void free_waiting() noexcept {
     close_waiting();
     ignoring_errors([] {
-        auto& later = Later::instance();
+        auto& later = immortal<Later>();
         {
             const MutexLock lock(later.mutex);
             if (later.allocations.empty() || captures_open() != 0) return;
@@ -107,7 +102,7 @@ void free_waiting() noexcept {
         {
             const std::shared_lock order(capture_order());
             if (captures_open() != 0) return;
-            due.take([](const Known&) { return true; });
+            due.take([](const Allocation&) { return true; });
             for (const auto& [address, allocation] : due) note_work(*with, allocation, work);
         }
         work.wait();
@@ -123,7 +118,7 @@ bool free_amid_captures(ProgramMemory& memory) noexcept {
         Due due;
         PendingWork work(memory.api(), PendingWork::Way::amid_captures);
         // What is of a pool may have been freed in a stream that captures: until then it is in use.
-        due.take([](const Known& allocation) { return !allocation.pool; });
+        due.take([](const Allocation& allocation) { return !allocation.pool; });
         for (const auto& [address, allocation] : due)
             if (!work.note(allocation.context)) return;
         work.wait();

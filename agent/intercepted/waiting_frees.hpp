@@ -6,8 +6,8 @@
 
 #include "intercepted/allocations.hpp"
 #include "intercepted/answer.hpp"
+#include "intercepted/pending_removal.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/taken.hpp"
 
 #include <cuda.h>
 
@@ -24,7 +24,8 @@ namespace gpu_sleep::agent::intercepted {
 class PendingWork;
 
 /// Takes out the allocations that wait to be freed and die with the context.
-[[nodiscard]] Taken take_waiting_of(ProgramMemory& memory, const std::function<bool(const Known&)>& dies);
+[[nodiscard]] PendingRemoval take_waiting_of(ProgramMemory& memory,
+                                             const std::function<bool(const Allocation&)>& dies);
 /// Frees plain allocations that wait for captures to end while one is open, for memory is short. Breaks none,
 /// and waits as the driver's own free does in a thread whose mode is relaxed. Whether any was freed. The
 /// caller holds no mutex.
@@ -33,7 +34,7 @@ class PendingWork;
 void free_waiting() noexcept;
 /// Notes all work that may use the allocation, for which the driver's free waits. The caller holds
 /// contexts_mutex(), until it has waited.
-void note_work(ProgramMemory& memory, const Known& allocation, PendingWork& work);
+void note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work);
 /// An allocation that is out of the index to be freed. Unless that is done by its end, it is freed with those
 /// that wait for captures to end: also when it was memory that was short.
 class Freeing {
@@ -44,12 +45,12 @@ public:
     ~Freeing() { free_later(); }
 
     explicit operator bool() const noexcept { return !record_.empty(); }
-    const Known* operator->() const noexcept { return &record_.mapped(); }
-    const Known& operator*() const noexcept { return record_.mapped(); }
+    const Allocation* operator->() const noexcept { return &record_.mapped(); }
+    const Allocation& operator*() const noexcept { return record_.mapped(); }
     /// It is freed, or somebody else's to free.
     void done() noexcept { record_ = {}; }
     /// It is not to be freed: puts it back into the index.
-    void put_back() { Allocations::instance().put_back(std::move(record_)); }
+    void put_back() { immortal<Allocations>().put_back(std::move(record_)); }
     /// It is freed with those that wait for captures to end.
     void free_later() noexcept;
 
@@ -62,7 +63,7 @@ private:
 template <class Free>
 Answer free_known(CUdeviceptr address, const Free& free) {
     // The record goes first: behind the free the address may at once be somebody else's.
-    Freeing allocation(Allocations::instance().extract(address));
+    Freeing allocation(immortal<Allocations>().extract(address));
     if (!allocation) return std::nullopt;
     if (allocation->is_virtual) {
         allocation.put_back();

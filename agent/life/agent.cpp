@@ -9,7 +9,6 @@
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "common/interception.hpp"
-#include "common/lock_order.hpp"
 #include "common/settings.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/own_memory.hpp"
@@ -32,7 +31,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>

@@ -7,7 +7,6 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
-#include "base/units.hpp"
 
 #include <semaphore.h>
 #include <sys/syscall.h>
@@ -17,7 +16,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <string_view>
 #include <utility>
 #include <variant>
 

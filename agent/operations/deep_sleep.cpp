@@ -13,18 +13,13 @@
 #include "intercepted/ipc.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "intercepted/put_off.hpp"
 #include "intercepted/residual.hpp"
 #include "operations/unseen.hpp"
 
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
-#include <set>
-#include <string_view>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 

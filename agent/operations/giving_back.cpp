@@ -9,7 +9,7 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "intercepted/contexts_lock.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "intercepted/trimming.hpp"
 #include "operations/preparing.hpp"
 

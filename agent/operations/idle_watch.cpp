@@ -7,7 +7,7 @@
 #include "common/interception.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/running_work.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "operations/unseen.hpp"
 
 #include <utility>

@@ -31,10 +31,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <ctime>
-#include <memory>
 #include <optional>
 #include <sstream>
-#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>

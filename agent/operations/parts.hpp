@@ -9,7 +9,6 @@
 #include "operations/gpu_lines.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/inhibitors.hpp"
-#include "operations/journal_lines.hpp"
 #include "operations/known_devices.hpp"
 #include "operations/preparing.hpp"
 #include "operations/process_status.hpp"

@@ -6,7 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "intercepted/contexts_lock.hpp"
+#include "intercepted/own_contexts.hpp"
 
 #include <chrono>
 #include <mutex>

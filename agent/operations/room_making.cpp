@@ -9,7 +9,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <utility>
 #include <variant>
 
 namespace gpu_sleep::agent::operations {

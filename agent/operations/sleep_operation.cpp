@@ -9,7 +9,6 @@
 #include "gate/gate.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
-#include "operations/turn.hpp"
 #include "peers/room_plan.hpp"
 #include "sleep/engine.hpp"
 

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What counts as a transition, and the counts.
+// What counts as a transition, the counts, and what the lines say.
 
 #include "operations/transitions.hpp"
 
+#include "base/guard.hpp"
+#include "base/journal.hpp"
+#include "base/text.hpp"
+
 #include <algorithm>
+#include <cerrno>
+#include <fmt/format.h>
 #include <variant>
 
 namespace gpu_sleep::agent::operations {
@@ -28,6 +34,44 @@ std::optional<Transition> done_sleep(const model::Report& report) noexcept {
     }
     if (slept > 0) return Transition::sleep;
     return moved > 0 ? std::optional(Transition::move) : std::nullopt;
+}
+
+using model::Transition;
+
+/// What is about one kind of transition.
+struct Kind {
+    std::string_view id;    ///< MESSAGE_ID, for good
+    std::string_view field; ///< the name of the field with its bytes
+    std::string_view words; ///< of those bytes
+};
+
+Kind kind_of(Transition transition) noexcept {
+    switch (transition) {
+    case Transition::sleep:
+        return {"5039d86e50eb47d484f3f27920c756e8", "GPU_SLEEP_BYTES_RELEASED", "of GPU memory released"};
+    case Transition::wake:
+        return {"765f6839a3ba4ceaa1e8f4763217517e", "GPU_SLEEP_BYTES_TAKEN", "of GPU memory taken"};
+    case Transition::move: break;
+    }
+    return {"170de660c54d4857a0ed50cbfd0671f7", "GPU_SLEEP_BYTES_MOVED",
+            "of contents moved to another store"};
+}
+
+Bytes bytes_of(Transition transition, const model::Report& report) noexcept {
+    Bytes bytes = 0;
+    for (const auto& device : report.devices)
+        bytes += transition == Transition::move ? device.relocated : device.released;
+    return bytes;
+}
+
+// Severities. Source: syslog(3).
+constexpr std::string_view k_error = "3";
+constexpr std::string_view k_warning = "4";
+constexpr std::string_view k_info = "6";
+
+std::string_view priority_of(const model::Failure* failure) noexcept {
+    if (!failure) return k_info;
+    return failure->error.code == ErrorCode::damaged ? k_error : k_warning;
 }
 
 } // namespace
@@ -73,6 +117,38 @@ std::vector<model::TransitionCounts> Transitions::counts() const {
         if (model::done_of(row) != 0 || !row.failed.empty()) all.push_back(std::move(row));
     }
     return all;
+}
+
+void JournalLines::write(Transition transition, const server::Outcome& outcome, double seconds,
+                         std::string_view name) const noexcept {
+    if (socket_.empty()) return;
+    ignoring_errors([&] {
+        const auto kind = kind_of(transition);
+        const auto operation = model::to_string(transition);
+        const auto* const failure = std::get_if<model::Failure>(&outcome);
+        const auto* const report = std::get_if<model::Report>(&outcome);
+        const auto bytes = report ? bytes_of(transition, *report) : 0;
+        const auto subject = printable(name.empty() ? program_invocation_short_name : name);
+        const auto state = report ? model::to_string(report->state) : model::to_string(failure->state);
+        const auto message =
+            failure ? fmt::format("{}: {} failed: {}", subject, operation, failure->error.message)
+                    : fmt::format("{}: {} after {}, {} {}", subject, state, format_seconds(seconds),
+                                  format_bytes(bytes), kind.words);
+        const auto time = fmt::format("{:.6f}", seconds);
+        const auto amount = std::to_string(bytes);
+        std::vector<journal::Field> fields{
+            {"MESSAGE", message},
+            {"MESSAGE_ID", kind.id},
+            {"PRIORITY", priority_of(failure)},
+            {"SYSLOG_IDENTIFIER", "gpu-sleep"},
+            {"GPU_SLEEP_OPERATION", operation},
+            {"GPU_SLEEP_RESULT", failure ? traits(failure->error.code).name : "done"},
+            {"GPU_SLEEP_STATE", state},
+            {"GPU_SLEEP_SECONDS", time},
+            {"GPU_SLEEP_NAME", subject}};
+        if (report) fields.push_back({kind.field, amount});
+        journal::send(socket_, fields);
+    });
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Counting the sleeps, wakes and moves of this process, and how they ended.
+// The sleeps, wakes and moves of this process, and how they ended: counted, and a line in the journal for
+// each.
 
 #pragma once
 
@@ -11,6 +12,9 @@
 
 #include <array>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::agent::operations {
@@ -40,6 +44,21 @@ private:
 
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::array<Counts, model::k_transitions.size()> counts_ GPU_SLEEP_GUARDED_BY(mutex_){};
+};
+
+/// gpu-sleep(7) describes the fields. Thread-safe.
+class JournalLines {
+public:
+    /// `socket`: where the journal listens; empty: nothing is written.
+    explicit JournalLines(std::string socket) : socket_(std::move(socket)) {}
+
+    /// Writes that one ended with `outcome`, `seconds` after it was asked for. `name`: of the process; may be
+    /// empty. Never waits; what cannot be written is left out.
+    void write(model::Transition transition, const server::Outcome& outcome, double seconds,
+               std::string_view name) const noexcept;
+
+private:
+    const std::string socket_;
 };
 
 } // namespace gpu_sleep::agent::operations

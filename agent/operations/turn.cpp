@@ -5,7 +5,7 @@
 #include "operations/turn.hpp"
 
 #include "common/interception.hpp"
-#include "intercepted/contexts_lock.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "operations/giving_back.hpp"
 
 namespace gpu_sleep::agent::operations {

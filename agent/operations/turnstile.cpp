@@ -3,7 +3,6 @@
 // Operations and holds take turns.
 
 #include "operations/turnstile.hpp"
-#include "base/thread_safety.hpp"
 
 #include <algorithm>
 

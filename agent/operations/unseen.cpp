@@ -12,7 +12,6 @@
 
 #include <array>
 #include <cerrno>
-#include <string>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {

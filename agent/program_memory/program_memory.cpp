@@ -5,7 +5,6 @@
 #include "program_memory/program_memory.hpp"
 
 #include "base/guard.hpp"
-#include "base/thread_safety.hpp"
 
 #include <algorithm>
 #include <thread>
@@ -271,10 +270,7 @@ gate::HoldRule ProgramMemory::rule_for_what_sleeps(bool& sleeps) noexcept {
             continue;
         }
         const gate::Named::Span span{address, backing.end()};
-        const auto added = guarded([&]() -> Result<void> {
-            rule.sleeping.push_back(span);
-            return {};
-        });
+        const auto added = guarded([&] { rule.sleeping.push_back(span); });
         rule.lists_all &= added.has_value();
     }
     return rule;

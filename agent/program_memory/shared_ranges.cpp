@@ -3,9 +3,6 @@
 // What is shared, as descriptors.
 
 #include "program_memory/shared_ranges.hpp"
-#include "base/thread_safety.hpp"
-
-#include <utility>
 
 namespace gpu_sleep::agent {
 

@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/quiet_thread.hpp"
-#include "base/thread_safety.hpp"
 
 #include <dlfcn.h>
 

@@ -20,7 +20,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <memory>
 
 namespace gpu_sleep::agent::server {
 namespace {

@@ -5,7 +5,6 @@
 #include "line.hpp"
 
 #include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::agent::server {
 namespace {

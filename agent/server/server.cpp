@@ -7,7 +7,6 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
-#include "base/thread_safety.hpp"
 
 #include <poll.h>
 #include <sched.h>
@@ -17,7 +16,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <future>
-#include <optional>
 #include <thread>
 #include <utility>
 
@@ -225,10 +223,7 @@ Outcome Server::failure(Error error) noexcept {
 
 void Server::answer(const Job& job, Outcome outcome) noexcept {
     operations_.ended(job.operation, outcome, Clock::now() - job.since);
-    const auto answered = guarded([&]() -> Result<void> {
-        job.answer(std::move(outcome));
-        return {};
-    });
+    const auto answered = guarded([&] { job.answer(std::move(outcome)); });
     if (!answered) log::write(log::Severity::error, "no memory to answer a command");
 }
 
@@ -261,10 +256,7 @@ void Server::keep_in_place() {
 void Server::listen_for_ever() {
     auto next_look = Clock::now();
     for (;;) {
-        const auto listened = guarded([&]() -> Result<void> {
-            listen_once(next_look);
-            return {};
-        });
+        const auto listened = guarded([&] { listen_once(next_look); });
         if (!listened) std::this_thread::sleep_for(k_shortage_pause);
     }
 }

@@ -1,19 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A thread that asks PyTorch, and how long a sleep waits for it.
+// A thread that calls torch.cuda.empty_cache with Python's lock, and how long a sleep waits for it.
 
 #include "torch/torch_trim.hpp"
 
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
 #include "common/lock_order.hpp"
+#include "common/park.h"
+#include "gate/gate.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "python/functions.hpp"
-#include "torch/torch_cache.hpp"
 
+#include <atomic>
+#include <cstdint>
 #include <utility>
 
 namespace gpu_sleep::agent::torch {
+namespace {
+
+/// Something that is done unless it is given up before: who does it and who waits for it agree on which.
+/// Thread-safe.
+class CacheRequest {
+public:
+    /// It begins. False: nobody wants it any more.
+    [[nodiscard]] bool begin() noexcept { return leave_for(State::begun); }
+    /// Nobody wants it any more. False: it has begun.
+    [[nodiscard]] bool give_up() noexcept { return leave_for(State::given_up); }
+
+private:
+    enum class State : std::uint8_t { wanted, begun, given_up };
+    bool leave_for(State next) noexcept {
+        auto before = State::wanted;
+        return state_.compare_exchange_strong(before, next) || before == next;
+    }
+    std::atomic<State> state_{State::wanted};
+};
+
+void call_empty_cache(const python::Functions& python, CacheRequest& request) {
+    auto* const modules = python.get_module_dict();
+    auto* const torch = modules ? python.dict_get(modules, "torch.cuda") : nullptr;
+    // Given up: by now memory may sleep.
+    if (!torch || !intercepted::enter_primary_context() || !request.begin()) return;
+    auto* const done = python.call_method(torch, "empty_cache", nullptr);
+    if (done)
+        python.decrement(done);
+    else
+        python.clear_error();
+}
+
+/// Asks PyTorch's caching allocator, if Python has loaded it, to give back the blocks that nobody uses. Takes
+/// Python's lock, so it may take long; then it does not ask if `request` was given up. Passes the gate
+/// meanwhile: it holds the allocator's mutex, which others wait for. Source: torch.cuda.empty_cache.
+void empty_torch_cache(CacheRequest& request) noexcept {
+    const auto* found = python::functions();
+    if (!found || !found->ensure || !found->release || !found->get_module_dict || !found->dict_get ||
+        !found->call_method || !found->decrement || !found->clear_error || !found->is_initialized())
+        return;
+    struct Call {
+        const python::Functions& python;
+        CacheRequest& request;
+    };
+    const auto with_lock = [](void* argument) {
+        const auto& call = *static_cast<const Call*>(argument);
+        const int state = call.python.ensure();
+        call_empty_cache(call.python, call.request);
+        call.python.release(state);
+    };
+    const gate::Exemption exempt;
+    Call call{*found, request};
+    gpu_sleep_call_or_park(with_lock, &call, nullptr);
+}
+
+} // namespace
 
 struct TorchTrim::Work {
     CacheRequest request;
@@ -36,7 +95,7 @@ struct TorchTrim::Work {
 std::shared_ptr<TorchTrim::Work> TorchTrim::start() {
     auto work = std::make_shared<Work>();
     auto thread = start_quiet_thread("gpu-sleep-trim", [work] {
-        empty_torch_cache(work->request, [] { return intercepted::enter_primary_context(); });
+        empty_torch_cache(work->request);
         work->finish();
     });
     if (!thread) return nullptr;
@@ -54,16 +113,15 @@ Result<void> TorchTrim::run(Clock::time_point deadline, const std::function<bool
         const auto now = Clock::now();
         const bool goes_on = keep_going();
         if (goes_on && now < deadline && now < last_begin) continue;
-        if (work->request.give_up()) {
-            if (!goes_on) return make_error(ErrorCode::cancelled, "the request was withdrawn");
-            log::warning("Python was busy, so memory that PyTorch holds unused, if any, is kept too");
-            return {};
-        }
-        if (goes_on && now < deadline) continue;
-        begun_ = work;
+        const bool has_begun = !work->request.give_up();
+        if (has_begun && goes_on && now < deadline) continue;
+        if (has_begun) begun_ = work;
         if (!goes_on) return make_error(ErrorCode::cancelled, "the request was withdrawn");
-        return make_error(ErrorCode::timed_out,
-                          "PyTorch was giving back its unused memory, and did not finish in time");
+        if (has_begun)
+            return make_error(ErrorCode::timed_out,
+                              "PyTorch was giving back its unused memory, and did not finish in time");
+        log::warning("Python was busy, so memory that PyTorch holds unused, if any, is kept too");
+        return {};
     }
     return {};
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Asking PyTorch for the memory that it keeps unused, before contents are kept. How it is asked is in
-// torch_cache.hpp.
+// Asking PyTorch for the memory that it keeps unused, before contents are kept.
 
 #pragma once
 

@@ -4,30 +4,40 @@
 
 #pragma once
 
+#include "cli/doctor/diagnosis.hpp"
 #include "cli/doctor/facts.hpp"
-#include "cli/doctor/finding.hpp"
 
 #include <span>
 
 namespace gpu_sleep::cli::doctor {
 
-struct MachineCheck {
+template <class... Facts>
+struct Check {
     std::string_view id;
     std::string_view subject;
-    Findings (*judge)(const MachineFacts&); ///< nothing where there is nothing to say
+    Findings (*judge)(const Facts&...); ///< nothing where there is nothing to say
 };
+using MachineCheck = Check<MachineFacts>;
+using ProcessCheck = Check<MachineFacts, ProcessFacts>;
 
-struct ProcessCheck {
-    std::string_view id;
-    std::string_view subject;
-    Findings (*judge)(const MachineFacts&, const ProcessFacts&);
-};
+/// The findings of `checks`, each with its check's id and subject.
+template <class... Facts>
+[[nodiscard]] Findings findings_of(std::span<const Check<Facts...>> checks, const Facts&... facts) {
+    Findings all;
+    for (const auto& check : checks)
+        for (auto& finding : check.judge(facts...)) {
+            finding.id = check.id;
+            finding.subject = check.subject;
+            all.push_back(std::move(finding));
+        }
+    return all;
+}
 
 /// In the order in which they are shown; the first that is bad is the command's exit status.
 [[nodiscard]] std::span<const MachineCheck> machine_checks() noexcept;
 [[nodiscard]] std::span<const ProcessCheck> process_checks() noexcept;
 
-/// The findings of all checks, each with its check's id and subject.
+/// The findings of all checks.
 [[nodiscard]] Findings judge(const MachineFacts& machine);
 [[nodiscard]] Findings judge(const MachineFacts& machine, const ProcessFacts& process);
 

@@ -79,7 +79,7 @@ std::string to_json(const Diagnosis& diagnosis) {
                                       {"command", process.command},
                                       {"exit_status", exit_status_of(findings)},
                                       {"checks", to_value(findings)}});
-    return written(value, 2);
+    return written(value);
 }
 
 } // namespace gpu_sleep::cli::doctor

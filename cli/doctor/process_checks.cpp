@@ -13,6 +13,7 @@ namespace gpu_sleep::cli::doctor {
 namespace {
 
 using model::Report;
+using peers::error_of;
 
 const Report* status_of(const ProcessFacts& process) noexcept {
     return std::get_if<Report>(&process.status);
@@ -20,11 +21,6 @@ const Report* status_of(const ProcessFacts& process) noexcept {
 
 const Report* rehearsal_of(const ProcessFacts& process) noexcept {
     return std::get_if<Report>(&process.rehearsal);
-}
-
-const Error* error_of(const Answer& answer) noexcept {
-    const auto* const failure = std::get_if<model::Failure>(&answer);
-    return failure ? &failure->error : std::get_if<Error>(&answer);
 }
 
 /// What a dry run says of all devices.
@@ -231,14 +227,7 @@ std::span<const ProcessCheck> process_checks() noexcept {
 }
 
 Findings judge(const MachineFacts& machine, const ProcessFacts& process) {
-    Findings all;
-    for (const auto& check : k_process_checks)
-        for (auto& finding : check.judge(machine, process)) {
-            finding.id = check.id;
-            finding.subject = check.subject;
-            all.push_back(std::move(finding));
-        }
-    return all;
+    return findings_of(process_checks(), machine, process);
 }
 
 } // namespace gpu_sleep::cli::doctor

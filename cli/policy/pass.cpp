@@ -5,7 +5,7 @@
 #include "cli/policy/pass.hpp"
 
 #include "cli/driver_engine.hpp"
-#include "cli/gpu_use.hpp"
+#include "cli/gpus.hpp"
 #include "cli/json.hpp"
 #include "cli/operation.hpp"
 #include "cli/output.hpp"
@@ -13,7 +13,6 @@
 #include "cli/render.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -41,8 +40,7 @@ public:
     /// Tells what failed, and notes what was done.
     void add(Outcome outcome) {
         status_ = worse_of(status_, exit_status_of(outcome));
-        const auto* const failure = std::get_if<model::Failure>(&outcome.answer);
-        const auto* const error = failure ? &failure->error : std::get_if<Error>(&outcome.answer);
+        const auto* const error = peers::error_of(outcome.answer);
         const auto subject = title(outcome.process);
         if (error)
             print_error(render_error(options_.program, fmt::format("put {} to sleep", subject),
@@ -204,10 +202,7 @@ int run_pass(const PassOptions& options) {
     Account account(options);
     const auto done = pass(options, *policies, account);
     if (done) return end_beside_driver(account.finish());
-    print_error(render_error(options.program, "", done.error()));
-    const auto text = options.output.json ? to_json(options.program, done.error()) + '\n' : std::string();
-    [[maybe_unused]] const int written = print_result(options.program, text); // it has failed anyway
-    return traits(done.error().code).exit_status;
+    return tell_failure(options.program, options.output, done.error());
 }
 
 } // namespace gpu_sleep::cli::policy

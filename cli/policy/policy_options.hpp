@@ -6,7 +6,6 @@
 
 #include "cli/options.hpp"
 #include "cli/policy/policies.hpp"
-#include "cli/sleep_options.hpp"
 
 #include <optional>
 #include <string>

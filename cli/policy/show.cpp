@@ -69,8 +69,7 @@ std::string as_json(const PassOptions& options, const Look& look, const Policies
     all["files"] = policies.files();
     all["host_budget_bytes"] = budgets.machine ? Json(*budgets.machine) : Json();
     for (const auto& each : look.seen) all["processes"].push_back(json_of(each));
-    constexpr int k_indent = 2;
-    return written(all, k_indent) + '\n';
+    return written(all) + '\n';
 }
 
 std::string as_text(const Look& look, const Policies& policies, const Budgets& budgets) {
@@ -91,10 +90,8 @@ void print_failures(const PassOptions& options, const Look& look, Policies& poli
     for (const auto& complaint : policies.take_complaints())
         print_error(fmt::format("{}: {}\n", options.program, complaint));
     for (const auto& each : look.failed) {
-        const auto* const failure = std::get_if<model::Failure>(&each.answer);
-        const auto& error = failure ? failure->error : std::get<Error>(each.answer);
-        print_error(
-            render_error(options.program, fmt::format("say what becomes of {}", title(each.process)), error));
+        const auto purpose = fmt::format("say what becomes of {}", title(each.process));
+        print_error(render_error(options.program, purpose, *peers::error_of(each.answer)));
     }
 }
 

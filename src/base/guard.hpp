@@ -18,15 +18,21 @@ namespace gpu_sleep {
     return Error{ErrorCode::out_of_host_memory, "no memory left", "operator new", 0};
 }
 
-/// Calls `body`, which returns a Result, and turns an exception into an Error: nothing in this project
-/// throws by design, but the standard library does when memory runs out. Meanwhile the thread cannot be
-/// cancelled, which would unwind noexcept frames; so `body` may wait. Errors: those of `body`;
+/// Calls `body`, which returns a Result or nothing, and turns an exception into an Error: nothing in this
+/// project throws by design, but the standard library does when memory runs out. Meanwhile the thread cannot
+/// be cancelled, which would unwind noexcept frames; so `body` may wait. Errors: those of `body`;
 /// out_of_host_memory, internal.
-template <class Body>
-[[nodiscard]] std::invoke_result_t<Body> guarded(Body&& body) noexcept {
+template <class Body, class Returned = std::invoke_result_t<Body>>
+[[nodiscard]] std::conditional_t<std::is_void_v<Returned>, Result<void>, Returned>
+guarded(Body&& body) noexcept {
     const CancellationHold no_cancellation;
     try {
-        return body();
+        if constexpr (std::is_void_v<Returned>) {
+            body();
+            return {};
+        } else {
+            return body();
+        }
     } catch (const std::bad_alloc&) {
         return out_of_memory();
     } catch (const std::exception& unexpected) {
@@ -42,10 +48,7 @@ template <class Body>
 /// runs out.
 template <class Body>
 void ignoring_errors(Body&& body) noexcept {
-    static_cast<void>(guarded([&]() -> Result<void> {
-        body();
-        return {};
-    }));
+    static_cast<void>(guarded(body));
 }
 
 } // namespace gpu_sleep

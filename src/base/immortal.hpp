@@ -24,4 +24,11 @@ private:
     alignas(T) std::byte storage_[sizeof(T)];
 };
 
+/// The process's only T.
+template <class T>
+[[nodiscard]] T& immortal() noexcept {
+    static Immortal<T> s_object;
+    return *s_object;
+}
+
 } // namespace gpu_sleep

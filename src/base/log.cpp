@@ -19,7 +19,6 @@
 #include <ctime>
 #include <iterator>
 #include <new>
-#include <string_view>
 
 namespace gpu_sleep::log {
 namespace {

@@ -22,9 +22,6 @@
 #define GPU_SLEEP_GUARDED_BY(mutex) GPU_SLEEP_ANNOTATION(guarded_by(mutex))
 /// Of a function: its caller holds the mutex, alone or shared.
 #define GPU_SLEEP_REQUIRES(...) GPU_SLEEP_ANNOTATION(requires_capability(__VA_ARGS__))
-#define GPU_SLEEP_REQUIRES_SHARED(...) GPU_SLEEP_ANNOTATION(requires_shared_capability(__VA_ARGS__))
-/// Of a function: its caller does not hold the mutex.
-#define GPU_SLEEP_EXCLUDES(...) GPU_SLEEP_ANNOTATION(locks_excluded(__VA_ARGS__))
 /// Of a mutex: whoever takes both takes this one first, or last.
 #define GPU_SLEEP_ACQUIRED_BEFORE(...) GPU_SLEEP_ANNOTATION(acquired_before(__VA_ARGS__))
 #define GPU_SLEEP_ACQUIRED_AFTER(...) GPU_SLEEP_ANNOTATION(acquired_after(__VA_ARGS__))
@@ -32,14 +29,8 @@
 #define GPU_SLEEP_ACQUIRE(...) GPU_SLEEP_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define GPU_SLEEP_ACQUIRE_SHARED(...) GPU_SLEEP_ANNOTATION(acquire_shared_capability(__VA_ARGS__))
 #define GPU_SLEEP_TRY_ACQUIRE(...) GPU_SLEEP_ANNOTATION(try_acquire_capability(__VA_ARGS__))
-#define GPU_SLEEP_TRY_ACQUIRE_SHARED(...) GPU_SLEEP_ANNOTATION(try_acquire_shared_capability(__VA_ARGS__))
 #define GPU_SLEEP_RELEASE(...) GPU_SLEEP_ANNOTATION(release_capability(__VA_ARGS__))
 #define GPU_SLEEP_RELEASE_SHARED(...) GPU_SLEEP_ANNOTATION(release_shared_capability(__VA_ARGS__))
-#define GPU_SLEEP_RELEASE_GENERIC(...) GPU_SLEEP_ANNOTATION(release_generic_capability(__VA_ARGS__))
-/// Of a function: clang takes the mutex as held from here on. Only where a type proves it; a comment says
-/// how.
-#define GPU_SLEEP_ASSERTS_HELD(...) GPU_SLEEP_ANNOTATION(assert_capability(__VA_ARGS__))
-#define GPU_SLEEP_RETURNS_MUTEX(mutex) GPU_SLEEP_ANNOTATION(lock_returned(mutex))
 /// Leaves a function unchecked. A comment says why.
 #define GPU_SLEEP_UNCHECKED GPU_SLEEP_ANNOTATION(no_thread_safety_analysis)
 
@@ -55,8 +46,6 @@ public:
     void lock() GPU_SLEEP_ACQUIRE() { mutex_.lock(); }
     void unlock() GPU_SLEEP_RELEASE() { mutex_.unlock(); }
     [[nodiscard]] bool try_lock() GPU_SLEEP_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
-    /// For code that only runs with it held, where clang cannot see that.
-    void assert_held() const GPU_SLEEP_ASSERTS_HELD() {}
 
 private:
     friend class Condition;

@@ -14,7 +14,6 @@
 #include <limits>
 #include <set>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::contents {
 namespace {

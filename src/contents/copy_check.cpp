@@ -41,7 +41,7 @@ Result<std::unique_ptr<CopyCheck>> CopyCheck::start(std::vector<Copy> copies, un
 
 void CopyCheck::check(std::size_t first, std::size_t count) noexcept {
     std::vector<Copy> damaged;
-    auto done = guarded([&]() -> Result<void> {
+    auto done = guarded([&] {
         std::vector<std::byte> buffer;
         for (auto i = first; i < first + count && !is_ended_; ++i) {
             const auto& copy = copies_[i];
@@ -49,13 +49,9 @@ void CopyCheck::check(std::size_t first, std::size_t count) noexcept {
             const auto* const memory = copy.place.batch->memory({copy.place.at, bytes}, buffer);
             if (!is_as_sealed(key_, memory, bytes, copy.seal)) damaged.push_back(copy);
         }
-        return {};
     });
     const std::lock_guard lock(mutex_);
-    auto noted = guarded([&]() -> Result<void> {
-        damaged_.insert(damaged_.end(), damaged.begin(), damaged.end());
-        return {};
-    });
+    auto noted = guarded([&] { damaged_.insert(damaged_.end(), damaged.begin(), damaged.end()); });
     if (!noted) done = std::move(noted);
     if (!done && !failure_) failure_ = std::move(done).error();
     checked_ += count;

@@ -49,9 +49,8 @@ MemorySource::create(std::span<const Carried> parts, const std::vector<store::Sn
 MemorySource::State MemorySource::state_of(const store::ChunkPlace& place, Chunk& chunk) const noexcept {
     static_assert(codec::k_chunk_bytes % k_block_bytes == 0);
     const auto& part = parts_[place.extent];
-    const auto found = guarded([&]() -> Result<void> {
+    const auto found = guarded([&] {
         chunk.memory = part.from().batch->memory({part.from().at + place.offset, place.bytes}, chunk.buffer);
-        return {};
     });
     if (!found) return State::no_memory;
     const auto* block = &part.blocks[place.offset / k_block_bytes];

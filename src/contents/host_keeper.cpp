@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <map>
 #include <utility>
 
 namespace gpu_sleep::contents {

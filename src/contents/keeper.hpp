@@ -95,7 +95,6 @@ public:
     // In this order, before the contents are kept:
     /// Contents to be kept, and where in the batch they will begin. They lie together there.
     [[nodiscard]] Bytes add(driver::AddressSpan memory);
-    [[nodiscard]] bool has_sources() const noexcept { return !sources_.empty(); }
     /// What the batch will take at most, in bytes of its kind. Takes nothing. Errors: io_failed.
     [[nodiscard]] virtual Result<Bytes> needs() const = 0;
     /// Reserves what it needs of the host, before anything is copied. Errors: out_of_host_memory.

@@ -100,10 +100,7 @@ public:
         const auto slot = staging_.next();
         GPU_SLEEP_TRY(transfer_.session.wait(staging_.copied(slot)));
         auto& chunk = chunks_.emplace_back(Chunk{to, from, slot}); // it stays where it is
-        auto posted = guarded([&]() -> Result<void> {
-            transfer_.movers->post([this, &chunk](std::size_t) { fill(chunk); });
-            return {};
-        });
+        auto posted = guarded([&] { transfer_.movers->post([this, &chunk](std::size_t) { fill(chunk); }); });
         if (!posted) chunks_.pop_back();
         return posted;
     }

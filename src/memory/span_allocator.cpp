@@ -5,7 +5,6 @@
 #include "memory/span_allocator.hpp"
 
 #include <iterator>
-#include <utility>
 
 namespace gpu_sleep::memory {
 

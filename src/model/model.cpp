@@ -7,7 +7,6 @@
 #include "base/text.hpp"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 namespace gpu_sleep::model {

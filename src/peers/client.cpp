@@ -4,14 +4,12 @@
 
 #include "peers/client.hpp"
 
-#include "peers/conversation.hpp"
 #include "peers/together.hpp"
 
 #include <poll.h>
 
 #include <algorithm>
 #include <limits>
-#include <optional>
 #include <utility>
 
 namespace gpu_sleep::peers {

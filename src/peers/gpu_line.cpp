@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <ctime>
 #include <limits>
-#include <optional>
 #include <utility>
 
 namespace gpu_sleep::peers {

@@ -4,7 +4,6 @@
 
 #include "peers/room.hpp"
 
-#include <optional>
 #include <utility>
 #include <variant>
 

@@ -83,7 +83,6 @@ public:
     [[nodiscard]] bool all_are_ready() const noexcept;
     /// All go on: whom to tell. Nobody can be withdrawn any more.
     [[nodiscard]] std::vector<std::size_t> commit();
-    [[nodiscard]] bool has_committed() const noexcept { return has_committed_; }
 
     /// Why all are to go back, while they can.
     enum class Why { member_failed, late, command_was_stopped };

@@ -7,7 +7,6 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "sleep/per_device.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -15,10 +15,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <limits>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::store {
 namespace {

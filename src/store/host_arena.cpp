@@ -16,9 +16,7 @@
 #endif
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <cstddef>
 #include <limits>
 #include <utility>
 

@@ -9,7 +9,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::store {
 

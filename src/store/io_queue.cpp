@@ -223,12 +223,4 @@ Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind, IoUse use) {
     return ThreadQueue::open(use == IoUse::cached_writes ? 1 : k_threads);
 }
 
-bool has_io_uring() {
-#ifdef GPU_SLEEP_HAVE_LIBURING
-    return !has_call_filter() && UringQueue::open().has_value();
-#else
-    return false;
-#endif
-}
-
 } // namespace gpu_sleep::store

@@ -56,9 +56,6 @@ enum class IoUse {
 [[nodiscard]] Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind = IoKind::automatic,
                                                              IoUse use = IoUse::direct);
 
-/// Whether open_io_queue() would use io_uring for direct files.
-[[nodiscard]] bool has_io_uring();
-
 /// Moves the bytes at once, on the calling thread. Errors: as for IoRequest::done.
 [[nodiscard]] Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes,
                                       Bytes offset);

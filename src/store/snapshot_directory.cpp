@@ -100,6 +100,13 @@ Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
     return names;
 }
 
+template <class Wanted>
+Result<std::vector<SnapshotName>> list_if(const SnapshotDirectory& directory, const Wanted& wanted) {
+    auto names = list(directory);
+    if (names) std::erase_if(*names, [&](const SnapshotName& name) { return !wanted(name); });
+    return names;
+}
+
 } // namespace
 
 std::string SnapshotName::text() const {
@@ -220,30 +227,21 @@ bool SnapshotDirectory::is_doubtful(const SnapshotName& name) const {
 }
 
 Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {
-    auto names = list(*this);
-    if (!names) return names;
-    std::erase_if(*names, [this](const SnapshotName& name) {
+    return list_if(*this, [this](const SnapshotName& name) {
         LockedFile locked;
-        return !is_leftover(name, locked);
+        return is_leftover(name, locked);
     });
-    return names;
 }
 
 Result<std::vector<SnapshotName>> SnapshotDirectory::doubtful() const {
-    auto names = list(*this);
-    if (!names) return names;
-    std::erase_if(*names, [this](const SnapshotName& name) { return !is_doubtful(name); });
-    return names;
+    return list_if(*this, [this](const SnapshotName& name) { return is_doubtful(name); });
 }
 
 Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
-    auto names = list(*this);
-    if (!names) return names;
-    std::erase_if(*names, [this](const SnapshotName& name) {
+    return list_if(*this, [this](const SnapshotName& name) {
         LockedFile locked; // until it is removed, so that nobody else takes it up
-        return !is_leftover(name, locked) || ::unlinkat(fd_.get(), name.text().c_str(), 0) != 0;
+        return is_leftover(name, locked) && ::unlinkat(fd_.get(), name.text().c_str(), 0) == 0;
     });
-    return names;
 }
 
 Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {

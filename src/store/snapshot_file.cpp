@@ -13,7 +13,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <utility>
 
 namespace gpu_sleep::store {
 

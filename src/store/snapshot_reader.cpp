@@ -254,13 +254,12 @@ Result<void> SnapshotReader::read_unguarded(ChunkSink& sink, const SnapshotReadO
     const auto ahead = std::min(options.ahead > 0 ? options.ahead : std::size_t{3} * threads, most);
     auto pool = BufferPool::create(ahead, static_cast<std::size_t>(codec::k_chunk_bytes));
     if (!pool) return pool.error();
-    std::unique_ptr<IoQueue> own_queue;
-    if (options.queue == nullptr) {
-        auto queue = open_io_queue(options.io, uses_direct_io(fd_) ? IoUse::direct : IoUse::cached_reads);
-        if (!queue) return queue.error();
-        own_queue = *std::move(queue);
-    }
-    auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
+    const auto own_queue =
+        options.queue != nullptr
+            ? Result<std::unique_ptr<IoQueue>>(nullptr)
+            : open_io_queue(options.io, uses_direct_io(fd_) ? IoUse::direct : IoUse::cached_reads);
+    if (!own_queue) return own_queue.error();
+    auto& queue = options.queue != nullptr ? *options.queue : **own_queue;
     return Reading(fd_, file_, header_, sink, queue, **pool).run(*places, threads, ahead);
 }
 

@@ -223,14 +223,12 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
     const auto buffers = std::min(options.under_way > 0 ? options.under_way : std::size_t{3} * threads, most);
     auto pool = BufferPool::create(buffers, bound);
     if (!pool) return pool.error();
-    std::unique_ptr<IoQueue> own_queue;
-    if (options.queue == nullptr) {
-        auto queue =
-            open_io_queue(options.io, uses_direct_io(file->fd()) ? IoUse::direct : IoUse::cached_writes);
-        if (!queue) return queue.error();
-        own_queue = *std::move(queue);
-    }
-    auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
+    const auto own_queue =
+        options.queue != nullptr
+            ? Result<std::unique_ptr<IoQueue>>(nullptr)
+            : open_io_queue(options.io, uses_direct_io(file->fd()) ? IoUse::direct : IoUse::cached_writes);
+    if (!own_queue) return own_queue.error();
+    auto& queue = options.queue != nullptr ? *options.queue : **own_queue;
     std::optional<HostClaims> claims;
     if (lies_in_memory(file->fd())) claims.emplace(options.memory);
     SnapshotWriter writer(*file, header, source, queue, **pool, claims ? &*claims : nullptr);

@@ -4,7 +4,6 @@
 
 #include "intercepted/pending_work.hpp"
 
-#include "intercepted/event_cache.hpp"
 #include "support/failing_new.hpp"
 #include "support/simulated_driver/testing.hpp"
 
@@ -62,7 +61,7 @@ public:
     OwnContext(const OwnContext&) = delete;
     OwnContext& operator=(const OwnContext&) = delete;
     ~OwnContext() {
-        static_cast<void>(EventCache::instance().take_all_of(handle)); // they go with it
+        static_cast<void>(immortal<EventCache>().take_all_of(handle)); // they go with it
         cuCtxDestroy(handle);
     }
 
@@ -81,7 +80,7 @@ TEST_CASE("Event cache: waiting for an event is as its context's flags say", "[p
     const auto flags = GENERATE(CU_CTX_SCHED_AUTO, CU_CTX_SCHED_SPIN, CU_CTX_SCHED_YIELD,
                                 CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST);
     const OwnContext own(static_cast<unsigned>(flags));
-    auto& cache = EventCache::instance();
+    auto& cache = immortal<EventCache>();
     auto* const event = cache.take(api, own.handle);
     REQUIRE(event);
     const bool blocks = (static_cast<unsigned>(flags) & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC;
@@ -94,7 +93,7 @@ TEST_CASE("Event cache: waiting for an event is as its context's flags say", "[p
 TEST_CASE("Event cache: an event that comes back after its context's end is nobody's", "[pending_work]") {
     const Session session;
     const auto api = load();
-    auto& cache = EventCache::instance();
+    auto& cache = immortal<EventCache>();
     const OwnContext own;
     auto* const event = cache.take(api, own.handle);
     auto* const other = cache.take(api, own.handle);
@@ -178,7 +177,7 @@ TEST_CASE("Pending work: who only looks waits for nothing, and breaks no capture
     auto* const busy = make_stream();
     auto* const captured = make_stream();
     const Gate gate(busy);
-    static_cast<void>(EventCache::instance().take_all_of(session.context)); // of an earlier session
+    static_cast<void>(immortal<EventCache>().take_all_of(session.context)); // of an earlier session
     PendingWork work(api, PendingWork::Way::to_look);
     REQUIRE(work.note(session.context));
     CHECK_FALSE(work.is_done());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The driver's own words for it.
+// What the driver itself would say.
 
-#include "intercepted/refusal.hpp"
+#include "intercepted/answer.hpp"
 
 #include "gate/gate.hpp"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The figures of pools.
+// What pools say of themselves.
 
-#include "intercepted/pool_figures.hpp"
+#include "intercepted/pool_table.hpp"
 
 #include <algorithm>
 

@@ -9,9 +9,20 @@
 namespace gpu_sleep::agent::intercepted {
 
 /// What was taken out of the books because its context may go.
-struct Taken {
+struct PendingRemoval {
     std::function<void()> gone;  ///< frees it
     std::function<void()> stays; ///< puts it back
 };
+
+/// Moves the entries that are wanted out of a map, which takes no memory.
+template <class Map, class Wanted>
+[[nodiscard]] Map move_out(Map& from, const Wanted& wanted) {
+    Map taken;
+    for (auto next = from.begin(); next != from.end();) {
+        const auto here = next++;
+        if (wanted(*here)) taken.insert(from.extract(here));
+    }
+    return taken;
+}
 
 } // namespace gpu_sleep::agent::intercepted
