@@ -181,6 +181,8 @@ std::string Process::read_line() {
 
 void Process::signal(int number) const {
     if (::kill(pid_, number) != 0) fail("cannot be sent a signal");
+    siginfo_t info{};
+    if (number == SIGSTOP) ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WEXITED | WNOWAIT);
 }
 
 std::optional<int> Process::wait_for(Milliseconds limit) {

@@ -69,6 +69,7 @@ public:
     /// The next line of its standard output.
     [[nodiscard]] std::string read_line();
     void close_input() { input_.reset(); }
+    /// After SIGSTOP it has stopped.
     void signal(int number) const;
 
     /// Waits for its end. Returns the status as in Output.
