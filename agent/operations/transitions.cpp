@@ -8,9 +8,10 @@
 #include "base/journal.hpp"
 #include "base/text.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
-#include <fmt/format.h>
 #include <variant>
 
 namespace gpu_sleep::agent::operations {
@@ -35,8 +36,6 @@ std::optional<Transition> done_sleep(const model::Report& report) noexcept {
     if (slept > 0) return Transition::sleep;
     return moved > 0 ? std::optional(Transition::move) : std::nullopt;
 }
-
-using model::Transition;
 
 /// What is about one kind of transition.
 struct Kind {

@@ -71,6 +71,7 @@ void write_noise(const sim_launch* launch, void** arguments) {
         static_cast<std::uint64_t*>(control().require_access(launch, address, count * sizeof count, 1));
     const auto seed = *static_cast<std::uint64_t*>(arguments[2]);
     for (std::uint64_t i = 0; i < count; ++i) to[i] = noise_at(seed, i);
+    control().require_access(launch, address, count * sizeof count, 1); // still
 }
 
 } // namespace

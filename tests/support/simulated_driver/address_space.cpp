@@ -186,10 +186,10 @@ CUresult AddressSpace::show(Mappings::iterator first, Mappings::iterator last, i
         const auto offset = first->second.memory->offset();
         auto reached = begin;
         auto next = first;
-        const bool is_resident = next->second.memory->is_resident();
+        const bool is_resident = next->second.memory->window() != nullptr;
         while (next != last && next->second.memory->fd() == fd && next->second.begin == reached &&
                next->second.memory->offset() == offset + (reached - begin) &&
-               next->second.memory->is_resident() == is_resident) {
+               (next->second.memory->window() != nullptr) == is_resident) {
             reached = next->second.end();
             ++next;
         }

@@ -67,6 +67,7 @@ void fingerprint(const sim_launch* launch, void** arguments) {
         block.address =
             reinterpret_cast<std::uint64_t>(sim_require_access(launch, block.address, block.bytes, 0));
         driver::fingerprint_on_host(argument<FingerprintKey>(arguments, 3), &block, out + i, 1);
+        sim_require_access(launch, blocks[i].address, blocks[i].bytes, 0);
     }
 }
 

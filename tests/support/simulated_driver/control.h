@@ -169,8 +169,8 @@ SIM_API void sim_register_kernel(const char* name, sim_kernel function, const si
 
 /** Ends the kernel with CUDA_ERROR_ILLEGAL_ADDRESS, without returning, unless the device of `launch` may read
  * (or, if `write` is not 0, write) `bytes` bytes at `address`. For addresses that a kernel finds in memory.
- * Returns where this process has them: at `address`, or where their pages need not be mapped first, which is
- * faster. */
+ * Returns where this process has them: at `address`, or elsewhere, which is faster for pages that nobody has
+ * touched at `address`. There nothing faults when the memory goes away meanwhile: ask again afterwards. */
 SIM_API void* sim_require_access(const sim_launch* launch, uint64_t address, uint64_t bytes, int write);
 
 /** Not 0 when the context is being destroyed, so that a kernel that waits can end. */

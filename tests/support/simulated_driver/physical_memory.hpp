@@ -32,14 +32,9 @@ public:
 
     [[nodiscard]] int fd() const noexcept { return file_.get(); }
     [[nodiscard]] int device() const noexcept { return device_; }
-    /// Whether the host has pages for all of what was taken there.
-    [[nodiscard]] bool is_resident(std::uint64_t offset, std::uint64_t bytes) const noexcept {
-        return offset + bytes <= poisoned_;
-    }
-    /// The file's bytes at `offset` in this process, wherever else they are mapped; null unless
-    /// is_resident().
+    /// Where this process always has what was taken there, with pages of the host for all of it; or null.
     [[nodiscard]] std::byte* window(std::uint64_t offset, std::uint64_t bytes) const noexcept {
-        return is_resident(offset, bytes) ? window_ + offset : nullptr;
+        return offset + bytes <= poisoned_ ? window_ + offset : nullptr;
     }
     /// Bytes taken by this process.
     [[nodiscard]] std::uint64_t taken() const noexcept { return taken_; }
@@ -82,10 +77,7 @@ public:
     [[nodiscard]] int fd() const noexcept { return own_file_ ? own_file_.get() : pool_->fd(); }
     [[nodiscard]] std::uint64_t offset() const noexcept { return own_file_ ? 0 : offset_; }
     [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
-    [[nodiscard]] bool is_resident() const noexcept {
-        return pool_ && !own_file_ && pool_->is_resident(offset_, bytes_);
-    }
-    /// Its bytes where they are always mapped, or null.
+    /// As PhysicalPool::window().
     [[nodiscard]] std::byte* window() const noexcept {
         return pool_ && !own_file_ ? pool_->window(offset_, bytes_) : nullptr;
     }
