@@ -124,10 +124,17 @@ constexpr Enters enters(Entry entry) noexcept {
     }
 }
 
+/// Whether it asks which context, or whose device, is the calling thread's. Runtimes do so before other
+/// calls.
+constexpr bool asks_where(Entry entry) noexcept {
+    return entry == Entry::cuCtxGetCurrent || entry == Entry::cuCtxGetDevice ||
+           entry == Entry::cuCtxGetDevice_v2;
+}
+
 /// Whether anything of the call is noted, or answered in a deep sleep.
 constexpr bool is_noted(Entry entry) noexcept {
     return made_by(entry) != Object::none || ended_by(entry) != Object::none ||
-           asks_about(entry) != Asks::nothing || enters(entry) != Enters::nothing ||
+           asks_about(entry) != Asks::nothing || enters(entry) != Enters::nothing || asks_where(entry) ||
            entry == Entry::cuMemGetInfo_v2 || entry == Entry::cuMemFreeAsync ||
            entry == Entry::cuMemFreeAsync_ptsz;
 }
@@ -198,8 +205,23 @@ void note_done(CUresult status, Arguments... arguments) noexcept {
     }
 }
 
-/// Whether the call is answered while the process sleeps deeply: what it asks about is done, or what it
-/// destroys is put off. `call` makes it.
+/// What asks_where() is about.
+inline bool tell_where(CUcontext* context) noexcept {
+    auto* const current = intercepted::current_context_while_deep();
+    if (!current || !context) return false;
+    *context = current;
+    return true;
+}
+inline bool tell_where(CUdevice* device, CUcontext context = nullptr) noexcept {
+    if (!context) context = intercepted::current_context_while_deep();
+    const auto known = intercepted::device_while_deep(context);
+    if (!known || !device) return false;
+    *device = *known;
+    return true;
+}
+
+/// Whether the call is answered while the process sleeps deeply: what it asks about is known, it changes
+/// nothing, or what it destroys is put off. `call` makes it.
 template <Entry entry, class Call, class... Arguments>
 bool answer_while_deep([[maybe_unused]] const Call& call, [[maybe_unused]] Arguments... arguments) noexcept {
     using namespace intercepted;
@@ -207,6 +229,11 @@ bool answer_while_deep([[maybe_unused]] const Call& call, [[maybe_unused]] Argum
     if constexpr (asks_about(entry) == Asks::event) return is_event_done(arguments..., waits(entry));
     if constexpr (asks_about(entry) == Asks::context) return is_context_done(arguments..., waits(entry));
     if constexpr (asks_about(entry) == Asks::current_context) return is_current_context_done(waits(entry));
+    if constexpr (asks_where(entry)) return tell_where(arguments...);
+    if constexpr (entry == Entry::cuCtxSetCurrent) { // to that which it is already
+        auto* const current = current_context_while_deep();
+        return current && current == first_of(arguments...);
+    }
     if constexpr (ended_by(entry) != Object::none)
         return is_current_context_done() && put_off(ended_by(entry), bits_of(first_of(arguments...)),
                                                     [call] { static_cast<void>(call()); });

@@ -37,8 +37,12 @@ struct Objects {
     using Key = std::pair<Object, std::uint64_t>;
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::map<Key, Made> all GPU_SLEEP_GUARDED_BY(mutex);
-    /// Contexts whose work is done, and whether it was waited for since.
-    std::map<CUcontext, bool> done GPU_SLEEP_GUARDED_BY(mutex);
+    /// Of a context whose work is done.
+    struct Done {
+        std::optional<CUdevice> device;
+        bool was_waited_for = false; ///< since
+    };
+    std::map<CUcontext, Done> done GPU_SLEEP_GUARDED_BY(mutex);
     std::atomic<bool> is_known{false}; ///< what is done
 };
 
@@ -131,9 +135,14 @@ Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUconte
     GPU_SLEEP_TRY(driver::drain(api, contexts, limits));
     auto& objects = immortal<Objects>();
     std::set<CUevent> undone;
+    std::map<CUcontext, Objects::Done> done;
     const auto events = all_events(objects);
     for (auto* const context : contexts) {
         const driver::CurrentContext current(api, context);
+        CUdevice device = 0;
+        auto& known = done[context];
+        if (current.status() == CUDA_SUCCESS && api.cuCtxGetDevice(&device) == CUDA_SUCCESS)
+            known.device = device;
         const auto [begin, end] = events.equal_range(context);
         for (auto each = begin; each != end; ++each) // an event that was captured, say, is an error
             if (api.cuEventQuery(each->second) != CUDA_SUCCESS) undone.insert(each->second);
@@ -145,8 +154,7 @@ Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUconte
             std::find(contexts.begin(), contexts.end(), made.context) != contexts.end() &&
             (key.first != Object::event || !undone.contains(reinterpret_cast<CUevent>(key.second)));
     }
-    objects.done.clear();
-    for (auto* const context : contexts) objects.done.emplace(context, false);
+    objects.done.swap(done);
     objects.is_known.store(true, std::memory_order_release);
     return {};
 }
@@ -161,8 +169,8 @@ void synchronize_as_answered(const driver::Api& api) noexcept {
         std::multimap<CUcontext, Objects::Key> waited_for; // of a context itself: none
         {
             const MutexLock lock(objects.mutex);
-            for (const auto& [context, was_waited_for] : objects.done)
-                if (was_waited_for) waited_for.emplace(context, Objects::Key{Object::none, 0});
+            for (const auto& [context, done] : objects.done)
+                if (done.was_waited_for) waited_for.emplace(context, Objects::Key{Object::none, 0});
             for (const auto& [key, made] : objects.all)
                 if (made.was_waited_for) waited_for.emplace(made.context, key);
             for (auto& [key, made] : objects.all) made.was_waited_for = false;
@@ -200,12 +208,24 @@ bool is_context_done(CUcontext context, bool waits) noexcept {
     const MutexLock lock(objects.mutex);
     const auto found = objects.done.find(context);
     if (found == objects.done.end()) return false;
-    found->second |= waits;
+    found->second.was_waited_for |= waits;
     return true;
 }
 
 bool is_current_context_done(bool waits) noexcept {
     return is_context_done(t_current, waits);
+}
+
+CUcontext current_context_while_deep() noexcept {
+    return is_current_context_done() ? t_current : nullptr;
+}
+
+std::optional<CUdevice> device_while_deep(CUcontext context) noexcept {
+    if (!is_context_done(context, false)) return std::nullopt;
+    auto& objects = immortal<Objects>();
+    const MutexLock lock(objects.mutex);
+    const auto found = objects.done.find(context);
+    return found == objects.done.end() ? std::nullopt : found->second.device;
 }
 
 bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {

@@ -69,6 +69,10 @@ void synchronize_as_answered(const driver::Api& api) noexcept;
 [[nodiscard]] bool is_context_done(CUcontext context, bool waits) noexcept;
 /// The same of the calling thread's current context: without one nearly every call fails.
 [[nodiscard]] bool is_current_context_done(bool waits = false) noexcept;
+/// Meanwhile, too: the calling thread's current context. Null: it is not known, or there is none.
+[[nodiscard]] CUcontext current_context_while_deep() noexcept;
+/// The device of a context. Nothing: the context is not known.
+[[nodiscard]] std::optional<CUdevice> device_while_deep(CUcontext context) noexcept;
 
 /// Puts off `free`, which destroys the object, until free_what_was_put_off(), in the order of the calls.
 /// False if the process does not sleep deeply, there is no such object, nothing is to be put off, or there is

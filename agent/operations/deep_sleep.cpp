@@ -256,15 +256,15 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
     return done;
 }
 
-Result<void> DeepSleep::check_again() const {
+Result<void> DeepSleep::check_again() {
     const auto uses = this->uses();
     if (!uses) return uses.error();
     if (const auto why = why_not(*uses); !why.empty()) return make_error(ErrorCode::driver_failed, "{}", why);
     const auto noted = devices();
-    for (const int device : uses->devices)
-        if (!noted.contains(device))
-            return make_error(ErrorCode::driver_failed, "it has begun to use GPU {} in the meantime", device);
-    intercepted::let_put_off(noted.size() == 1 && intercepted::own_contexts().empty());
+    const auto is_noted = [&](int device) { return noted.contains(device); };
+    if (!std::all_of(uses->devices.begin(), uses->devices.end(), is_noted))
+        GPU_SLEEP_TRY(note_devices(uses->devices)); // it has begun to use one in the meantime
+    intercepted::let_put_off(devices().size() == 1 && intercepted::own_contexts().empty());
     return {};
 }
 

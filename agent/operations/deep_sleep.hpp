@@ -128,9 +128,9 @@ private:
     /// begin(), with `take` for what has the driver lock and checkpoint the process.
     [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline,
                                      const std::function<Result<void>()>& take);
-    /// Once no call of the program passes the gate: whether what check() found still holds. Errors:
-    /// driver_failed.
-    [[nodiscard]] Result<void> check_again() const;
+    /// Once no call of the program passes the gate: whether what check() found still holds; devices that are
+    /// new since then are noted. Errors: driver_failed.
+    [[nodiscard]] Result<void> check_again();
     /// Then, too: has the work that is left be done, and notes that it is.
     /// Errors: context_lost (a context has failed), and others of driver::drain().
     [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);

@@ -31,6 +31,7 @@ namespace {
 using Handle = std::uint64_t; // of whatever the driver gives out: pointers, addresses, numbers
 using Call = std::function<int()>;
 
+constexpr int k_wrong = -2;   ///< success, and another answer
 constexpr int k_missing = -1; ///< this driver has no such entry point, or cannot make what it takes
 
 /// Calls the entry point with these bits as its arguments.
@@ -154,6 +155,34 @@ public:
         add_with("cuCtxSynchronize_v2", true, context,
                  [](Handle one) { return call("cuCtxSynchronize_v2", one); });
         add("cuCtxSynchronize_v2 of what is none", false, [] { return call("cuCtxSynchronize_v2", wild()); });
+
+        static CUcontext s_context = nullptr;
+        CHECKED(cuCtxGetCurrent(&s_context));
+        add("cuCtxGetCurrent", true, [] {
+            CUcontext current = nullptr;
+            const int status = call("cuCtxGetCurrent", &current);
+            return status == CUDA_SUCCESS && current != s_context ? k_wrong : status;
+        });
+        add("cuCtxGetCurrent into nowhere", false, [] { return call("cuCtxGetCurrent", Handle{0}); });
+        const auto device_says = [](auto... which) {
+            return [=] {
+                CUdevice device = -1;
+                const int status =
+                    call(sizeof...(which) == 0 ? "cuCtxGetDevice" : "cuCtxGetDevice_v2", &device, which...);
+                return status == CUDA_SUCCESS && device != 0 ? k_wrong : status;
+            };
+        };
+        add("cuCtxGetDevice", true, device_says());
+        add("cuCtxGetDevice without a context", false,
+            [=] { return on_thread_without_context(device_says()); });
+        add("cuCtxGetDevice_v2", true, device_says(s_context));
+        add("cuCtxGetDevice_v2 of null", true, device_says(Handle{0}));
+        add("cuCtxGetDevice_v2 of what is none", false, device_says(wild()));
+        const auto set = [](CUcontext context) { return call("cuCtxSetCurrent", context); };
+        add("cuCtxSetCurrent of what it is", true, [=] { return set(s_context); });
+        add("cuCtxSetCurrent of null", false, [=] { return set(nullptr); });
+        add("cuCtxSetCurrent without a context", false,
+            [=] { return on_thread_without_context([=] { return set(s_context); }); });
 
         for (const auto* symbol : {"cuEventDestroy", "cuEventDestroy_v2"}) add_end(symbol, event);
         for (const auto* symbol : {"cuStreamDestroy", "cuStreamDestroy_v2"}) add_end(symbol, stream);
@@ -298,10 +327,11 @@ void poll() {
     std::atomic<unsigned long> polls{0};
     std::atomic<unsigned long> failures{0};
     std::thread([&] {
-        CHECKED(cuCtxSetCurrent(context));
+        CUdevice device = 0;
         for (;; ++polls)
             for (const auto status :
-                 {cuStreamQuery(stream), cuStreamQuery(nullptr), cuEventQuery(event), cuCtxSynchronize()})
+                 {cuCtxSetCurrent(context), cuCtxGetDevice(&device), cuStreamQuery(stream),
+                  cuStreamQuery(nullptr), cuEventQuery(event), cuCtxSynchronize()})
                 failures += status != CUDA_SUCCESS;
     }).detach();
     say("ready");

@@ -62,8 +62,9 @@ def cuda_program(name, source, *words, **settings):
 
 # No memory of one process in another, neither of a GPU nor of the host.
 WITHOUT_PEERS = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}
-# For sleeps that are longer than NCCL's work may take, and than PyTorch's watchdog of it may be silent.
+# For sleeps that are longer than PyTorch's watchdog of NCCL's work may be silent, and than that work may take.
 IMPATIENT = {**WITHOUT_PEERS, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5"}
+PATIENT = {**WITHOUT_PEERS, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 ALL = [
     torch_program("torch_adam", arguments=("--gib", "21")),
@@ -96,10 +97,12 @@ ALL = [
                   environment=WITHOUT_PEERS),
     torch_program("torch_collectives_by_host", "torch_collectives.py", gpus=2, together=True,
                   environment={"NCCL_P2P_DISABLE": "1"}, refuses_deep=True),
-    torch_program("torch_long_sleep", "torch_collectives.py", gpus=2, together=True, arguments=("--timeout", "8"),
+    torch_program("torch_long_sleep", "torch_collectives.py", gpus=2, together=True, environment=IMPATIENT,
+                  asleep=(11, 12), most=4),
+    torch_program("torch_past_timeout", "torch_collectives.py", gpus=2, together=True, arguments=("--timeout", "8"),
+                  environment=PATIENT, asleep=(11, 12), most=4),
+    torch_program("torch_long_sleep_one_gpu", "torch_collectives.py", together=True, arguments=("--ranks", "1"),
                   environment=IMPATIENT, asleep=(11, 12), most=4),
-    torch_program("torch_long_sleep_one_gpu", "torch_collectives.py", together=True,
-                  arguments=("--timeout", "8", "--ranks", "1"), environment=IMPATIENT, asleep=(11, 12), most=4),
     torch_program("torch_nccl_one_process", gpus=2),
     cuda_program("green_contexts", "green_contexts.cu", "-cudart", "static", libraries=("-lcuda",)),
     cuda_program("peer_copies", "peer_copies.cu", "-cudart", "static", gpus=2),
@@ -224,6 +227,10 @@ class Bench:
             digest, problem = running.digest(deadline - time.monotonic())
         finally:
             running.kill()
+        if problem and self.options.out:
+            os.makedirs(self.options.out, exist_ok=True)
+            with open(os.path.join(self.options.out, f"{program.name}.log"), "w", encoding="utf-8") as file:
+                file.writelines(line + "\n" for line in running.errors)
         result.seconds = time.monotonic() - start
         result.cycles, result.slept_bytes, result.late = sleeper.cycles, sleeper.slept, sleeper.late
         result.slept_ranges = sleeper.ranges
@@ -310,7 +317,7 @@ def parse_options():
     parser.add_argument("--run-option", action="append", default=[], help="an option for gpu-run: --run-option=--gate ...")
     parser.add_argument("--deep", action="store_true",
                         help="sleep deeply where the driver can, each time with another program that fills the GPUs")
-    parser.add_argument("--out", help="directory for real_programs.md and real_programs.json")
+    parser.add_argument("--out", help="directory for real_programs.md and .json, and what a program that fails has printed")
     return parser.parse_args()
 
 

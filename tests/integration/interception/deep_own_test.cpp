@@ -248,6 +248,21 @@ TEST_CASE("Deep: what the driver cannot checkpoint, and comes after the check, i
     if (has_memory) machine.expect_awake();
 }
 
+TEST_CASE("Deep: a process that begins to use another GPU after the check leaves nothing there, either",
+          "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=nvmlDeviceGetMemoryInfo:1000ms"});
+    Process sleep(machine.launch("gpu-sleep", {"--deep"}));
+    await_process_outside(machine.host.pid(), "look");
+    machine.host.tell("second_gpu");
+    const auto done = sleep.finish();
+    INFO(done.err);
+    CHECK(done.status == 0);
+    CHECK(machine.is_deep());
+    CHECK(machine.command("gpu-ps").json("/processes/0/report/devices/1/device") == "1");
+    machine.wake();
+    machine.expect_awake();
+}
+
 TEST_CASE("Deep: memory that is shared while its process falls asleep can be opened", "[deep]") {
     DeepMachine machine({"GPU_SLEEP_SIM_DELAY=nvmlDeviceGetMemoryInfo:1000ms"});
     Host taker(machine.here(captured_launch(k_linked)));

@@ -428,6 +428,13 @@ Answer do_faults(Words&) {
     return fmt::format("{} {}", counts.illegal_accesses, counts.broken_captures);
 }
 
+/// second_gpu: begins to use another
+Answer do_second_gpu(Words&) {
+    CUcontext context = nullptr;
+    GPU_SLEEP_TEST_CALL(cuDevicePrimaryCtxRetain, &context, 1);
+    return std::string();
+}
+
 const Commands& commands() {
     static const Commands table = {
         {"start",
@@ -469,6 +476,7 @@ const Commands& commands() {
         {"sleep_self", do_sleep_self},
         {"wake_self", do_wake_self},
         {"faults", do_faults},
+        {"second_gpu", do_second_gpu},
         {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
