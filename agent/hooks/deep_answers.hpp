@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "hooks/capture_mode.hpp"
 #include "hooks/driver_table.hpp"
 #include "intercepted/objects.hpp"
 
@@ -124,19 +125,19 @@ constexpr Enters enters(Entry entry) noexcept {
     }
 }
 
-/// Whether it asks which context, or whose device, is the calling thread's. Runtimes do so before other
-/// calls.
+/// Whether it asks which context, or whose device, is the calling thread's, or whether a device has a primary
+/// one. Runtimes do so before other calls.
 constexpr bool asks_where(Entry entry) noexcept {
     return entry == Entry::cuCtxGetCurrent || entry == Entry::cuCtxGetDevice ||
-           entry == Entry::cuCtxGetDevice_v2;
+           entry == Entry::cuCtxGetDevice_v2 || entry == Entry::cuDevicePrimaryCtxGetState;
 }
 
 /// Whether anything of the call is noted, or answered in a deep sleep.
 constexpr bool is_noted(Entry entry) noexcept {
     return made_by(entry) != Object::none || ended_by(entry) != Object::none ||
            asks_about(entry) != Asks::nothing || enters(entry) != Enters::nothing || asks_where(entry) ||
-           entry == Entry::cuMemGetInfo_v2 || entry == Entry::cuMemFreeAsync ||
-           entry == Entry::cuMemFreeAsync_ptsz;
+           entry == Entry::cuThreadExchangeStreamCaptureMode || entry == Entry::cuMemGetInfo_v2 ||
+           entry == Entry::cuMemFreeAsync || entry == Entry::cuMemFreeAsync_ptsz;
 }
 
 template <class First, class... Rest>
@@ -219,6 +220,13 @@ inline bool tell_where(CUdevice* device, CUcontext context = nullptr) noexcept {
     *device = *known;
     return true;
 }
+inline bool tell_where(CUdevice device, unsigned* flags, int* active) noexcept {
+    const auto known = intercepted::primary_state_while_deep(device);
+    if (!known || !flags || !active) return false;
+    *flags = known->flags;
+    *active = known->active;
+    return true;
+}
 
 /// Whether the call is answered while the process sleeps deeply: what it asks about is known, it changes
 /// nothing, or what it destroys is put off. `call` makes it.
@@ -229,6 +237,8 @@ bool answer_while_deep([[maybe_unused]] const Call& call, [[maybe_unused]] Argum
     if constexpr (asks_about(entry) == Asks::event) return is_event_done(arguments..., waits(entry));
     if constexpr (asks_about(entry) == Asks::context) return is_context_done(arguments..., waits(entry));
     if constexpr (asks_about(entry) == Asks::current_context) return is_current_context_done(waits(entry));
+    if constexpr (entry == Entry::cuThreadExchangeStreamCaptureMode)
+        return exchange_capture_mode(arguments...);
     if constexpr (asks_where(entry)) return tell_where(arguments...);
     if constexpr (entry == Entry::cuCtxSetCurrent) { // to that which it is already
         auto* const current = current_context_while_deep();

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "hooks/capture_mode.hpp"
 #include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/named_addresses.hpp"
@@ -28,13 +29,16 @@ CUresult pass(Function function, Arguments... arguments) noexcept {
         const auto inspector = inspector_of<entry>(arguments...);
         const gate::Passage passage(k_touch<entry>, k_name<entry>, &inspector);
         if (!passage.admitted()) return refused();
+        settle_capture_mode();
         if constexpr (k_copies<entry>)
             return call_reaching(inspector, [&] { return function()(arguments...); });
         else
             return function()(arguments...);
     } else {
         const gate::Passage passage(k_touch<entry>, k_name<entry>);
-        return passage.admitted() ? function()(arguments...) : refused();
+        if (!passage.admitted()) return refused();
+        settle_capture_mode();
+        return function()(arguments...);
     }
 }
 
@@ -59,6 +63,7 @@ CUresult ask(const Call& call, Arguments... arguments) noexcept {
         if (answer_while_deep<entry>(call, arguments...)) return CUDA_SUCCESS;
     const gate::Question question(k_name<entry>);
     if (!question.admitted()) return refused();
+    settle_capture_mode();
     note_end<entry>(arguments...);
     const auto status = call();
     note_done<entry>(status, arguments...);
@@ -76,7 +81,9 @@ struct Ask<entry, CUresult(Arguments...)> {
             return ask<entry>([=] { return real<entry>()(arguments...); }, arguments...);
         } else { // the same, without a type for each of hundreds to compile
             const gate::Question question(k_name<entry>);
-            return question.admitted() ? real<entry>()(arguments...) : refused();
+            if (!question.admitted()) return refused();
+            settle_capture_mode();
+            return real<entry>()(arguments...);
         }
     }
 };

@@ -43,6 +43,7 @@ struct Objects {
         bool was_waited_for = false; ///< since
     };
     std::map<CUcontext, Done> done GPU_SLEEP_GUARDED_BY(mutex);
+    std::map<CUdevice, PrimaryState> primary GPU_SLEEP_GUARDED_BY(mutex);
     std::atomic<bool> is_known{false}; ///< what is done
 };
 
@@ -80,6 +81,17 @@ std::multimap<CUcontext, CUevent> all_events(Objects& objects) {
     for (const auto& [key, made] : objects.all)
         if (key.first == Object::event) events.emplace(made.context, reinterpret_cast<CUevent>(key.second));
     return events;
+}
+
+std::map<CUdevice, PrimaryState> primary_states(const driver::Api& api) {
+    std::map<CUdevice, PrimaryState> states;
+    const auto count = driver::device_count(api);
+    for (CUdevice device = 0; count && device < *count; ++device) {
+        PrimaryState state;
+        if (api.cuDevicePrimaryCtxGetState(device, &state.flags, &state.active) == CUDA_SUCCESS)
+            states.emplace(device, state);
+    }
+    return states;
 }
 
 struct PutOff {
@@ -147,7 +159,9 @@ Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUconte
         for (auto each = begin; each != end; ++each) // an event that was captured, say, is an error
             if (api.cuEventQuery(each->second) != CUDA_SUCCESS) undone.insert(each->second);
     }
+    auto primary = primary_states(api);
     const MutexLock lock(objects.mutex);
+    objects.primary.swap(primary);
     for (auto& [key, made] : objects.all) {
         made.was_waited_for = false;
         made.is_done =
@@ -226,6 +240,14 @@ std::optional<CUdevice> device_while_deep(CUcontext context) noexcept {
     const MutexLock lock(objects.mutex);
     const auto found = objects.done.find(context);
     return found == objects.done.end() ? std::nullopt : found->second.device;
+}
+
+std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept {
+    auto& objects = immortal<Objects>();
+    if (!await_knowledge(objects)) return std::nullopt;
+    const MutexLock lock(objects.mutex);
+    const auto found = objects.primary.find(device);
+    return found == objects.primary.end() ? std::nullopt : std::optional(found->second);
 }
 
 bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {

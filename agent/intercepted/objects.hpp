@@ -73,6 +73,13 @@ void synchronize_as_answered(const driver::Api& api) noexcept;
 [[nodiscard]] CUcontext current_context_while_deep() noexcept;
 /// The device of a context. Nothing: the context is not known.
 [[nodiscard]] std::optional<CUdevice> device_while_deep(CUcontext context) noexcept;
+/// As cuDevicePrimaryCtxGetState gives it.
+struct PrimaryState {
+    unsigned flags = 0;
+    int active = 0;
+};
+/// That of a device. Nothing: it is not known.
+[[nodiscard]] std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept;
 
 /// Puts off `free`, which destroys the object, until free_what_was_put_off(), in the order of the calls.
 /// False if the process does not sleep deeply, there is no such object, nothing is to be put off, or there is

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -178,6 +179,26 @@ public:
         add("cuCtxGetDevice_v2", true, device_says(s_context));
         add("cuCtxGetDevice_v2 of null", true, device_says(Handle{0}));
         add("cuCtxGetDevice_v2 of what is none", false, device_says(wild()));
+        const auto primary_state = [](CUdevice which, int expected) {
+            unsigned flags = 0;
+            int active = -1;
+            const int status = call("cuDevicePrimaryCtxGetState", which, &flags, &active);
+            return status == CUDA_SUCCESS && active != expected ? k_wrong : status;
+        };
+        add("cuDevicePrimaryCtxGetState", true, [=] { return primary_state(0, 1); });
+        add("cuDevicePrimaryCtxGetState of what is none", false, [=] { return primary_state(1000, 0); });
+        const auto exchange = [](CUstreamCaptureMode* mode) {
+            return call("cuThreadExchangeStreamCaptureMode", mode);
+        };
+        add("cuThreadExchangeStreamCaptureMode and back", true, [=] {
+            auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+            const int first = exchange(&mode);
+            const bool was_global = mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+            const int second = exchange(&mode);
+            const bool was_relaxed = mode == CU_STREAM_CAPTURE_MODE_RELAXED;
+            return first + second == 0 && !(was_global && was_relaxed) ? k_wrong : first + second;
+        });
+        add("cuThreadExchangeStreamCaptureMode of null", false, [=] { return exchange(nullptr); });
         const auto set = [](CUcontext context) { return call("cuCtxSetCurrent", context); };
         add("cuCtxSetCurrent of what it is", true, [=] { return set(s_context); });
         add("cuCtxSetCurrent of null", false, [=] { return set(nullptr); });
@@ -374,6 +395,37 @@ void wait_for_pool() {
     read_line();
 }
 
+/// For the first line the answer to a change of the thread's capture mode; for the second, after a call that
+/// depends on it, what it was in the driver.
+void change_capture_mode() {
+    CUcontext context = nullptr;
+    CUevent event = nullptr;
+    std::atomic<bool> captures{false};
+    CHECKED(cuCtxGetCurrent(&context));
+    CHECKED(cuEventCreate(&event, 0));
+    const auto change = [](CUstreamCaptureMode to) {
+        auto mode = to;
+        const int status = call("cuThreadExchangeStreamCaptureMode", &mode);
+        return std::to_string(status) + " " + std::to_string(static_cast<int>(mode));
+    };
+    say("ready");
+    read_line();
+    say(change(CU_STREAM_CAPTURE_MODE_RELAXED));
+    read_line();
+    std::thread([&] {
+        CUstream stream = nullptr;
+        CHECKED(cuCtxSetCurrent(context));
+        CHECKED(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        CHECKED(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        captures = true;
+        std::this_thread::sleep_for(std::chrono::hours(1));
+    }).detach();
+    while (!captures) std::this_thread::yield();
+    CHECKED(cuEventQuery(event)); // which breaks the capture unless this thread's mode is relaxed
+    say(change(CU_STREAM_CAPTURE_MODE_GLOBAL));
+    read_line();
+}
+
 /// Has a kernel write where nothing is; "ready"; for each line the answer of a synchronisation.
 void fail() {
     CUmodule module = nullptr;
@@ -408,6 +460,8 @@ int main(int count, char** arguments) {
         poll();
     else if (what == "--pool")
         wait_for_pool();
+    else if (what == "--capture-mode")
+        change_capture_mode();
     else if (what == "--fail")
         fail();
     else

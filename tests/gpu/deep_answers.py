@@ -151,6 +151,18 @@ def check_pool(build):
             raise Failed(f"the pool reserves {found} bytes, and {awake} after one that was made awake")
 
 
+def check_capture_mode(build):
+    with Program(build, "--capture-mode") as program:
+        program.await_ready()
+        program.fall_asleep("wake")
+        if program.ask() != "0 0" or not program.is_deep():
+            raise Failed("its change is not answered with what it was")
+        program.wake()
+        found = program.ask()
+        if found != "0 2":
+            raise Failed(f"afterwards the driver says {found}")
+
+
 def check_failed_context(build):
     """As it is, once it has been noticed, and with memory to put to sleep or without, it is refused."""
     with Program(build, "--fail") as program:
@@ -171,6 +183,7 @@ def checks(build, options):
     for name, check in (("no other entry point is answered", check_all_others),
                         ("who polls without pause wakes nothing", lambda build: check_polling(build, options.seconds)),
                         ("pools heed a synchronisation that was answered", check_pool),
+                        ("a thread's capture mode changes at once", check_capture_mode),
                         ("a context that has failed does not go deep", check_failed_context)):
         try:
             check(build)

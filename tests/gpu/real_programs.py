@@ -62,9 +62,8 @@ def cuda_program(name, source, *words, **settings):
 
 # No memory of one process in another, neither of a GPU nor of the host.
 WITHOUT_PEERS = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}
-# For sleeps that are longer than PyTorch's watchdog of NCCL's work may be silent, and than that work may take.
+# For sleeps that are longer than PyTorch's watchdog of NCCL's work may be silent.
 IMPATIENT = {**WITHOUT_PEERS, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5"}
-PATIENT = {**WITHOUT_PEERS, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 ALL = [
     torch_program("torch_adam", arguments=("--gib", "21")),
@@ -99,8 +98,6 @@ ALL = [
                   environment={"NCCL_P2P_DISABLE": "1"}, refuses_deep=True),
     torch_program("torch_long_sleep", "torch_collectives.py", gpus=2, together=True, environment=IMPATIENT,
                   asleep=(11, 12), most=4),
-    torch_program("torch_past_timeout", "torch_collectives.py", gpus=2, together=True, arguments=("--timeout", "8"),
-                  environment=PATIENT, asleep=(11, 12), most=4),
     torch_program("torch_long_sleep_one_gpu", "torch_collectives.py", together=True, arguments=("--ranks", "1"),
                   environment=IMPATIENT, asleep=(11, 12), most=4),
     torch_program("torch_nccl_one_process", gpus=2),

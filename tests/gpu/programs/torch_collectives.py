@@ -4,8 +4,7 @@
 and all-to-all, each computed upon what the one before has brought.
 
 --only all_reduce, pipeline or all_to_all leaves out the other two.
---timeout is the process group's own: work of NCCL that takes longer ends the program. --ranks 1 is for one GPU: NCCL and
-what watches over its work are there, and nobody to exchange with.
+--ranks 1 is for one GPU: NCCL and what watches over its work are there, and nobody to exchange with.
 """
 
 import datetime
@@ -38,7 +37,7 @@ def exchange(rank, arguments):
     ranks = arguments.ranks
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank),
-                            timeout=datetime.timedelta(seconds=arguments.timeout))
+                            timeout=datetime.timedelta(minutes=10))
     gloo = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=10))
     make_deterministic()
     count = max(1 << 20, round(arguments.gib * arguments.scale * GIB / 4 / 2)) // ranks * ranks
@@ -65,7 +64,7 @@ def exchange(rank, arguments):
 
 def main():
     arguments = program.options(__doc__, steps=40,
-                                extra=[("--gib", 1.0), ("--port", 29612), ("--ranks", 2), ("--timeout", 600.0), ("--only", "")])
+                                extra=[("--gib", 1.0), ("--port", 29612), ("--ranks", 2), ("--only", "")])
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port))
     multiprocessing.spawn(exchange, args=(arguments,), nprocs=arguments.ranks)
 
