@@ -57,6 +57,7 @@ struct Sum {
     std::size_t asleep = 0; ///< of a sleep, also those that did not go deep
     std::size_t deep = 0;
     std::size_t paused = 0;
+    bool is_pause = false; ///< of which some may sleep already
     Bytes moved = 0;
     bool is_known = true;
     bool has_changed = false;
@@ -79,6 +80,7 @@ private:
         ++done;
         ++asleep;
         deep += report.deep;
+        is_pause |= report.level == model::Level::pause;
         paused += report.state == model::State::paused || rehearses_pause(report);
         has_changed |= report.changed;
         is_rehearsal |= report.dry_run;
@@ -123,6 +125,7 @@ std::string render_together(const std::vector<Outcome>& outcomes, bool goes_deep
                            !sleeps                 ? "awake"
                            : sum.deep == sum.count ? "deeply asleep"
                            : paused                ? "paused"
+                           : sum.is_pause          ? "paused or asleep"
                                                    : "asleep",
                            size, sleeps ? "freed" : "taken");
     if (goes_deep && sum.asleep == sum.count)

@@ -206,6 +206,10 @@ TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
     const auto paused = together({"gpu-sleep", "--level", "0"});
     CHECK(paused.status == 0);
     CHECK_THAT(paused.out, mentions("2 processes are paused"));
+    REQUIRE(second.command("gpu-sleep").status == 0);
+    CHECK_THAT(together({"gpu-sleep", "--level", "0"}).out, mentions("2 processes are paused or asleep"));
+    REQUIRE(second.command("gpu-wake").status == 0);
+    REQUIRE(together({"gpu-sleep", "--level", "0"}).status == 0);
     for (auto* host : {&first, &second}) CHECK(host->state() == "paused");
     CHECK(together({"gpu-wake"}).status == 0);
     for (auto* host : {&first, &second}) {
