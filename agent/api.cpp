@@ -123,7 +123,7 @@ std::vector<std::string> split_tags(const char* tags) {
 
 /// What the program asks for its own sleep. Errors: invalid_argument.
 Result<model::SleepRequest> own_sleep(int level, const char* tags, uint32_t timeout_ms) {
-    if (level != 1 && level != 2) return invalid("the level must be 1 or 2");
+    if (level < 0 || level > 2) return invalid("the level must be 0, 1 or 2");
     model::SleepRequest request;
     request.level = static_cast<model::Level>(level);
     request.tags = split_tags(tags);

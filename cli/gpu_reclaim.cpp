@@ -140,7 +140,7 @@ usage::Table table_of(Typed& typed) {
            usage::brief({"--why", usage::flag(typed.why),
                          "Say when PID would sleep, and what prevents it; without PID, when each would"}),
            usage::old({"--show-config", usage::flag(typed.shows_policies), {}}),
-           usage::old(cli::level_row(request.level)),
+           usage::old(cli::level_row(request.level, false)),
            usage::old({"--tags", cli::tags(request.tags), {}}),
            usage::old(cli::store_row(typed.stores)),
            usage::old(cli::dir_row(typed.stores)),

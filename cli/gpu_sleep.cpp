@@ -44,7 +44,7 @@ usage::Table table_of(Typed& typed) {
           {usage::brief({"--tags", cli::tags(request.tags),
                          "Only these tags. The program waits when it next uses the GPU; --gate checked "
                          "lets work pass that does not name them"}),
-           usage::brief(cli::level_row(request.level)),
+           usage::brief(cli::level_row(request.level, true)),
            {"--keep", cli::tags(request.keep), "Keep the contents of these tags, whatever their policy"},
            {"--discard", cli::tags(request.discard),
             "Drop the contents of these tags, whatever their policy"},
@@ -114,6 +114,7 @@ std::string problem(const model::SleepRequest& request, cli::Engine engine) {
                "with --tags or --gate checked";
     if (request.release_retained && asks_for_more(request))
         return "--release-retained puts nothing to sleep, and cannot be used with the options of a sleep";
+    if (const auto possible = model::check_pause(request); !possible) return possible.error().message;
     return cli::touch_problem(request.on_touch, request.touch_limit);
 }
 

@@ -4,6 +4,8 @@
 
 #include "cli/joint_operation.hpp"
 
+#include "cli/render_lines.hpp"
+
 #include <algorithm>
 #include <utility>
 
@@ -54,6 +56,8 @@ struct Sum {
     std::size_t done = 0;
     std::size_t asleep = 0; ///< of a sleep, also those that did not go deep
     std::size_t deep = 0;
+    std::size_t paused = 0;
+    bool is_pause = false; ///< of which some may sleep already
     Bytes moved = 0;
     bool is_known = true;
     bool has_changed = false;
@@ -76,6 +80,8 @@ private:
         ++done;
         ++asleep;
         deep += report.deep;
+        is_pause |= report.level == model::Level::pause;
+        paused += report.state == model::State::paused || rehearses_pause(report);
         has_changed |= report.changed;
         is_rehearsal |= report.dry_run;
         for (const auto& device : report.devices) moved += device.released;
@@ -106,14 +112,20 @@ std::string render_together(const std::vector<Outcome>& outcomes, bool goes_deep
     const Sum sum(outcomes);
     const auto size = format_bytes(sum.moved);
     const auto all = subject(sum.count, "is", "are");
+    const bool paused = sum.paused == sum.count;
     if (sum.done == sum.count && sum.is_rehearsal)
         return fmt::format("{} {}; {} of GPU memory would be {}; nothing was changed\n",
-                           subject(sum.count, "would", "would"), sleeps ? "sleep" : "wake", size,
-                           sleeps ? "freed" : "taken");
+                           subject(sum.count, "would", "would"),
+                           !sleeps  ? "wake"
+                           : paused ? "be paused"
+                                    : "sleep",
+                           size, sleeps ? "freed" : "taken");
     if (sum.done == sum.count)
         return fmt::format("{} {}; {} of GPU memory {}\n", all,
                            !sleeps                 ? "awake"
                            : sum.deep == sum.count ? "deeply asleep"
+                           : paused                ? "paused"
+                           : sum.is_pause          ? "paused or asleep"
                                                    : "asleep",
                            size, sleeps ? "freed" : "taken");
     if (goes_deep && sum.asleep == sum.count)

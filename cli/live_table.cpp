@@ -39,6 +39,7 @@ std::string short_state(const Report& report) {
     case State::asleep: return report.deep ? "deep" : "asleep";
     case State::partial: return "partly";
     case State::damaged: return "damaged";
+    case State::paused: return "paused";
     }
     return "unknown";
 }
@@ -51,7 +52,7 @@ Row row_of(const Outcome& outcome) {
     if (!report) return row;
     row.answers = true;
     row.state = outcome.by_driver && report->state == State::awake ? "no agent" : short_state(*report);
-    row.is_asleep = report->state != State::awake;
+    row.is_asleep = !model::is_resident(report->state);
     if (!report->name.empty()) row.name = report->name;
     row.idle = report->idle_seconds;
     for (const auto& tag : report->tags) row.gpu += tag.resident;

@@ -309,12 +309,13 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     return usage_error(app.get_name(), problem, wants_json(app, argc, argv));
 }
 
-usage::Row level_row(model::Level& level) {
+usage::Row level_row(model::Level& level, bool may_pause) {
     const auto assign = [&level](const std::string& word) {
-        level = word == "1" ? model::Level::keep : model::Level::drop;
+        level = static_cast<model::Level>(word.front() - '0');
     };
-    return {"--level", usage::choice("1|2", assign),
-            "1 keeps contents (default), 2 drops them unless a tag's policy preserves them"};
+    return {"--level", usage::choice(may_pause ? "0|1|2" : "1|2", assign),
+            std::string("1 keeps contents (default), 2 drops them unless a tag's policy preserves them") +
+                (may_pause ? ", 0 only pauses" : "")};
 }
 
 usage::Row store_row(TypedStores& typed) {

@@ -105,7 +105,8 @@ struct TypedStores {
     std::string spill; ///< of gpu-sleep alone
 };
 
-[[nodiscard]] usage::Row level_row(model::Level& level);
+/// `may_pause`: level 0 is one of them.
+[[nodiscard]] usage::Row level_row(model::Level& level, bool may_pause);
 [[nodiscard]] usage::Row store_row(TypedStores& typed);
 [[nodiscard]] usage::Row dir_row(TypedStores& typed);
 

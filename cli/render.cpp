@@ -67,12 +67,14 @@ std::string headline(const Process& process, const Report& report) {
     if (report.dry_run && !report.devices.empty())
         return fmt::format("{} would {}{}; nothing was changed:\n", subject, sleeps ? "sleep" : "wake",
                            level);
-    if (report.dry_run && report.deep && !sleeps)
+    if (rehearses_pause(report) && sleeps)
+        return fmt::format("{} would be paused, which frees nothing; nothing was changed:\n", subject);
+    if (report.dry_run && !sleeps && (report.deep || rehearses_pause(report)))
         return fmt::format("{} would wake; nothing was changed:\n", subject);
     if (only_relocates(report))
         return fmt::format("{} is still {} after {}:\n", subject, state_words(report),
                            format_seconds(report.times.total));
-    if (report.tags.empty() && !report.deep)
+    if (report.tags.empty() && !report.deep && !report.changed && report.state == State::awake)
         return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
     if (!report.changed && sleeps && report.state != State::asleep && !report.notes.empty())
         return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
@@ -80,7 +82,7 @@ std::string headline(const Process& process, const Report& report) {
         return fmt::format("{} is already {}, {}\n", subject, state_words(report),
                            report.notes.empty() ? "as asked; nothing to do" : "and nothing was changed:");
     return fmt::format("{} is {}{} after {}:\n", subject, state_words(report),
-                       report.state == model::State::awake ? "" : level, format_seconds(report.times.total));
+                       model::is_resident(report.state) ? "" : level, format_seconds(report.times.total));
 }
 
 } // namespace
@@ -108,6 +110,7 @@ std::string render_operation(const Process& process, const Report& report) {
     if (report.gate != GateState::open) text += fmt::format("  {}\n", gate_line(report));
     if (report.retained_bytes != 0) text += fmt::format("  {}\n", retained_line(report));
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
+    if (text.ends_with(":\n")) text.replace(text.size() - 2, 1, ""); // nothing follows
     return text;
 }
 

@@ -57,6 +57,7 @@ std::string_view state_words(State state) noexcept {
     case State::asleep: return "asleep";
     case State::partial: return "partly asleep";
     case State::damaged: return "asleep, damaged";
+    case State::paused: return "paused";
     }
     return "unknown";
 }
@@ -114,6 +115,13 @@ std::string waiting_line(const model::WaitingWake& wake) {
 std::string deep_line(const Report& report) {
     return fmt::format("the driver has also removed the rest from the GPU: {}",
                        format_bytes(report.deep_bytes));
+}
+
+bool rehearses_pause(const Report& report) noexcept {
+    if (!report.dry_run) return false;
+    if (report.operation == model::Operation::wake) return report.state == State::paused;
+    return report.level == model::Level::pause &&
+           (report.state == State::awake || report.state == State::partial);
 }
 
 Bytes released(const Report& report) {

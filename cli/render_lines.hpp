@@ -22,6 +22,8 @@ inline constexpr std::size_t k_label_columns = 40;
 /// The name that it was given, or else its program's; see display_name().
 [[nodiscard]] std::string label(const Process& process, const model::Report& report);
 [[nodiscard]] std::string joined(const std::vector<std::string>& words);
+/// Whether it is the dry run of a pause, or of the wake of one, that would not be in vain.
+[[nodiscard]] bool rehearses_pause(const model::Report& report) noexcept;
 /// What its devices say is released, all together.
 [[nodiscard]] Bytes released(const model::Report& report);
 

@@ -87,6 +87,7 @@ std::string_view last_state(const ProcFs& proc, const Process& process) {
     if (name == k_work_thread) return "awake";
     if (name == k_work_thread_partial) return "partly asleep";
     if (name == k_work_thread_asleep) return "asleep";
+    if (name == k_work_thread_paused) return "paused";
     return name == k_work_thread_deep ? "deeply asleep" : "";
 }
 

@@ -7,6 +7,7 @@
 #include "cli/joint_operation.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
+#include "cli/render_lines.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -22,6 +23,7 @@ bool is_for_all(const CommandRun& operation) noexcept {
 
 /// Whether the report says that something was done, or would be.
 bool does_something(const model::Report& report) noexcept {
+    if (rehearses_pause(report)) return true;
     if (!report.dry_run) return report.changed;
     return std::any_of(report.devices.begin(), report.devices.end(),
                        [](const model::DeviceReport& device) { return device.released > 0; });
@@ -33,6 +35,7 @@ std::string purpose(const CommandRun& operation, const std::string& subject, Err
         return fmt::format("say whether {} is {}", subject, is_sleep(operation) ? "asleep" : "awake");
     const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
     if (sleep && sleep->release_retained) return fmt::format("have {} give back what it retains", subject);
+    if (sleep && sleep->level == model::Level::pause) return fmt::format("pause {}", subject);
     return sleep ? fmt::format("put {} to sleep", subject) : fmt::format("wake {}", subject);
 }
 

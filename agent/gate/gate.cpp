@@ -211,7 +211,8 @@ void Gate::forget(Named::Span gone) noexcept {
     {
         const MutexLock lock(mutex_);
         rule_.forget(gone);
-        if (phase_ != Phase::asleep || abandoned_ || rule_.something_sleeps() || is_deep()) return;
+        if (phase_ != Phase::asleep || abandoned_ || rule_.something_sleeps() || rule_.paused || is_deep())
+            return;
         publish(Phase::open);
     }
     changed_.notify_all();
@@ -272,10 +273,12 @@ bool Gate::hold(Waiter& waiter) {
         // Where the touch asks for the wake itself, who is in its way is said by what asks.
         if (!waiter.said && !asks && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
             waiter.said = true;
+            const auto* const why = rule_.something_sleeps() || is_deep() ? "memory of this process is asleep"
+                                                                          : "this process is paused";
             mutex_.unlock(); // nobody waits for standard error
             ignoring_errors([&] {
-                log::warning("{} waits because memory of this process is asleep; wake it with: gpu-wake {}",
-                             waiter.entry_point, ::getpid());
+                log::warning("{} waits because {}; wake it with: gpu-wake {}", waiter.entry_point, why,
+                             ::getpid());
             });
             mutex_.lock();
             continue;

@@ -48,6 +48,7 @@ struct HoldRule {
     bool checked = false;
     std::vector<Named::Span> sleeping; ///< sorted, disjoint
     bool lists_all = true;             ///< false: more sleeps than is listed, for want of memory
+    bool paused = false;               ///< everything is held, even if nothing sleeps
 
     [[nodiscard]] bool something_sleeps() const noexcept { return !sleeping.empty() || !lists_all; }
     /// Whether some of it is listed as sleeping.

@@ -309,6 +309,7 @@ const char* Agent::work_thread_name() noexcept {
     switch (state()) {
     case model::State::awake: return k_work_thread;
     case model::State::partial: return k_work_thread_partial;
+    case model::State::paused: return k_work_thread_paused;
     case model::State::asleep:
     case model::State::damaged: break;
     }
@@ -347,7 +348,7 @@ void Agent::look() noexcept {
 void Agent::sleep_if_due() {
     if (!idle_timer_.is_due(parts_.idle.seconds().value_or(0))) return;
     const auto state = parts_.status.state();
-    const bool may_sleep = (state == model::State::awake || state == model::State::partial) &&
+    const bool may_sleep = (model::is_resident(state) || state == model::State::partial) &&
                            !parts_.inhibitors.now() && !parts_.turnstile.is_held();
     if (!may_sleep) return;
     auto request = idle_timer_.request();

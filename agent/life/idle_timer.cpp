@@ -95,7 +95,7 @@ void IdleTimer::note_end(const server::Outcome& outcome, bool was_deep) {
     const bool has_slept = !failed && std::get<model::Report>(outcome).changed;
     MutexLock lock(mutex_);
     // One that is refused for being deep is tried again at once, without that.
-    goes_less_deep_ = failed && was_deep && failed->state == model::State::awake &&
+    goes_less_deep_ = failed && was_deep && model::is_resident(failed->state) &&
                       failed->error.code == ErrorCode::driver_failed;
     next_try_ = has_slept || goes_less_deep_ ? Clock::time_point()
                                              : Clock::now() + std::clamp(*after_, k_second, 60 * k_second);

@@ -146,6 +146,8 @@ void StopWatch::sleep_in_time() {
     }
     const auto& report = std::get<model::Report>(outcome);
     if (!report.changed) return;
+    // What was paused goes on only when somebody wakes it.
+    if (before.state == model::State::paused) return;
     too_much_.reset();
     seconds_per_byte_ = report.times.total / static_cast<double>(bytes);
     for (auto& tag : request.tags)

@@ -67,8 +67,10 @@ void IdleWatch::note_wake() noexcept {
 }
 
 void IdleWatch::note_sleep() noexcept {
+    const auto touches = Gate::instance().activity().touches;
     const MutexLock lock(mutex_);
-    if (!since_) since_ = Clock::now();
+    if (!since_ || touches != touches_) since_ = Clock::now();
+    touches_ = touches;
 }
 
 std::optional<IdleWatch::Idle> IdleWatch::now() const noexcept {

@@ -27,7 +27,7 @@ public:
 
     /// Memory is back, all or a part: idleness begins anew.
     void note_wake() noexcept;
-    /// The gate was shut, the GPU was drained, and memory sleeps.
+    /// The gate was shut, the GPU was drained, and memory sleeps or the program is paused.
     void note_sleep() noexcept;
 
     /// For how long; 0 while it works, nothing where that cannot be known: where the program's calls are not

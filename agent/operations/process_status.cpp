@@ -73,7 +73,7 @@ Report ProcessStatus::report() {
 }
 
 model::State ProcessStatus::state() noexcept {
-    return look([this](const LockedMemory& locked) { return state_with(locked.ledger().state()); },
+    return look([this](const LockedMemory& locked) { return state_with(locked.state()); },
                 [](const Report& before) { return before.state; });
 }
 

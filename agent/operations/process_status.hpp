@@ -39,7 +39,7 @@ public:
     void set_group(std::string_view group);
     /// Remembers how much contents a wake has brought back, and how long that took.
     void set_woken(Bytes bytes, double seconds);
-    /// Memory has come back.
+    /// Memory has come back, or a pause has ended.
     void note_wake() noexcept;
     /// Since it came back last, in seconds; nothing if it never slept.
     [[nodiscard]] std::optional<double> seconds_since_wake() const noexcept;

@@ -44,6 +44,11 @@ std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_releas
 } // namespace
 
 Result<void> Quiesce::check_unseen() {
+    if (!intercepts() && pauses())
+        return make_error(
+            ErrorCode::driver_failed,
+            "its calls of the driver are not intercepted, so they cannot be held back; start it "
+            "with gpu-run");
     if (!intercepts()) return {};
     const auto uses = find_unseen_uses();
     std::string trouble;
@@ -66,8 +71,13 @@ Result<void> Quiesce::check_late_calls() const {
 }
 
 Result<Quiesce::Preview> Quiesce::preview() const {
-    auto plan =
-        parts_.memory.with_lock([&](LockedMemory& locked) { return locked.engine().plan_sleep(request_); });
+    bool stops_work = false;
+    auto plan = parts_.memory.with_lock([&](LockedMemory& locked) {
+        const auto state = locked.state();
+        const bool is_any_awake = state == model::State::awake || state == model::State::partial;
+        stops_work = pauses() && !locked.is_paused() && (is_any_awake || gate::Gate::instance().is_checked());
+        return locked.engine().plan_sleep(request_);
+    });
     if (!plan) return std::move(plan).error();
     // Callbacks hear only of what is still there: what already sleeps and is given up is out of their reach.
     const auto is_asleep = [&](const std::string& tag) { return !plan->awake_tags.contains(tag); };
@@ -76,7 +86,7 @@ Result<Quiesce::Preview> Quiesce::preview() const {
     return Preview{{static_cast<int>(request_.level), std::move(plan->tags), std::move(plan->dropped_tags),
                     request_.deep},
                    std::move(plan->still_kept),
-                   !plan->changes_sleep()};
+                   !plan->changes_sleep() && !stops_work};
 }
 
 Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
@@ -95,7 +105,7 @@ Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
     GPU_SLEEP_TRY(check_late_calls());
     GPU_SLEEP_TRY(drain());
     GPU_SLEEP_TRY(await_others());
-    if (intercepts()) intercepted::trim();
+    if (intercepts() && !pauses()) intercepted::trim();
     report_.times.drain = seconds_since(start);
     return true;
 }
@@ -158,7 +168,7 @@ Result<void> Quiesce::shut_gate() {
     for (bool has_trimmed = false;;) {
         GPU_SLEEP_TRY(end_captures());
         // PyTorch could not unmap blocks of its own that sleep, and would be left in disorder.
-        if (!std::exchange(has_trimmed, true) && !intercepted::own_mappings_sleep())
+        if (!std::exchange(has_trimmed, true) && !pauses() && !intercepted::own_mappings_sleep())
             GPU_SLEEP_TRY(parts_.torch_trim.run(deadline_, keep_going));
         bool has_released = false;
         GPU_SLEEP_TRY(gate.close(deadline_, keeps_coaxing(has_released)));

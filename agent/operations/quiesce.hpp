@@ -25,9 +25,9 @@ public:
         : parts_(parts), request_(request), progress_(progress), joint_(joint), deadline_(deadline),
           report_(report) {}
 
-    /// Takes all steps. False: nothing is to go to sleep, and nothing was done. What callbacks are owed if
-    /// the sleep does not come is added to `owed`, also after a failure. Errors: those of plan_sleep(),
-    /// Callbacks::run_before_sleep(), Gate::close(), driver::drain() and
+    /// Takes all steps. False: nothing is to go to sleep or to be paused, and nothing was done. What
+    /// callbacks are owed if the sleep does not come is added to `owed`, also after a failure. Errors: those
+    /// of plan_sleep(), Callbacks::run_before_sleep(), Gate::close(), driver::drain() and
     /// Joint::wait_drained(); unseen_library, io_failed,
     /// capture_in_progress, cancelled, timed_out.
     [[nodiscard]] Result<bool> run(Callbacks::Jobs& owed);
@@ -37,9 +37,10 @@ private:
     struct Preview {
         Event event;
         std::vector<std::string> still_kept; ///< as SleepPlan has it
-        bool is_empty = true;                ///< nothing goes to sleep; what sleeps may move
+        bool is_empty = true;                ///< nothing goes to sleep or is paused; what sleeps may move
     };
     [[nodiscard]] Result<Preview> preview() const;
+    [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }
     /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds, or once the
     /// program has called an entry point of the driver that this build does not know; notes it otherwise.
     /// Only where all the program's work is intercepted: a program that hands its memory over promises by

@@ -132,11 +132,17 @@ Result<void> SleepOperation::pass_without_moving() {
     return sleep::pass_point_of_no_return(control);
 }
 
+bool SleepOperation::pause() noexcept {
+    if (request_.level != model::Level::pause || request_.dry_run || scope_ != sleep::Engine::Scope::all)
+        return false;
+    return parts_.memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
+}
+
 void SleepOperation::apply_to_sleepers() {
     const auto& request = spilled_ ? *spilled_ : request_;
     parts_.memory.with_lock([&](LockedMemory& locked) {
         if (!request.dry_run)
-            report_.changed |= locked.adopt_touch_rule(request, asleep_before_ > 0, is_own());
+            report_.changed |= locked.adopt_touch_rule(request, asleep_before_ > 0 || was_paused_, is_own());
         // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
         // do.
         ignoring_errors([&] {
@@ -230,6 +236,7 @@ Report SleepOperation::unchanged(std::string note) {
 }
 
 Result<Report> SleepOperation::run() {
+    GPU_SLEEP_TRY(model::check_pause(request_));
     if (!request_.only_if_idle) return carry_out();
     if (auto why = why_not_idle(); !why.empty()) return unchanged(std::move(why));
     auto done = carry_out();
@@ -313,15 +320,18 @@ Result<void> SleepOperation::fall_asleep() {
     give_back_files(parts_);
     GateSettler settler(parts_.memory, parts_.status);
     asleep_before_ = parts_.memory.asleep_bytes();
+    was_paused_ = parts_.memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });
     auto done = move_contents();
     const bool has_slept = report_.changed;
     const bool has_moved_alone = scope_ == sleep::Engine::Scope::sleepers;
     parts_.preparation.has_slept |= has_slept && !has_moved_alone;
     if (has_slept && !has_moved_alone && !request_.dry_run) parts_.deep.note_sleep();
     if (done) done = pass_without_moving();
-    if (has_slept && !has_moved_alone) parts_.idle.note_sleep();
+    const bool has_paused = done && pause();
+    report_.changed |= has_paused;
+    if ((has_slept && !has_moved_alone) || has_paused) parts_.idle.note_sleep();
     // Who looks for idle memory leaves as it is what sleeps already.
-    if (done && (has_slept || !request_.only_if_idle)) apply_to_sleepers();
+    if (done && (has_slept || has_paused || !request_.only_if_idle)) apply_to_sleepers();
     // Whoever moves contents wants their room, at once.
     if (done && has_moved(report_)) give_back_retired(parts_);
     // After a failure too: what could not be mapped again sleeps.

@@ -92,6 +92,8 @@ private:
     [[nodiscard]] Result<void> attempt() noexcept;
     /// Where nothing is moved, this is the point of no return.
     [[nodiscard]] Result<void> pass_without_moving();
+    /// Where that is asked for, and the program is quiet for it. Returns whether it is paused by that.
+    [[nodiscard]] bool pause() noexcept;
     /// Does what the request says of all that sleeps, whichever request put it to sleep.
     void apply_to_sleepers();
 
@@ -110,6 +112,7 @@ private:
     model::Report report_;
     Callbacks::Jobs owed_; ///< if the sleep does not come
     Bytes asleep_before_ = 0;
+    bool was_paused_ = false;
     std::optional<IdleWatch::Idle> idle_; ///< as it was when it was found idle as asked
     bool has_worked_ = false;             ///< since then
 };

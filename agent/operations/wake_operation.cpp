@@ -69,7 +69,7 @@ Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Repo
 }
 
 void WakeOperation::run_callbacks(sleep::Woken& woken, Report& report) {
-    if (!report.changed) return;
+    if (!report.changed || woken.tags.empty()) return; // the end of a pause is not told
     const auto called = Clock::now();
     if (intercepts()) parts_.memory.let_allocate();
     *event_ = {0, std::move(woken.tags), std::move(woken.dropped_tags), parts_.deep.was_deep()};

@@ -11,6 +11,17 @@
 
 namespace gpu_sleep::agent {
 
+bool LockedMemory::set_paused(bool is_paused) noexcept {
+    if (std::exchange(is_paused_, is_paused) == is_paused) return false;
+    state_since_ = Clock::now();
+    return true;
+}
+
+model::State LockedMemory::state(const std::vector<std::string>& tags) const {
+    const auto state = ledger_.state(tags);
+    return state == model::State::awake && is_paused_ ? model::State::paused : state;
+}
+
 void LockedMemory::make_stay(driver::DeviceAddress address, const char* reason) noexcept {
     auto& backing = *ledger_.find(address);
     if (!backing.stay_reason) backing.stay_reason = reason;
@@ -47,17 +58,25 @@ Result<void> LockedMemory::sleep(const model::SleepRequest& request, const sleep
 
 Result<sleep::Woken> LockedMemory::wake(const model::WakeRequest& request, const sleep::Control& control,
                                         model::Report& report) {
-    auto woken = guarded([&] { return engine().wake(request, control, report); });
+    const bool ends_pause = is_paused_ && !request.dry_run;
+    auto woken = guarded([&] {
+        auto done = engine().wake(request, control, report);
+        if (!done || !ends_pause || report.changed) return done;
+        // Where nothing is mapped, this is the point of no return.
+        if (auto passed = sleep::pass_point_of_no_return(control); !passed) done = std::move(passed).error();
+        return done;
+    });
+    if (woken && ends_pause) report.changed |= set_paused(false);
     if (report.changed) state_since_ = Clock::now();
     return woken;
 }
 
 bool LockedMemory::adopt_touch_rule(const model::SleepRequest& request, bool adds_to_sleep, bool is_own) {
-    if (ledger_.state() == model::State::awake && !request.deep) return false;
+    if (state() == model::State::awake && !request.deep) return false;
     auto& now = rule_;
-    const auto rule = touch_rule_after(now, default_rule_, request, adds_to_sleep);
+    const auto rule = touch_rule_after(now, default_rule_, request, {adds_to_sleep, is_paused_});
     const auto mode = gate_mode(now, ledger_);
-    if (is_own) ledger_.note_own_sleep(request.tags);
+    if (is_own && request.level != model::Level::pause) ledger_.note_own_sleep(request.tags);
     const bool is_new =
         rule.on_touch != now.on_touch || rule.limit != now.limit || gate_mode(rule, ledger_) != mode;
     now = rule;
@@ -80,7 +99,7 @@ std::map<int, Bytes> LockedMemory::worth_preparing() const {
 }
 
 void LockedMemory::describe(model::Report& report) const {
-    report.state = ledger_.state();
+    report.state = state();
     report.state_seconds = seconds_since(state_since_);
     // Awake, the rule of the last sleep is over.
     const auto& rule = report.state == model::State::awake ? default_rule_ : rule_;

@@ -11,7 +11,9 @@
 #include "sleep/engine.hpp"
 
 #include <map>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace gpu_sleep::agent {
 
@@ -32,6 +34,12 @@ public:
     /// How touches are met: of the sleep under way or last done.
     [[nodiscard]] const TouchRule& touch_rule() const noexcept { return rule_; }
 
+    /// Whether all of the program's work waits until a wake, whatever sleeps. Returns whether that is new.
+    bool set_paused(bool is_paused) noexcept;
+    [[nodiscard]] bool is_paused() const noexcept { return is_paused_; }
+    /// Of what is under `tags`; see Ledger::state().
+    [[nodiscard]] model::State state(const std::vector<std::string>& tags = {}) const;
+
     /// The backing that holds `address`, which exists, stays on the GPU from now on; the first reason counts.
     void make_stay(driver::DeviceAddress address, const char* reason) noexcept;
 
@@ -49,7 +57,8 @@ public:
     /// Takes out what begins at `address`, which is awake. Returns its handle.
     driver::PhysicalMemory::Handle remove_mapping(driver::DeviceAddress address);
 
-    /// Those of the engine, guarded, after which reports tell since when all is as it is.
+    /// Those of the engine, guarded, after which reports tell since when all is as it is. A wake, of whatever
+    /// tags, also ends a pause.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const sleep::Control& control,
                                      model::Report& report, sleep::Engine::Scope scope,
                                      sleep::Engine::Spill spill);
@@ -71,6 +80,7 @@ private:
     Clock::time_point state_since_ = Clock::now();
     const TouchRule default_rule_; ///< of the environment
     TouchRule rule_;
+    bool is_paused_ = false;
 };
 
 } // namespace gpu_sleep::agent

@@ -240,7 +240,7 @@ Bytes ProgramMemory::asleep_bytes() {
 
 model::State ProgramMemory::state(const std::vector<std::string>& tags) {
     const MutexLock lock(mutex_);
-    return locked_.ledger().state(tags);
+    return locked_.state(tags);
 }
 
 std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::Span>& spans) {
@@ -256,15 +256,17 @@ std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::S
     return tags;
 }
 
-gate::HoldRule ProgramMemory::rule_for_what_sleeps(bool& sleeps) noexcept {
+gate::HoldRule ProgramMemory::rule_for_what_sleeps(bool& holds) noexcept {
     gate::HoldRule rule;
     rule.on_touch = locked_.touch_rule().on_touch;
     rule.limit = locked_.touch_rule().limit;
-    rule.checked = gate_mode(locked_.touch_rule(), locked_.ledger()) == model::GateMode::checked;
-    sleeps = false;
+    rule.paused = locked_.is_paused();
+    rule.checked =
+        !rule.paused && gate_mode(locked_.touch_rule(), locked_.ledger()) == model::GateMode::checked;
+    holds = rule.paused;
     for (const auto& [address, backing] : locked_.ledger().backings()) {
         if (!backing.is_asleep()) continue;
-        sleeps = true;
+        holds = true;
         if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
             rule.sleeping.back().end = backing.end();
             continue;
@@ -278,26 +280,26 @@ gate::HoldRule ProgramMemory::rule_for_what_sleeps(bool& sleeps) noexcept {
 
 gate::HoldRule ProgramMemory::hold_rule() noexcept {
     const MutexLock lock(mutex_);
-    bool sleeps = false;
-    return rule_for_what_sleeps(sleeps);
+    bool holds = false;
+    return rule_for_what_sleeps(holds);
 }
 
 bool ProgramMemory::settle_gate() noexcept {
     auto& gate = gate::Gate::instance();
     const MutexLock lock(mutex_);
-    bool sleeps = false;
-    auto rule = rule_for_what_sleeps(sleeps);
-    if (sleeps || is_driver_away_)
+    bool holds = false;
+    auto rule = rule_for_what_sleeps(holds);
+    if (holds || is_driver_away_)
         gate.keep_shut(std::move(rule));
     else
         gate.open();
-    return sleeps;
+    return holds;
 }
 
 void ProgramMemory::let_allocate() noexcept {
     const MutexLock lock(mutex_);
-    bool sleeps = false;
-    gate::Gate::instance().let_allocate(rule_for_what_sleeps(sleeps));
+    bool holds = false;
+    gate::Gate::instance().let_allocate(rule_for_what_sleeps(holds));
 }
 
 Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t id, const char* reason) {

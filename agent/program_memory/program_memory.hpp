@@ -158,8 +158,8 @@ public:
 
     /// How the gate is to be for what sleeps now.
     [[nodiscard]] gate::HoldRule hold_rule() noexcept;
-    /// Makes the gate fit what sleeps: shut or checked by the rule while something does, else open. Returns
-    /// whether something sleeps.
+    /// Makes the gate fit what sleeps: shut or checked by the rule while something does, shut in a pause,
+    /// else open. Returns whether work waits for a wake.
     bool settle_gate() noexcept;
     /// The same while after-wake callbacks run.
     void let_allocate() noexcept;
@@ -193,9 +193,9 @@ private:
         GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] Result<driver::DeviceAddress> allocate_locked(int device, ledger::TagId tag, Bytes bytes)
         GPU_SLEEP_REQUIRES(mutex_);
-    /// The rule for what sleeps now. The gate has it before the mutex is free: what is freed in between would
-    /// stay listed for ever.
-    [[nodiscard]] gate::HoldRule rule_for_what_sleeps(bool& sleeps) noexcept GPU_SLEEP_REQUIRES(mutex_);
+    /// The rule for what sleeps now, and whether it holds anything. The gate has it before the mutex is free:
+    /// what is freed in between would stay listed for ever.
+    [[nodiscard]] gate::HoldRule rule_for_what_sleeps(bool& holds) noexcept GPU_SLEEP_REQUIRES(mutex_);
 
     std::unique_ptr<Running> storage_; ///< its heap and its engine are used with the mutex held
     std::atomic<Running*> running_{nullptr};

@@ -9,12 +9,14 @@ namespace gpu_sleep::agent {
 using model::GateMode;
 
 TouchRule touch_rule_after(const TouchRule& now, const TouchRule& environment,
-                           const model::SleepRequest& request, bool adds_to_sleep) {
-    auto rule = adds_to_sleep ? now : environment;
-    if (request.on_touch) rule.on_touch = *request.on_touch;
+                           const model::SleepRequest& request, Before before) {
+    auto rule = before.is_held ? now : environment;
+    const bool is_unattended = request.only_if_idle || request.min_awake;
+    if (request.on_touch && !(before.is_held && before.is_paused && is_unattended))
+        rule.on_touch = *request.on_touch;
     if (request.touch_limit) rule.limit = request.touch_limit;
     if (request.gate) rule.gate = request.gate;
-    rule.is_whole = request.tags.empty();
+    if (request.level != model::Level::pause) rule.is_whole = request.tags.empty();
     return rule;
 }
 

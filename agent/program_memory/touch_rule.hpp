@@ -22,10 +22,17 @@ struct TouchRule {
     friend bool operator==(const TouchRule&, const TouchRule&) = default;
 };
 
-/// The rule after `request` was carried out. Fields that it leaves unset keep the value of `now` if something
-/// slept already, for threads may wait under that, and else have that of `environment`.
+/// How a process is that a request puts to sleep.
+struct Before {
+    bool is_held = false;   ///< something slept, or it was paused: threads may wait under the present rule
+    bool is_paused = false; ///< it is
+};
+
+/// The rule after `request` was carried out. Fields that it leaves unset keep the value of `now` if threads
+/// may wait under that, and else have that of `environment`. Who takes the memory of a process for being
+/// idle, or makes room, does not end a pause by that: touches are met as before.
 [[nodiscard]] TouchRule touch_rule_after(const TouchRule& now, const TouchRule& environment,
-                                         const model::SleepRequest& request, bool adds_to_sleep);
+                                         const model::SleepRequest& request, Before before);
 
 /// Which work the gate lets pass while memory of `ledger` sleeps. An operator is heard first. Else other work
 /// passes where the program has parted all that sleeps from the rest, by putting it to sleep itself or by

@@ -44,6 +44,7 @@ inline constexpr const char* k_control_thread_ending = "gpu-sleep-ctl-";
 inline constexpr const char* k_work_thread = "gpu-sleep-work"; ///< awake
 inline constexpr const char* k_work_thread_partial = "gpu-sleep-work/";
 inline constexpr const char* k_work_thread_asleep = "gpu-sleep-work-";
+inline constexpr const char* k_work_thread_paused = "gpu-sleep-work=";
 inline constexpr const char* k_work_thread_deep = "gpu-sleep-work_";
 
 /// "PID-STARTTIME.sock", as the process's own namespaces see both.

@@ -44,6 +44,20 @@ bool uses_files(const SleepRequest& request) noexcept {
                        [](const TagStore& each) { return each.store == Store::file; });
 }
 
+Result<void> check_pause(const SleepRequest& request) {
+    const bool asks_for_more = !request.tags.empty() || !request.keep.empty() || !request.discard.empty() ||
+                               request.require_refill || request.gate == GateMode::checked ||
+                               uses_files(request) || !request.stores.empty() || !request.directory.empty() ||
+                               request.store_is_named || request.spill || request.keep_files ||
+                               request.copy_all || request.check_copies || request.release_retained ||
+                               request.deep;
+    if (request.level != Level::pause || !asks_for_more) return {};
+    return make_error(
+        ErrorCode::invalid_argument,
+        "a pause (level 0) stops the whole program and moves no memory: it takes no tags, lets no "
+        "work pass, and cannot be used with what is about contents");
+}
+
 std::string_view to_string(Retention retention) noexcept {
     switch (retention) {
     case Retention::offload: return "offload";
@@ -69,6 +83,7 @@ std::string_view to_string(State state) noexcept {
     case State::asleep: return "asleep";
     case State::partial: return "partial";
     case State::damaged: return "damaged";
+    case State::paused: return "paused";
     }
     return "unknown";
 }
@@ -218,7 +233,7 @@ int exit_status_of(const Failure& failure, Operation asked) noexcept {
     // What was to sleep is awake, because there was too little memory or disk; what slept before still
     // sleeps.
     if (is_short && failure.state == State::partial && asked == Operation::sleep) return row.exit_status;
-    return failure.state == State::awake ? row.exit_status : row.exit_status_asleep;
+    return is_resident(failure.state) ? row.exit_status : row.exit_status_asleep;
 }
 
 } // namespace gpu_sleep::model

@@ -18,8 +18,12 @@
 
 namespace gpu_sleep::model {
 
-/// How deep a sleep is: level 1 keeps contents, level 2 drops what no policy or span preserves.
-enum class Level : std::uint8_t { keep = 1, drop = 2 };
+/// How deep a sleep is.
+enum class Level : std::uint8_t {
+    pause = 0, ///< the program's work waits, and all its memory stays where it is
+    keep = 1,  ///< contents are kept
+    drop = 2,  ///< what no policy or span preserves is dropped
+};
 
 /// What a sleep does with the contents of a tag.
 enum class Retention : std::uint8_t {
@@ -47,7 +51,13 @@ enum class State : std::uint8_t {
     asleep = 1,
     partial = 2, ///< some of it asleep, some awake
     damaged = 3, ///< asleep, and some of it damaged
+    paused = 4,  ///< all of it in GPU memory, and no work passes
 };
+
+/// Whether none of it sleeps.
+[[nodiscard]] constexpr bool is_resident(State state) noexcept {
+    return state == State::awake || state == State::paused;
+}
 
 /// What a touch does: work that reaches the gate and may not pass.
 enum class OnTouch : std::uint8_t {
@@ -154,6 +164,9 @@ struct SleepRequest {
 
 /// Whether it keeps anything in files, but for what spills.
 [[nodiscard]] bool uses_files(const SleepRequest& request) noexcept;
+
+/// Refuses a pause that asks for what one cannot do. Errors: invalid_argument.
+[[nodiscard]] Result<void> check_pause(const SleepRequest& request);
 
 struct WakeRequest {
     std::vector<std::string> tags; ///< empty means every tag

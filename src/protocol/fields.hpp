@@ -56,13 +56,13 @@ Range(E, E) -> Range<E>; // clang deduces it for aggregates from version 17 on o
 
 /// The values of an enumeration that the reader accepts; it refuses any other.
 constexpr auto accepted(model::Level) {
-    return Range{model::Level::keep, model::Level::drop};
+    return Range{model::Level::pause, model::Level::drop};
 }
 constexpr auto accepted(model::Retention) {
     return Range{model::Retention::offload, model::Retention::discard};
 }
 constexpr auto accepted(model::State) {
-    return Range{model::State::awake, model::State::damaged};
+    return Range{model::State::awake, model::State::paused};
 }
 constexpr auto accepted(model::OnTouch) {
     return Range{model::OnTouch::wait, model::OnTouch::fail};

@@ -137,6 +137,7 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
                               name);
 
     SleepPlan plan;
+    if (request.level == model::Level::pause) return plan;
     for (auto& [address, backing] : ledger.backings()) {
         if (backing.stay_reason) continue;
         const auto& tag = ledger.tag(backing.tag);

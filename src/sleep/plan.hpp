@@ -46,8 +46,8 @@ struct Circumstances {
 ///     dropped     leave      leave
 ///     damaged     leave      give_up, unless it has preserved spans and may be mended: then leave
 ///
-/// Where it says leave, what is kept (preserved spans of what was dropped, too) moves if it is elsewhere; but
-/// what is damaged stays where it can be put right.
+/// A pause leaves all as it is. Where the table says leave, what is kept (preserved spans of what was
+/// dropped, too) moves if it is elsewhere; but what is damaged stays where it can be put right.
 [[nodiscard]] Action action_for(model::Residence residence, const Circumstances& it) noexcept;
 
 /// What a wake does to a backing: kept and dropped ones wake, awake ones stay. Damaged ones keep all of their

@@ -346,6 +346,8 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
              {{"gpu-sleep", k_nobody, "--deep", "--engine", "driver"}, "--engine driver"},
              {{"gpu-sleep", k_nobody, "--deep", "--tags", "a"}, "--tags"},
              {{"gpu-sleep", k_nobody, "--deep", "--gate", "checked"}, "--gate checked"},
+             {{"gpu-sleep", k_nobody, "--level", "0", "--deep"}, "level 0"},
+             {{"gpu-sleep", k_nobody, "--level", "0", "--tags", "a"}, "level 0"},
              {{"gpu-sleep", "--all", "--group", "g"}, "--all"},
              {{"gpu-sleep", "--all", "--tree"}, "--all"},
              {{"gpu-sleep", "--all", "--engine", "driver"}, "--engine driver"},

@@ -195,10 +195,27 @@ class Sleeping(Case):
         gpu_sleep.mark_refilled("gone")
         self.assertFalse(tagged("gone").needs_refill)
 
+    def test_pauses_at_level_0(self):
+        list(self.tensors_of("paused"))
+        this = gpu_sleep.Process(os.getpid())
+        if not gpu_sleep.status().captures:
+            for pause in (gpu_sleep.sleep, this.sleep):
+                with self.assertRaisesRegex(gpu_sleep.Error, "gpu-run"):
+                    pause(level=0)
+            return
+        for pause in (gpu_sleep.sleep, this.sleep):
+            pause(level=0)
+            self.assertEqual([each.state for each in gpu_sleep.processes(os.getpid())], ["paused"])
+            self.assertEqual((gpu_sleep.status().gate.state, gpu_sleep.asleep_bytes()), ("shut", 0))
+            gpu_sleep.wake()
+            self.assertEqual(gpu_sleep.status().state, "awake")
+
     def test_says_what_is_wrong(self):
         (tensor,) = self.tensors_of("one")
         for wrong, kind in (
             (lambda: gpu_sleep.sleep(3), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(-1), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(0, tags="one"), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.sleep(0x101), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.sleep("1"), TypeError),
             (lambda: gpu_sleep.sleep(tags="nobody"), gpu_sleep.UnknownTag),

@@ -162,6 +162,9 @@ TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[pyt
     if (!has_ctypes()) return;
     PythonProgram program;
     REQUIRE(program.tell("torch") == "done");
+    REQUIRE(program.command("gpu-sleep", {"--level", "0"}).status == 0);
+    REQUIRE(program.command("gpu-wake").status == 0);
+    CHECK(program.tell("calls") == "0"); // a pause needs no memory
     const auto slept = program.command("gpu-sleep", {"--json"});
     REQUIRE(slept.status == 0);
     CHECK(slept.tag("default", "bytes") == std::to_string(4 << 20)); // of two such allocations

@@ -32,6 +32,7 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
     using model::State;
     CHECK(status(ErrorCode::driver_failed, State::awake) == 1);
     CHECK(status(ErrorCode::driver_failed, State::asleep) == 7);
+    CHECK(status(ErrorCode::driver_failed, State::paused) == 1); // its memory is where it was
     CHECK(status(ErrorCode::driver_failed, State::partial) == 7);
     CHECK(status(ErrorCode::invalid_argument, State::awake) == 2);
     CHECK(status(ErrorCode::unknown_tag, State::asleep) == 2);

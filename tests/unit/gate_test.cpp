@@ -161,6 +161,20 @@ TEST_CASE("Gate: asleep, touches go on without a wake once all that slept was fr
     CHECK(Gate::is_open());
 }
 
+TEST_CASE("Gate: paused, touches wait although nothing sleeps any more", "[gate]") {
+    const OpenGate open;
+    auto how = rule(OnTouch::wait);
+    how.sleeping = {{1'000, 2'000}};
+    how.paused = true;
+    fall_asleep(std::move(how));
+    Toucher waiting;
+    REQUIRE(waits(1));
+    the_gate().forget({1'000, 2'000});
+    CHECK(waiting.stays_out());
+    the_gate().open();
+    CHECK(waiting.gets_in());
+}
+
 TEST_CASE("Gate: asleep, touches ask to be woken, not more than once a second", "[gate]") {
     const OpenGate open;
     std::atomic<int> wakes{0};

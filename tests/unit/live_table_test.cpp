@@ -69,6 +69,10 @@ TEST_CASE("Live table: a line for each process, and the sums", "[live]") {
     REQUIRE(shown.rows.size() == 4);
     CHECK(shown.sentences.at(0) == "4 processes, 1 asleep, 1 without an answer; GPU 3.00 GiB, host 3.00 GiB");
     CHECK(shown.rows[0].at("STATE") == "no answer");
+    std::get<model::Report>(outcomes[1].answer).state = model::State::paused;
+    const test::Printed paused(render_live(outcomes, 80));
+    CHECK(paused.rows[1].at("STATE") == "paused");
+    CHECK(paused.sentences.at(0) == shown.sentences.at(0)); // it does not sleep
     outcomes[0].answer = make_error(ErrorCode::stopped, "it is stopped");
     CHECK(test::Printed(render_live(outcomes, 80)).rows[0].at("STATE") == "stopped");
     outcomes[2].answer = report_of("a", k_gib, 0, 45);

@@ -102,6 +102,9 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
         CHECK(second->is_empty() == (row.drop == Action::leave));
         CHECK(second->give_up.size() == (row.drop == Action::give_up ? 1U : 0U));
         CHECK(second->move.empty());
+        const auto paused = plan_sleep(ledger, request(Level::pause));
+        REQUIRE(paused);
+        CHECK(paused->is_empty());
         auto in_files = request(Level::keep);
         in_files.store = model::Store::file;
         in_files.directory = "/d";
@@ -116,6 +119,41 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
         CHECK(wake->is_empty() == (row.wake != WakeAction::restore));
         CHECK(wake->spoiled.size() == (row.wake == WakeAction::refuse ? 1U : 0U));
     }
+}
+
+TEST_CASE("Plan: a pause is of the whole program, and takes nothing that is about contents", "[plan]") {
+    using Change = void (*)(model::SleepRequest&);
+    const Change refused[] = {[](auto& r) { r.tags = {"a"}; },
+                              [](auto& r) { r.keep = {"a"}; },
+                              [](auto& r) { r.discard = {"a"}; },
+                              [](auto& r) { r.require_refill = true; },
+                              [](auto& r) { r.gate = model::GateMode::checked; },
+                              [](auto& r) { r.store = model::Store::file; },
+                              [](auto& r) {
+                                  r.stores = {{"a", model::Store::host}};
+                              },
+                              [](auto& r) { r.directory = "/d"; },
+                              [](auto& r) { r.store_is_named = true; },
+                              [](auto& r) { r.spill = true; },
+                              [](auto& r) { r.keep_files = true; },
+                              [](auto& r) { r.copy_all = true; },
+                              [](auto& r) { r.check_copies = true; },
+                              [](auto& r) { r.release_retained = true; },
+                              [](auto& r) { r.deep = true; }};
+    for (const auto& change : refused) {
+        INFO(&change - refused);
+        auto asked = request(Level::pause);
+        change(asked);
+        CHECK(model::check_pause(asked).error().code == ErrorCode::invalid_argument);
+        asked.level = Level::keep;
+        CHECK(model::check_pause(asked));
+    }
+    auto asked = request(Level::pause);
+    asked.on_touch = model::OnTouch::wake;
+    asked.gate = model::GateMode::shut;
+    asked.only_if_idle = Milliseconds(1);
+    asked.dry_run = asked.force = asked.ignore_inhibitors = asked.joint = true;
+    CHECK(model::check_pause(asked));
 }
 
 TEST_CASE("Plan: what sleeps with preserved parts and cannot be dropped is named", "[plan]") {

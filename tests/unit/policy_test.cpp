@@ -187,6 +187,7 @@ TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "
     CHECK(sleep->only_if_idle == 10s);
     CHECK(sleep->on_touch == model::OnTouch::wake);
     CHECK_FALSE(sleep->store_is_named);
+    CHECK(decide(policy, report(State::paused, 10))->request); // like one that is idle
     CHECK(sleep->directory.empty());
     CHECK(decide(policy, report(State::asleep, 12, 2))->reason == "it sleeps already");
     const auto move = decide(policy, report(State::asleep, 20, 5))->request;

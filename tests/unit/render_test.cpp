@@ -228,6 +228,34 @@ TEST_CASE("Render: what was so already is said to be so", "[render]") {
           "4242 python3 serve.py stays awake; nothing was changed:\n  it is at work\n");
 }
 
+TEST_CASE("Render: a pause says that it frees nothing, and its end that work goes on", "[render]") {
+    model::Report report;
+    report.operation = model::Operation::sleep;
+    report.level = model::Level::pause;
+    report.times.total = 0.5;
+    report.dry_run = true;
+    CHECK(render_operation(listed_process(), report) ==
+          "4242 python3 serve.py would be paused, which frees nothing; nothing was changed\n");
+    report.dry_run = false;
+    report.changed = true;
+    report.state = model::State::paused;
+    report.gate = model::GateState::shut;
+    CHECK(render_operation(listed_process(), report) ==
+          "4242 python3 serve.py is paused after 0.50 s:\n  gate shut: work on the GPU waits\n");
+    report.changed = false;
+    report.gate = model::GateState::open;
+    CHECK(render_operation(listed_process(), report) ==
+          "4242 python3 serve.py is already paused, as asked; nothing to do\n");
+    report.operation = model::Operation::wake;
+    report.dry_run = true;
+    CHECK(render_operation(listed_process(), report) ==
+          "4242 python3 serve.py would wake; nothing was changed\n");
+    report.dry_run = false;
+    report.changed = true;
+    report.state = model::State::awake;
+    CHECK(render_operation(listed_process(), report) == "4242 python3 serve.py is awake after 0.50 s\n");
+}
+
 TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[render]") {
     const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
     CHECK(

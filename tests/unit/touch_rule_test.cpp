@@ -114,16 +114,42 @@ TEST_CASE("Touch rule: a sleep is heard until all is awake, and then the environ
     const TouchRule now{OnTouch::fail, Milliseconds(7), GateMode::checked, true};
     model::SleepRequest request;
     request.tags = {"weights"};
-    CHECK(agent::touch_rule_after(now, environment, request, false) == environment);
-    CHECK(agent::touch_rule_after(now, environment, request, true) ==
+    CHECK(agent::touch_rule_after(now, environment, request, {}) == environment);
+    CHECK(agent::touch_rule_after(now, environment, request, {true}) ==
           TouchRule{OnTouch::fail, Milliseconds(7), GateMode::checked, false});
     request.on_touch = OnTouch::wait;
     request.touch_limit = Milliseconds(9);
     request.gate = GateMode::shut;
     const TouchRule asked{OnTouch::wait, Milliseconds(9), GateMode::shut, false};
-    CHECK(agent::touch_rule_after(now, environment, request, true) == asked);
-    CHECK(agent::touch_rule_after(now, TouchRule(), request, false) == asked);
+    CHECK(agent::touch_rule_after(now, environment, request, {true}) == asked);
+    CHECK(agent::touch_rule_after(now, TouchRule(), request, {}) == asked);
     request = {};
-    CHECK(agent::touch_rule_after(now, TouchRule(), request, false) ==
+    CHECK(agent::touch_rule_after(now, TouchRule(), request, {}) ==
           TouchRule{OnTouch::wait, std::nullopt, std::nullopt, true});
+}
+
+TEST_CASE("Touch rule: who takes the memory of a paused process without being asked does not end the pause",
+          "[touch_rule]") {
+    const TouchRule now{OnTouch::wait, std::nullopt, std::nullopt};
+    const auto after = [&](const model::SleepRequest& request, agent::Before before) {
+        return agent::touch_rule_after(now, TouchRule(), request, before).on_touch;
+    };
+    model::SleepRequest by_hand;
+    by_hand.on_touch = OnTouch::wake;
+    auto by_timer = by_hand;
+    by_timer.only_if_idle = Milliseconds(1);
+    auto for_room = by_hand;
+    for_room.min_awake = Milliseconds(0);
+    CHECK(after(by_hand, {true, true}) == OnTouch::wake);
+    for (const auto& request : {by_timer, for_room}) {
+        CHECK(after(request, {true, true}) == OnTouch::wait);
+        CHECK(after(request, {true, false}) == OnTouch::wake);
+        CHECK(after(request, {false, true}) == OnTouch::wake); // it is the pause
+    }
+    auto whole = now;
+    whole.is_whole = true;
+    model::SleepRequest pause;
+    pause.level = model::Level::pause;
+    CHECK(agent::touch_rule_after(now, TouchRule(), pause, {true}) == now); // no sleep of all
+    CHECK(agent::touch_rule_after(whole, TouchRule(), pause, {true}) == whole);
 }

@@ -90,8 +90,7 @@ def _run_on_wake(event: Event) -> int:
     return failed
 
 
-@_agent.Callback
-def _before_sleep(pointer: Any, user: Any) -> int:
+def _run_before_sleep(pointer: Any, user: Any) -> int:
     global _is_owed
     event = _event_of(pointer)
     for function in list(_on_sleep):
@@ -109,10 +108,13 @@ def _before_sleep(pointer: Any, user: Any) -> int:
     return 0
 
 
-@_agent.Callback
-def _after_wake(pointer: Any, user: Any) -> int:
+def _run_after_wake(pointer: Any, user: Any) -> int:
     event = _event_of(pointer)
     return _run_on_wake(event) if event.tags or _is_owed else 0
+
+
+_before_sleep = _agent.Callback(_run_before_sleep)  # which the agent keeps
+_after_wake = _agent.Callback(_run_after_wake)
 
 
 def _remove(number: int) -> None:

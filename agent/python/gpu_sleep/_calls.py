@@ -25,8 +25,8 @@ def milliseconds(seconds: float, what: str) -> int:
 
 
 def checked_level(level: int) -> int:
-    if operator.index(level) not in (1, 2):
-        raise InvalidArgument(f"a level must be 1 or 2, not {level}")
+    if operator.index(level) not in (0, 1, 2):
+        raise InvalidArgument(f"a level must be 0, 1 or 2, not {level}")
     return operator.index(level)
 
 
@@ -59,10 +59,11 @@ def _c_tags(tags: Tags) -> Optional[bytes]:
 def sleep(level: int = 1, tags: Tags = None, deep: bool = False, timeout: Optional[float] = None) -> None:
     """Puts this process to sleep: all of it, or the tags in `tags`. On return their GPU memory is released.
 
-    At `level` 1 contents are kept in host memory; at 2 they are dropped, except for what policy() and preserve() keep. A
-    `deep` sleep takes contexts and modules from the GPU as well; it needs gpu-run, and no `tags`. `timeout`, in
-    seconds, covers everything until memory is released; without it callbacks and GPU work have 30 seconds each, and
-    copying takes as long as it takes. No GPU work, of any library, may use what sleeps. Does nothing if it is asleep.
+    At `level` 1 contents are kept in host memory; at 2 they are dropped, except for what policy() and preserve() keep. At
+    level 0, a pause, all memory stays, and GPU work waits until a wake; functions of on_sleep() are not called. A `deep`
+    sleep takes contexts and modules from the GPU as well. Both need gpu-run, and no `tags`. `timeout`, in seconds,
+    covers everything until memory is released; without it callbacks and GPU work have 30 seconds each, and copying takes
+    as long as it takes. No GPU work, of any library, may use what sleeps. Does nothing if it is asleep.
 
     Errors, after which all is awake and unchanged: NoAgent, InvalidArgument, UnknownTag, Refused (by a callback, whose
     exception is the cause; or a callback called this), TimedOut, CaptureInProgress, OutOfHostMemory,

@@ -45,7 +45,8 @@ def _pool_for(torch: Any, key: Tuple[bytes, int], shared: Any) -> _Pool:
             return _idle.setdefault(key, []).pop()
         except IndexError:
             return _Pool(torch, key)
-    found = _used.get(tuple(getattr(shared, "id", shared)))
+    identifier: Any = tuple(getattr(shared, "id", shared))
+    found = _used.get(identifier)
     if found is None or found.key != key:
         raise InvalidArgument("the pool must be the pool() of an earlier graph of the same tag and device")
     return found

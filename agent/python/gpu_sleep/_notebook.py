@@ -29,7 +29,7 @@ def _out_of_reach(own: Optional[Status]) -> Optional[int]:
     """How many bytes of GPU memory this process has that its agent, if any, cannot move. None: nobody knows."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        reserved = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+        reserved: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
         return max(0, reserved - sum(tag.bytes for tag in own.tags)) if own else reserved
     try:
         known = [] if own else processes(os.getpid())

@@ -92,7 +92,7 @@ class Status:
     name: str = ""
     group: str = ""
     engine: str = "agent"
-    state: str = ""  # awake, asleep, partial or damaged; "" if it is not known
+    state: str = ""  # awake, asleep, partial, damaged or paused; "" if it is not known
     gpu_bytes: Optional[int] = None  # that it still has of the GPUs while all its memory sleeps
     changed: bool = False
     inhibited: bool = False
@@ -117,7 +117,8 @@ Kind = TypeVar("Kind")
 def _read(kind: Type[Kind], members: Dict[str, Any]) -> Kind:
     """A dataclass of what it knows of the members of a JSON object."""
     values = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    dataclass: Any = kind
+    for field in dataclasses.fields(dataclass):
         if field.name not in members:
             continue
         value = members[field.name]

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Programs that are paused (level 0): their work waits, and their memory stays on the GPU.
+
+#include "support/catch.hpp"
+#include "support/host.hpp"
+#include "unharmed.hpp"
+
+#include <fmt/format.h>
+
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <csignal>
+#include <string>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr const char* k_error_code = "/processes/0/error/code";
+
+Arguments gated(Arguments more = {}) {
+    more.emplace_back("GPU_SLEEP_CAPTURE=1");
+    return more;
+}
+
+std::string now_of(const Host& host, const std::string& path) {
+    return host.command("gpu-ps", {"--json"}).json("/processes/0/report/" + path);
+}
+
+Output pause_it(const Host& host, Arguments options = {}) {
+    options.insert(options.end(), {"--level", "0", "--json"});
+    return host.command("gpu-sleep", std::move(options));
+}
+
+/// Sends work, which the gate must hold.
+void send_held_work(Host& host) {
+    host.process().send("spin 1");
+    REQUIRE(becomes_true([&] { return now_of(host, "gate/waiting_threads") == "1"; }));
+}
+
+} // namespace
+
+TEST_CASE("Pause: work waits until a wake of any tag, and no memory moves", "[quick][pause]") {
+    Host host(gated());
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc cache 4194304 0");
+    host.tell("callback count");
+    const auto rehearsed = pause_it(host, {"--dry-run"});
+    CHECK(rehearsed.status == 0);
+    CHECK(host.state() == "awake");
+    const auto begun = Clock::now();
+    host.tell("spin 1000");
+    const auto paused = pause_it(host);
+    REQUIRE(paused.status == 0);
+    CHECK(seconds_since(begun) >= 1); // what ran has ended
+    CHECK(paused.json("/processes/0/report/level") == "0");
+    CHECK(paused.json("/processes/0/report/changed") == "true");
+    CHECK(paused.json("/processes/0/report/devices") == "[]"); // 0 bytes
+    CHECK(host.state() == "paused");
+    CHECK(now_of(host, "gate/state") == "shut");
+    CHECK(now_of(host, "tags/0/state") == "awake");
+    CHECK_THAT(host.command("gpu-ps").out, mentions("paused"));
+    CHECK(pause_it(host).json("/processes/0/report/changed") == "false");
+    CHECK(host.tell("asleep") == "0");
+    send_held_work(host);
+    CHECK(host.command("gpu-wake", {"--dry-run"}).status == 0);
+    CHECK(host.state() == "paused");
+    CHECK(host.command("gpu-wake", {"--tags", "unknown"}).status == 2);
+    CHECK(host.state() == "paused");
+    const auto woken = host.command("gpu-wake", {"--tags", "cache", "--json"});
+    CHECK(woken.json("/processes/0/report/changed") == "true");
+    CHECK(woken.json("/processes/0/report/devices") == "[]");
+    CHECK(host.process().read_line() == "ok ");
+    CHECK(host.state() == "awake");
+    CHECK(now_of(host, "gate/state") == "open");
+    CHECK(host.tell("calls") == "0 0 0 0"); // callbacks hear of sleeps alone
+    check_unharmed(host);
+}
+
+TEST_CASE("Pause: a sleep takes a paused program on to asleep, or leaves it paused", "[pause]") {
+    Host host(gated());
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc cache 4194304 0");
+    REQUIRE(pause_it(host).status == 0);
+    host.tell("fail cuMemUnmap 1 999");
+    const auto failed = host.command("gpu-sleep", {"--json"});
+    CHECK(failed.status == 1);
+    CHECK(failed.json("/processes/0/state") == "paused");
+    CHECK(host.state() == "paused");
+    CHECK(now_of(host, "gate/state") == "shut");
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    CHECK(host.state() == "asleep");
+    const auto again = pause_it(host);
+    CHECK(again.status == 0);
+    CHECK(again.json("/processes/0/report/changed") == "false");
+    CHECK(again.json("/processes/0/state") == "asleep");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.state() == "awake");
+    CHECK(now_of(host, "gate/state") == "open");
+    check_unharmed(host);
+}
+
+TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves that asleep", "[pause]") {
+    Host host(gated());
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc cache 4194304 0");
+    REQUIRE(host.command("gpu-sleep", {"--tags", "cache", "--gate", "checked"}).status == 0);
+    CHECK(now_of(host, "gate/state") == "checked");
+    CHECK(pause_it(host).json("/processes/0/report/changed") == "true");
+    CHECK(host.state() == "partial");
+    CHECK(now_of(host, "gate/state") == "shut");
+    host.tell("free 1"); // nothing sleeps any more
+    CHECK(host.state() == "paused");
+    send_held_work(host);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.process().read_line() == "ok ");
+    host.tell("alloc cache 4194304 0");
+    REQUIRE(pause_it(host).status == 0);
+    REQUIRE(host.command("gpu-sleep", {"--tags", "cache", "--gate", "checked"}).status == 0);
+    CHECK(now_of(host, "gate/state") == "shut"); // the pause goes on
+    REQUIRE(host.command("gpu-wake", {"--tags", "weights"}).status == 0);
+    CHECK(host.state() == "partial");
+    CHECK(now_of(host, "gate/state") == "checked");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    check_unharmed(host);
+}
+
+TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held back", "[pause]") {
+    Host host(gated());
+    host.tell("alloc weights 4194304 0");
+    CHECK(pause_it(host, {"--tags", "weights"}).status == 2);
+    CHECK(host.ask("sleep 0 weights").starts_with("error")); // by the program itself
+    host.tell("inhibit");
+    CHECK(pause_it(host).json(k_error_code) == "inhibited");
+    CHECK(pause_it(host, {"--dry-run"}).status == 0);
+    host.tell("uninhibit");
+    host.tell("hold");
+    CHECK(pause_it(host, {"--timeout", "200ms"}).status == 4);
+    CHECK(host.state() == "awake");
+    host.tell("resume");
+    host.tell("sleep 0");
+    CHECK(host.state() == "paused");
+    host.tell("wake");
+    CHECK(host.state() == "awake");
+    Host alone;
+    alone.tell("alloc weights 4194304 0");
+    const auto refused = pause_it(alone);
+    CHECK(refused.status == 1);
+    CHECK_THAT(refused.json("/processes/0/error/message"), mentions("gpu-run"));
+    CHECK(alone.state() == "awake");
+}
+
+TEST_CASE("Pause: the first use ends it, or fails, if that was asked for", "[pause]") {
+    Host host(gated());
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(pause_it(host, {"--on-touch", "fail"}).status == 0);
+    CHECK(host.ask("spin 1").starts_with("error"));
+    CHECK(pause_it(host, {"--on-touch", "wake"}).json("/processes/0/report/changed") == "true");
+    host.tell("spin 1");
+    CHECK(host.state() == "awake");
+    check_unharmed(host);
+}
+
+TEST_CASE("Pause: whichever call of the driver fails, or the gate, the program goes on", "[pause]") {
+    Host host(gated());
+    host.tell("alloc weights 4194304 0");
+    int failed = 0;
+    for (int call = 1; call <= 12; ++call) {
+        INFO(call);
+        host.tell(fmt::format("fail * {} 999", call));
+        const auto paused = pause_it(host);
+        const bool is_paused = paused.status == 0;
+        failed += is_paused ? 0 : 1;
+        CHECK(host.state() == (is_paused ? "paused" : "awake"));
+        CHECK(now_of(host, "gate/state") == (is_paused ? "shut" : "open"));
+        if (!is_paused) continue;
+        REQUIRE(host.command("gpu-wake").status == 0);
+        static_cast<void>(host.ask("spin 0")); // makes more calls than are left until one fails
+    }
+    CHECK(failed >= 2);
+    check_unharmed(host);
+    host.tell(fmt::format("forbid {} {}", SYS_membarrier, EPERM));
+    CHECK(pause_it(host).status == 1);
+    CHECK(host.state() == "awake");
+    host.tell("spin 1");
+}
+
+TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
+    Host first(gated({"GPU_SLEEP_GROUP=pair"}));
+    Host second(gated({"GPU_SLEEP_GROUP=pair"}));
+    for (auto* host : {&first, &second}) host->tell("alloc weights 4194304 0");
+    const auto together = [](Arguments command) {
+        command.front() = command_file(command.front());
+        command.insert(command.end(), {"--group", "pair"});
+        return run({std::move(command)});
+    };
+    second.tell("inhibit");
+    CHECK(together({"gpu-sleep", "--level", "0"}).status == 1);
+    for (auto* host : {&first, &second}) CHECK(host->state() == "awake");
+    second.tell("uninhibit");
+    CHECK(together({"gpu-sleep", "--level", "0", "--dry-run"}).out.find("2 processes would be paused") !=
+          std::string::npos);
+    const auto paused = together({"gpu-sleep", "--level", "0"});
+    CHECK(paused.status == 0);
+    CHECK_THAT(paused.out, mentions("2 processes are paused"));
+    REQUIRE(second.command("gpu-sleep").status == 0);
+    CHECK_THAT(together({"gpu-sleep", "--level", "0"}).out, mentions("2 processes are paused or asleep"));
+    REQUIRE(second.command("gpu-wake").status == 0);
+    REQUIRE(together({"gpu-sleep", "--level", "0"}).status == 0);
+    for (auto* host : {&first, &second}) CHECK(host->state() == "paused");
+    CHECK(together({"gpu-wake"}).status == 0);
+    for (auto* host : {&first, &second}) {
+        CHECK(host->state() == "awake");
+        check_unharmed(*host);
+    }
+}
+
+TEST_CASE("Pause: one that wakes with another waits for it, and stays paused if that cannot wake",
+          "[pause]") {
+    Host paused(gated({"GPU_SLEEP_GROUP=pair"}));
+    Host asleep(gated({"GPU_SLEEP_GROUP=pair"}));
+    for (auto* host : {&paused, &asleep}) host->tell("alloc weights 4194304 0");
+    REQUIRE(pause_it(paused).status == 0);
+    REQUIRE(asleep.command("gpu-sleep").status == 0);
+    asleep.tell("fail cuMemMap 1 999");
+    CHECK(run({{command_file("gpu-wake"), "--group", "pair"}}).status == 7);
+    CHECK(paused.state() == "paused");
+    CHECK(asleep.state() == "asleep");
+    CHECK(run({{command_file("gpu-wake"), "--group", "pair"}}).status == 0);
+    for (auto* host : {&paused, &asleep}) check_unharmed(*host);
+}
+
+TEST_CASE("Pause: an idle timer puts a paused program to sleep, whose work waits on", "[pause]") {
+    Host host(gated({"GPU_SLEEP_IDLE=1000"}));
+    host.tell("alloc weights 4194304 0");
+    host.tell("spin 1");
+    REQUIRE(pause_it(host).status == 0);
+    REQUIRE(becomes_true([&] { return host.state() == "asleep"; }));
+    send_held_work(host);
+    pause_for(Milliseconds(200));
+    CHECK(host.state() == "asleep");
+    REQUIRE(host.command("gpu-wake").status == 0);
+    CHECK(host.process().read_line() == "ok ");
+    check_unharmed(host);
+}
+
+TEST_CASE("Pause: a paused program that is stopped says so, and does not go on by itself", "[pause]") {
+    Host host(gated({"GPU_SLEEP_ON_STOP=sleep"}));
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(pause_it(host).status == 0);
+    host.process().signal(SIGSTOP);
+    CHECK(becomes_true(
+        [&] { return host.command("gpu-ps").err.find("it was paused before") != std::string::npos; }));
+    host.process().signal(SIGCONT);
+    CHECK(becomes_true([&] { return host.state() == "paused"; }));
+    host.process().signal(SIGTSTP); // it sleeps before it stops
+    CHECK(becomes_true(
+        [&] { return host.command("gpu-ps").err.find("it was asleep before") != std::string::npos; }));
+    host.process().signal(SIGCONT);
+    CHECK(becomes_true([&] { return host.state() == "asleep"; }));
+    REQUIRE(host.command("gpu-wake").status == 0);
+    check_unharmed(host);
+}
+
+TEST_CASE("Pause: a paused program forks, and ends", "[pause]") {
+    Host host(gated());
+    host.tell("alloc weights 4194304 0");
+    REQUIRE(pause_it(host).status == 0);
+    CHECK(host.tell("raw_fork") == "0");
+    CHECK(host.tell("fork").ends_with(" 0"));
+    CHECK(host.state() == "paused");
+    host.process().send("exit 3");
+    CHECK(host.wait() == 3);
+}
