@@ -8,14 +8,11 @@
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 
-#include "peers/gpu_line.hpp"
 #include "peers/neighbours.hpp"
 #include "peers/room.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -79,38 +76,6 @@ struct Model {
     [[nodiscard]] std::string shown(const std::string& pointer) const {
         return host.command("gpu-ps", {"--json"}).json(pointer);
     }
-};
-
-/// Another process of this user that has the lock of a GPU, and ends when it is killed.
-class LockHolder {
-public:
-    explicit LockHolder(const std::string& uuid) {
-        int ends[2];
-        REQUIRE(::pipe(ends) == 0);
-        pid_ = ::fork();
-        if (pid_ == 0) {
-            const UniqueFd directory(::open(agent_directory(::geteuid()).c_str(), O_RDONLY | O_DIRECTORY));
-            auto line = gpu_sleep::peers::GpuLine::open(directory.get(), uuid);
-            const char done = line && line->lock() ? '1' : '0';
-            static_cast<void>(!::write(ends[1], &done, 1));
-            for (;;) ::pause();
-        }
-        char done = '0';
-        CHECK(::read(ends[0], &done, 1) == 1);
-        CHECK(done == '1');
-        ::close(ends[0]);
-        ::close(ends[1]);
-    }
-    LockHolder(const LockHolder&) = delete;
-    LockHolder& operator=(const LockHolder&) = delete;
-    ~LockHolder() { kill(); }
-    void kill() {
-        if (pid_ > 0) ::kill(pid_, SIGKILL);
-        if (pid_ > 0) ::waitpid(std::exchange(pid_, 0), nullptr, 0);
-    }
-
-private:
-    pid_t pid_ = 0;
 };
 
 } // namespace
@@ -190,20 +155,6 @@ TEST_CASE("Room: those who wait have their turns in the order in which they came
     CHECK(models[2].shown(k_waiting) == "none");
 }
 
-TEST_CASE("Room: who has the lock and is killed holds nobody up", "[room]") {
-    const Machine machine;
-    Model first(machine.model("first"));
-    Model second(machine.model("second"));
-    first.request();
-    LockHolder holder(second.shown(k_uuid));
-    second.begin_request();
-    REQUIRE(second.shows(k_place, "1"));
-    CHECK(first.host.state() == "awake");
-    holder.kill();
-    second.end_request();
-    CHECK(first.host.state() == "asleep");
-}
-
 TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
     const Machine machine;
     Model first(machine.model("first", 60'000));
@@ -219,10 +170,9 @@ TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
 }
 
 TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or says why it cannot", "[room]") {
-    const bool has_nvml = GENERATE(true, false);
     const Machine machine;
     Model only(machine.model("only"));
-    const auto need = [&](Arguments arguments, const char* min_awake = "0s") {
+    const auto need = [&](Arguments arguments, const char* min_awake = "0s", bool has_nvml = true) {
         arguments.insert(arguments.end(), {"--gpu", only.shown(k_uuid), "--min-awake", min_awake});
         return machine.run("gpu-reclaim", std::move(arguments), has_nvml);
     };
@@ -237,15 +187,13 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK_THAT(too_much.json("/gpu/against/0"), mentions("could sleep"));
     CHECK(too_much.json("/error/code") == "out_of_device_memory");
     CHECK(only.host.state() == "awake");
-    REQUIRE(only.host.command("gpu-inhibit").status == 0);
-    const auto inhibited = need({"--need", "40MiB"});
-    CHECK(inhibited.status == 1);
-    REQUIRE(only.host.command("gpu-inhibit", {"--release"}).status == 0);
-    const auto done = need({"--need", "40MiB"});
-    INFO(done.err);
-    CHECK(done.status == 0);
-    CHECK(only.host.state() == "asleep");
-    only.request();
+    for (const bool has_nvml : {true, false}) {
+        const auto done = need({"--need", "40MiB"}, "0s", has_nvml);
+        INFO(done.err);
+        CHECK(done.status == 0);
+        CHECK(only.host.state() == "asleep");
+        only.request();
+    }
     CHECK(need({"--need", "40MiB", "--idle", "1h"}).status == 1);
     CHECK(need({"--need", "40MiB", "no-such-model"}).status == 3);
     CHECK(only.host.state() == "awake");
@@ -257,7 +205,7 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     REQUIRE(::chmod(scratch.file("c.toml").c_str(), 0644) == 0);
     const auto by_file = machine.run(
         "gpu-reclaim", {"--need", "40MiB", "--gpu", only.shown(k_uuid), "--config", scratch.file("c.toml")},
-        has_nvml);
+        true);
     INFO(by_file.err);
     if (by_file.err.find("toml++") == std::string::npos) CHECK(by_file.status == 0);
 }
