@@ -85,7 +85,7 @@ TEST_CASE("Move: commands that are killed at random moments leave all bytes, in 
 
 TEST_CASE("Move: processes killed at random moments of a move leave nothing for good", "[killed]") {
     const char* const wanted = std::getenv("GPU_SLEEP_TEST_KILLS");
-    const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 6 : 12;
+    const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 6 : 8;
     const Place place;
     Host survivor;
     allocate_two_tags(survivor);
