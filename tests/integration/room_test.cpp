@@ -31,9 +31,9 @@ namespace {
 /// Of what is looked at before a time is over: a sanitizer's commands take longer to look.
 const int k_slowness = is_sanitized() ? 4 : 1;
 
-constexpr const char* k_waiting = "/processes/0/report/wakes_waiting/0";
-constexpr const char* k_place = "/processes/0/report/wakes_waiting/0/place";
-constexpr const char* k_uuid = "/processes/0/report/devices/0/uuid";
+constexpr const char* k_waiting = "wakes_waiting/0";
+constexpr const char* k_place = "wakes_waiting/0/place";
+constexpr const char* k_uuid = "devices/0/uuid";
 
 /// A GPU with room for one of the models that use it.
 struct Machine {
@@ -70,11 +70,8 @@ struct Model {
     /// The same in two parts.
     void begin_request() { host.process().send("check 0"); }
     void end_request() { CHECK(host.process().read_line() == "ok intact"); }
-    [[nodiscard]] bool shows(const std::string& pointer, const std::string& value) const {
-        return becomes_true([&] { return shown(pointer) == value; });
-    }
-    [[nodiscard]] std::string shown(const std::string& pointer) const {
-        return host.command("gpu-ps", {"--json"}).json(pointer);
+    [[nodiscard]] bool shows(const std::string& name, const std::string& value) const {
+        return becomes_true([&] { return host.report(name) == value; });
     }
 };
 
@@ -90,7 +87,7 @@ TEST_CASE("Room: two models that do not fit take turns on requests alone", "[qui
         second.request();
         CHECK(first.host.state() == "asleep");
     }
-    CHECK(second.shown(k_waiting) == "none");
+    CHECK(second.host.report(k_waiting) == "none");
 }
 
 TEST_CASE("Room: who was woken just now stays awake, though it is asked to sleep", "[room]") {
@@ -152,7 +149,7 @@ TEST_CASE("Room: those who wait have their turns in the order in which they came
     REQUIRE(models[2].shows(k_place, "1"));
     models[2].end_request();
     CHECK(models[1].host.state() == "asleep");
-    CHECK(models[2].shown(k_waiting) == "none");
+    CHECK(models[2].host.report(k_waiting) == "none");
 }
 
 TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
@@ -173,7 +170,7 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     const Machine machine;
     Model only(machine.model("only"));
     const auto need = [&](Arguments arguments, const char* min_awake = "0s", bool has_nvml = true) {
-        arguments.insert(arguments.end(), {"--gpu", only.shown(k_uuid), "--min-awake", min_awake});
+        arguments.insert(arguments.end(), {"--gpu", only.host.report(k_uuid), "--min-awake", min_awake});
         return machine.run("gpu-reclaim", std::move(arguments), has_nvml);
     };
     only.request();
@@ -204,8 +201,8 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     std::ofstream(scratch.path() / "c.toml") << "[reclaim]\nmin-awake = \"0s\"\n";
     REQUIRE(::chmod(scratch.file("c.toml").c_str(), 0644) == 0);
     const auto by_file = machine.run(
-        "gpu-reclaim", {"--need", "40MiB", "--gpu", only.shown(k_uuid), "--config", scratch.file("c.toml")},
-        true);
+        "gpu-reclaim",
+        {"--need", "40MiB", "--gpu", only.host.report(k_uuid), "--config", scratch.file("c.toml")}, true);
     INFO(by_file.err);
     if (by_file.err.find("toml++") == std::string::npos) CHECK(by_file.status == 0);
 }
@@ -222,7 +219,7 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
             {command_file("gpu-run"), "--need", need, "--min-awake", min_awake, "--", "echo", "started"},
             std::move(variables)});
     };
-    const auto gpu = only.shown(k_uuid);
+    const auto gpu = only.host.report(k_uuid);
     CHECK(start("1MiB", gpu).out == "started\n");
     const auto limited = test::run(Launch{
         {"sh", "-c", "ulimit -Sn 200; " + command_file("gpu-run") + " --need 1MiB -- sh -c 'ulimit -Sn'"},
@@ -249,7 +246,7 @@ TEST_CASE("Room: an allocation that finds no memory has the agent say once who h
     CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));
     const auto said =
         fmt::format("{} first has 32.0 MiB and could sleep; make room with gpu-reclaim --need 48MiB --gpu {}",
-                    first.host.pid(), first.shown(k_uuid));
+                    first.host.pid(), first.host.report(k_uuid));
     CHECK(becomes_true([&] { // a neighbour that is slow to answer is asked again
         CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));
         return second.process().errors().find(said) != std::string::npos;
@@ -288,7 +285,7 @@ TEST_CASE("Room: a touch that makes no room says who has the memory", "[room]") 
     second.begin_request();
     const auto words = fmt::format("{} has 32.0 MiB and could sleep", first.host.pid());
     CHECK(becomes_true([&] { return second.host.process().errors().find(words) != std::string::npos; }));
-    CHECK(second.shown(k_place) == "null");
+    CHECK(second.host.report(k_place) == "null");
     CHECK(first.host.state() == "awake");
     REQUIRE(first.host.command("gpu-sleep").status == 0);
     second.end_request();
