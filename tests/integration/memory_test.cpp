@@ -142,7 +142,7 @@ TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the
     const bool is_pinned = GENERATE(true, false);
     const ControlGroup group;
     if (!group) return skip_without_right("make a memory control group");
-    Host host({"GPU_SLEEP_SIM_POISON=0"});
+    Host host;
     group.take(host.pid());
     host.tell("alloc weights 134217728 0");
     if (!is_pinned) host.tell("fail cuMemHostRegister 1 801");
@@ -184,7 +184,7 @@ TEST_CASE("Memory: a sleep has host memory at once that is retained of what does
     if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     const ControlGroup group;
     if (!group) return skip_without_right("make a memory control group");
-    Host host({"GPU_SLEEP_SIM_POISON=0"});
+    Host host;
     group.take(host.pid());
     host.tell("alloc weights 134217728 0");
     host.tell("alloc kv_cache 134217728 0");
@@ -206,7 +206,7 @@ TEST_CASE("Memory: host memory that is short does not hold up a sleep that uses 
     const ControlGroup group;
     if (!group) return skip_without_right("make a memory control group");
     const Scratch scratch;
-    Host host({"GPU_SLEEP_SIM_POISON=0"});
+    Host host;
     group.take(host.pid());
     host.tell("alloc weights 134217728 0");
     const auto sleep = [&] {
