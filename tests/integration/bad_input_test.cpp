@@ -198,19 +198,6 @@ TEST_CASE("Bad input: gpu-ps does not wait for a sleep, and tells how the proces
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Bad input: a process that is killed in the middle is reported as ended", "[bad_input]") {
-    Host host;
-    allocate_tags(host);
-    host.tell("delay cuMemcpyDtoHAsync 200000");
-    auto sleeping = host.start("gpu-sleep", {"--json"});
-    await_request(sleeping);
-    pause_for(Milliseconds(150));
-    host.process().signal(SIGKILL);
-    CHECK(host.wait() == 128 + SIGKILL);
-    const auto ended = sleeping.finish();
-    CHECK(ended.status == 3);
-}
-
 TEST_CASE("Bad input: a process that is stopped answers nobody, and the command says so", "[bad_input]") {
     Host host;
     host.tell("alloc weights 4194304 0");

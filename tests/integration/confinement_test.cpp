@@ -36,10 +36,8 @@ bool may_be_root() {
 }
 
 void check_cycle(Host& host) {
-    const auto slept = host.command("gpu-sleep");
-    INFO(slept.err);
-    CHECK(slept.status == 0);
-    CHECK(host.command("gpu-wake").status == 0);
+    host.sleep();
+    host.wake();
     CHECK(host.tell("check_all") == "intact");
 }
 
@@ -78,9 +76,7 @@ TEST_CASE("Confinement: a program that takes another root while it sleeps is wok
     REQUIRE(host.command("gpu-sleep").status == 0);
     host.tell("chroot " + jail.path().string());
     CHECK(host.state() == "asleep");
-    const auto woken = host.command("gpu-wake");
-    INFO(woken.err);
-    CHECK(woken.status == 0);
+    host.wake();
     check_cycle(host);
     pause_for(Milliseconds(2'500)); // by now the agent has looked after its socket
     check_cycle(host);

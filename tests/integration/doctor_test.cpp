@@ -4,12 +4,9 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/other_user.hpp"
 #include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include <csignal>
 
@@ -123,14 +120,4 @@ TEST_CASE("Doctor: a process that does not answer, or has no agent", "[doctor]")
     CHECK_THAT(finding(none, "driver_engine"), mentions("it does not use CUDA"));
     CHECK(doctor({"999999999"}).status == 3);
     CHECK(doctor({"nobody-has-this-name"}).status == 3);
-}
-
-TEST_CASE("Doctor: a process of another user", "[doctor]") {
-    if (::geteuid() != 0) return skip_without_right("act as another user");
-    const Host host;
-    const auto refused = run({{"setpriv", "--reuid", std::to_string(k_other_user), "--clear-groups",
-                               command_file("gpu-doctor"), std::to_string(host.pid()), "--json"}});
-    INFO(refused.err);
-    CHECK(refused.status == 5);
-    CHECK(finding(refused, "agent").starts_with("bad "));
 }

@@ -16,7 +16,7 @@ TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go",
     auto program = Program::loader(words);
     for (const char* line : {"ready", "again"}) {
         REQUIRE(program.line() == line);
-        CHECK(program.status("report/tags/0/ranges") != "none");
+        CHECK(program.report("tags/0/ranges") != "none");
         program.sleep();
         program.wake();
         program.go_on();
@@ -45,7 +45,7 @@ TEST_CASE("Host safety: a library bound to its own dependencies first is interce
     for (const char* line : {"ready", "again"}) {
         REQUIRE(program.line() == line);
         if (is_audited) {
-            CHECK(program.status(k_intercepted_bytes) ==
+            CHECK(program.report(k_intercepted_bytes) ==
                   (line == std::string("ready") ? k_four_mib : "8388608"));
             program.sleep();
             program.go_on();

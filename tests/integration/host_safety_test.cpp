@@ -32,7 +32,7 @@ std::size_t count_in(const std::string& text, const std::string& part) {
     return count;
 }
 
-constexpr const char* k_first_note = "report/notes/0";
+constexpr const char* k_first_note = "notes/0";
 constexpr const char* k_touch_trouble = "GPU work could not wake this process yet: ";
 
 } // namespace
@@ -91,7 +91,7 @@ TEST_CASE("Host safety: children of a sleeping process work", "[host_safety]") {
     CHECK(program.line() == "the child works");
     CHECK(program.line() == "children: 11 12");
     CHECK(program.line() == "forked");
-    CHECK(program.status("state") == "asleep");
+    CHECK(program.state() == "asleep");
     program.wake();
     program.go_on();
     CHECK(program.line() == "intact");
@@ -110,7 +110,7 @@ TEST_CASE("Host safety: a child that becomes another program has an agent of its
     CHECK(Program::command_for(child, "gpu-ps", {"--json"}).json("/processes/0/state") == "awake");
     CHECK(Program::command_for(child, "gpu-sleep").status == 0);
     CHECK(Program::command_for(child, "gpu-wake").status == 0);
-    CHECK(program.status("state") == "asleep");
+    CHECK(program.state() == "asleep");
     program.go_on();
     CHECK(program.line() == "touched 0");
     CHECK(program.line() == "child 0");
@@ -136,10 +136,10 @@ TEST_CASE("Host safety: workers of a process that never used CUDA sleep each for
 TEST_CASE("Host safety: the primary context may be reset, awake and asleep", "[host_safety]") {
     Program program({"reset"});
     REQUIRE(program.line() == "ready");
-    CHECK(program.status(k_intercepted_bytes) == k_four_mib);
+    CHECK(program.report(k_intercepted_bytes) == k_four_mib);
     program.go_on();
     REQUIRE(program.line() == "reset");
-    CHECK(program.status(k_intercepted_bytes) != k_four_mib);
+    CHECK(program.report(k_intercepted_bytes) != k_four_mib);
     program.go_on();
     REQUIRE(program.line() == "again");
     program.sleep();
@@ -164,7 +164,7 @@ TEST_CASE("Host safety: a context of the program's own may end, awake and asleep
     program.go_on();
     REQUIRE(program.line() == "destroyed");
     if (!is_asleep) program.sleep();
-    CHECK(program.status(k_intercepted_bytes) == k_four_mib);
+    CHECK(program.report(k_intercepted_bytes) == k_four_mib);
     program.wake();
     program.go_on();
     CHECK(program.line() == "intact");
@@ -238,18 +238,18 @@ TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, a
     sleeper.go_on("touch");
     REQUIRE(sleeper.waits_at_the_gate());
     pause_for(Milliseconds(2'500)); // long enough to ask again
-    CHECK(sleeper.status("state") == "asleep");
-    CHECK(sleeper.status("report/gate/waiting_threads") == "1");
+    CHECK(sleeper.state() == "asleep");
+    CHECK(sleeper.report("gate/waiting_threads") == "1");
     CHECK(count_in(sleeper.process().errors(), k_touch_trouble) == 1);
     // Whoever looks learns it too, and what is short.
-    CHECK_THAT(sleeper.status(k_first_note), mentions(k_touch_trouble) && mentions("GPU 0"));
-    CHECK(sleeper.status("report/wakes_waiting/0/by_touch") == "true");
-    CHECK(sleeper.status("report/wakes_waiting/1") == "none");
+    CHECK_THAT(sleeper.report(k_first_note), mentions(k_touch_trouble) && mentions("GPU 0"));
+    CHECK(sleeper.report("wakes_waiting/0/by_touch") == "true");
+    CHECK(sleeper.report("wakes_waiting/1") == "none");
     holder.go_on();
     REQUIRE(holder.line() == "freed");
     CHECK(sleeper.line() == "touched 0");
-    CHECK(sleeper.status("state") == "awake");
-    CHECK(sleeper.status(k_first_note) == "none");
+    CHECK(sleeper.state() == "awake");
+    CHECK(sleeper.report(k_first_note) == "none");
     holder.go_on();
     CHECK(holder.ends().status == 0);
     CHECK(sleeper.ends().status == 0);
@@ -265,9 +265,9 @@ TEST_CASE("Host safety: a touch that cannot wake the process fails after its lim
     REQUIRE(holder.line() == "ready");
     sleeper.go_on("touch");
     CHECK(sleeper.line() == "touched 802"); // CUDA_ERROR_SYSTEM_NOT_READY
-    CHECK(sleeper.status("state") == "asleep");
-    CHECK(sleeper.status(k_first_note) == "none"); // for nobody waits any more
-    CHECK(becomes_true([&] { return sleeper.status("report/wakes_waiting/0") == "none"; }));
+    CHECK(sleeper.state() == "asleep");
+    CHECK(sleeper.report(k_first_note) == "none"); // for nobody waits any more
+    CHECK(becomes_true([&] { return sleeper.report("wakes_waiting/0") == "none"; }));
     holder.go_on();
     REQUIRE(holder.line() == "freed");
     sleeper.go_on("touch");

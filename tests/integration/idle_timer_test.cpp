@@ -22,10 +22,6 @@ Arguments timed(Arguments more = {}) {
     return more;
 }
 
-std::string value_of(const Host& host, const std::string& path) {
-    return host.command("gpu-ps", {"--json"}).json("/processes/0/report/" + path);
-}
-
 bool falls_asleep(const Host& host) {
     return becomes_true([&] { return host.state() == "asleep"; });
 }
@@ -42,12 +38,12 @@ TEST_CASE("Idle timer: a process sleeps once it has been idle for so long, until
         const auto used = Clock::now();
         REQUIRE(falls_asleep(host));
         const auto asked = seconds_since(used);
-        const auto slept = asked - std::stod(value_of(host, "state_seconds"));
+        const auto slept = asked - std::stod(host.report("state_seconds"));
         CHECK(asked >= k_after);
         CHECK(slept < 10 * k_after); // one second late at most; the rest is for a busy machine
-        CHECK(value_of(host, "gate/on_touch") == "wake");
+        CHECK(host.report("gate/on_touch") == "wake");
         host.tell("spin 1");
-        CHECK(value_of(host, "woken_bytes") == "4194304");
+        CHECK(host.report("woken_bytes") == "4194304");
     }
     host.tell("check_all");
     CHECK(host.tell("faults") == "0");
@@ -60,7 +56,7 @@ TEST_CASE("Idle timer: what is woken of a process that sleeps on has its time ag
     host.tell("alloc cache 4194304 0");
     REQUIRE(falls_asleep(host));
     REQUIRE(host.command("gpu-wake", {"--tags", "weights"}).status == 0);
-    CHECK(value_of(host, "woken_bytes") == "4194304");
+    CHECK(host.report("woken_bytes") == "4194304");
     CHECK(falls_asleep(host));
     host.tell("spin 1");
     host.tell("check_all");
@@ -77,7 +73,7 @@ TEST_CASE("Idle timer: who works stays awake", "[idle_timer]") {
         longest = std::max(longest, seconds_since(last));
         last = Clock::now();
     }
-    if (longest < k_after) CHECK(value_of(host, "woken_bytes") == "0");
+    if (longest < k_after) CHECK(host.report("woken_bytes") == "0");
 }
 
 TEST_CASE("Idle timer: it heeds inhibitors, and sleeps when they end", "[idle_timer]") {
@@ -104,8 +100,8 @@ TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails 
     CHECK(host.state() == "awake");
     std::filesystem::permissions(place.path(), std::filesystem::perms::owner_all);
     REQUIRE(falls_asleep(host));
-    CHECK(value_of(host, "file_bytes") != "0");
-    CHECK(value_of(host, "host_bytes") != "0");
+    CHECK(host.report("file_bytes") != "0");
+    CHECK(host.report("host_bytes") != "0");
     CHECK(host.command("gpu-ps").out.find("the last time it could not") == std::string::npos);
     host.tell("spin 1");
     host.tell("check_all");

@@ -11,12 +11,6 @@ using namespace gpu_sleep::test;
 namespace {
 
 constexpr const char* k_code = "/processes/0/error/code";
-constexpr const char* k_inhibited = "/processes/0/report/inhibited";
-constexpr const char* k_inhibited_seconds = "/processes/0/report/inhibited_seconds";
-
-std::string shown(const Host& host, const std::string& pointer) {
-    return host.command("gpu-ps", {"--json"}).json(pointer);
-}
 
 void inhibit(const Host& host, Arguments options = {}) {
     const auto output = host.command("gpu-inhibit", std::move(options));
@@ -32,9 +26,7 @@ void check_refused(const Host& host) {
 }
 
 void check_sleeps(const Host& host, Arguments options = {}) {
-    const auto slept = host.command("gpu-sleep", std::move(options));
-    INFO(slept.err);
-    CHECK(slept.status == 0);
+    host.sleep(std::move(options));
     CHECK(host.state() == "asleep");
     CHECK(host.command("gpu-wake").status == 0);
 }
@@ -44,10 +36,10 @@ void check_sleeps(const Host& host, Arguments options = {}) {
 TEST_CASE("Inhibit: a process refuses to be put to sleep until it is released", "[quick][inhibit]") {
     Host host;
     host.tell("alloc weights 4194304 0");
-    CHECK(shown(host, k_inhibited) == "false");
+    CHECK(host.report("inhibited") == "false");
     inhibit(host);
-    CHECK(shown(host, k_inhibited) == "true");
-    CHECK(shown(host, k_inhibited_seconds) == "null");
+    CHECK(host.report("inhibited") == "true");
+    CHECK(host.report("inhibited_seconds") == "null");
     check_refused(host);
     const auto rehearsed = host.command("gpu-sleep", {"--dry-run"});
     CHECK(rehearsed.status == 0);
@@ -63,12 +55,12 @@ TEST_CASE("Inhibit: for a time, of which the last call counts", "[inhibit]") {
     Host host;
     host.tell("alloc weights 4194304 0");
     inhibit(host, {"--for", "4h"});
-    const auto seconds = std::stod(shown(host, k_inhibited_seconds));
+    const auto seconds = std::stod(host.report("inhibited_seconds"));
     CHECK(seconds > 4 * 3600 - 60);
     CHECK(seconds <= 4 * 3600);
     check_refused(host);
     inhibit(host, {"--for", "300ms"});
-    CHECK(becomes_true([&] { return shown(host, k_inhibited) == "false"; }));
+    CHECK(becomes_true([&] { return host.report("inhibited") == "false"; }));
     check_sleeps(host);
 }
 
@@ -92,11 +84,11 @@ TEST_CASE("Inhibit: a program refuses by itself, and nobody else ends that", "[i
 TEST_CASE("Inhibit: a command refuses for as long as it runs", "[inhibit]") {
     Host host({}, {command_file("gpu-inhibit"), "--"});
     host.tell("alloc weights 4194304 0");
-    CHECK(shown(host, k_inhibited_seconds) == "null");
+    CHECK(host.report("inhibited_seconds") == "null");
     check_refused(host);
     Host timed({}, {command_file("gpu-inhibit"), "--for", "1h", "--"});
     timed.tell("alloc weights 4194304 0");
-    CHECK(std::stod(shown(timed, k_inhibited_seconds)) > 3500);
+    CHECK(std::stod(timed.report("inhibited_seconds")) > 3500);
     check_refused(timed);
     CHECK(run({{command_file("gpu-inhibit"), "--", "sh", "-c", "exit 7"}}).status == 7);
     CHECK(run({{command_file("gpu-inhibit"), "--", "/nonexistent/command"}}).status == 127);

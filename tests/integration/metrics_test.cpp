@@ -199,7 +199,7 @@ TEST_CASE("Metrics: who does not answer is counted, and no failure", "[metrics]"
 
 TEST_CASE("Metrics: looking wakes nobody, however often", "[metrics][scrapes]") {
     const auto* const asked = std::getenv("GPU_SLEEP_TEST_SCRAPES");
-    const std::string scrapes = asked ? asked : "100";
+    const std::string scrapes = asked ? asked : "30";
     const Scratch scratch;
     Host host({"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake"});
     host.tell("alloc weights 4194304 0");

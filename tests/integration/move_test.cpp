@@ -43,7 +43,6 @@ TEST_CASE("Move: a sleeper goes to files and back by tags, and every command say
     CHECK(all.status == 0);
     CHECK_THAT(all.out, mentions("still asleep") && mentions("of kept contents to another store"));
     CHECK(place.files().size() == 3);
-    CHECK_THAT(host.command("gpu-sleep", place.store()).out, mentions("as asked"));
 
     const auto back = host.command("gpu-sleep", {"--store", "host", "--json"});
     INFO(back.err);
@@ -85,7 +84,7 @@ TEST_CASE("Move: commands that are killed at random moments leave all bytes, in 
 
 TEST_CASE("Move: processes killed at random moments of a move leave nothing for good", "[killed]") {
     const char* const wanted = std::getenv("GPU_SLEEP_TEST_KILLS");
-    const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 6 : 12;
+    const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 6 : 8;
     const Place place;
     Host survivor;
     allocate_two_tags(survivor);

@@ -19,16 +19,13 @@ inline Arguments captured(Arguments more = {}) {
     return more;
 }
 
-inline std::string said(const Host& host, const std::string& name) {
-    return host.command("gpu-ps", {"--json"}).json("/processes/0/report/" + name);
-}
-
 inline Bytes bytes_held(const Host& host) {
-    return std::stoull(said(host, "host_bytes")) + std::stoull(said(host, "retained_bytes"));
+    return std::stoull(host.report("host_bytes")) + std::stoull(host.report("retained_bytes"));
 }
 
 inline void become_idle(const Host& host, double seconds = 0.05) {
-    REQUIRE(becomes_true([&] { return std::strtod(said(host, "idle_seconds").c_str(), nullptr) > seconds; }));
+    REQUIRE(
+        becomes_true([&] { return std::strtod(host.report("idle_seconds").c_str(), nullptr) > seconds; }));
 }
 
 } // namespace gpu_sleep::test

@@ -60,7 +60,7 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
     auto output = pass("1h:file");
     CHECK(output.json("/processes/0/report/changed") == "true");
     CHECK(host.state() == "asleep");
-    CHECK(said(host, "host_bytes") == "4194304");
+    CHECK(host.report("host_bytes") == "4194304");
     output = pass("1h:file");
     CHECK(output.json("/processes/0/report/changed") == "false");
     CHECK(output.json("/processes/0/report/notes/0") == "it sleeps already");
@@ -68,8 +68,8 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
     CHECK(output.json("/processes/0/report/changed") == "true");
     CHECK(output.json("/processes/0/report/devices/0/relocated_bytes") == "4194304");
     CHECK(host.state() == "asleep");
-    CHECK(said(host, "host_bytes") == "0");
-    CHECK(said(host, "gate/on_touch") == "wake");
+    CHECK(host.report("host_bytes") == "0");
+    CHECK(host.report("gate/on_touch") == "wake");
     CHECK(place.files().size() == 1);
     CHECK(pass("20ms:file").json("/processes/0/report/notes/0") == "it sleeps already");
     host.tell("spin 1"); // a touch
@@ -94,7 +94,7 @@ TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does n
     CHECK(note() == "sleeps are inhibited");
     REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
     host.process().send("spin 1"); // which waits
-    CHECK(becomes_true([&] { return said(host, "gate/waiting_threads") == "1"; }));
+    CHECK(host.waits_at_the_gate());
     CHECK(note() == "work waits for it to wake");
     CHECK(place.files().empty());
     REQUIRE(host.command("gpu-wake").status == 0);

@@ -303,5 +303,5 @@ TEST_CASE("Program: a child that is forked while the process sleeps or wakes can
     if (is_sanitized()) return skip("a sanitizer looks for leaks in the child");
     Host host;
     host.tell("alloc weights 4096 0");
-    CHECK(host.tell("fork_while_sleeping 500") == "500");
+    CHECK(host.tell("fork_while_sleeping 200") == "200");
 }

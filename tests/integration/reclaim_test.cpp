@@ -20,7 +20,6 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-constexpr const char* k_idle = "/processes/0/report/idle_seconds";
 constexpr const char* k_changed = "/processes/0/report/changed";
 constexpr const char* k_note = "/processes/0/report/notes/0";
 
@@ -30,7 +29,7 @@ Arguments intercepted() {
 }
 
 double idle_seconds(const Host& host) {
-    return std::strtod(host.command("gpu-ps", {"--json"}).json(k_idle).c_str(), nullptr);
+    return std::strtod(host.report("idle_seconds").c_str(), nullptr);
 }
 
 /// Waits for longer than reclaim() asks for.
@@ -44,10 +43,6 @@ Output reclaim(const Host& host, Arguments options = {}) {
     INFO(output.err);
     CHECK(output.status == 0);
     return output;
-}
-
-bool moves_contents(const Host& host) {
-    return host.command("gpu-ps", {"--json"}).out.find("contents are being moved") != std::string::npos;
 }
 
 /// Starts the command in a pid namespace of its own, with a /tmp of its own, among so many stubs. Nothing
@@ -133,7 +128,7 @@ TEST_CASE("Idle: a program that captures is at work, and its capture is whole", 
     host.tell("alloc copy 4194304 0");
     host.tell("capture free 0 1");
     for (const auto end = Clock::now() + Milliseconds(5'000); Clock::now() < end;
-         pause_for(Milliseconds(200)))
+         pause_for(Milliseconds(500)))
         CHECK(idle_seconds(host) == 0);
     CHECK(reclaim(host).json(k_note) == "it is at work");
     host.tell("capture_end");
@@ -145,7 +140,7 @@ TEST_CASE("Idle: a program that captures is at work, and its capture is whole", 
 TEST_CASE("Idle: is not known of a program whose calls are not intercepted", "[reclaim]") {
     Host host;
     host.tell("alloc weights 4194304 0");
-    CHECK(host.command("gpu-ps", {"--json"}).json(k_idle) == "null");
+    CHECK(host.report("idle_seconds") == "null");
     const auto output = reclaim(host);
     CHECK(output.json(k_changed) == "false");
     CHECK(output.json(k_note) == "it is not known whether it is idle");
@@ -164,7 +159,7 @@ TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is at work ag
     CHECK(early.json(k_changed) == "false");
     CHECK(reclaim(host).json(k_changed) == "true");
     CHECK(host.state() == "asleep");
-    CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/on_touch") == "wake");
+    CHECK(host.report("gate/on_touch") == "wake");
     CHECK(reclaim(host).json(k_note) == "it sleeps already");
     CHECK(host.state() == "asleep");
     host.tell("spin 1"); // a touch
@@ -179,7 +174,7 @@ TEST_CASE("Reclaim: who was put to sleep otherwise sleeps on as before", "[recla
     wait_until_idle(host);
     REQUIRE(host.command("gpu-sleep", {"--on-touch", "fail"}).status == 0);
     CHECK(reclaim(host).json(k_changed) == "false");
-    CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/on_touch") == "fail");
+    CHECK(host.report("gate/on_touch") == "fail");
     const auto woken = Clock::now();
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(idle_seconds(host) < seconds_since(woken)); // who was woken is to be used
@@ -205,7 +200,7 @@ TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[rec
         host.tell("delay cuMemcpyDtoHAsync 2000000");
         wait_until_idle(host);
         auto pass = host.start("gpu-reclaim", {"--idle", "10ms", "--json"});
-        REQUIRE(becomes_true([&] { return moves_contents(host); }));
+        REQUIRE(becomes_true([&] { return host.moves_contents(); }));
         host.tell("spin 1");
         const auto output = pass.finish();
         CHECK(output.status == 0);
@@ -265,7 +260,7 @@ TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or sleeps
     host.tell("resume");
     host.tell("delay cuMemcpyDtoHAsync 2000000"); // longer than a busy machine takes for what follows
     auto sleep = host.start("gpu-sleep");
-    REQUIRE(becomes_true([&] { return moves_contents(host); }));
+    REQUIRE(becomes_true([&] { return host.moves_contents(); }));
     CHECK_THAT(reclaim(host).out, mentions("another sleep or wake of it is under way"));
     CHECK(sleep.finish().status == 0);
     CHECK(host.state() == "asleep");
@@ -328,9 +323,7 @@ TEST_CASE("Reclaim: that the GPU is asked about idleness does not end preparing"
     Host host(std::move(variables));
     host.tell("alloc weights 67108864 0");
     wait_until_idle(host);
-    const auto is_prepared = [&] {
-        return host.command("gpu-ps", {"--json"}).json("/processes/0/report/retained_bytes") == "67108864";
-    };
+    const auto is_prepared = [&] { return host.report("retained_bytes") == "67108864"; };
     CHECK(becomes_true(is_prepared));
     host.tell("check_all");
 }

@@ -8,14 +8,11 @@
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 
-#include "peers/gpu_line.hpp"
 #include "peers/neighbours.hpp"
 #include "peers/room.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,9 +31,9 @@ namespace {
 /// Of what is looked at before a time is over: a sanitizer's commands take longer to look.
 const int k_slowness = is_sanitized() ? 4 : 1;
 
-constexpr const char* k_waiting = "/processes/0/report/wakes_waiting/0";
-constexpr const char* k_place = "/processes/0/report/wakes_waiting/0/place";
-constexpr const char* k_uuid = "/processes/0/report/devices/0/uuid";
+constexpr const char* k_waiting = "wakes_waiting/0";
+constexpr const char* k_place = "wakes_waiting/0/place";
+constexpr const char* k_uuid = "devices/0/uuid";
 
 /// A GPU with room for one of the models that use it.
 struct Machine {
@@ -73,44 +70,9 @@ struct Model {
     /// The same in two parts.
     void begin_request() { host.process().send("check 0"); }
     void end_request() { CHECK(host.process().read_line() == "ok intact"); }
-    [[nodiscard]] bool shows(const std::string& pointer, const std::string& value) const {
-        return becomes_true([&] { return shown(pointer) == value; });
+    [[nodiscard]] bool shows(const std::string& name, const std::string& value) const {
+        return becomes_true([&] { return host.report(name) == value; });
     }
-    [[nodiscard]] std::string shown(const std::string& pointer) const {
-        return host.command("gpu-ps", {"--json"}).json(pointer);
-    }
-};
-
-/// Another process of this user that has the lock of a GPU, and ends when it is killed.
-class LockHolder {
-public:
-    explicit LockHolder(const std::string& uuid) {
-        int ends[2];
-        REQUIRE(::pipe(ends) == 0);
-        pid_ = ::fork();
-        if (pid_ == 0) {
-            const UniqueFd directory(::open(agent_directory(::geteuid()).c_str(), O_RDONLY | O_DIRECTORY));
-            auto line = gpu_sleep::peers::GpuLine::open(directory.get(), uuid);
-            const char done = line && line->lock() ? '1' : '0';
-            static_cast<void>(!::write(ends[1], &done, 1));
-            for (;;) ::pause();
-        }
-        char done = '0';
-        CHECK(::read(ends[0], &done, 1) == 1);
-        CHECK(done == '1');
-        ::close(ends[0]);
-        ::close(ends[1]);
-    }
-    LockHolder(const LockHolder&) = delete;
-    LockHolder& operator=(const LockHolder&) = delete;
-    ~LockHolder() { kill(); }
-    void kill() {
-        if (pid_ > 0) ::kill(pid_, SIGKILL);
-        if (pid_ > 0) ::waitpid(std::exchange(pid_, 0), nullptr, 0);
-    }
-
-private:
-    pid_t pid_ = 0;
 };
 
 } // namespace
@@ -125,7 +87,7 @@ TEST_CASE("Room: two models that do not fit take turns on requests alone", "[qui
         second.request();
         CHECK(first.host.state() == "asleep");
     }
-    CHECK(second.shown(k_waiting) == "none");
+    CHECK(second.host.report(k_waiting) == "none");
 }
 
 TEST_CASE("Room: who was woken just now stays awake, though it is asked to sleep", "[room]") {
@@ -187,21 +149,7 @@ TEST_CASE("Room: those who wait have their turns in the order in which they came
     REQUIRE(models[2].shows(k_place, "1"));
     models[2].end_request();
     CHECK(models[1].host.state() == "asleep");
-    CHECK(models[2].shown(k_waiting) == "none");
-}
-
-TEST_CASE("Room: who has the lock and is killed holds nobody up", "[room]") {
-    const Machine machine;
-    Model first(machine.model("first"));
-    Model second(machine.model("second"));
-    first.request();
-    LockHolder holder(second.shown(k_uuid));
-    second.begin_request();
-    REQUIRE(second.shows(k_place, "1"));
-    CHECK(first.host.state() == "awake");
-    holder.kill();
-    second.end_request();
-    CHECK(first.host.state() == "asleep");
+    CHECK(models[2].host.report(k_waiting) == "none");
 }
 
 TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
@@ -219,11 +167,10 @@ TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
 }
 
 TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or says why it cannot", "[room]") {
-    const bool has_nvml = GENERATE(true, false);
     const Machine machine;
     Model only(machine.model("only"));
-    const auto need = [&](Arguments arguments, const char* min_awake = "0s") {
-        arguments.insert(arguments.end(), {"--gpu", only.shown(k_uuid), "--min-awake", min_awake});
+    const auto need = [&](Arguments arguments, const char* min_awake = "0s", bool has_nvml = true) {
+        arguments.insert(arguments.end(), {"--gpu", only.host.report(k_uuid), "--min-awake", min_awake});
         return machine.run("gpu-reclaim", std::move(arguments), has_nvml);
     };
     only.request();
@@ -237,15 +184,13 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK_THAT(too_much.json("/gpu/against/0"), mentions("could sleep"));
     CHECK(too_much.json("/error/code") == "out_of_device_memory");
     CHECK(only.host.state() == "awake");
-    REQUIRE(only.host.command("gpu-inhibit").status == 0);
-    const auto inhibited = need({"--need", "40MiB"});
-    CHECK(inhibited.status == 1);
-    REQUIRE(only.host.command("gpu-inhibit", {"--release"}).status == 0);
-    const auto done = need({"--need", "40MiB"});
-    INFO(done.err);
-    CHECK(done.status == 0);
-    CHECK(only.host.state() == "asleep");
-    only.request();
+    for (const bool has_nvml : {true, false}) {
+        const auto done = need({"--need", "40MiB"}, "0s", has_nvml);
+        INFO(done.err);
+        CHECK(done.status == 0);
+        CHECK(only.host.state() == "asleep");
+        only.request();
+    }
     CHECK(need({"--need", "40MiB", "--idle", "1h"}).status == 1);
     CHECK(need({"--need", "40MiB", "no-such-model"}).status == 3);
     CHECK(only.host.state() == "awake");
@@ -256,8 +201,8 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     std::ofstream(scratch.path() / "c.toml") << "[reclaim]\nmin-awake = \"0s\"\n";
     REQUIRE(::chmod(scratch.file("c.toml").c_str(), 0644) == 0);
     const auto by_file = machine.run(
-        "gpu-reclaim", {"--need", "40MiB", "--gpu", only.shown(k_uuid), "--config", scratch.file("c.toml")},
-        has_nvml);
+        "gpu-reclaim",
+        {"--need", "40MiB", "--gpu", only.host.report(k_uuid), "--config", scratch.file("c.toml")}, true);
     INFO(by_file.err);
     if (by_file.err.find("toml++") == std::string::npos) CHECK(by_file.status == 0);
 }
@@ -274,7 +219,7 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
             {command_file("gpu-run"), "--need", need, "--min-awake", min_awake, "--", "echo", "started"},
             std::move(variables)});
     };
-    const auto gpu = only.shown(k_uuid);
+    const auto gpu = only.host.report(k_uuid);
     CHECK(start("1MiB", gpu).out == "started\n");
     const auto limited = test::run(Launch{
         {"sh", "-c", "ulimit -Sn 200; " + command_file("gpu-run") + " --need 1MiB -- sh -c 'ulimit -Sn'"},
@@ -301,7 +246,7 @@ TEST_CASE("Room: an allocation that finds no memory has the agent say once who h
     CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));
     const auto said =
         fmt::format("{} first has 32.0 MiB and could sleep; make room with gpu-reclaim --need 48MiB --gpu {}",
-                    first.host.pid(), first.shown(k_uuid));
+                    first.host.pid(), first.host.report(k_uuid));
     CHECK(becomes_true([&] { // a neighbour that is slow to answer is asked again
         CHECK_THAT(second.ask("alloc weights 50331648 0"), mentions("error"));
         return second.process().errors().find(said) != std::string::npos;
@@ -340,7 +285,7 @@ TEST_CASE("Room: a touch that makes no room says who has the memory", "[room]") 
     second.begin_request();
     const auto words = fmt::format("{} has 32.0 MiB and could sleep", first.host.pid());
     CHECK(becomes_true([&] { return second.host.process().errors().find(words) != std::string::npos; }));
-    CHECK(second.shown(k_place) == "null");
+    CHECK(second.host.report(k_place) == "null");
     CHECK(first.host.state() == "awake");
     REQUIRE(first.host.command("gpu-sleep").status == 0);
     second.end_request();

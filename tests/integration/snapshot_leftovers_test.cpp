@@ -81,8 +81,7 @@ TEST_CASE("gpu-snapshot: a living sleeper of another pid namespace is asleep and
     test::MemoryContents contents;
     contents.add("weights", stage.first);
     contents.description.owner = test::k_nobody;
-    const auto theirs =
-        store::write_snapshot(test::opened(stage.directory), contents.description, contents, {});
+    const auto theirs = test::written(stage.directory, contents, {});
     REQUIRE(theirs);
     const auto file = theirs->file.path();
     const auto inside = [&](const std::string& arguments) {
@@ -114,7 +113,7 @@ TEST_CASE("gpu-snapshot: where locks may be lost, what is of another pid namespa
     test::MemoryContents contents;
     contents.add("weights", stage.first);
     contents.description.owner = test::k_nobody;
-    auto theirs = store::write_snapshot(test::opened(stage.directory), contents.description, contents, {});
+    auto theirs = test::written(stage.directory, contents, {});
     REQUIRE(theirs);
     for (const auto& file : {ended, unseen}) std::filesystem::copy_file(theirs->file.path(), file);
     nlohmann::json looked;

@@ -101,7 +101,7 @@ TEST_CASE("Store: processes share a directory", "[store]") {
 
 TEST_CASE("Store: processes killed at random moments harm nobody and leave nothing for good", "[killed]") {
     const char* const wanted = std::getenv("GPU_SLEEP_TEST_KILLS");
-    const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 8 : 25;
+    const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 6 : 12;
     const Place place;
     Host survivor;
     allocate_two_tags(survivor);

@@ -263,9 +263,7 @@ TEST_CASE("Store: files take over when host memory is short", "[quick][store]") 
         CHECK(slept.tag("weights", "in_files_bytes") != "0");
         CHECK_THAT(slept.json("/processes/0/report/notes/0"), mentions("host memory is short"));
         CHECK(place.files().size() == 1);
-        const auto woken = host.command("gpu-wake");
-        INFO(woken.err);
-        REQUIRE(woken.status == 0);
+        host.wake();
         REQUIRE(::prlimit(host.pid(), RLIMIT_AS, &before, nullptr) == 0);
     }
     CHECK(host.tell("check_all") == "intact");

@@ -58,7 +58,6 @@ TEST_CASE("Surroundings: a process that a debugger has stopped is given up in ti
     const auto start = Clock::now();
     const auto given_up = host.command(name, {"--timeout", "1s"});
     CHECK(given_up.status == 4);
-    CHECK_THAT(given_up.err, mentions("it is stopped"));
     CHECK(Clock::now() - start < Milliseconds(30'000));
     debugger.close_input();
     CHECK(debugger.wait() == 0);
@@ -113,5 +112,5 @@ TEST_CASE("Surroundings: a clock that jumps changes no limit and no contents", "
     host.tell("let_go");
     host.tell("callback none");
     sleep_and_wake(host);
-    CHECK(std::stod(host.command("gpu-ps", {"--json"}).json("/processes/0/report/state_seconds")) < 60);
+    CHECK(std::stod(host.report("state_seconds")) < 60);
 }

@@ -63,40 +63,12 @@ class Saver(unittest.TestCase):
                               stderr=subprocess.STDOUT)
         self.assertEqual(done.returncode, 0, done.stdout)
 
-    def in_both_modes(self, name):
-        for mode in ("preload", "torch"):
-            with self.subTest(mode=mode):
-                self.run_function(name, mode)
-
-    def test_tags_one_after_another(self):
-        self.in_both_modes("sglang")
-
-    def test_any_text_is_a_tag(self):
-        self.in_both_modes("tags")
-
-    def test_regions(self):
-        self.in_both_modes("regions")
-
-    def test_devices(self):
-        self.in_both_modes("devices")
-
-    def test_regions_that_overlap(self):
-        self.in_both_modes("overlapping")
-
-    def test_failures_are_exceptions(self):
-        self.in_both_modes("failures")
-
-    def test_others_may_have_the_word(self):
-        self.in_both_modes("others_word")
-
-    def test_backups_in_host_memory(self):
-        self.in_both_modes("backups")
-
-    def test_backups_in_files(self):
-        self.in_both_modes("disk")
-
-    def test_graphs(self):
-        self.in_both_modes("graphs")
+    def test_in_both_modes(self):
+        for name in ("sglang", "tags", "regions", "devices", "overlapping", "failures", "others_word", "backups", "disk", "graphs",
+                     "wrong_use"):
+            for mode in ("preload", "torch"):
+                with self.subTest(function=name, mode=mode):
+                    self.run_function(name, mode)
 
     def test_a_hook_mode_of_its_own(self):
         self.run_function("own_mode", "torch")
@@ -120,9 +92,6 @@ class Saver(unittest.TestCase):
         library = self.site / "torch_memory_saver_hook_mode_preload_cu12.abi3.so"
         done = subprocess.run([podman, "-c", "if True:" + program, library], env=self.environment(), timeout=SECONDS)
         self.assertEqual(done.returncode, 0)
-
-    def test_wrong_use(self):
-        self.in_both_modes("wrong_use")
 
     def test_a_whole_process(self):
         self.run_function("slime", "preload", TMS_INIT_ENABLE="yes", TMS_INIT_ENABLE_CPU_BACKUP="1")

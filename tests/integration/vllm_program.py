@@ -86,7 +86,7 @@ class Case(unittest.TestCase):
 
     def check_contents(self, weights=FULL, buffer=FULL, cache=FULL):
         model = self.runner.model
-        self.assertEqual([set(tensor.bytes()) for tensor in [*model.weights, model.buffer, *self.runner.cache]],
+        self.assertEqual([tensor.values() for tensor in [*model.weights, model.buffer, *self.runner.cache]],
                          [weights, weights, buffer, cache, cache])
 
 
@@ -192,7 +192,7 @@ class Sleeping(Case):
         self.assertEqual({each.policy for each in self.backend.status()}, {"offload"})
         self.from_outside().sleep(options=["--force"])
         self.backend.resume()
-        self.assertEqual(set(self.runner.cache[0].bytes()), FULL)
+        self.assertEqual(self.runner.cache[0].values(), FULL)
 
     def test_discards_and_leaves_what_sleeps(self):
         self.backend.discard(("kv_cache", "nobody"))
@@ -223,7 +223,7 @@ class Sleeping(Case):
             self.assertEqual(set(self.states().values()), {"asleep"})
             self.worker.wake_up(["weights"])
             self.assertEqual(self.states(), {"weights": "awake", "kv_cache": "asleep", "workspace": "awake"})
-            self.assertEqual(set(workspace.bytes()), FULL)
+            self.assertEqual(workspace.values(), FULL)
             self.worker.wake_up()
 
     def test_keeps_after_others_woke_and_slept(self):
@@ -262,7 +262,7 @@ class Sleeping(Case):
         self.worker.get_draft_model = lambda: draft
         self.worker.sleep(level=2)
         self.from_outside().wake()
-        self.assertEqual((set(draft.weights[0].bytes()), set(draft.buffer.bytes())), (ZERO, FULL))
+        self.assertEqual((draft.weights[0].values(), draft.buffer.values()), (ZERO, FULL))
         self.worker.reload_weights()
         buffer.fill_(9)
         self.worker.wake_up()
@@ -363,9 +363,9 @@ class Allocating(Case):
             self.addCleanup(each.free)
         self.assertEqual(self.allocator.get_current_usage(), before + BYTES)
         self.allocator.sleep()
-        self.assertEqual(set(untagged.bytes()), FULL)
+        self.assertEqual(untagged.values(), FULL)
         self.allocator.wake_up([self.allocator.default_tag])
-        self.assertEqual((set(tensor.bytes()), gpu_sleep.asleep_bytes()), (FULL, 5 * BYTES))
+        self.assertEqual((tensor.values(), gpu_sleep.asleep_bytes()), (FULL, 5 * BYTES))
         self.allocator.wake_up(["nobody"])
         self.allocator.wake_up([])
         self.assertEqual(gpu_sleep.asleep_bytes(), 5 * BYTES)

@@ -42,11 +42,13 @@ def missing():
 
 
 class Environment:
-    """A virtual environment, and what is run in it as after its activation."""
+    """A virtual environment, and what is run in it as after its activation. One pip, beside them, is for all."""
+
+    pip_path = None
 
     def __init__(self, directory):
         self.directory = directory
-        run(sys.executable, "-m", "venv", directory)
+        run(sys.executable, "-m", "venv", "--without-pip", directory)
         self.environment = {
             **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             "PATH": f"{directory / 'bin'}:{os.environ['PATH']}", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "HOME": f"{directory}.home"}
@@ -54,6 +56,9 @@ class Environment:
 
     def files(self):
         return {path for path in self.directory.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts}
+
+    def pip(self, *arguments):
+        run(self.directory / "bin/python", "-m", "pip", *arguments, env={**self.environment, "PYTHONPATH": self.pip_path})
 
     def run(self, program, *arguments):
         return run(shutil.which(program, path=str(self.directory / "bin")), *arguments, env=self.environment)
@@ -68,11 +73,13 @@ class Wheel(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(directory.cleanup)
         cls.scratch = pathlib.Path(directory.name)
+        run(sys.executable, "-m", "venv", cls.scratch / "pip")
+        Environment.pip_path = str(next((cls.scratch / "pip").glob("lib*/python*/site-packages")))
         cls.environments = []
         for version in VERSIONS:
             wheel = run(TREE / "scripts/packaging/wheel", cls.scratch, "--build", BUILD, "--version", version).strip()
             cls.environments.append(Environment(cls.scratch / version))
-            cls.environments[-1].run("pip", "install", "--no-index", wheel)
+            cls.environments[-1].pip("install", "--no-index", wheel)
 
     def test_runs_commands_and_package(self):
         for environment in self.environments:
@@ -85,7 +92,6 @@ class Wheel(unittest.TestCase):
         for command in (BUILD / "bin").glob("gpu-*"):
             if (TREE / f"cli/man/{command.name}.1").exists():
                 self.assertIn("0.1.0", environment.run(command.name, "--version"))
-                self.assertIn("0.1.0", environment.run("python", "-m", "gpu_sleep", command.name[4:], "--version"))
                 self.assertTrue((environment.directory / f"share/man/man1/{command.name}.1").is_file())
 
     def test_is_a_plugin_of_vllm(self):
@@ -97,7 +103,7 @@ class Wheel(unittest.TestCase):
     def test_installs_into_any_directory(self):
         first = self.environments[0]
         directory = self.scratch / "any"
-        first.run("pip", "install", "--no-index", "--target", directory, next(self.scratch.glob("gpu_sleep-0*.whl")))
+        first.pip("install", "--no-index", "--target", directory, next(self.scratch.glob("gpu_sleep-0*.whl")))
         command = [directory / "bin/gpu-run", "--", first.directory / "bin/python", "-c", FOUND]
         for prefix in (command[:2], []):
             found = run(*prefix, *command[2:], env={**os.environ, "PYTHONPATH": str(directory)})
@@ -107,7 +113,7 @@ class Wheel(unittest.TestCase):
         environment = Environment(self.scratch / "saver")
         options = [self.scratch, "--build", BUILD, "--torch-memory-saver"]
         wheel = run(TREE / "scripts/packaging/wheel", *options).strip()
-        environment.run("pip", "install", "--no-index", "--find-links", self.scratch, wheel)  # with what it needs
+        environment.pip("install", "--no-index", "--find-links", self.scratch, wheel)  # with what it needs
         packages = next(environment.directory.glob("lib*/python*/site-packages"))
         for cuda in ("_cu12", "_cu13", ""):  # of which callers try some
             self.assertTrue((packages / f"torch_memory_saver_hook_mode_preload{cuda}.abi3.so").is_file())
@@ -120,7 +126,7 @@ class Wheel(unittest.TestCase):
         environment.environment["LD_PRELOAD"] = str(packages / "torch_memory_saver_hook_mode_preload_cu12.abi3.so")
         environment.run("python", program, "intercepted", "preload")
         del environment.environment["LD_PRELOAD"]
-        environment.run("pip", "uninstall", "--yes", "gpu-sleep-torch-memory-saver", "gpu-sleep")
+        environment.pip("uninstall", "--yes", "gpu-sleep-torch-memory-saver", "gpu-sleep")
         self.assertEqual(environment.files() - environment.before, set())
 
     def test_two_versions_know_each_other(self):
@@ -156,7 +162,7 @@ class Wheel(unittest.TestCase):
 
     def test_vanishes_without_leftovers(self):  # the last, by its name
         for environment in self.environments:
-            environment.run("pip", "uninstall", "--yes", "gpu-sleep")
+            environment.pip("uninstall", "--yes", "gpu-sleep")
             self.assertEqual(environment.files() - environment.before, set())
 
 

@@ -38,7 +38,7 @@ void await_request(const Process& command) {
 Host::Host(Arguments environment, Arguments prefix)
     : Host(host_launch(std::move(environment), std::move(prefix))) {}
 
-Host::Host(const Launch& launch) : process_(launch) {
+Host::Host(const Launch& launch) : Controlled(launch) {
     REQUIRE(process_.read_line() == "ready");
 }
 
@@ -67,18 +67,42 @@ int Host::wait() {
     return process_.wait();
 }
 
-Process Host::start(const std::string& name, Arguments arguments) const {
+Process Controlled::start(const std::string& name, Arguments arguments) const {
     Arguments command{command_file(name), std::to_string(pid())};
     command.insert(command.end(), arguments.begin(), arguments.end());
     return Process(Launch{std::move(command)});
 }
 
-Output Host::command(const std::string& name, Arguments arguments) const {
+Output Controlled::command(const std::string& name, Arguments arguments) const {
     return start(name, std::move(arguments)).finish();
 }
 
-std::string Host::state() const {
+void Controlled::sleep(Arguments arguments) const {
+    const auto slept = command("gpu-sleep", std::move(arguments));
+    INFO(slept.err);
+    REQUIRE(slept.status == 0);
+}
+
+void Controlled::wake(Arguments arguments) const {
+    const auto woken = command("gpu-wake", std::move(arguments));
+    INFO(woken.err);
+    REQUIRE(woken.status == 0);
+}
+
+std::string Controlled::state() const {
     return command("gpu-ps", {"--json"}).json("/processes/0/state");
+}
+
+std::string Controlled::report(const std::string& name) const {
+    return command("gpu-ps", {"--json"}).json("/processes/0/report/" + name);
+}
+
+bool Controlled::waits_at_the_gate() const {
+    return becomes_true([&] { return report("gate/waiting_threads") == "1"; });
+}
+
+bool Controlled::moves_contents() const {
+    return command("gpu-ps", {"--json"}).out.find("contents are being moved") != std::string::npos;
 }
 
 Arguments environment_for_others(Arguments variables) {

@@ -11,9 +11,37 @@ namespace gpu_sleep::test {
 
 using Arguments = std::vector<std::string>;
 
+/// A running process, and the commands given for it.
+class Controlled {
+public:
+    explicit Controlled(const Launch& launch) : process_(launch) {}
+
+    [[nodiscard]] pid_t pid() const noexcept { return process_.pid(); }
+    [[nodiscard]] Process& process() noexcept { return process_; }
+
+    /// Runs `command`, such as "gpu-sleep", for this process.
+    [[nodiscard]] Output command(const std::string& name, Arguments arguments = {}) const;
+    /// Starts it and does not wait.
+    [[nodiscard]] Process start(const std::string& name, Arguments arguments = {}) const;
+    /// gpu-sleep and gpu-wake, which must do; anything else fails the test.
+    void sleep(Arguments arguments = {}) const;
+    void wake(Arguments arguments = {}) const;
+
+    /// "awake", "asleep", "partial" or "damaged", as gpu-ps says.
+    [[nodiscard]] std::string state() const;
+    /// What gpu-ps reports of it under that name, such as "gate/on_touch"; as Output::json().
+    [[nodiscard]] std::string report(const std::string& name) const;
+    /// Waits until work of one thread waits at the gate.
+    [[nodiscard]] bool waits_at_the_gate() const;
+    [[nodiscard]] bool moves_contents() const;
+
+protected:
+    Process process_;
+};
+
 /// A running host program. At its end it must end by itself, without a complaint of a sanitizer, unless the
 /// test ended it. host_program.cpp has what it may be asked.
-class Host {
+class Host : public Controlled {
 public:
     explicit Host(Arguments environment = {}, Arguments prefix = {});
     /// A host started in any other way.
@@ -22,9 +50,6 @@ public:
     Host& operator=(const Host&) = delete;
     ~Host();
 
-    [[nodiscard]] pid_t pid() const noexcept { return process_.pid(); }
-    [[nodiscard]] Process& process() noexcept { return process_; }
-
     /// The whole answer to `line`, "ok ..." or "error ...".
     [[nodiscard]] std::string ask(const std::string& line);
     /// The answer without its "ok "; an error fails the test.
@@ -32,15 +57,7 @@ public:
     /// Waits for its end, which the test has brought about. Returns the status as in Output.
     int wait();
 
-    /// Runs `command`, such as "gpu-sleep", for this process.
-    [[nodiscard]] Output command(const std::string& name, Arguments arguments = {}) const;
-    /// Starts it and does not wait.
-    [[nodiscard]] Process start(const std::string& name, Arguments arguments = {}) const;
-    /// "awake", "asleep", "partial" or "damaged", as gpu-ps says.
-    [[nodiscard]] std::string state() const;
-
 private:
-    Process process_;
     bool is_over_ = false;
 };
 

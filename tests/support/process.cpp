@@ -107,6 +107,13 @@ std::string Output::json(const std::string& pointer) const {
     return text_of(at(document, pointer));
 }
 
+std::vector<std::string> Output::of_all(const std::string& pointer) const {
+    std::vector<std::string> values;
+    const auto document = parsed(*this);
+    for (const auto& process : document.at("processes")) values.push_back(text_of(at(process, pointer)));
+    return values;
+}
+
 std::string Output::tag(std::string_view name, const std::string& field) const {
     const auto document = parsed(*this);
     const auto* tags = at(document, "/processes/0/report/tags");

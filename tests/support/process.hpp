@@ -50,6 +50,8 @@ struct Output {
     /// The value in the JSON of `out` at `pointer`, such as "/processes/0/state"; texts without quotes, and
     /// "none" where there is no such value. Throws ProcessFailure when `out` is no JSON. Source: RFC 6901.
     [[nodiscard]] std::string json(const std::string& pointer) const;
+    /// The value at `pointer` in each of the processes; as json().
+    [[nodiscard]] std::vector<std::string> of_all(const std::string& pointer) const;
     /// The value of `field` in the report of `tag` of the first process; as json().
     [[nodiscard]] std::string tag(std::string_view tag, const std::string& field) const;
 };

@@ -106,6 +106,12 @@ inline void add_sample_contents(MemoryContents& contents) {
     return options;
 }
 
+/// A snapshot of them in `directory`.
+[[nodiscard]] inline auto written(const Scratch& directory, MemoryContents& contents,
+                                  const store::SnapshotWriteOptions& options = small_write()) {
+    return store::write_snapshot(opened(directory), contents.description, contents, options);
+}
+
 [[nodiscard]] inline store::SnapshotReadOptions small_read(store::IoKind io = store::IoKind::automatic) {
     store::SnapshotReadOptions options;
     options.threads = 2;

@@ -126,6 +126,21 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     CHECK(both.sentences[6] == "a sentence of the agent");
 }
 
+TEST_CASE("Render: the listing says of a deep sleeper what the driver took, and what is left", "[render]") {
+    auto report = test::sample_sleep();
+    report.deep = true;
+    report.deep_bytes = k_gib;
+    cli::Outcome outcome{listed_process(), report};
+    outcome.gpu_bytes = 0;
+    Printed printed(render_listing({outcome}));
+    CHECK(printed.rows.at(0).at("STATE") == "deeply asleep 0 us");
+    CHECK(printed.sentences == Sentences{"the driver has also removed the rest from the GPU: 1.00 GiB",
+                                         "it has nothing left on the GPUs"});
+    outcome.gpu_bytes = 8 * k_mib;
+    CHECK(Printed(render_listing({outcome})).sentences.at(1) ==
+          "still on the GPUs: 8.00 MiB of contexts, modules and what stays");
+}
+
 TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render]") {
     auto report = test::sample_intercepted_sleep();
     report.gate = model::GateState::checked;

@@ -53,7 +53,7 @@ struct Closed {
         if (on_overlay && !*overlay) return;
         contents.add("weights", test::random_bytes(50'000));
         contents.description.owner = on_overlay ? ProcessIdentity{::getpid(), *own_start_time()} : k_nobody;
-        auto made = write_snapshot(test::opened(directory), contents.description, contents, small_write());
+        auto made = test::written(directory, contents);
         REQUIRE(made);
         snapshot.emplace(*std::move(made));
         path = snapshot->file.path();

@@ -169,8 +169,7 @@ TEST_CASE("Snapshots: reads that are slow come in order, and one that fails ends
     const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
-    const auto snapshot =
-        write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto queue = open_io_queue();
     REQUIRE(queue);
@@ -198,8 +197,7 @@ TEST_CASE("Snapshots: a read that the kernel fails is an error, not damage", "[s
     const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(50'000));
-    const auto snapshot =
-        write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto options = small_read(store::IoKind::threads);
     const auto bytes = snapshot->header.rows.front().stored_bytes;

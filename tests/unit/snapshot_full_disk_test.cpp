@@ -73,8 +73,7 @@ TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "
         FullDisk disk(**queue, i);
         auto options = small_write();
         options.queue = &disk;
-        const auto snapshot =
-            write_snapshot(test::opened(directory), contents.description, contents, options);
+        const auto snapshot = test::written(directory, contents, options);
         CHECK(snapshot.error().code == ErrorCode::out_of_disk);
         CHECK(contents.is_quiet());
         CHECK(directory.file_count() == 0);
@@ -101,8 +100,7 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
     };
     SECTION("and fails where that is too little") {
         host_memory = GENERATE(Bytes{0}, 3 * k_mib, 8 * k_mib, 16 * k_mib);
-        const auto failed =
-            write_snapshot(test::opened(disk.directory()), contents.description, contents, options);
+        const auto failed = test::written(disk.directory(), contents, options);
         REQUIRE_FALSE(failed);
         CHECK(failed.error().code == ErrorCode::out_of_host_memory);
         CHECK(failed.error().message.find("limited by a test") != std::string::npos);
@@ -113,13 +111,12 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
         options.memory.patience = std::chrono::hours(1);
         std::atomic<int> asked{0};
         options.memory.headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
-        CHECK(write_snapshot(test::opened(disk.directory()), contents.description, contents, options));
+        CHECK(test::written(disk.directory(), contents, options));
     }
     SECTION("and is written where that is enough") {
         host_memory = 24 * k_mib;
         options.memory.patience = std::chrono::minutes(1); // what is being written may count twice
-        const auto written =
-            write_snapshot(test::opened(disk.directory()), contents.description, contents, options);
+        const auto written = test::written(disk.directory(), contents, options);
         REQUIRE(written);
         const auto reader = SnapshotReader::open(written->file, written->header);
         REQUIRE(reader);
@@ -201,8 +198,7 @@ TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") 
     contents.add("kv_cache", test::random_bytes(40'000));
     Bytes needed = 0;
     {
-        const auto whole =
-            write_snapshot(test::opened(disk.directory()), contents.description, contents, small_write());
+        const auto whole = test::written(disk.directory(), contents);
         REQUIRE(whole);
         needed = whole->header.file_bytes;
     }
@@ -210,8 +206,7 @@ TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") 
     for (Bytes bytes = k_alignment; bytes <= needed; bytes += k_alignment) {
         INFO(bytes << " of " << needed);
         REQUIRE(disk.resize(bytes));
-        const auto snapshot =
-            write_snapshot(test::opened(disk.directory()), contents.description, contents, small_write());
+        const auto snapshot = test::written(disk.directory(), contents);
         CHECK(contents.is_quiet());
         if (bytes == needed) {
             REQUIRE(snapshot);
@@ -230,8 +225,7 @@ TEST_CASE("Snapshots: a disk without room for one more file", "[store]") {
     if (!disk) return test::skip_without_right("mount a file system");
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
-    const auto snapshot =
-        write_snapshot(test::opened(disk.directory()), contents.description, contents, small_write());
+    const auto snapshot = test::written(disk.directory(), contents);
     CHECK(snapshot.error().code == ErrorCode::out_of_disk);
     CHECK(contents.is_quiet());
     CHECK(disk.directory().file_count() == 0);

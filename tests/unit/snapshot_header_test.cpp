@@ -29,8 +29,7 @@ TEST_CASE("Snapshots: JSON that was written by somebody else is refused, in litt
     const Scratch directory;
     MemoryContents contents;
     for (int i = 0; i < 100; ++i) contents.add("weights", test::random_bytes(50));
-    const auto snapshot =
-        write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto honest = encode_header(snapshot->header);
     const auto forged = [&](std::string json, std::size_t header_bytes) {
@@ -110,8 +109,7 @@ TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
     MemoryContents contents;
     contents.add("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(20'000));
-    const auto snapshot =
-        write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto& honest = snapshot->header;
     const auto refused = [&](const auto& lie) {
@@ -162,8 +160,7 @@ TEST_CASE("Snapshots: one that does not say when its machine was started is read
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
     if (GENERATE(true, false)) contents.description.boot.clear(); // as before there was such a member
-    const auto snapshot =
-        write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto bytes = test::read_file(snapshot->file.path());
     const std::string text(reinterpret_cast<const char*>(bytes.data()), k_alignment);

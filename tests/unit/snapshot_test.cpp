@@ -27,7 +27,7 @@ TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past th
     test::add_sample_contents(contents);
     auto options = small_write(io);
     options.direct = direct;
-    const auto snapshot = write_snapshot(test::opened(directory), contents.description, contents, options);
+    const auto snapshot = test::written(directory, contents, options);
     REQUIRE(snapshot);
     CHECK(contents.is_quiet());
     CHECK(contents.most_out <= 6);
@@ -48,8 +48,7 @@ TEST_CASE("Snapshots: single extents, and those that are not there", "[store]") 
     const Scratch directory;
     MemoryContents contents;
     test::add_sample_contents(contents);
-    const auto snapshot =
-        write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto reader = SnapshotReader::open(snapshot->file.path());
     REQUIRE(reader);
@@ -67,20 +66,18 @@ TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "
     contents.add("weights", test::random_bytes(5000));
     std::filesystem::path kept;
     {
-        auto snapshot =
-            write_snapshot(test::opened(directory), contents.description, contents, small_write());
+        auto snapshot = test::written(directory, contents);
         REQUIRE(snapshot);
         struct stat status = {};
         REQUIRE(::stat(snapshot->file.path().c_str(), &status) == 0);
         CHECK((status.st_mode & 07777) == 0600);
         CHECK(snapshot->file.name().kind == SnapshotName::Kind::sleeping);
         CHECK(directory.file_count() == 1);
-        auto other = write_snapshot(test::opened(directory), contents.description, contents, small_write());
+        auto other = test::written(directory, contents);
         REQUIRE(other);
         REQUIRE(other->file.keep());
         {
-            auto given_up =
-                write_snapshot(test::opened(directory), contents.description, contents, small_write());
+            auto given_up = test::written(directory, contents);
             REQUIRE(given_up);
             REQUIRE(given_up->file.keep());
         }
@@ -100,7 +97,7 @@ TEST_CASE("Snapshots: a small bound for buffers still works, one chunk at a time
     test::add_sample_contents(contents);
     auto options = small_write();
     options.buffer_bytes = k_mib;
-    const auto snapshot = write_snapshot(test::opened(directory), contents.description, contents, options);
+    const auto snapshot = test::written(directory, contents, options);
     REQUIRE(snapshot);
     CHECK(contents.most_out == 1);
     auto reading = small_read();
@@ -113,8 +110,7 @@ TEST_CASE("Snapshots: a small bound for buffers still works, one chunk at a time
 TEST_CASE("Snapshots: without extents", "[store]") {
     const Scratch directory;
     MemoryContents contents;
-    const auto snapshot =
-        write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     CHECK(read_all(snapshot->file.path(), contents));
 }
@@ -126,15 +122,13 @@ TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
     const auto count = places_of(contents.description.extents).size();
     for (std::size_t i = 0; i < count; ++i) {
         contents.fails_at = i;
-        const auto snapshot =
-            write_snapshot(test::opened(directory), contents.description, contents, small_write());
+        const auto snapshot = test::written(directory, contents);
         CHECK(snapshot.error().code == ErrorCode::driver_failed);
         CHECK(contents.is_quiet());
         CHECK(directory.file_count() == 0);
     }
     contents.fails_at = SIZE_MAX;
-    const auto snapshot =
-        write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     for (std::size_t i = 0; i < count; ++i) {
         contents.fails_at = i;
@@ -147,7 +141,7 @@ TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[st
     MemoryContents contents;
     contents.add("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(100'000));
-    auto snapshot = write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto path = snapshot->file.path();
     const auto size = std::filesystem::file_size(path);
@@ -165,7 +159,7 @@ TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, 
     MemoryContents contents;
     contents.add("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(20'000));
-    auto snapshot = write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto path = snapshot->file.path();
     auto bytes = test::read_file(path);
@@ -187,8 +181,8 @@ TEST_CASE("Snapshots: one that is held open is read whatever became of its name"
     test::add_sample_contents(contents);
     auto options = small_write();
     options.direct = GENERATE(true, false);
-    auto one = write_snapshot(test::opened(directory), contents.description, contents, options);
-    auto other = write_snapshot(test::opened(directory), contents.description, contents, options);
+    auto one = test::written(directory, contents, options);
+    auto other = test::written(directory, contents, options);
     REQUIRE(one);
     REQUIRE(other);
     const auto path = one->file.path();
@@ -220,8 +214,8 @@ TEST_CASE("Snapshots: another one that was written over it is noticed", "[store]
     const Scratch directory;
     MemoryContents contents;
     contents.add("weights", test::random_bytes(5000));
-    const auto one = write_snapshot(test::opened(directory), contents.description, contents, small_write());
-    const auto other = write_snapshot(test::opened(directory), contents.description, contents, small_write());
+    const auto one = test::written(directory, contents);
+    const auto other = test::written(directory, contents);
     REQUIRE(one);
     REQUIRE(other);
     test::write_file(one->file.path(), test::read_file(other->file.path()));

@@ -38,12 +38,11 @@ TEST_CASE("Deep: what the driver refuses leaves it asleep as without the driver"
     CHECK(slept.status == failed.status);
     CHECK(slept.json("/processes/0/state") == "asleep");
     CHECK_THAT(slept.err, mentions("not deeply") && mentions(failed.words));
-    CHECK_FALSE(machine.is_deep());
-    CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
+    CHECK(machine.state() == "asleep");
     const auto next = GENERATE(false, true);
     if (next) machine.fall_asleep();
     machine.wake();
-    machine.expect_awake();
+    machine.expect_works();
 }
 
 TEST_CASE("Deep: what the command leaves locked the agent unlocks", "[deep]") {
@@ -55,7 +54,7 @@ TEST_CASE("Deep: what the command leaves locked the agent unlocks", "[deep]") {
     CHECK(slept.json("/processes/0/state") == "asleep");
     CHECK_FALSE(machine.is_deep());
     machine.wake();
-    machine.expect_awake();
+    machine.expect_works();
 }
 
 TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]") {
@@ -82,11 +81,10 @@ TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]
     }
     const auto settled = [&] { return machine.command("gpu-sleep").status == 0; };
     CHECK(becomes_true(settled));
-    CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
-    CHECK_FALSE(machine.is_deep());
+    CHECK(machine.state() == "asleep");
     if (next) machine.fall_asleep();
     machine.wake();
-    machine.expect_awake();
+    machine.expect_works();
 }
 
 TEST_CASE("Deep: what another tool has done to it is found and taken as it is", "[deep]") {
@@ -99,7 +97,7 @@ TEST_CASE("Deep: what another tool has done to it is found and taken as it is", 
     const auto sleeps = GENERATE(false, true);
     if (sleeps) CHECK(machine.command("gpu-sleep").json("/processes/0/state") == "asleep");
     machine.wake();
-    machine.expect_awake();
+    machine.expect_works();
 }
 
 TEST_CASE("Deep: it is not brought back without room", "[deep]") {
@@ -231,9 +229,10 @@ TEST_CASE("Deep: whichever call of the command's fails, the process is as it say
         const auto done = machine.command("deep", {}, {fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
         failed += done.status != 0;
         INFO(done.err);
-        CHECK(machine.command("gpu-ps").json("/processes/0/state") == done.json("/processes/0/state"));
+        const auto state = machine.state();
+        CHECK((state == "deep" ? "asleep" : state) == done.json("/processes/0/state"));
         machine.wake();
-        machine.expect_awake();
+        machine.expect_works();
     }
     CHECK(failed >= (is_sanitized() ? 1 : 2));
 }
@@ -266,19 +265,18 @@ TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awak
         const auto slept = is_own ? Output() : machine.command("deep");
         INFO(asked << slept.err);
         const bool has_slept = is_own ? asked.starts_with("0 ") : slept.status == 0;
-        const auto state = machine.command("gpu-ps").json("/processes/0/state");
-        if (is_own)
-            CHECK(state == (asked.find(" 0 ") == std::string::npos ? "asleep" : "awake"));
-        else
-            CHECK(state == slept.json("/processes/0/state"));
-        CHECK(machine.is_deep() == has_slept);
+        const auto state = machine.state();
+        const bool sleeps =
+            is_own ? asked.find(" 0 ") == std::string::npos : slept.json("/processes/0/state") == "asleep";
+        CHECK(state == (has_slept ? "deep" : sleeps ? "asleep" : "awake"));
         deep += has_slept;
         auto woken = machine.command("gpu-wake");
         failed += !has_slept || woken.status != 0;
         if (woken.status != 0) woken = machine.command("gpu-wake");
         INFO(woken.err);
         CHECK(woken.status == 0);
-        machine.expect_awake();
+        CHECK(woken.json("/processes/0/state") == "awake");
+        machine.expect_works();
     }
     CHECK(deep > 0);
     CHECK(failed > 0);

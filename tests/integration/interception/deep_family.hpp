@@ -46,11 +46,11 @@ public:
         arguments.insert(arguments.begin(), command_file(name));
         return here({std::move(arguments), std::move(variables)});
     }
-    /// gpu-sleep --deep of the tree.
+    /// gpu-sleep --deep of the tree, which answers in JSON as wake() does.
     [[nodiscard]] Launch deep(Arguments variables = {}) const {
-        return launch("gpu-sleep", {root(), "--tree", "--deep"}, std::move(variables));
+        return launch("gpu-sleep", {root(), "--tree", "--deep", "--json"}, std::move(variables));
     }
-    [[nodiscard]] Output wake() const { return run(launch("gpu-wake", {root(), "--tree"})); }
+    [[nodiscard]] Output wake() const { return run(launch("gpu-wake", {root(), "--tree", "--json"})); }
 
     /// How many are awake, and asleep; those that are deep are asleep as well.
     struct States {
@@ -59,14 +59,17 @@ public:
         std::size_t deep = 0;
     };
     /// As gpu-ps says: one for all, for each takes its time.
-    [[nodiscard]] States states() const {
+    [[nodiscard]] States states() const { return states_in(run(launch("gpu-ps", {root(), "--json"}))); }
+    /// As a command's answer in JSON says.
+    [[nodiscard]] States states_in(const Output& answer) const {
         States states;
-        const auto listed = nlohmann::json::parse(run(launch("gpu-ps", {root(), "--json"})).out);
+        const auto listed = nlohmann::json::parse(answer.out);
         for (const auto& process : listed.at("processes")) {
             const auto is_this = [&](const Host& host) { return host.pid() == process.at("pid"); };
             if (std::none_of(hosts_.begin(), hosts_.end(), is_this)) continue;
-            states.awake += process.at("state") == "awake";
-            states.asleep += process.at("state") == "asleep";
+            const auto state = process.value("state", "");
+            states.awake += state == "awake";
+            states.asleep += state == "asleep";
             states.deep += process.value("/report/deep"_json_pointer, false);
         }
         return states;
@@ -78,8 +81,7 @@ public:
         pieces_.pop_back();
     }
     void check_all_awake() {
-        for (std::size_t i = 0; i < size(); ++i) check_intact(hosts_[i], pieces_[i]);
-        for (auto& host : hosts_) check_no_harm(host);
+        check_all_intact();
         CHECK(states().awake == size());
     }
     /// Whatever state they are in, the next command makes all deep, and the one after it wakes them.
@@ -87,14 +89,22 @@ public:
         const auto slept = run(deep());
         INFO(slept.out << slept.err);
         CHECK(slept.status == 0);
-        CHECK(states().deep == size());
+        CHECK(states_in(slept).deep == size());
+        check_wakes();
+    }
+    void check_wakes() {
         const auto woken = wake();
         INFO(woken.out << woken.err);
         CHECK(woken.status == 0);
-        check_all_awake();
+        CHECK(states_in(woken).awake == size());
+        check_all_intact();
     }
 
 private:
+    void check_all_intact() {
+        for (std::size_t i = 0; i < size(); ++i) check_intact(hosts_[i], pieces_[i]);
+        for (auto& host : hosts_) check_no_harm(host);
+    }
     [[nodiscard]] Launch here(Launch launch) const {
         launch.environment.push_back("GPU_SLEEP_SIM_STATE=" + scratch_.file("devices"));
         // For four, of whom the last looks for more than it takes.

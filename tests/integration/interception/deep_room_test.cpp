@@ -47,11 +47,11 @@ TEST_CASE("Deep room: of two that wake at once, one finds room and the other sta
     const auto second = other.finish();
     INFO(first.err << second.err);
     CHECK(first.status + second.status == 7);
-    CHECK(crowd.family.states().awake == 1);
-    CHECK(crowd.family.states().deep == 1);
+    const auto states = crowd.family.states();
+    CHECK(states.awake == 1);
+    CHECK(states.deep == 1);
     crowd.make_room();
-    CHECK(crowd.family.wake().status == 0);
-    crowd.family.check_all_awake();
+    crowd.family.check_wakes();
 }
 
 TEST_CASE("Deep room: where there is room for both, one comes back while another does",
@@ -77,8 +77,7 @@ TEST_CASE("Deep room: a wake wants what the driver keeps for itself, too", "[dee
     CHECK_THAT(refused.err, mentions("needs 24.0 MiB"));
     CHECK(family.states().deep == 1);
     other.tell("free " + filling.number);
-    CHECK(family.wake().status == 0);
-    family.check_all_awake();
+    family.check_wakes();
 }
 
 TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked for",
@@ -99,19 +98,15 @@ TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked f
     CHECK(refused.status == 7);
     CHECK_THAT(refused.err, mentions("needs 38.0 MiB"));
     other.tell("free " + filling.number);
-    CHECK(family.wake().status == 0);
-    family.check_all_awake();
+    family.check_wakes();
 }
 
 TEST_CASE("Deep room: one that had all of a GPU comes back to it", "[deep][deep_together]") {
     DeepFamily family(1);
     const auto filling = make_piece(family[0], "plain", free_bytes(family[0]) - 4 * k_mib);
     REQUIRE(run(family.deep()).status == 0);
-    const auto woken = family.wake();
-    INFO(woken.err);
-    CHECK(woken.status == 0);
+    family.check_wakes();
     check_intact(family[0], filling);
-    family.check_all_awake();
 }
 
 TEST_CASE("Deep room: one that may wait wakes when there is room for it, too", "[deep][deep_together]") {
@@ -134,12 +129,9 @@ TEST_CASE(
     const auto refused = crowd.family.wake();
     INFO(refused.err);
     CHECK(refused.status == 7);
-    CHECK(crowd.family.states().asleep == 2);
+    CHECK(crowd.family.states_in(refused).asleep == 2);
     crowd.make_room();
-    const auto woken = crowd.family.wake();
-    INFO(woken.err);
-    CHECK(woken.status == 0);
-    crowd.family.check_all_awake();
+    crowd.family.check_wakes();
 }
 
 TEST_CASE("Deep room: of two that are touched at once one waits until there is room for it, too",

@@ -61,8 +61,12 @@ TEST_CASE("Driver engine: a dry run says what it would do, and does nothing", "[
     CHECK(wake.json("/processes/0/state") == "asleep");
     CHECK(wake.json("/processes/0/report/devices/0/moved_bytes") ==
           sleep.json("/processes/0/report/devices/0/moved_bytes"));
+    const auto move = machine.command("gpu-wake", {"--dry-run", "--gpu", "0=1"});
+    CHECK(move.json("/processes/0/report/devices/0/device") == "1");
     machine.expect_held();
-    REQUIRE(machine.command("gpu-wake").status == 0);
+    const auto woken = machine.command("gpu-wake");
+    REQUIRE(woken.status == 0);
+    CHECK(woken.json("/processes/0/report/devices/0/device") == "0");
     machine.expect_awake();
 }
 
@@ -78,8 +82,7 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     Machine machine;
     const auto plain = machine.command("gpu-sleep");
     CHECK(plain.status == 3);
-    CHECK_THAT(plain.err,
-               mentions("no agent") && mentions(" --engine driver") && mentions("whole: gpu-sleep "));
+    CHECK_THAT(plain.err, mentions(" --engine driver"));
     REQUIRE(machine.command("gpu-sleep", {"--engine", "auto"}).status == 0);
     CHECK(machine.command("gpu-wake", {"--tags", "weights"}).status == 2);
     CHECK(machine.command("gpu-wake", {"--order", "weights"}).status == 2);
@@ -93,7 +96,7 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     CHECK(refused.status == 2);
     const auto by_name = run({{command_file("gpu-sleep"), name, "--engine", "driver"}});
     CHECK(by_name.status == 2);
-    CHECK_THAT(by_name.err, mentions("has an agent") && mentions("leave out --engine driver"));
+    CHECK_THAT(by_name.err, mentions("leave out --engine driver"));
     const auto automatic = with_agent.command("gpu-sleep", {"--engine", "auto", "--json"});
     CHECK(automatic.status == 0);
     CHECK(automatic.json("/processes/0/engine") == "agent");
@@ -111,9 +114,6 @@ TEST_CASE("Driver engine: work that does not end in time leaves the process awak
     CHECK(late.status == 4);
     CHECK(late.json("/processes/0/state") == "awake");
     CHECK(machine.host.process().read_line() == "ok " + machine.piece.hash);
-    machine.expect_awake();
-    CHECK(machine.command("sleep").status == 0);
-    CHECK(machine.command("gpu-wake").status == 0);
     machine.expect_awake();
 }
 
@@ -189,29 +189,32 @@ TEST_CASE("Driver engine: a process that uses no GPU, or has ended", "[driver_en
 TEST_CASE("Driver engine: processes without an agent are listed, as the driver says they stand",
           "[driver_engine]") {
     Machine machine;
-    const auto listed = [&](const std::string& member) {
-        const auto all = run({{command_file("gpu-ps"), "--json"}, machine.launch("gpu-ps").environment});
+    const auto all = [&] {
+        return run({{command_file("gpu-ps"), "--json"}, machine.launch("gpu-ps").environment});
+    };
+    const auto listed = [&](const Output& all, const std::string& member) {
         INFO(all.err);
         for (int i = 0; all.json(fmt::format("/processes/{}/pid", i)) != "none"; ++i)
             if (all.json(fmt::format("/processes/{}/pid", i)) == std::to_string(machine.host.pid()))
                 return all.json(fmt::format("/processes/{}/{}", i, member));
         return std::string("not listed");
     };
-    const auto one = [&] { return machine.command("gpu-ps"); };
-    CHECK(listed("engine") == "driver");
-    CHECK(listed("state") == "awake");
-    CHECK(std::stoull(listed("report/devices/0/moved_bytes")) >= k_piece_bytes);
-    CHECK_THAT(listed("report/notes/0"), mentions("--engine driver"));
-    CHECK(one().status == 0);
-    CHECK(one().json("/processes/0/state") == "awake");
+    const auto awake = all();
+    CHECK(listed(awake, "engine") == "driver");
+    CHECK(listed(awake, "state") == "awake");
+    CHECK(std::stoull(listed(awake, "report/devices/0/moved_bytes")) >= k_piece_bytes);
+    CHECK_THAT(listed(awake, "report/notes/0"), mentions("--engine driver"));
+    const auto one = machine.command("gpu-ps");
+    CHECK(one.status == 0);
+    CHECK(one.json("/processes/0/state") == "awake");
     REQUIRE(machine.command("sleep").status == 0);
-    CHECK(listed("state") == "asleep");
-    CHECK_THAT(listed("report/notes/0"), mentions("gpu-wake"));
-    CHECK(one().json("/processes/0/state") == "asleep");
-    const auto table = run(machine.launch("gpu-ps"));
+    const auto asleep = all();
+    CHECK(listed(asleep, "state") == "asleep");
+    CHECK_THAT(listed(asleep, "report/notes/0"), mentions("gpu-wake"));
+    CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
     REQUIRE(machine.command("gpu-wake").status == 0);
     machine.kill_amid("sleep", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock");
-    CHECK_THAT(listed("report/notes/0"), mentions("locked"));
+    CHECK_THAT(listed(all(), "report/notes/0"), mentions("locked"));
     REQUIRE(machine.command("gpu-wake").status == 0);
     machine.expect_awake();
     // Nobody's who uses no GPU, nor its own.
@@ -219,5 +222,5 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
               .status == 3);
     machine.host.process().signal(SIGKILL);
     machine.host.wait();
-    CHECK(listed("state") == "not listed");
+    CHECK(listed(all(), "state") == "not listed");
 }

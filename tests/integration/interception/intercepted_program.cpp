@@ -20,7 +20,9 @@
 #include <cstddef>
 #include <cstdlib>
 #include <deque>
+#include <random>
 #include <utility>
+#include <vector>
 
 namespace gpu_sleep::test {
 namespace {
@@ -32,7 +34,9 @@ struct Program {
     CUstream capture = nullptr; ///< captured in
     CUmodule module = nullptr;
     CUgraphExec graph = nullptr;
-    std::deque<Memory> memories; ///< a freed one keeps its number and has no address
+    std::deque<Memory> memories;     ///< a freed one keeps its number and has no address
+    std::vector<std::string> served; ///< what each held when it was filled, by do_serve() or since
+    std::mt19937_64 random;
 };
 
 Program& program() {
@@ -86,18 +90,53 @@ Answer do_allocate(Words& words) {
     return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
 }
 
-/// fill NUMBER SEED: random bytes, by a kernel, or by a copy into an array
+/// Random bytes, by a kernel, or by a copy into an array; then the hash.
+Answer fill(const Memory& which, std::uint64_t seed) {
+    const auto count = std::uint64_t{which.bytes / sizeof(std::uint64_t)};
+    if (which.array)
+        GPU_SLEEP_TRY(fill_array(which, seed));
+    else
+        GPU_SLEEP_TRY(launch(program().module, k_noise_kernel, program().stream, which.address, count, seed));
+    return hash_of(which);
+}
+
+/// fill NUMBER SEED
 Answer do_fill(Words& words) {
     const auto which = memory(words);
-    if (!which) return which.error();
-    const auto count = std::uint64_t{(*which)->bytes / sizeof(std::uint64_t)};
-    const auto seed = next<std::uint64_t>(words);
-    if ((*which)->array)
-        GPU_SLEEP_TRY(fill_array(**which, seed));
-    else
-        GPU_SLEEP_TRY(
-            launch(program().module, k_noise_kernel, program().stream, (*which)->address, count, seed));
-    return hash_of(**which);
+    return which ? fill(**which, next<std::uint64_t>(words)) : which.error();
+}
+
+/// serve COUNT BYTES SEED: fills so many memories; from then on it answers `work`
+Answer do_serve(Words& words) {
+    GPU_SLEEP_TRY(start());
+    auto& all = program();
+    const auto count = next<std::size_t>(words);
+    const auto bytes = next<std::size_t>(words);
+    all.random.seed(next<std::uint64_t>(words));
+    while (all.served.size() < count) {
+        auto made = allocate("plain", bytes, all.stream);
+        if (!made) return made.error();
+        all.memories.push_back(*std::move(made));
+        auto hash = fill(all.memories.back(), all.random());
+        if (!hash) return hash;
+        all.served.push_back(*std::move(hash));
+    }
+    return std::string();
+}
+
+/// work: compares all that it serves, and fills one anew
+Answer do_work(Words&) {
+    auto& all = program();
+    for (std::size_t i = 0; i < all.served.size(); ++i) {
+        auto hash = hash_of(all.memories[i]);
+        if (!hash) return hash;
+        if (*hash != all.served[i]) return make_error(ErrorCode::damaged, "memory {} is another", i);
+    }
+    const auto anew = all.random() % all.served.size();
+    auto hash = fill(all.memories[anew], all.random());
+    if (!hash) return hash;
+    all.served[anew] = *std::move(hash);
+    return std::string();
 }
 
 /// hash NUMBER
@@ -444,6 +483,8 @@ const Commands& commands() {
          }},
         {"alloc", do_allocate},
         {"fill", do_fill},
+        {"serve", do_serve},
+        {"work", do_work},
         {"hash", do_hash},
         {"launch", do_launch},
         {"copy", do_copy},

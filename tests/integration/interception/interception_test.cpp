@@ -27,28 +27,12 @@ constexpr std::uint64_t k_slack = 8 * k_MiB;
 /// What is intercepted and sleeps.
 constexpr std::array k_kinds = {"plain", "pitch", "async", "pool", "vmm2", "vmm20", "segments"};
 
-void sleep(const Host& host, const Arguments& arguments = {}) {
-    const auto slept = host.command("gpu-sleep", arguments);
-    INFO(slept.err);
-    REQUIRE(slept.status == 0);
-}
-
-void wake(const Host& host) {
-    const auto woken = host.command("gpu-wake");
-    INFO(woken.err);
-    REQUIRE(woken.status == 0);
-}
-
-std::string gate(const Host& host, const std::string& field) {
-    return host.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/" + field);
-}
-
 /// Sends `line`, which the gate must hold, and returns once it does.
 void send_held(Host& host, const std::string& line) {
     host.process().send(line);
-    REQUIRE(becomes_true([&] { return gate(host, "waiting_threads") == "1"; }));
+    REQUIRE(host.waits_at_the_gate());
     pause_for(Milliseconds(100));
-    CHECK(gate(host, "waiting_threads") == "1");
+    CHECK(host.report("gate/waiting_threads") == "1");
 }
 
 } // namespace
@@ -68,16 +52,16 @@ TEST_CASE(
     const auto awake = free_bytes(host);
     CHECK(awake <= empty - pieces.size() * k_piece_bytes);
     for (int round = 0; round < 3; ++round) {
-        sleep(host);
+        host.sleep();
         CHECK(host.state() == "asleep");
         CHECK(free_bytes(host) + k_slack >= empty);
-        wake(host);
+        host.wake();
         CHECK(host.state() == "awake");
         for (const auto& piece : pieces) check_intact(host, piece);
     }
     for (auto& piece : pieces) piece.hash = host.tell("launch " + piece.number + " 3");
-    sleep(host);
-    wake(host);
+    host.sleep();
+    host.wake();
     for (const auto& piece : pieces) check_intact(host, piece);
     for (const auto& piece : pieces) host.tell("free " + piece.number);
     CHECK(free_bytes(host) + k_slack >= empty);
@@ -97,10 +81,10 @@ TEST_CASE("Interception: a touch while asleep waits until the process is awake",
     host.tell("capture 1 0");
     host.tell("end_capture");
     const auto replayed = host.tell("replay 0");
-    sleep(host);
+    host.sleep();
     send_held(host, what);
     CHECK(host.state() == "asleep");
-    wake(host);
+    host.wake();
     const auto answer = host.process().read_line();
     CHECK(answer.substr(0, 3) == "ok ");
     if (what == "hash 0") CHECK(answer == "ok " + replayed);
@@ -113,14 +97,14 @@ TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked 
           "[quick][interception]") {
     Host host(captured_launch(k_linked));
     auto piece = make_piece(host, "plain", k_piece_bytes);
-    sleep(host, {"--on-touch", "wake"});
+    host.sleep({"--on-touch", "wake"});
     piece.hash = host.tell("launch 0 1");
     CHECK(becomes_true([&] { return host.state() == "awake"; }));
-    sleep(host, {"--on-touch", "fail"});
+    host.sleep({"--on-touch", "fail"});
     CHECK(host.ask("launch 0 1").substr(0, 6) == "error ");
     CHECK(host.ask("alloc plain 4194304").substr(0, 6) == "error ");
     CHECK(host.state() == "asleep");
-    wake(host);
+    host.wake();
     check_intact(host, piece);
     check_no_harm(host);
 }
@@ -130,17 +114,17 @@ TEST_CASE("Interception: touches are met as the last request that said so wants 
     Host host(captured_launch(k_linked, {"GPU_SLEEP_RULES=min=8388608,tag=big"}));
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     host.tell("alloc plain 10485760");
-    sleep(host, {"--tags", "big", "--on-touch", "fail"});
-    sleep(host); // the rest
-    CHECK(gate(host, "on_touch") == "fail");
+    host.sleep({"--tags", "big", "--on-touch", "fail"});
+    host.sleep(); // the rest
+    CHECK(host.report("gate/on_touch") == "fail");
     CHECK(host.ask("launch 0 1").substr(0, 6) == "error ");
     CHECK_THAT(host.command("gpu-sleep", {"--on-touch", "wait"}).out, !mentions("nothing to do"));
     CHECK_THAT(host.command("gpu-sleep", {"--on-touch", "wait"}).out, mentions("nothing to do"));
     send_held(host, "launch 0 1");
-    sleep(host, {"--on-touch", "wake"}); // for those, too, that wait already
+    host.sleep({"--on-touch", "wake"}); // for those, too, that wait already
     CHECK(host.process().read_line().substr(0, 3) == "ok ");
     CHECK(becomes_true([&] { return host.state() == "awake"; }));
-    CHECK(gate(host, "on_touch") == "wait"); // as the next sleep would have it
+    CHECK(host.report("gate/on_touch") == "wait"); // as the next sleep would have it
     check_no_harm(host);
 }
 
@@ -150,7 +134,7 @@ TEST_CASE("Interception: a wake that is withdrawn does not wait for the call tha
         k_runtime, {"GPU_SLEEP_RULES=min=8388608,tag=big", "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoH:3s"}));
     const auto small = make_piece(host, "plain", k_piece_bytes);
     host.tell("alloc plain 10485760");
-    sleep(host, {"--tags", "big", "--gate", "checked"});
+    host.sleep({"--tags", "big", "--gate", "checked"});
     host.process().send("hash " + small.number); // passes, and is in the driver for long
     pause_for(Milliseconds(300));
     auto waking = host.start("gpu-wake");
@@ -162,7 +146,7 @@ TEST_CASE("Interception: a wake that is withdrawn does not wait for the call tha
     CHECK(host.state() == "partial");
     CHECK(host.process().read_line() == "ok " + small.hash);
     CHECK(Clock::now() - had_its_turn > Milliseconds(200));
-    wake(host);
+    host.wake();
     check_no_harm(host);
 }
 
@@ -186,12 +170,12 @@ TEST_CASE("Interception: a sleep waits for a capture under way, which is not bro
     INFO(slept.err);
     CHECK(slept.status == 0);
     CHECK(host.state() == "asleep");
-    wake(host);
+    host.wake();
     CHECK(host.process().read_line() == "ok ");
     to.hash = host.tell("replay 1");
     check_intact(host, from);
-    sleep(host);
-    wake(host);
+    host.sleep();
+    host.wake();
     CHECK(host.tell("replay 1") == to.hash);
     check_no_harm(host);
 }
@@ -208,7 +192,7 @@ TEST_CASE("Interception: a sleep waits for a capture that contains others", "[in
     }
     host.process().send("end_capture");
     REQUIRE(sleeping.finish().status == 0);
-    wake(host);
+    host.wake();
     CHECK(host.process().read_line().substr(0, 3) == "ok ");
     check_no_harm(host);
 }
@@ -221,16 +205,14 @@ TEST_CASE("Interception: what is freed while asleep is gone", "[interception]") 
     for (const auto* kind : {"plain", "pitch"}) pieces.push_back(make_piece(host, kind, k_piece_bytes));
     const auto own = make_piece(host, "vmm2", k_piece_bytes);
     const auto kept = make_piece(host, "plain", k_piece_bytes);
-    sleep(host);
-    const auto host_bytes = [&] {
-        return std::stoull(host.command("gpu-ps", {"--json"}).json("/processes/0/report/host_bytes"));
-    };
+    host.sleep();
+    const auto host_bytes = [&] { return std::stoull(host.report("host_bytes")); };
     const auto before = host_bytes();
     for (const auto& piece : pieces) host.tell("free " + piece.number);
     CHECK(becomes_true([&] { return host_bytes() + pieces.size() * k_piece_bytes <= before; }));
     host.process().send("free " + own.number); // may wait: the program unmaps that itself
     CHECK(host.state() == "asleep");
-    wake(host);
+    host.wake();
     CHECK(host.process().read_line() == "ok ");
     check_intact(host, kept);
     CHECK(free_bytes(host) + k_piece_bytes + k_slack >= empty);
@@ -248,12 +230,12 @@ TEST_CASE("Interception: memory that cannot be moved stays, is reported, and is 
     const auto fixed = make_piece(host, what, k_piece_bytes);
     const auto moved = make_piece(host, "plain", k_piece_bytes);
     const auto before = free_bytes(host);
-    sleep(host);
+    host.sleep();
     CHECK(free_bytes(host) + k_slack >= before + k_piece_bytes);
     const auto listed = host.command("gpu-ps", {"--json"});
     CHECK(listed.json("/processes/0/report/residual/0/kind") == reported_as);
     CHECK(listed.json("/processes/0/report/residual/0/reason") != "none");
-    wake(host);
+    host.wake();
     check_intact(host, fixed);
     check_intact(host, moved);
     check_no_harm(host);

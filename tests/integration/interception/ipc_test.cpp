@@ -28,11 +28,9 @@ Piece open(Host& host, const std::string& handle, std::uint64_t bytes) {
 }
 
 void cycle(Host& host) {
-    const auto slept = host.command("gpu-sleep");
-    INFO(slept.err);
-    REQUIRE(slept.status == 0);
+    host.sleep();
     CHECK(host.state() == "asleep");
-    CHECK(host.command("gpu-wake").status == 0);
+    host.wake();
 }
 
 } // namespace
@@ -59,7 +57,7 @@ TEST_CASE("IPC: another process opens intercepted memory, which stays while the 
     const auto before = free_bytes(giver);
     REQUIRE(giver.command("gpu-sleep").status == 0);
     CHECK(free_bytes(giver) > before);
-    CHECK(giver.command("gpu-ps", {"--json"}).json("/processes/0/report/residual/0/kind") == "ipc");
+    CHECK(giver.report("residual/0/kind") == "ipc");
     given.hash = taker.tell("launch " + opened.number + " 3"); // works on it meanwhile
     REQUIRE(giver.command("gpu-wake").status == 0);
     for (const auto& piece : {given, private_to_giver, neighbour}) check_intact(giver, piece);
@@ -73,7 +71,7 @@ TEST_CASE("IPC: another process opens intercepted memory, which stays while the 
     taker.tell("free " + again.number); // closes it once
     CHECK(taker.tell("hash " + opened.number) == given.hash);
     taker.tell("free " + opened.number);
-    CHECK(taker.command("gpu-ps", {"--json"}).json("/processes/0/report/residual/0/kind") == "none");
+    CHECK(taker.report("residual/0/kind") == "none");
     giver.tell("free " + given.number);
     cycle(giver);
     check_no_harm(giver);
@@ -178,9 +176,7 @@ TEST_CASE("IPC: a sleeping allocation is shared once it is awake", "[ipc]") {
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     REQUIRE(giver.command("gpu-sleep").status == 0);
     giver.process().send("share " + given.number);
-    CHECK(becomes_true([&] {
-        return giver.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/waiting_threads") == "1";
-    }));
+    CHECK(giver.waits_at_the_gate());
     REQUIRE(giver.command("gpu-wake").status == 0);
     const auto answer = giver.process().read_line();
     REQUIRE(answer.substr(0, 3) == "ok ");

@@ -121,7 +121,7 @@ TEST_CASE(
     Host host(launch);
     const auto piece = make_piece(host, "plain", k_piece_bytes);
     REQUIRE(becomes_true([&] {
-        const auto idle = host.command("gpu-ps", {"--json"}).json("/processes/0/report/idle_seconds");
+        const auto idle = host.report("idle_seconds");
         return std::strtod(idle.c_str(), nullptr) > 0.05;
     }));
     const auto cron =
@@ -347,7 +347,6 @@ TEST_CASE("Login: what was enabled in another environment is shown, and disabled
         CHECK_THAT(shown, mentions((path / file).native()));
     CHECK(home.command({"gpu-enable", "user", "--off"}).status == 0);
     CHECK(tree_of(path) == before);
-    CHECK_THAT(home.command({"gpu-enable", "--show"}).out, mentions("user: not enabled"));
 }
 
 TEST_CASE("Login: what is not ours is neither overwritten nor removed", "[login]") {
@@ -381,7 +380,6 @@ TEST_CASE("Login: where a file cannot be changed nothing is left", "[login]") {
     CHECK_THAT(refused.err, mentions(profile.native()));
     CHECK_FALSE(fs::exists(home.scratch.path() / ".config/gpu-sleep"));
     CHECK_FALSE(fs::exists(home.scratch.path() / ".config/environment.d"));
-    CHECK_THAT(home.command({"gpu-enable", "--show"}).out, mentions("user: not enabled"));
 }
 
 TEST_CASE("Login: the machine's files are read by shells and by systemd", "[login]") {

@@ -44,19 +44,6 @@ std::string residual(Host& host, const std::string& kind, const std::string& fie
     }
 }
 
-void put_to_sleep(Host& host) {
-    const auto slept = host.command("gpu-sleep");
-    INFO(slept.err);
-    REQUIRE(slept.status == 0);
-    CHECK(host.state() == "asleep");
-}
-
-void wake(Host& host) {
-    const auto woken = host.command("gpu-wake");
-    INFO(woken.err);
-    REQUIRE(woken.status == 0);
-}
-
 } // namespace
 
 TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes sleeps", "[quick][stays]") {
@@ -75,16 +62,16 @@ TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes slee
     CHECK(residual(taker, "virtual", "reason") == "it belongs to another process");
     CHECK(residual(taker, "virtual", "bytes") == "6291456");
 
-    put_to_sleep(giver);
+    giver.sleep();
     given.hash = taker.tell("launch " + taken.number + " 3"); // works on it meanwhile
-    wake(giver);
-    put_to_sleep(taker);
+    giver.wake();
+    taker.sleep();
     CHECK(giver.tell("hash " + given.number) == given.hash);
-    wake(taker);
-    put_to_sleep(giver);
-    put_to_sleep(taker);
-    wake(giver);
-    wake(taker);
+    taker.wake();
+    giver.sleep();
+    taker.sleep();
+    giver.wake();
+    taker.wake();
     check_intact(giver, given);
     check_intact(giver, of_giver);
     check_intact(taker, of_taker);
@@ -92,8 +79,8 @@ TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes slee
 
     taker.tell("free " + taken.number);
     CHECK(residual(taker, "virtual", "kind") == "none");
-    put_to_sleep(giver);
-    wake(giver);
+    giver.sleep();
+    giver.wake();
     check_intact(giver, given);
     check_no_harm(giver);
     check_no_harm(taker);
@@ -106,19 +93,17 @@ TEST_CASE("Stays: memory is exported once it is awake", "[stays]") {
     const auto path = scratch.file("socket");
     const auto given = make_piece(giver, "shared", k_piece_bytes);
     const auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
-    put_to_sleep(giver);
+    giver.sleep();
     taker.process().send(fmt::format("import {} {}", path, k_piece_bytes));
     giver.process().send(fmt::format("export {} {}", given.number, path));
-    CHECK(becomes_true([&] {
-        return giver.command("gpu-ps", {"--json"}).json("/processes/0/report/gate/waiting_threads") == "1";
-    }));
-    wake(giver);
+    CHECK(giver.waits_at_the_gate());
+    giver.wake();
     CHECK(giver.process().read_line() == "ok ");
     REQUIRE(taker.process().read_line().substr(0, 5) == "ok 0 ");
     CHECK(taker.tell("hash 0") == given.hash);
-    put_to_sleep(giver);
+    giver.sleep();
     CHECK(taker.tell("hash 0") == given.hash);
-    wake(giver);
+    giver.wake();
     check_intact(giver, given);
     check_intact(giver, private_to_giver);
 }
@@ -130,12 +115,12 @@ TEST_CASE("Stays: handles of shared memory are released while it sleeps", "[stay
     const auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
     const auto private_to_taker = make_piece(taker, "plain", k_piece_bytes);
     const auto taken = import(giver, taker, given, k_piece_bytes);
-    put_to_sleep(giver);
-    put_to_sleep(taker);
+    giver.sleep();
+    taker.sleep();
     giver.tell("release " + given.number);
     taker.tell("release " + taken.number);
-    wake(taker);
-    wake(giver);
+    taker.wake();
+    giver.wake();
     CHECK(taker.tell("hash " + taken.number) == given.hash);
     check_intact(giver, given);
     check_intact(giver, private_to_giver);
@@ -158,10 +143,10 @@ TEST_CASE("Stays: shared memory outlives either of its processes", "[stays]") {
     const auto taken = import(giver, taker, given, k_piece_bytes);
     auto& survivor = kills_giver ? taker : giver;
     auto& killed = kills_giver ? giver : taker;
-    put_to_sleep(survivor);
+    survivor.sleep();
     killed.process().signal(SIGKILL);
     static_cast<void>(killed.wait());
-    wake(survivor);
+    survivor.wake();
     check_intact(survivor, kills_giver ? private_to_taker : private_to_giver);
     CHECK(survivor.tell("hash " + (kills_giver ? taken : given).number) == given.hash);
     check_no_harm(survivor);
@@ -173,9 +158,9 @@ TEST_CASE("Stays: an array keeps what is in it, and is counted until it goes", "
     const auto array = make_piece(host, "array", k_piece_bytes);
     CHECK(residual(host, "array", "bytes") == std::to_string(k_piece_bytes));
     CHECK(residual(host, "array", "count") == "1");
-    put_to_sleep(host);
+    host.sleep();
     CHECK(residual(host, "array", "reason") == "the driver alone knows where an array lies");
-    wake(host);
+    host.wake();
     check_intact(host, array);
     check_intact(host, plain);
     const auto another = make_piece(host, "array", k_piece_bytes);

@@ -22,6 +22,16 @@ inline CUmemoryPool default_pool(CUdevice device) {
     return pool;
 }
 
+/// Of the first device.
+inline CUmemoryPool make_pool() {
+    CUmemPoolProps properties{};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+    return pool;
+}
+
 inline CUdeviceptr allocate_async(CUstream stream) {
     CUdeviceptr address = 0;
     REQUIRE(cuMemAllocAsync(&address, k_bytes, stream) == CUDA_SUCCESS);

@@ -97,11 +97,7 @@ TEST_CASE("Lifetimes: a pool that can be shared, or is made for a special use, i
 
 TEST_CASE("Lifetimes: what a pool gave outlives it", "[lifetimes]") {
     Devices devices;
-    CUmemPoolProps properties{};
-    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    CUmemoryPool pool = nullptr;
-    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+    auto* const pool = make_pool();
     const auto stream = make_stream();
     CUdeviceptr first = 0;
     CUdeviceptr second = 0;
@@ -120,11 +116,7 @@ TEST_CASE("Lifetimes: what a pool gave outlives it", "[lifetimes]") {
 TEST_CASE("Lifetimes: a pool ends while a context does that its blocks were freed in", "[lifetimes]") {
     constexpr std::chrono::milliseconds k_delay{150};
     Devices devices;
-    CUmemPoolProps properties{};
-    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    CUmemoryPool pool = nullptr;
-    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+    auto* const pool = make_pool();
     auto* const own = make_context(0);
     auto* const stream = make_stream();
     CUdeviceptr address = 0;

@@ -30,15 +30,6 @@ void keep(CUmemoryPool pool, std::uint64_t threshold) {
     REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value) == CUDA_SUCCESS);
 }
 
-CUmemoryPool make_pool() {
-    CUmemPoolProps properties{};
-    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    CUmemoryPool pool = nullptr;
-    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
-    return pool;
-}
-
 CUdeviceptr take(CUmemoryPool pool, std::size_t bytes, CUstream stream) {
     CUdeviceptr address = 0;
     REQUIRE(cuMemAllocFromPoolAsync(&address, bytes, pool, stream) == CUDA_SUCCESS);

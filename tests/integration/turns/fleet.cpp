@@ -17,34 +17,38 @@ namespace gpu_sleep::test {
 Server::Server(const TurnOptions& options, std::vector<std::string> environment, unsigned number)
     : options_(options), environment_(std::move(environment)), number_(number) {}
 
-std::vector<std::string> Server::words(std::uint64_t seed) const {
+std::vector<std::string> Server::words() const {
     std::vector<std::string> words{command_file("gpu-run"), "--name", "turns", "--on-touch", "wake"};
     if (options_.by_requests)
         words.insert(words.end(),
                      {"--make-room", "--min-awake", fmt::format("{}ms", options_.min_awake.count())});
-    words.insert(words.end(), {"--", command_file("turn_server"), std::to_string(options_.ranges),
-                               std::to_string(options_.range_bytes), std::to_string(seed)});
+    words.insert(words.end(), {"--", command_file("intercepted_program_linked")});
     return words;
 }
 
 bool Server::start() {
-    constexpr int k_no_room = 3; // as turn_server ends
     const auto seed = options_.seed * 1'000'003 + number_ * 1'009 + ++starts_;
     {
         const std::lock_guard lock(mutex_);
         killed_ = false;
         process_.reset();
-        process_.emplace(Launch{words(seed), environment_});
+        process_.emplace(Launch{words(), environment_});
         pid_ = process_->pid();
     }
+    std::string answer;
     try {
-        return process_->read_line() == "ready";
+        answer = process_->read_line();
+        process_->send(fmt::format("serve {} {} {}", options_.ranges, options_.range_bytes, seed));
+        answer = process_->read_line();
+        if (answer == "ok ") return true;
     } catch (const ProcessFailure&) {
-        const std::lock_guard lock(mutex_);
-        pid_ = 0;
-        if (killed_ || process_->wait_for(k_patience) == k_no_room) return false;
-        throw;
+        if (!killed_) throw;
     }
+    const std::lock_guard lock(mutex_);
+    pid_ = 0;
+    process_.reset(); // it holds what it found
+    if (killed_ || answer.find("CUDA_ERROR_OUT_OF_MEMORY") != std::string::npos) return false;
+    throw ProcessFailure(fmt::format("server {} says: {}", number_, answer));
 }
 
 std::optional<double> Server::ask() {

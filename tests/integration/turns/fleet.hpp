@@ -54,7 +54,7 @@ public:
 
 private:
     /// What starts a process of its.
-    [[nodiscard]] std::vector<std::string> words(std::uint64_t seed) const;
+    [[nodiscard]] std::vector<std::string> words() const;
 
     const TurnOptions& options_;
     std::vector<std::string> environment_;
