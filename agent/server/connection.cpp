@@ -132,10 +132,10 @@ bool Connection::tell(const model::Progress& progress) {
     }
     if (has_told_deep_) ignoring_errors([this] { look_after_peer(); });
     using Phase = model::Progress::Phase;
-    const bool must_arrive = progress.phase == Phase::release || progress.phase == Phase::ready;
+    const bool must_arrive = progress.phase == Phase::release || progress.phase == Phase::ready ||
+                             progress.phase == Phase::drained;
     const bool waits_for_peer = progress.phase == Phase::deep && !has_told_deep_;
-    const bool is_awaited = must_arrive || waits_for_peer || progress.phase == Phase::drained;
-    if (!is_awaited && Clock::now() - last_told_ < k_interval) return true;
+    if (!must_arrive && !waits_for_peer && Clock::now() - last_told_ < k_interval) return true;
     if (!must_arrive && !waits_for_peer && is_behind()) return true;
     last_told_ = Clock::now();
     if (waits_for_peer) let_peer_trace();
