@@ -7,9 +7,17 @@
 #include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/named_addresses.hpp"
+#include "intercepted/failed_context.hpp"
 #include "intercepted/peers.hpp"
 
 namespace gpu_sleep::hooks {
+
+/// `status`, of which later allocations have to know.
+inline CUresult seen(CUresult status) noexcept {
+    if (status != CUDA_SUCCESS) [[unlikely]]
+        intercepted::note_failure(status);
+    return status;
+}
 
 /// Makes a call that copies, or describes a copy: once more if it was refused for want of access that the
 /// driver's own plain memory does not need.
@@ -45,7 +53,7 @@ struct Forward;
 template <Entry entry, class... Arguments>
 struct Forward<entry, CUresult(Arguments...)> {
     static CUresult CUDAAPI call(Arguments... arguments) noexcept {
-        const auto status = pass<entry>(real<entry>, arguments...);
+        const auto status = seen(pass<entry>(real<entry>, arguments...));
         note_done<entry>(status, arguments...);
         return status;
     }
@@ -60,7 +68,7 @@ CUresult ask(const Call& call, Arguments... arguments) noexcept {
     const gate::Question question(k_name<entry>);
     if (!question.admitted()) return refused();
     note_end<entry>(arguments...);
-    const auto status = call();
+    const auto status = seen(call());
     note_done<entry>(status, arguments...);
     return status;
 }
@@ -76,7 +84,7 @@ struct Ask<entry, CUresult(Arguments...)> {
             return ask<entry>([=] { return real<entry>()(arguments...); }, arguments...);
         } else { // the same, without a type for each of hundreds to compile
             const gate::Question question(k_name<entry>);
-            return question.admitted() ? real<entry>()(arguments...) : refused();
+            return question.admitted() ? seen(real<entry>()(arguments...)) : refused();
         }
     }
 };
