@@ -290,7 +290,7 @@ Error not_done(const OutsideRun& run, std::string_view step) {
 
 Result<Outside> Outside::open() {
     if (has_call_filter()) return unanswered("a filter restricts the system calls of this process");
-    if (is_under_valgrind()) return unanswered("valgrind would end this process, were it to start that");
+    if (is_under_valgrind()) return unanswered("valgrind would end this process if it started the helper");
     Dl_info library{};
     const auto* const here = reinterpret_cast<const void*>(&Outside::open);
     if (::dladdr(here, &library) == 0 || !library.dli_fname)
