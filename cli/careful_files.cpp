@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Walking to a file directory by directory, and replacing it.
+// Reading, replacing and removing, in the directory that a careful walk leads to.
 
 #include "cli/careful_files.hpp"
 
+#include "base/careful_path.hpp"
 #include "base/fd.hpp"
 #include "base/whole_file.hpp"
 
@@ -20,70 +21,10 @@
 #include <utility>
 
 namespace gpu_sleep::cli {
-namespace {
-
 namespace fs = std::filesystem;
 
-constexpr int k_max_links = 40; // as the kernel has it
-
-/// A file's name in its directory, which is open.
-struct Place {
-    UniqueFd directory;
-    std::string name;
-};
-
-/// Whether links in this directory may be followed: for root, those that root alone can have made.
-bool are_links_trusted(int directory) {
-    if (::geteuid() != 0) return true;
-    struct stat status = {};
-    return ::fstat(directory, &status) == 0 && status.st_uid == 0 &&
-           (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
-}
-
-void put_first(std::deque<std::string>& words, const fs::path& path) {
-    std::vector<std::string> parts;
-    for (const auto& part : path.relative_path())
-        if (!part.empty() && part != ".") parts.push_back(part);
-    words.insert(words.begin(), parts.begin(), parts.end());
-}
-
-UniqueFd open_directory(int above, const char* name) {
-    return UniqueFd(::openat(above, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-}
-
-/// What a link says, or nothing if `name` is none.
-std::optional<std::string> link_target(int directory, const std::string& name) {
-    std::array<char, PATH_MAX> target{};
-    const auto length = ::readlinkat(directory, name.c_str(), target.data(), target.size());
-    return length > 0 ? std::optional(std::string(target.data(), static_cast<std::size_t>(length)))
-                      : std::nullopt;
-}
-
-/// Where `file` really lies. Errors: those of file_error().
-Result<Place> find_place(const fs::path& file) {
-    std::deque<std::string> words;
-    put_first(words, file);
-    UniqueFd here(::open(file.is_absolute() ? "/" : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    for (int links = 0; here && !words.empty();) {
-        auto name = std::move(words.front());
-        words.pop_front();
-        if (const auto target = link_target(here.get(), name)) {
-            if (!are_links_trusted(here.get()) || ++links > k_max_links)
-                return file_error(ELOOP, "open", file);
-            put_first(words, *target);
-            if (target->front() == '/') here.reset(::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-            continue;
-        }
-        if (words.empty()) return Place{std::move(here), std::move(name)};
-        here = open_directory(here.get(), name.c_str());
-    }
-    return file_error(errno, "open", file);
-}
-
-} // namespace
-
 Result<std::optional<std::string>> read_carefully(const fs::path& file) {
-    const auto place = find_place(file);
+    const auto place = find_place(file, LastLink::followed);
     if (!place) {
         if (errno == ENOENT || errno == ENOTDIR) return std::optional<std::string>();
         return place.error();
@@ -110,7 +51,7 @@ Result<std::optional<std::string>> read_carefully(const fs::path& file) {
 }
 
 Result<void> write_carefully(const fs::path& file, std::string_view contents, mode_t mode) {
-    auto place = find_place(file);
+    auto place = find_place(file, LastLink::followed);
     if (!place) return place.error();
     struct stat status = {};
     const bool is_there =
@@ -131,18 +72,18 @@ Result<void> write_carefully(const fs::path& file, std::string_view contents, mo
 }
 
 Result<void> remove_carefully(const fs::path& file) {
-    const auto place = find_place(file);
+    const auto place = find_place(file, LastLink::followed);
     if (!place) return errno == ENOENT || errno == ENOTDIR ? Result<void>() : Result<void>(place.error());
     if (::unlinkat(place->directory.get(), place->name.c_str(), 0) == 0 || errno == ENOENT) return {};
     return file_error(errno, "unlink", file);
 }
 
 Result<void> make_directories(const fs::path& directory, std::vector<fs::path>& made) {
-    const auto place = find_place(directory / "any");
+    const auto place = find_place(directory / "any", LastLink::followed);
     if (place) return {};
     if (errno != ENOENT) return place.error();
     GPU_SLEEP_TRY(make_directories(directory.parent_path(), made));
-    const auto parent = find_place(directory);
+    const auto parent = find_place(directory, LastLink::followed);
     if (!parent) return parent.error();
     constexpr mode_t k_mode = 0755;
     if (::mkdirat(parent->directory.get(), parent->name.c_str(), k_mode) != 0)
@@ -152,7 +93,7 @@ Result<void> make_directories(const fs::path& directory, std::vector<fs::path>& 
 }
 
 void remove_if_empty(const fs::path& directory) noexcept {
-    const auto place = find_place(directory);
+    const auto place = find_place(directory, LastLink::followed);
     if (place) ::unlinkat(place->directory.get(), place->name.c_str(), AT_REMOVEDIR);
 }
 

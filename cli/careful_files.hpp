@@ -20,8 +20,8 @@ namespace gpu_sleep::cli {
 /// What is read is no longer than this.
 inline constexpr std::size_t k_max_careful_file_bytes = 1 << 20;
 
-/// The contents of a file, or nothing if there is none. Root follows links only in directories that root
-/// alone can change. Errors: those of file_error(); invalid_argument: it is no regular file, or too long.
+/// The contents of a file, or nothing if there is none. Links are followed as find_place() does. Errors:
+/// those of file_error(); invalid_argument: it is no regular file, or too long.
 [[nodiscard]] Result<std::optional<std::string>> read_carefully(const std::filesystem::path& file);
 
 /// Gives a file these contents by a new file that takes its name. One that is there keeps its owner and its

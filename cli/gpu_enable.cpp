@@ -9,6 +9,7 @@
 #include "cli/preload.hpp"
 #include "model/model.hpp"
 
+#include <algorithm>
 #include <filesystem>
 
 using namespace gpu_sleep;
@@ -86,8 +87,15 @@ int enable(const cli::LoginScope& scope) {
     }
     const auto files = cli::enable_login(scope, *library);
     if (!files) return fail(files.error());
+    const auto is_kernel = [](const fs::path& file) { return file.filename() == "kernel.json"; };
+    const bool has_kernel = std::any_of(files->begin(), files->end(), is_kernel);
+    const auto* const hint =
+        scope.is_machine && !has_kernel
+            ? "no Jupyter kernel is where all users have theirs; where JupyterHub has its own environment, "
+              "begin c.Spawner.cmd with \"gpu-run\", \"--\"\n"
+            : "";
     return cli::print_result(k_program, "enabled from the next login on, in these files:\n" + listed(*files) +
-                                            way_back(scope, true));
+                                            hint + way_back(scope, true));
 }
 
 int disable(const cli::LoginScope& scope) {

@@ -31,12 +31,6 @@ constexpr const char* k_examples =
     "  gpu-reclaim --need 40GiB    the least recently used make room for this much\n"
     "  gpu-reclaim --why llama     why it sleeps, or why not\n";
 
-constexpr const char* k_statuses = "0 done, or nothing to do; otherwise the worst of the processes: 1 failed "
-                                   "(the process is awake), 2 wrong usage, 3 no "
-                                   "such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged "
-                                   "contents, 7 failed (the process is asleep), 8 not "
-                                   "enough host memory or disk space, 9 outcome not known.";
-
 constexpr const char* k_program = "gpu-reclaim";
 
 /// Whether a sleep that was rehearsed would free memory.
@@ -149,7 +143,8 @@ usage::Table table_of(Typed& typed) {
             "copying that advances)"}}},
          {"Output", {cli::json_row(typed.output.json), usage::brief(cli::quiet_row(typed.output.quiet))}}},
         k_examples,
-        k_statuses};
+        fmt::format("the worst of the processes, of which one with nothing to do is done: {}",
+                    cli::k_exit_statuses)};
 }
 
 /// What is wrong with options that are good one by one, or nothing.

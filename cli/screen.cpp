@@ -127,12 +127,20 @@ ScreenSize Screen::size() noexcept {
 Result<void> Screen::show(std::string_view text) {
     const auto foreground = ::tcgetpgrp(STDOUT_FILENO); // fails where it is not the controlling terminal
     if (foreground >= 0 && foreground != ::getpgrp()) return {};
+    // Stopped amid this, it would write the rest on the screen that it has left.
+    sigset_t stops;
+    sigset_t before;
+    ::sigemptyset(&stops);
+    ::sigaddset(&stops, SIGTSTP);
+    ::sigprocmask(SIG_BLOCK, &stops, &before);
     if (g_is_entered == 0 || g_is_lost != 0) {
         g_is_lost = 0;
         g_is_entered = 1; // before, so that a signal in between leaves it
         write_now(k_enter);
     }
-    return draw(text, size());
+    const auto drawn = draw(text, size());
+    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    return drawn;
 }
 
 bool Screen::wait_until(Clock::time_point time) noexcept {

@@ -12,6 +12,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
@@ -59,11 +60,21 @@ struct Launch {
     volatile int has_begun;
 };
 
+/// A kernel without this call closes none.
+void close_all_but(int one, int other) {
+    const auto [low, high] = std::minmax(one, other);
+    if (low > 0) ::syscall(SYS_close_range, 0U, static_cast<unsigned>(low) - 1, 0U);
+    if (high > low + 1) ::syscall(SYS_close_range, low + 1U, high - 1U, 0U);
+    ::syscall(SYS_close_range, high + 1U, ~0U, 0U);
+}
+
 /// In the program's process, until it is another program. Calls nothing that locks.
 int become_program(void* argument) {
     const auto& launch = *static_cast<const Launch*>(argument);
-    // Where the program has closed its standard descriptors, these may be among them.
+    // Where the program has closed its standard descriptors, these may be among them. The others go first,
+    // for the program may have no number left.
     constexpr int k_file = 3;
+    close_all_but(launch.socket, launch.file);
     const int socket = ::fcntl(launch.socket, F_DUPFD, k_file + 1);
     const int nothing = ::open("/dev/null", O_RDWR);
     const int file = ::fcntl(launch.file, F_DUPFD, k_file + 1);
@@ -162,7 +173,7 @@ public:
                                                   const std::vector<std::string>& environment) {
         std::array<int, 2> ends{};
         if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
-            return make_error(ErrorCode::no_driver, "there is no descriptor left");
+            return make_error(ErrorCode::no_driver, "the program has no descriptor left (ulimit -n)");
         UniqueFd ours(ends[0]);
         const UniqueFd its(ends[1]);
         const auto arguments = pointers_to(words);
@@ -177,7 +188,10 @@ public:
                       0,
                       0};
         auto attendant = Attendant::start(launch);
-        if (!attendant) return make_error(ErrorCode::no_driver, "no process can be started");
+        if (!attendant)
+            return make_error(ErrorCode::no_driver,
+                              "no process can be started; its user or control group may "
+                              "have reached its limit (ulimit -u, pids.max)");
         return OutsideRun(std::move(ours), *std::move(attendant), launch.pid);
     }
     OutsideRun(OutsideRun&&) noexcept = default;
@@ -244,16 +258,27 @@ Error unanswered(std::string_view why) {
                       "the helper process cannot find out how much GPU memory is free: {}", why);
 }
 
-/// What it says of all GPUs, if that comes in time.
-std::optional<std::vector<OutsideGpu>> read_gpus(OutsideRun& run, Clock::time_point deadline) {
+/// What it says of all GPUs, if that comes in time; or `why` not.
+std::optional<std::vector<OutsideGpu>> read_gpus(OutsideRun& run, Clock::time_point deadline,
+                                                 std::string& why) {
     std::vector<OutsideGpu> gpus;
     while (auto line = run.next_line(deadline)) {
         if (*line == k_last_line) return gpus;
         std::istringstream words(*line);
         OutsideGpu gpu;
-        if (words >> gpu.uuid >> gpu.total >> gpu.free >> gpu.used) gpus.push_back(std::move(gpu));
+        if (words >> gpu.uuid >> gpu.total >> gpu.free >> gpu.used)
+            gpus.push_back(std::move(gpu));
+        else
+            why = *std::move(line);
     }
     return {};
+}
+
+bool is_under_valgrind() {
+    const auto is_its = [](dl_phdr_info* library, std::size_t, void*) {
+        return std::string_view(library->dlpi_name).find("/vgpreload_core") != std::string_view::npos ? 1 : 0;
+    };
+    return ::dl_iterate_phdr(is_its, nullptr) != 0;
 }
 
 Error not_done(const OutsideRun& run, std::string_view step) {
@@ -265,6 +290,7 @@ Error not_done(const OutsideRun& run, std::string_view step) {
 
 Result<Outside> Outside::open() {
     if (has_call_filter()) return unanswered("a filter restricts the system calls of this process");
+    if (is_under_valgrind()) return unanswered("valgrind would end this process if it started the helper");
     Dl_info library{};
     const auto* const here = reinterpret_cast<const void*>(&Outside::open);
     if (::dladdr(here, &library) == 0 || !library.dli_fname)
@@ -296,6 +322,7 @@ OutsideLooks::~OutsideLooks() = default;
 
 Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
     const auto deadline = Clock::now() + patience;
+    std::string why = "the management library does not answer";
     for (bool is_wanted = true; is_wanted;) {
         const bool is_new = !run_;
         if (is_new) {
@@ -306,13 +333,12 @@ Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
             run_ = std::make_unique<OutsideRun>(*std::move(run));
         }
         run_->let_go();
-        if (auto gpus = read_gpus(*run_, deadline)) return *std::move(gpus);
+        if (auto gpus = read_gpus(*run_, deadline, why)) return *std::move(gpus);
         is_wanted = !is_new && run_->has_ended();
         run_.reset();
     }
     const bool can_start = outside_->file_.is_held() || outside_->is_there();
-    return unanswered(can_start ? "the management library does not answer"
-                                : outside_->program_ + " is missing");
+    return unanswered(can_start ? why : outside_->program_ + " is missing");
 }
 
 Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function<bool()>& goes_on) const {

@@ -5,6 +5,7 @@
 //   gpu-sleep-outside look PID
 //     says for each line that it is given what is free: for each GPU a line with its UUID, all of its memory,
 //     what is free of that, and what PID has of it (0 where NVML does not know), in bytes; then "end".
+//     Or it says why not, and ends.
 //   gpu-sleep-outside checkpoint PID MILLISECONDS
 //     waits for a line, has the driver lock PID within that time and says "locked", has it checkpointed and
 //     says "end"; or says why not, and leaves it running.
@@ -37,7 +38,7 @@ int look(pid_t pid) {
     while (::alarm(k_unasked), std::getchar() == '\n') {
         ::alarm(k_patience);
         const auto gpus = driver::look_at_gpus();
-        if (!gpus) return EXIT_FAILURE;
+        if (!gpus) return say(gpus.error().message), EXIT_FAILURE;
         for (const auto& gpu : *gpus) {
             Bytes used = 0;
             for (const auto& process : gpu.processes)

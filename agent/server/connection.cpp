@@ -19,7 +19,10 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <csignal>
 #include <cstring>
+#include <string>
+#include <utility>
 
 namespace gpu_sleep::agent::server {
 namespace {
@@ -37,6 +40,13 @@ uid_t overflow_uid() {
 /// the capability to pass: root. Root of an outer user namespace shows as the overflow user.
 bool is_allowed(uid_t peer) {
     return peer == ::geteuid() || peer == 0 || peer == overflow_uid();
+}
+
+/// Whether it is stopped, by a signal or a debugger. Source: proc_pid_stat(5).
+bool is_stopped(pid_t process) {
+    const auto stat = read_small_file(fmt::format("/proc/{}/stat", process)).value_or("");
+    const auto name = stat.rfind(") ");
+    return name != std::string::npos && (stat.substr(name + 2, 1) == "T" || stat.substr(name + 2, 1) == "t");
 }
 
 /// Sends some of `bytes`, and `descriptor` if there is one; as send(2).
@@ -58,6 +68,10 @@ ssize_t send_some(int socket, std::span<const std::byte> bytes, int descriptor) 
 }
 
 } // namespace
+
+std::string how_to_go_on(pid_t stopped) {
+    return fmt::format("let it go on with kill -CONT {0}, or end it with kill -KILL {0}", stopped);
+}
 
 Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
     ucred peer{};
@@ -113,13 +127,15 @@ bool Connection::tell(const model::Progress& progress) {
     if (peer.fd < 0) return false;
     if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
         tracer_ = NamedTracer();
+        stopped_since_.reset();
         return false;
     }
+    if (has_told_deep_) ignoring_errors([this] { look_after_peer(); });
     using Phase = model::Progress::Phase;
-    const bool must_arrive = progress.phase == Phase::release || progress.phase == Phase::ready;
+    const bool must_arrive = progress.phase == Phase::release || progress.phase == Phase::ready ||
+                             progress.phase == Phase::drained;
     const bool waits_for_peer = progress.phase == Phase::deep && !has_told_deep_;
-    const bool is_awaited = must_arrive || waits_for_peer || progress.phase == Phase::drained;
-    if (!is_awaited && Clock::now() - last_told_ < k_interval) return true;
+    if (!must_arrive && !waits_for_peer && Clock::now() - last_told_ < k_interval) return true;
     if (!must_arrive && !waits_for_peer && is_behind()) return true;
     last_told_ = Clock::now();
     if (waits_for_peer) let_peer_trace();
@@ -157,6 +173,22 @@ void Connection::let_peer_trace() {
         else // the driver says so, too, to who asks it
             log::debug("the command could not be named to Yama: {}", named.error().message);
     });
+}
+
+void Connection::look_after_peer() {
+    constexpr Milliseconds k_between_looks{500};
+    constexpr Milliseconds k_patience{5'000};
+    const auto now = Clock::now();
+    if (now < next_look_ || peer_ == 0) return;
+    next_look_ = now + k_between_looks;
+    if (!is_stopped(peer_)) return stopped_since_.reset();
+    if (!stopped_since_) stopped_since_ = now;
+    if (now - *stopped_since_ < k_patience) return;
+    stopped_since_ = now;
+    const bool goes_on = ::kill(peer_, SIGCONT) == 0; // connected, so the pid is still its own
+    if (std::exchange(has_said_stopped_, true)) return;
+    log::warning("process {}, which puts this one to sleep deeply, is stopped, and all calls wait for it: {}",
+                 peer_, goes_on ? "it is told to go on (SIGCONT)" : how_to_go_on(peer_));
 }
 
 bool Connection::is_behind() const {

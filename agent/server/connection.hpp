@@ -13,8 +13,12 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace gpu_sleep::agent::server {
+
+/// What a person can do about a process that is stopped.
+[[nodiscard]] std::string how_to_go_on(pid_t stopped);
 
 /// Used by one thread at a time: first the listening one, then, with an operation, the operations thread.
 class Connection {
@@ -36,11 +40,14 @@ public:
     void answer(const protocol::Reply& reply, int descriptor = -1);
 
     /// Sends progress, at most every 50 ms unless it ends a step of a joint request, and never waits. Returns
-    /// false when the peer has withdrawn: it has gone, or has shut its side. That all is ready, or that the
-    /// point of no return is passed, is always sent; false when it could not be, and the peer, who may have
-    /// withdrawn just then, will never hear of it. In the phase deep, which is sent at once, a peer that has
-    /// shut its side has done its part.
+    /// false when the peer has withdrawn: it has gone, or has shut its side. That the device is drained, that
+    /// all is ready, or that the point of no return is passed, is always sent; false when it could not be,
+    /// and the peer, who may have withdrawn just then, will never hear of it. In the phase deep, which is
+    /// sent at once, a peer that has shut its side has done its part.
     [[nodiscard]] bool tell(const model::Progress& progress);
+    /// The peer that does the driver's part and is stopped, as tell() last saw it; 0 where none is. Such a
+    /// one goes on after five seconds, where this process may tell it to.
+    [[nodiscard]] pid_t stopped_peer() const noexcept { return stopped_since_ ? peer_ : 0; }
 
     /// What the peer says of the operation that it has asked for: waits for that, for `patience` at most.
     /// Nothing: it has said nothing. Errors: connection_lost (it has withdrawn), protocol_mismatch,
@@ -51,6 +58,9 @@ private:
     Connection(UniqueFd socket, pid_t peer) noexcept : socket_(std::move(socket)), peer_(peer) {}
 
     void let_peer_trace();
+    /// In the phase deep: all calls of the program wait for the peer, and its lock of the driver is not to be
+    /// taken from it while it may go on at any time.
+    void look_after_peer();
     /// Whether the peer has not taken what it was told: room is left for what must arrive.
     [[nodiscard]] bool is_behind() const;
 
@@ -59,6 +69,9 @@ private:
     Clock::time_point since_ = Clock::now();
     Clock::time_point last_told_{};
     bool has_told_deep_ = false;
+    Clock::time_point next_look_{}; ///< of look_after_peer()
+    std::optional<Clock::time_point> stopped_since_;
+    bool has_said_stopped_ = false;
     pid_t peer_;         ///< as the kernel says; 0 for one that is not in this pid namespace
     NamedTracer tracer_; ///< the peer, from when it is told to do the driver's part until it has done that
 };

@@ -214,6 +214,9 @@ model::Report Server::status() {
     auto report = operations_.status();
     const MutexLock lock(mutex_);
     report.wakes_waiting = line_.waiting(Clock::now(), operations_.place());
+    if (const pid_t stopped = stopped_asker_)
+        report.notes.push_back(fmt::format("process {}, which puts it to sleep deeply, is stopped: {}",
+                                           stopped, how_to_go_on(stopped)));
     return report;
 }
 
@@ -358,7 +361,12 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
         return false;
     }
     const std::shared_ptr<Connection> asker = std::move(connection);
-    Job job{*std::move(operation), [asker](const model::Progress& progress) { return asker->tell(progress); },
+    Job job{*std::move(operation),
+            [this, asker](const model::Progress& progress) {
+                const bool goes_on = asker->tell(progress);
+                stopped_asker_ = asker->stopped_peer();
+                return goes_on;
+            },
             [asker](Outcome outcome) {
                 std::visit([&](auto& done) { asker->answer(protocol::Reply(std::move(done))); }, outcome);
             }};

@@ -135,10 +135,11 @@ private:
     void expire_jobs(bool own_alone);
 
     Operations& operations_;
-    bool is_operating_ = false;          ///< the operations thread runs; used by start() alone
-    Endpoint endpoint_;                  ///< used by the listening thread, and at fork and exit
-    std::atomic<bool> is_rooted_{false}; ///< the listening thread has its own root, or does without
-    std::atomic<bool> is_ending_{false}; ///< the process
+    std::atomic<pid_t> stopped_asker_{0}; ///< Connection::stopped_peer() of the operation that runs
+    bool is_operating_ = false;           ///< the operations thread runs; used by start() alone
+    Endpoint endpoint_;                   ///< used by the listening thread, and at fork and exit
+    std::atomic<bool> is_rooted_{false};  ///< the listening thread has its own root, or does without
+    std::atomic<bool> is_ending_{false};  ///< the process
     std::vector<std::unique_ptr<Connection>> connections_; ///< used by the listening thread alone
 
     const char* work_thread_name_ = k_work_thread; ///< used by the operations thread alone

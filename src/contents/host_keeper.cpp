@@ -51,6 +51,13 @@ std::vector<HostCopy> joined(std::span<const Move> blocks) {
     return copies;
 }
 
+/// Where that is still to be done.
+void pin(Transfer& transfer, store::HostArena& arena, std::size_t piece) {
+    if (arena.is_pinned(piece)) return;
+    const model::StepClock::Timed timed(&transfer.session.steps(), model::Step::pin);
+    arena.pin(piece);
+}
+
 store::ArenaPreparer::Options filling(const Options& options) {
     store::ArenaPreparer::Options filling;
     filling.threads = options.fill_threads;
@@ -337,7 +344,7 @@ Result<void> HostKeeper::replace(Transfer& transfer, std::span<const Move> block
     for (const auto& copy : joined(blocks)) {
         const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
                               Bytes bytes) -> Result<void> {
-            copy.arena->pin(piece); // where that is still to be done
+            pin(transfer, *copy.arena, piece);
             GPU_SLEEP_TRY(transfer.session.copy_to_host(to, from, bytes));
             return transfer.queued(bytes);
         };
@@ -366,7 +373,7 @@ Result<void> HostKeeper::give(Transfer& transfer, std::span<const Move> blocks, 
                 relayed.push_back({{to, bytes}, copy.arena, copy.at + (to - copy.device.address)});
                 return {};
             }
-            copy.arena->pin(piece); // where that is still to be done
+            pin(transfer, *copy.arena, piece);
             GPU_SLEEP_TRY(transfer.session.copy_to_device(to, from, bytes));
             return transfer.queued(bytes);
         };

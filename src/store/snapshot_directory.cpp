@@ -4,6 +4,7 @@
 
 #include "store/snapshot_directory.hpp"
 
+#include "base/careful_path.hpp"
 #include "base/whole_file.hpp"
 #include "store/file_checks.hpp"
 
@@ -67,9 +68,18 @@ std::filesystem::path without_slash(const std::filesystem::path& path) {
     return path.has_filename() || !path.has_parent_path() ? path : path.parent_path();
 }
 
-/// A directory that is there, belongs to this user, and is open to nobody else.
-Result<UniqueFd> open_private(const std::filesystem::path& path) {
-    UniqueFd fd(::open(path.c_str(), k_open_directory));
+/// Of a directory or a file that is named. Errors: not_permitted (by way of a link of somebody else's),
+/// io_failed.
+Result<CarefulPlace> place_of(const std::filesystem::path& path) {
+    auto place = find_place(path, LastLink::kept);
+    if (!place && errno == ELOOP)
+        return refused(path, "a link on the way is somebody else's; name where it leads to");
+    return place;
+}
+
+/// A directory that is there, belongs to this user, and is open to nobody else; errors speak of `path`.
+Result<UniqueFd> open_private(const CarefulPlace& place, const std::filesystem::path& path) {
+    UniqueFd fd(::openat(place.directory.get(), place.name.c_str(), k_open_directory));
     if (!fd && (errno == ELOOP || errno == ENOTDIR))
         return refused(path, "it is not a directory, or it is a link");
     if (!fd) return file_error(errno, "open", path);
@@ -142,31 +152,35 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
 
 Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& named) {
     const auto path = without_slash(named);
-    if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return file_error(errno, "mkdir", path);
-    auto fd = open_private(path);
+    const auto place = place_of(path);
+    if (!place) return place.error();
+    if (::mkdirat(place->directory.get(), place->name.c_str(), S_IRWXU) != 0 && errno != EEXIST)
+        return file_error(errno, "mkdir", path);
+    auto fd = open_private(*place, path);
     if (!fd) return std::move(fd).error();
     return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(*std::move(fd), path));
 }
 
-Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std::filesystem::path& named) {
-    const auto path = without_slash(named);
+Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std::filesystem::path& path) {
+    const auto place = place_of(path);
+    if (!place) return place.error();
+    const int parent = place->directory.get();
     struct stat status = {};
-    const bool is_missing = ::lstat(path.c_str(), &status) != 0 && errno == ENOENT;
-    auto at = path;
-    if (is_missing) {
-        at = path.has_parent_path() ? path.parent_path() : ".";
-        if (::faccessat(AT_FDCWD, at.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
-            return file_error(errno, "mkdir", path);
-    } else if (const auto fd = open_private(path); !fd) {
-        return fd.error();
-    } else if (::faccessat(fd->get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
-        return file_error(errno, "openat", path);
+    const bool is_missing =
+        ::fstatat(parent, place->name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT;
+    UniqueFd opened;
+    if (!is_missing) {
+        auto fd = open_private(*place, path);
+        if (!fd) return std::move(fd).error();
+        opened = *std::move(fd);
     }
-    const UniqueFd place(::open(at.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    const int at = is_missing ? parent : opened.get();
+    if (::faccessat(at, ".", W_OK | X_OK, AT_EACCESS) != 0)
+        return file_error(errno, is_missing ? "mkdir" : "openat", path);
     struct statvfs file_system = {};
-    if (::fstatvfs(place.get(), &file_system) != 0) return file_error(errno, "statvfs", at);
+    if (::fstatvfs(at, &file_system) != 0) return file_error(errno, "statvfs", path);
     if ((file_system.f_flag & ST_RDONLY) != 0) return file_error(EROFS, "open", path);
-    return FreeSpace{Bytes{file_system.f_bavail} * file_system.f_frsize, lies_in_memory(place.get())};
+    return FreeSpace{Bytes{file_system.f_bavail} * file_system.f_frsize, lies_in_memory(at)};
 }
 
 int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
@@ -245,7 +259,10 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
 }
 
 Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {
-    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    const auto place = place_of(path);
+    if (!place) return place.error();
+    UniqueFd fd(::openat(place->directory.get(), place->name.c_str(),
+                         O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!fd && errno == ELOOP) return refused(path, "it is a symbolic link");
     if (!fd) return file_error(errno, "open", path);
     struct stat status = {};

@@ -61,8 +61,8 @@ enum class LockState {
 /// A directory that belongs to the calling user alone. Thread-safe.
 class SnapshotDirectory {
 public:
-    /// Opens `path`, made with mode 0700 if it is missing. Errors: not_permitted (a symbolic link, somebody
-    /// else's, or open to others), io_failed.
+    /// Opens `path`, made with mode 0700 if it is missing. Errors: not_permitted (a symbolic link, by way
+    /// of a link that find_place() does not follow, somebody else's, or open to others), io_failed.
     [[nodiscard]] static Result<std::shared_ptr<const SnapshotDirectory>>
     open(const std::filesystem::path& path);
 
@@ -119,8 +119,8 @@ private:
     std::filesystem::path whole_path_; ///< because the program may change its working directory
 };
 
-/// Opens a snapshot for reading: a plain file, no symbolic link, of the calling user unless that is root.
-/// Errors: not_permitted, io_failed.
+/// Opens a snapshot for reading: a plain file, no symbolic link, of the calling user unless that is root,
+/// and by way of no link that find_place() does not follow. Errors: not_permitted, io_failed.
 [[nodiscard]] Result<UniqueFd> open_snapshot(const std::filesystem::path& path);
 
 } // namespace gpu_sleep::store

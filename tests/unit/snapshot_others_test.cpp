@@ -121,6 +121,18 @@ TEST_CASE("Other users: what they made beforehand under the directory's name is 
         was_made = as_user(
             k_other_user, [&] { return ::symlink(place.path("nowhere").c_str(), place.own().c_str()) == 0; });
     }
+    SECTION("a link on the way to it") {
+        const auto victim = place.path("victim");
+        REQUIRE(as_user(k_one_user, [&] { return ::mkdir(victim.c_str(), 0700) == 0; }));
+        was_made = as_user(k_other_user, [&] { return ::symlink(victim.c_str(), place.own().c_str()) == 0; });
+        const auto way = place.path("own/new");
+        CHECK(as_user(k_one_user, [&] { return is_refused_directory(way); }));
+        CHECK(is_refused_directory(way));
+        CHECK(SnapshotDirectory::free_space_in(way).error().code == ErrorCode::not_permitted);
+        CHECK(std::filesystem::is_empty(victim));
+        test::write_file(victim + "/new", {});
+        CHECK(open_snapshot(way).error().code == ErrorCode::not_permitted);
+    }
     SECTION("a file") {
         was_made = as_user(k_other_user, [&] { return ::open(place.own().c_str(), O_CREAT, 0666) >= 0; });
     }

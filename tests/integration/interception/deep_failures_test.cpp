@@ -87,6 +87,20 @@ TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]
     machine.expect_works();
 }
 
+TEST_CASE("Deep: a command that is stopped while all calls wait for it is named, and goes on", "[deep]") {
+    DeepMachine machine;
+    Process process(machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:500ms"}));
+    await_request(process);
+    pause_for(Milliseconds(150)); // it sleeps, and the driver works
+    process.signal(SIGSTOP);
+    const auto note = [&] { return machine.command("gpu-ps").json("/processes/0/report/notes/0"); };
+    CHECK(becomes_true([&] { return mentions(fmt::format("kill -CONT {}", process.pid())).match(note()); }));
+    machine.expect_held(); // and woken once it sleeps deeply
+    CHECK(process.wait() == 0);
+    machine.wake();
+    machine.expect_awake();
+}
+
 TEST_CASE("Deep: what another tool has done to it is found and taken as it is", "[deep]") {
     DeepMachine machine;
     machine.fall_asleep();

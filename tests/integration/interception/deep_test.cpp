@@ -214,6 +214,18 @@ TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhil
     machine.expect_works();
 }
 
+TEST_CASE(
+    "Deep: it sleeps and wakes though the program has closed what it does not know, or has no number left",
+    "[deep]") {
+    DeepMachine machine;
+    const std::string numbers = GENERATE("closed", "taken", "used");
+    machine.host.tell("descriptors " + numbers);
+    machine.fall_asleep();
+    machine.wake();
+    machine.host.tell("descriptors left");
+    machine.expect_awake();
+}
+
 TEST_CASE("Deep: gpu-ps says what a process lacks for it", "[deep]") {
     const auto refusal = [](const Host& host) {
         return host.command("gpu-ps", {"--json"}).json("/processes/0/report/deep_refusal");
@@ -223,6 +235,17 @@ TEST_CASE("Deep: gpu-ps says what a process lacks for it", "[deep]") {
         std::filesystem::copy_file(agent_file(), place.file("libgpu-sleep-agent.so"));
         const DeepMachine machine({"LD_PRELOAD=" + place.file("libgpu-sleep-agent.so")});
         CHECK_THAT(refusal(machine.host), mentions("gpu-sleep-outside is missing"));
+    }
+    SECTION("a process that may start another") {
+        const Scratch place;
+        const auto valgrind = place.file("vgpreload_core-amd64-linux.so");
+        std::filesystem::copy_file(library_file("unseen/libnvcuvid.so.1"), valgrind);
+        const DeepMachine machine({"LD_PRELOAD=" + agent_file() + ":" + valgrind});
+        CHECK_THAT(refusal(machine.host), mentions("valgrind"));
+    }
+    SECTION("a management library that works") {
+        const DeepMachine machine({"GPU_SLEEP_SIM_FAIL=cuDeviceGetName:1:999"});
+        CHECK_THAT(machine.command("deep").err, mentions("nvmlInit says"));
     }
     SECTION("a GPU of its own") {
         const auto sharing = GENERATE(Arguments{"GPU_SLEEP_SIM_SHARING=mig", "(MIG)"},

@@ -3,6 +3,7 @@
 // A program that uses the driver and knows nothing of gpu-sleep. It obeys commands, or runs the routine that
 // its first argument names. Before the first command that needs it, it makes no call of the driver.
 
+#include "base/fd.hpp"
 #include "driver_calls.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 #include "intercepted_memory.hpp"
@@ -13,14 +14,19 @@
 #include "support/commanded.hpp"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdlib>
 #include <deque>
+#include <filesystem>
 #include <random>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -326,6 +332,41 @@ Answer do_close(Words& words) {
     return std::string();
 }
 
+/// descriptors closed|taken|used|left: what a program does to those that it knows nothing of, of which one is
+/// that of the agent's program outside; or it has hardly any number left, or as many as before
+Answer do_descriptors(Words& words) {
+    static std::vector<UniqueFd> used;
+    static rlimit before{};
+    constexpr rlim_t k_few = 64;
+    const auto what = next<std::string>(words);
+    std::vector<int> outside;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+        if (std::error_code none;
+            std::filesystem::read_symlink(entry, none).filename() == "gpu-sleep-outside")
+            outside.push_back(std::stoi(entry.path().filename()));
+    if (what == "left") {
+        used.clear();
+        if (before.rlim_cur != 0) ::setrlimit(RLIMIT_NOFILE, &before);
+    }
+    if ((what == "closed" || what == "taken") && outside.empty())
+        return make_error(ErrorCode::internal, "no such descriptor");
+    UniqueFd other(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    for (const int number : outside) {
+        if (what == "closed") ::close(number);
+        if (what == "taken") ::dup2(other.get(), number);
+    }
+    if (what == "used") {
+        ::getrlimit(RLIMIT_NOFILE, &before);
+        const rlimit few{k_few, before.rlim_max};
+        ::setrlimit(RLIMIT_NOFILE, &few);
+        while (other) used.push_back(std::exchange(other, UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC))));
+        constexpr std::size_t k_of_agent =
+            4; // a connection, both ends of one to its program, and one to read
+        for (std::size_t i = 0; i < k_of_agent; ++i) used.pop_back();
+    }
+    return std::string();
+}
+
 /// null_stream: "own" when it is the thread's, which can be captured in, or "shared"
 Answer do_null_stream(Words&) {
     GPU_SLEEP_TRY(start());
@@ -508,6 +549,7 @@ const Commands& commands() {
         {"submit", do_submit},
         {"open", do_open},
         {"close", do_close},
+        {"descriptors", do_descriptors},
         {"share", do_share},
         {"export", do_export},
         {"import", do_import},

@@ -391,6 +391,10 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     REQUIRE(done.status == 0);
     CHECK_THAT(content_of(image.path() / "usr/share/jupyter/kernels/python3/kernel.json"),
                mentions(login_library()));
+    CHECK_THAT(done.out, !mentions("c.Spawner.cmd"));
+    const Scratch bare;
+    CHECK_THAT(run({{command_file("gpu-enable"), "machine", "--root", bare.path().native()}}).out,
+               mentions("no Jupyter kernel") && mentions("c.Spawner.cmd"));
     const auto variables = [&](const std::string& script, const Arguments& given = {}) {
         auto output = run({{"/bin/sh", "-c", script}, given, false});
         CHECK(output.status == 0);

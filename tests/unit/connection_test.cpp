@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What a command is told that does not read for a while.
+
+#include "server/connection.hpp"
+#include "support/catch.hpp"
+
+#include <sys/socket.h>
+
+#include <array>
+#include <optional>
+#include <variant>
+#include <vector>
+
+using namespace gpu_sleep;
+using agent::server::Connection;
+using model::Progress;
+
+TEST_CASE("Connection: what a command waits for is told however far behind it is, before the answer",
+          "[connection]") {
+    std::array<int, 2> ends{};
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0);
+    const UniqueFd command(ends[1]);
+    auto connection = Connection::adopt(UniqueFd(ends[0]));
+    REQUIRE(connection);
+    for (int i = 0; i < 60; ++i) // as often as what is held changes
+        REQUIRE((*connection)->tell({Progress::Phase::drained, 0, 0, {}, 1}));
+    REQUIRE((*connection)->tell({Progress::Phase::drained, 0, 0, {}, 2}));
+    REQUIRE((*connection)->tell({Progress::Phase::transfer, 1, 2}));
+    REQUIRE((*connection)->tell({Progress::Phase::ready, 0, 0}));
+    (*connection)->answer(model::Failure{make_error(ErrorCode::cancelled, "over"), model::State::awake});
+
+    protocol::FrameReader reader;
+    std::array<std::byte, 4096> buffer{};
+    for (ssize_t got = 0; (got = ::recv(command.get(), buffer.data(), buffer.size(), 0)) > 0;)
+        reader.append(std::span(buffer).first(static_cast<std::size_t>(got)));
+    std::vector<Progress> told;
+    bool is_answered = false;
+    for (;;) {
+        const auto frame = reader.next();
+        REQUIRE(frame);
+        if (!*frame) break;
+        const auto reply = protocol::decode_reply(**frame);
+        REQUIRE(reply);
+        CHECK_FALSE(is_answered);
+        is_answered = !std::holds_alternative<Progress>(*reply);
+        if (!is_answered) told.push_back(std::get<Progress>(*reply));
+    }
+    CHECK(is_answered);
+    REQUIRE(told.size() == 62);
+    CHECK(told[60].held == 2);
+    CHECK(told[61].phase == Progress::Phase::ready);
+}
