@@ -8,17 +8,9 @@
 #include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/named_addresses.hpp"
-#include "intercepted/failed_context.hpp"
 #include "intercepted/peers.hpp"
 
 namespace gpu_sleep::hooks {
-
-/// `status`, of which later allocations have to know.
-inline CUresult seen(CUresult status) noexcept {
-    if (status != CUDA_SUCCESS) [[unlikely]]
-        intercepted::note_failure(status);
-    return status;
-}
 
 /// Makes a call that copies, or describes a copy: once more if it was refused for want of access that the
 /// driver's own plain memory does not need.
@@ -57,7 +49,7 @@ struct Forward;
 template <Entry entry, class... Arguments>
 struct Forward<entry, CUresult(Arguments...)> {
     static CUresult CUDAAPI call(Arguments... arguments) noexcept {
-        const auto status = seen(pass<entry>(real<entry>, arguments...));
+        const auto status = pass<entry>(real<entry>, arguments...);
         note_done<entry>(status, arguments...);
         return status;
     }
@@ -73,7 +65,7 @@ CUresult ask(const Call& call, Arguments... arguments) noexcept {
     if (!question.admitted()) return refused();
     settle_capture_mode();
     note_end<entry>(arguments...);
-    const auto status = seen(call());
+    const auto status = call();
     note_done<entry>(status, arguments...);
     return status;
 }
@@ -91,7 +83,7 @@ struct Ask<entry, CUresult(Arguments...)> {
             const gate::Question question(k_name<entry>);
             if (!question.admitted()) return refused();
             settle_capture_mode();
-            return seen(real<entry>()(arguments...));
+            return real<entry>()(arguments...);
         }
     }
 };

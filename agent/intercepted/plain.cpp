@@ -6,7 +6,6 @@
 
 #include "intercepted/allocations.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/failed_context.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/peers.hpp"
 #include "intercepted/pending_work.hpp"
@@ -70,7 +69,6 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
         const auto device = current_device(*with);
         CUcontext context = nullptr;
         if (!device || with->api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
-        if (const auto failure = failure_of(context); failure != CUDA_SUCCESS) return failure;
         const auto range = take_range(*with, *device, bytes, left);
         if (!range) {
             left.context = owner_of_memory_in(context);

@@ -9,7 +9,6 @@
 #include "driver/context.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/failed_context.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/pending_removal.hpp"
 #include "intercepted/pool_table.hpp"
@@ -186,7 +185,6 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
         const auto key = key_of(*with, stream, per_thread);
         // In a capture it becomes a node of the graph, whose memory is the driver's.
         if (!key.context || is_capturing(*with, key.stream, false)) return std::nullopt;
-        if (const auto failure = failure_of(key.context); failure != CUDA_SUCCESS) return failure;
         const auto device = device_of(*with, key.context);
         if (!device) return std::nullopt;
         const auto handle = pool ? *pool : pool_of_device(*with, *device);
