@@ -48,17 +48,15 @@ Error failed(int failure, std::string_view call, const std::string& name) {
     return errno_error(ErrorCode::io_failed, failure, call, name);
 }
 
-/// Locks `file`, which others may hold. Errors: timed_out, io_failed.
-Result<void> lock(const LockedFile& file, const std::string& name, Milliseconds timeout, const char* why) {
+/// Locks `file`, which others may hold. Errors: timed_out.
+Result<void> lock(const LockedFile& file, Milliseconds timeout, const char* why) {
     constexpr Milliseconds k_look_again{20};
     const auto deadline = Clock::now() + timeout;
-    for (;;) {
-        const auto got = file.lock();
-        if (got == LockedFile::Lock::taken) return {};
-        if (got == LockedFile::Lock::failed) return failed(errno, "flock", name);
+    while (file.lock() != LockedFile::Lock::taken) {
         if (Clock::now() >= deadline) return make_error(ErrorCode::timed_out, "{}", why);
         std::this_thread::sleep_for(k_look_again);
     }
+    return {};
 }
 
 std::optional<std::vector<GpuNeed>> parse(const std::string& text) {
@@ -119,7 +117,7 @@ Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Millisec
         auto file = LockedFile::open(directory.get(), name);
         if (!file) return std::move(file).error();
         const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
-        if (auto locked = lock(*file, name, left, "another command is working on it"); !locked)
+        if (auto locked = lock(*file, left, "another command is working on it"); !locked)
             return std::move(locked).error();
         const bool is_removed = !file->is_named(directory.get(), name.c_str());
         if (!is_removed) return CheckpointRecord(std::move(directory), *std::move(file), name);
@@ -202,14 +200,10 @@ Result<bool> CheckpointRecord::set_room_aside(
     std::vector<peers::GpuLine*> lines;
     for (auto& line : lines_) lines.push_back(&line);
     const auto of_others = peers::begin_counting(lines);
-    const auto checked = of_others ? check(*of_others) : Result<void>();
-    auto is_set = of_others ? peers::end_counting(lines, *of_others,
-                                                  checked ? Result<peers::BytesByGpu>(std::move(room))
-                                                          : checked.error())
-                            : Result<bool>(false);
-    if (is_set && !*is_set)
-        for (const auto* line : lines) GPU_SLEEP_TRY(line->check_locks());
-    return is_set;
+    if (!of_others) return false;
+    const auto checked = check(*of_others);
+    return peers::end_counting(lines, *of_others,
+                               checked ? Result<peers::BytesByGpu>(std::move(room)) : checked.error());
 }
 
 } // namespace gpu_sleep::cli

@@ -32,7 +32,7 @@ constexpr Milliseconds k_answer_patience{2'000};
 /// makes room himself.
 class Locks {
 public:
-    /// Errors: timed_out, io_failed.
+    /// Errors: timed_out, out of descriptors.
     Result<void> take(Finder& finder, const std::string& gpu, const std::vector<Outcome>& processes) {
         std::set<std::pair<dev_t, ino_t>> known;
         for (const auto& each : processes) {
@@ -56,7 +56,6 @@ private:
         const auto deadline = Clock::now() + k_lock_patience;
         for (auto& line : lines_)
             while (!line.lock()) {
-                GPU_SLEEP_TRY(line.check_locks());
                 if (Clock::now() >= deadline)
                     return make_error(ErrorCode::timed_out, "process {} is already making room on the GPU",
                                       line.holder());

@@ -39,24 +39,21 @@ void GpuLines::leave() noexcept {
     std::erase_if(lines_, [](const auto& each) { return !each.second.line.holds(); });
 }
 
-Result<std::optional<GpuLines::Locks>> GpuLines::lock(int directory, const std::vector<std::string>& gpus) {
+std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<std::string>& gpus) {
     std::vector<std::string> locked;
     bool has_all = true;
-    Result<void> works;
     {
         const MutexLock lock(mutex_);
         for (const auto& gpu : gpus) {
             auto* const line = find(directory, gpu);
             if (!line) continue;
             has_all = line->locks > 0 || line->line.lock();
-            if (!has_all) works = line->line.check_locks();
             if (!has_all) break;
             ++line->locks;
             locked.push_back(gpu);
         }
     }
     Locks locks(*this, std::move(locked));
-    if (!works) return works.error();
     return has_all ? std::optional(std::move(locks)) : std::nullopt;
 }
 
@@ -78,12 +75,10 @@ Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string
             if (auto* const line = find(directory, gpu)) lines.push_back(&line->line);
         of_others = peers::begin_counting(lines);
     }
-    const auto room = of_others ? guarded([&] { return count(*of_others); }) : peers::BytesByGpu();
+    if (!of_others) return false;
+    const auto room = guarded([&] { return count(*of_others); });
     const MutexLock lock(mutex_);
-    auto is_set = of_others ? peers::end_counting(lines, *of_others, room) : Result<bool>(false);
-    if (is_set && !*is_set)
-        for (const auto* line : lines) GPU_SLEEP_TRY(line->check_locks());
-    return is_set;
+    return peers::end_counting(lines, *of_others, room);
 }
 
 Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& gpus, const CountRoom& count,

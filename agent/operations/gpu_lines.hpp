@@ -36,15 +36,15 @@ public:
     void leave() noexcept;
 
     /// Takes the locks of all `gpus`, whoever stands in line, or of none: nobody waits with one of them.
-    /// Nothing: another process has one. Errors: io_failed (locks cannot be had).
-    [[nodiscard]] Result<std::optional<Locks>> lock(int directory, const std::vector<std::string>& gpus);
+    /// Nothing: another process has one.
+    [[nodiscard]] std::optional<Locks> lock(int directory, const std::vector<std::string>& gpus);
     /// Whether others have set room aside on one of `gpus`, or count.
     [[nodiscard]] bool are_shared(int directory, const std::vector<std::string>& gpus);
 
     using CountRoom = std::function<Result<peers::BytesByGpu>(const peers::BytesByGpu& of_others)>;
     /// Sets room aside on all `gpus`, of which `count` says how much, while nobody else counts: see
     /// peers::begin_counting(). Waits for others to be done. `keep_going` is asked meanwhile. Errors:
-    /// out_of_device_memory (others are not done at the deadline), cancelled, io_failed, those of `count`.
+    /// out_of_device_memory (others are not done at the deadline), cancelled, those of `count`.
     [[nodiscard]] Result<Room> wait_for_room(const std::vector<std::string>& gpus, const CountRoom& count,
                                              Clock::time_point deadline,
                                              const std::function<bool()>& keep_going);

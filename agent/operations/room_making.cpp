@@ -76,15 +76,14 @@ bool RoomMaking::is_overdue(std::uint32_t place, Milliseconds min_awake) noexcep
     return now - moved_ > 2 * min_awake + k_patience;
 }
 
-Result<std::optional<GpuLines::Locks>>
-RoomMaking::take_turn(int directory, const std::vector<std::string>& gpus, Milliseconds min_awake) {
+std::optional<GpuLines::Locks> RoomMaking::take_turn(int directory, const std::vector<std::string>& gpus,
+                                                     Milliseconds min_awake) {
     const auto before = lines_.stand(directory, gpus);
     const bool overdue = is_overdue(before + 1, min_awake);
-    if (before > 0 && !overdue) return std::optional<GpuLines::Locks>();
+    if (before > 0 && !overdue) return {};
     auto locks = lines_.lock(directory, gpus);
     // Who comes back from a deep sleep is lost if others take its room.
-    if (locks && !*locks && overdue && !lines_.are_shared(directory, gpus))
-        return std::optional(GpuLines::Locks());
+    if (!locks && overdue && !lines_.are_shared(directory, gpus)) return GpuLines::Locks();
     return locks;
 }
 
@@ -159,10 +158,11 @@ Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& requ
     const auto neighbours = peers::Neighbours::open();
     if (gpus.empty() || !neighbours) return wake(request);
     const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake);
-    if (!locks) return locks.error();
-    if (!*locks) {
+    if (!locks) {
         waits_for_time_ = false;
-        return make_error(ErrorCode::out_of_device_memory, "others that make room on the GPU come first");
+        return make_error(ErrorCode::out_of_device_memory,
+                          "others are making room on the GPU: this process is number {} in the queue",
+                          place_.load());
     }
     auto done = wake(request);
     std::vector<std::string> notes;

@@ -51,8 +51,8 @@ public:
     [[nodiscard]] std::string holders(const peers::BytesByGpu& gpus);
 
 private:
-    /// The locks of all `gpus`, if it is this process's turn. Errors: those of GpuLines::lock().
-    [[nodiscard]] Result<std::optional<GpuLines::Locks>>
+    /// The locks of all `gpus`, if it is this process's turn.
+    [[nodiscard]] std::optional<GpuLines::Locks>
     take_turn(int directory, const std::vector<std::string>& gpus, Milliseconds min_awake);
     /// Whether the line has not moved for so long that somebody in it must be stuck: nobody waits for that.
     [[nodiscard]] bool is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept;

@@ -102,27 +102,16 @@ std::uint32_t GpuLine::before() const {
     return count(file_, k_first_place, stands() ? place_ : k_counting).locks;
 }
 
-bool GpuLine::note(LockedFile::Lock lock) noexcept {
-    failure_ = lock == LockedFile::Lock::failed ? errno : 0;
-    return lock == LockedFile::Lock::taken;
-}
-
-Result<void> GpuLine::check_locks() const {
-    if (failure_ == 0) return {};
-    return errno_error(ErrorCode::io_failed, failure_, "fcntl",
-                       fmt::format("cannot lock {} in the directory of the sockets", name_));
-}
-
 bool GpuLine::lock_as_needed() noexcept {
     if (!file_.is_held()) return false;
     if (has_lock_) return true;
-    if (room_ != 0 || is_counting_) return note(file_.share(k_holder, k_lock, 1));
+    if (room_ != 0 || is_counting_) return file_.share(k_holder, k_lock, 1) == LockedFile::Lock::taken;
     file_.unlock(k_holder, k_lock, 1);
     return true;
 }
 
 bool GpuLine::lock() {
-    has_lock_ = has_lock_ || note(file_.lock(k_holder, k_lock, 1));
+    has_lock_ = has_lock_ || file_.lock(k_holder, k_lock, 1) == LockedFile::Lock::taken;
     return has_lock_;
 }
 
@@ -141,7 +130,7 @@ bool GpuLine::set_aside(Bytes bytes) noexcept {
     const auto room = static_cast<off_t>(std::min<Bytes>(bytes / k_mib + 1, k_most_room));
     if (!file_.is_held()) return false;
     // A process of another pid namespace may have the same number.
-    if (!note(file_.lock(k_holder, start_of_own_room(), room))) return false;
+    if (file_.lock(k_holder, start_of_own_room(), room) != LockedFile::Lock::taken) return false;
     room_ = room;
     return true;
 }
@@ -170,7 +159,7 @@ bool GpuLine::is_shared() const {
 
 std::optional<Bytes> GpuLine::begin_counting() noexcept {
     if (!file_.is_held()) return std::nullopt;
-    is_counting_ = note(file_.lock(k_holder, k_counting, 1));
+    is_counting_ = file_.lock(k_holder, k_counting, 1) == LockedFile::Lock::taken;
     // The first byte before the look: who has it alone may be about to take memory.
     return is_counting_ && lock_as_needed() ? room_of_others() : std::nullopt;
 }

@@ -56,9 +56,6 @@ public:
     /// The process that has the lock, as this one's pid namespace sees it; 0 if no other has it, or it is
     /// not seen.
     [[nodiscard]] pid_t holder() const;
-    /// Why the last lock that was tried could not be had, where that is nobody's doing: the file system has
-    /// none, or the kernel no memory for one. Errors: io_failed.
-    [[nodiscard]] Result<void> check_locks() const;
     /// Whether others share the lock, for they have set room aside, or count.
     [[nodiscard]] bool is_shared() const;
 
@@ -68,7 +65,6 @@ private:
                                      const Result<BytesByGpu>& room);
 
     GpuLine(LockedFile file, std::string_view uuid);
-    [[nodiscard]] bool note(LockedFile::Lock lock) noexcept;
     /// Has byte 0 locked as far as it has to be. False: others are in the way.
     bool lock_as_needed() noexcept;
     /// Nothing: as many as may at a time have some.
@@ -85,7 +81,6 @@ private:
     off_t room_ = 0;  ///< in MiB; 0: none
     bool has_lock_ = false;
     bool is_counting_ = false;
-    int failure_ = 0; ///< see check_locks(); errno, or 0
 };
 
 /// Setting room aside for this process on several GPUs, or on none, in three steps: nobody else counts

@@ -28,7 +28,6 @@ struct FailingCall {
     std::uint32_t error;
     std::optional<std::uint32_t> third_argument = {};
     std::optional<std::uint32_t> first_argument = {};
-    std::optional<std::uint32_t> second_argument = {};
 };
 
 /// Applies the filter to the calling thread, for good. False where the system does not allow it.
@@ -42,8 +41,6 @@ struct FailingCall {
         std::vector<std::pair<std::uint32_t, std::uint32_t>> wanted{
             {offsetof(seccomp_data, nr), call.number}};
         if (call.first_argument) wanted.emplace_back(k_arguments, *call.first_argument);
-        if (call.second_argument)
-            wanted.emplace_back(k_arguments + sizeof(std::uint64_t), *call.second_argument);
         if (call.third_argument)
             wanted.emplace_back(k_arguments + 2 * sizeof(std::uint64_t), *call.third_argument);
         for (std::size_t i = 0; i < wanted.size(); ++i) {

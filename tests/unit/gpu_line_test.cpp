@@ -4,22 +4,18 @@
 
 #include "peers/gpu_line.hpp"
 #include "support/catch.hpp"
-#include "support/failing_call.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <csignal>
 #include <functional>
 #include <optional>
 #include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::peers;
@@ -117,30 +113,6 @@ TEST_CASE("GPU line: what cannot be asked about counts as locked", "[gpu_line]")
     CHECK(lock->l_start == 3);
     CHECK(lock->l_len == 4);
     CHECK(lock->l_pid == 0);
-}
-
-TEST_CASE("GPU line: where no lock can be had, that is the reason, and not another process", "[gpu_line]") {
-    const Place place;
-    auto line = place.line();
-    std::vector<Result<void>> checked;
-    bool has_any = false;
-    const auto try_all = [&] {
-        has_any = line.stand().has_value() || line.lock();
-        checked.push_back(line.check_locks());
-        has_any = has_any || begin_counting({&line});
-        checked.push_back(line.check_locks());
-    };
-    const test::FailingCall no_locks{SYS_fcntl, ENOLCK, {}, {}, F_SETLK};
-    if (!test::with_failing_calls({no_locks}, try_all)) return test::skip("the system lets no call fail");
-    CHECK_FALSE(has_any);
-    for (const auto& each : checked) {
-        REQUIRE_FALSE(each);
-        CHECK(each.error().code == ErrorCode::io_failed);
-        CHECK_THAT(each.error().message, test::mentions("room-GPU"));
-    }
-    const Other other(place, takes_lock);
-    CHECK_FALSE(line.lock());
-    CHECK(line.check_locks());
 }
 
 TEST_CASE("GPU line: places are in the order in which they were taken, and end with their processes",
