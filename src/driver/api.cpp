@@ -4,7 +4,6 @@
 
 #include "driver/api.hpp"
 
-#include "base/quiet_thread.hpp"
 #include "driver/library.hpp"
 
 namespace gpu_sleep::driver {
@@ -13,12 +12,6 @@ namespace {
 // Two steps, so that cuda.h's renaming macros are applied before the name becomes a string.
 #define GPU_SLEEP_STRING(name) #name
 #define GPU_SLEEP_SYMBOL(name) GPU_SLEEP_STRING(name)
-
-bool can_start_thread() {
-    auto thread = start_quiet_thread("gpu-sleep-try", [] {});
-    if (thread) thread->join();
-    return thread.has_value();
-}
 
 ErrorCode code_of(CUresult status) noexcept {
     switch (status) {
@@ -72,13 +65,6 @@ Result<void> initialise(const Api& api) {
 }
 
 Error to_error(const Api& api, CUresult status, std::string_view call, std::string_view what) {
-    // The driver has one word for all that it lacks. Of GPU memory alone that is certain here.
-    const bool may_lack_thread = status == CUDA_ERROR_OUT_OF_MEMORY && call != "cuMemCreate";
-    if (may_lack_thread && !can_start_thread())
-        return Error{
-            ErrorCode::out_of_threads,
-            fmt::format("{}: no thread can be started ({} gave {})", what, call, static_cast<int>(status)),
-            std::string(call), static_cast<int>(status)};
     const char* name = nullptr;
     if (api.cuGetErrorName(status, &name) != CUDA_SUCCESS || !name) name = "unknown error";
     return Error{code_of(status),

@@ -3,15 +3,9 @@
 // Sleeping and waking over the simulated driver: what is kept, what is dropped, what is noticed.
 
 #include "support/engine_fixture.hpp"
-#include "support/failing_call.hpp"
-#include "support/sanitized.hpp"
 #include "support/scratch.hpp"
-#include "support/skip.hpp"
-
-#include <sys/syscall.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <tuple>
 
@@ -60,30 +54,6 @@ TEST_CASE("Transaction: level 1 brings every byte back at its address", "[transa
         CHECK(after.modules == before.modules);
     }
     CHECK(sim_fault_counts().illegal_accesses == 0);
-}
-
-TEST_CASE("Transaction: what the driver calls a shortage of memory is one of threads where none can be had",
-          "[transaction]") {
-    if (is_sanitized()) return skip("a sanitizer makes such calls, too");
-    EngineFixture fixture;
-    fixture.add(0, "weights", 3 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    Result<void> woken;
-    const auto wake = [&] {
-        sim_fail("cuMemcpyHtoDAsync", 1, CUDA_ERROR_OUT_OF_MEMORY, SIM_ONCE);
-        woken = fixture.wake({});
-        sim_clear();
-    };
-    wake();
-    REQUIRE_FALSE(woken);
-    CHECK(woken.error().code == ErrorCode::out_of_device_memory);
-    if (!with_failing_calls({{SYS_clone3, EAGAIN}, {SYS_clone, EAGAIN}}, wake))
-        return skip("the system does not let calls fail");
-    REQUIRE_FALSE(woken);
-    INFO(woken.error().message);
-    CHECK(woken.error().code == ErrorCode::out_of_threads);
-    REQUIRE(fixture.wake({}));
-    CHECK(fixture.all_intact());
 }
 
 TEST_CASE("Transaction: contents go through a ring that is shorter than they are", "[transaction]") {
