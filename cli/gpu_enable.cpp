@@ -91,8 +91,8 @@ int enable(const cli::LoginScope& scope) {
     const bool has_kernel = std::any_of(files->begin(), files->end(), is_kernel);
     const auto* const hint =
         scope.is_machine && !has_kernel
-            ? "no Jupyter kernel is where all users have theirs; where JupyterHub has its own environment, "
-              "begin c.Spawner.cmd with \"gpu-run\", \"--\"\n"
+            ? "found no Jupyter kernel that is installed for all users; where JupyterHub has its own "
+              "environment, begin c.Spawner.cmd with \"gpu-run\", \"--\"\n"
             : "";
     return cli::print_result(k_program, "enabled from the next login on, in these files:\n" + listed(*files) +
                                             hint + way_back(scope, true));

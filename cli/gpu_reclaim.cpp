@@ -143,7 +143,7 @@ usage::Table table_of(Typed& typed) {
             "copying that advances)"}}},
          {"Output", {cli::json_row(typed.output.json), usage::brief(cli::quiet_row(typed.output.quiet))}}},
         k_examples,
-        fmt::format("the worst of the processes, of which one with nothing to do is done: {}",
+        fmt::format("the worst of these, over all processes (nothing to do counts as 0): {}",
                     cli::k_exit_statuses)};
 }
 

@@ -70,7 +70,9 @@ ssize_t send_some(int socket, std::span<const std::byte> bytes, int descriptor) 
 } // namespace
 
 std::string how_to_go_on(pid_t stopped) {
-    return fmt::format("let it go on with kill -CONT {0}, or end it with kill -KILL {0}", stopped);
+    return fmt::format(
+        "let it go on with kill -CONT {0} or by detaching its debugger, or end it with kill -KILL {0}",
+        stopped);
 }
 
 Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
@@ -187,8 +189,9 @@ void Connection::look_after_peer() {
     stopped_since_ = now;
     const bool goes_on = ::kill(peer_, SIGCONT) == 0; // connected, so the pid is still its own
     if (std::exchange(has_said_stopped_, true)) return;
-    log::warning("process {}, which puts this one to sleep deeply, is stopped, and all calls wait for it: {}",
-                 peer_, goes_on ? "it is told to go on (SIGCONT)" : how_to_go_on(peer_));
+    log::warning(
+        "process {}, which puts this one to sleep deeply, is stopped, and all calls wait for it; {}{}", peer_,
+        goes_on ? "it is told to go on; if it does not, " : "", how_to_go_on(peer_));
 }
 
 bool Connection::is_behind() const {

@@ -31,12 +31,14 @@ bool is_roots(const struct stat& file) {
     return file.st_uid == 0 || (::stat("/", &top) == 0 && file.st_uid == top.st_uid);
 }
 
-/// Whether nobody but root and this user can have made the link, nor, where this is root, put it here.
+/// Whether nobody but root and this user can have made the link, nor, where this is root or root is not
+/// known, put it here.
 bool is_trusted(int directory, const struct stat& link) {
-    if (::geteuid() != 0) return link.st_uid == ::geteuid() || is_roots(link);
+    const bool is_mapped = link.st_uid == 0; // else the number may be that of all who have none here
+    if (::geteuid() != 0 && (is_mapped || link.st_uid == ::geteuid())) return true;
     struct stat status = {};
     return is_roots(link) && ::fstat(directory, &status) == 0 && is_roots(status) &&
-           ((status.st_mode & (S_IWGRP | S_IWOTH)) == 0 || (status.st_mode & S_ISVTX) != 0);
+           ((status.st_mode & (S_IWGRP | S_IWOTH)) == 0 || (is_mapped && (status.st_mode & S_ISVTX) != 0));
 }
 
 /// What links say there does not lead to where they lead.

@@ -73,7 +73,8 @@ std::filesystem::path without_slash(const std::filesystem::path& path) {
 Result<CarefulPlace> place_of(const std::filesystem::path& path) {
     auto place = find_place(path, LastLink::kept);
     if (!place && errno == ELOOP)
-        return refused(path, "a link on the way is somebody else's; name where it leads to");
+        return refused(path, "a symbolic link on the way could be somebody else's, or leads in a circle; "
+                             "name where it leads to");
     return place;
 }
 
