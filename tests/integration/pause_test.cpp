@@ -218,6 +218,21 @@ TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
     }
 }
 
+TEST_CASE("Pause: its work waits on while a sleep waits in vain for another program", "[pause]") {
+    Host paused(gated({"GPU_SLEEP_GROUP=pair"}));
+    Host busy(gated({"GPU_SLEEP_GROUP=pair"}));
+    for (auto* host : {&paused, &busy}) host->tell("alloc weights 4194304 0");
+    REQUIRE(pause_it(paused).status == 0);
+    send_held_work(paused);
+    busy.tell("spin 1500");
+    CHECK(run({{command_file("gpu-sleep"), "--group", "pair", "--timeout", "400ms"}}).status == 4);
+    CHECK(paused.state() == "paused");
+    CHECK(now_of(paused, "gate/waiting_threads") == "1");
+    REQUIRE(paused.command("gpu-wake").status == 0);
+    CHECK(paused.process().read_line() == "ok ");
+    for (auto* host : {&paused, &busy}) check_unharmed(*host);
+}
+
 TEST_CASE("Pause: one that wakes with another waits for it, and stays paused if that cannot wake",
           "[pause]") {
     Host paused(gated({"GPU_SLEEP_GROUP=pair"}));
