@@ -280,6 +280,31 @@ TEST_CASE("Pause: a paused program that is stopped says so, and does not go on b
     check_unharmed(host);
 }
 
+TEST_CASE("Pause: it lasts through a stop whatever else of the program sleeps, with its answer to a touch",
+          "[pause]") {
+    Host host(gated({"GPU_SLEEP_ON_STOP=sleep"}));
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc cache 4194304 0");
+    const auto stop_and_continue = [&] {
+        host.process().signal(SIGTSTP);
+        CHECK(becomes_true(
+            [&] { return host.command("gpu-ps").err.find("it was asleep before") != std::string::npos; }));
+        host.process().signal(SIGCONT);
+        pause_for(Milliseconds(200)); // time enough to wake
+        CHECK(host.state() == "asleep");
+    };
+    REQUIRE(host.command("gpu-sleep", {"--tags", "cache"}).status == 0);
+    REQUIRE(pause_it(host).status == 0);
+    stop_and_continue();
+    REQUIRE(host.command("gpu-wake").status == 0);
+    REQUIRE(pause_it(host, {"--on-touch", "wake"}).status == 0);
+    stop_and_continue();
+    CHECK(now_of(host, "gate/on_touch") == "wake");
+    host.tell("spin 1");
+    CHECK(host.state() == "awake");
+    check_unharmed(host);
+}
+
 TEST_CASE("Pause: a paused program forks, and ends", "[pause]") {
     Host host(gated());
     host.tell("alloc weights 4194304 0");
