@@ -159,6 +159,7 @@ TEST_CASE("Pause: the first use ends it, or fails, if that was asked for", "[pau
     REQUIRE(pause_it(host, {"--on-touch", "fail"}).status == 0);
     CHECK(host.ask("spin 1").starts_with("error"));
     CHECK(pause_it(host, {"--on-touch", "wake"}).json("/processes/0/report/changed") == "true");
+    CHECK(now_of(host, "transitions/0/done") == "1"); // the second set only how touches are met
     host.tell("spin 1");
     CHECK(host.state() == "awake");
     check_unharmed(host);
