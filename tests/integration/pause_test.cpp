@@ -109,7 +109,12 @@ TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves
     host.tell("alloc cache 4194304 0");
     REQUIRE(host.command("gpu-sleep", {"--tags", "cache", "--gate", "checked"}).status == 0);
     CHECK(now_of(host, "gate/state") == "checked");
-    CHECK(pause_it(host).json("/processes/0/report/changed") == "true");
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0", "--dry-run"}).out,
+               mentions("would be paused as well"));
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0"}).out, mentions("is paused as well"));
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0", "--dry-run"}).out, mentions("nothing to do"));
+    CHECK_THAT(host.command("gpu-wake", {"--tags", "weights", "--dry-run"}).out,
+               mentions("its pause would end"));
     CHECK(host.state() == "partial");
     CHECK(now_of(host, "gate/state") == "shut");
     host.tell("free 1"); // nothing sleeps any more
@@ -199,7 +204,9 @@ TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
         return run({std::move(command)});
     };
     second.tell("inhibit");
-    CHECK(together({"gpu-sleep", "--level", "0"}).status == 1);
+    const auto refused = together({"gpu-sleep", "--level", "0"});
+    CHECK(refused.status == 1);
+    CHECK_THAT(refused.err, mentions("none of 2 processes was paused"));
     for (auto* host : {&first, &second}) CHECK(host->state() == "awake");
     second.tell("uninhibit");
     CHECK(together({"gpu-sleep", "--level", "0", "--dry-run"}).out.find("2 processes would be paused") !=
@@ -208,6 +215,8 @@ TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
     CHECK(paused.status == 0);
     CHECK_THAT(paused.out, mentions("2 processes are paused"));
     REQUIRE(second.command("gpu-sleep").status == 0);
+    CHECK_THAT(together({"gpu-sleep", "--level", "0", "--dry-run"}).out,
+               mentions("2 processes would be paused or asleep"));
     CHECK_THAT(together({"gpu-sleep", "--level", "0"}).out, mentions("2 processes are paused or asleep"));
     REQUIRE(second.command("gpu-wake").status == 0);
     REQUIRE(together({"gpu-sleep", "--level", "0"}).status == 0);
