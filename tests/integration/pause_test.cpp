@@ -129,6 +129,11 @@ TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves
     REQUIRE(host.command("gpu-wake", {"--tags", "weights"}).status == 0);
     CHECK(host.state() == "partial");
     CHECK(now_of(host, "gate/state") == "checked");
+    REQUIRE(host.command("gpu-sleep", {"--gate", "checked"}).status == 0);
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0", "--dry-run"}).out,
+               mentions("would be paused as well"));
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0"}).out, mentions("is asleep after"));
+    CHECK(now_of(host, "gate/state") == "shut");
     REQUIRE(host.command("gpu-wake").status == 0);
     check_unharmed(host);
 }
