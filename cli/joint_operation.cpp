@@ -57,7 +57,6 @@ struct Sum {
     std::size_t asleep = 0; ///< of a sleep, also those that did not go deep
     std::size_t deep = 0;
     std::size_t paused = 0;
-    bool is_pause = false; ///< of which some may sleep already
     Bytes moved = 0;
     bool is_known = true;
     bool has_changed = false;
@@ -80,7 +79,6 @@ private:
         ++done;
         ++asleep;
         deep += report.deep;
-        is_pause |= report.level == model::Level::pause;
         paused += report.state == model::State::paused || rehearses_pause(report);
         has_changed |= report.changed;
         is_rehearsal |= report.dry_run;
@@ -107,8 +105,8 @@ std::vector<Outcome> refuse_all(Targets found, model::Operation asked) {
     return outcomes;
 }
 
-std::string render_together(const std::vector<Outcome>& outcomes, bool goes_deep) {
-    const bool sleeps = !outcomes.empty() && outcomes.front().asked == model::Operation::sleep;
+std::string render_together(const std::vector<Outcome>& outcomes, const model::SleepRequest* sleep) {
+    const bool pauses = sleep && sleep->level == model::Level::pause; // of which some may sleep already
     const Sum sum(outcomes);
     const auto size = format_bytes(sum.moved);
     const auto all = subject(sum.count, "is", "are");
@@ -116,26 +114,32 @@ std::string render_together(const std::vector<Outcome>& outcomes, bool goes_deep
     if (sum.done == sum.count && sum.is_rehearsal)
         return fmt::format("{} {}; {} of GPU memory would be {}; nothing was changed\n",
                            subject(sum.count, "would", "would"),
-                           !sleeps  ? "wake"
+                           !sleep   ? "wake"
                            : paused ? "be paused"
+                           : pauses ? "be paused or asleep"
                                     : "sleep",
-                           size, sleeps ? "freed" : "taken");
+                           size, sleep ? "freed" : "taken");
     if (sum.done == sum.count)
         return fmt::format("{} {}; {} of GPU memory {}\n", all,
-                           !sleeps                 ? "awake"
+                           !sleep                  ? "awake"
                            : sum.deep == sum.count ? "deeply asleep"
                            : paused                ? "paused"
-                           : sum.is_pause          ? "paused or asleep"
+                           : pauses                ? "paused or asleep"
                                                    : "asleep",
-                           size, sleeps ? "freed" : "taken");
-    if (goes_deep && sum.asleep == sum.count)
+                           size, sleep ? "freed" : "taken");
+    if (sleep && sleep->deep && sum.asleep == sum.count)
         return fmt::format("{} asleep, {} of them deeply; the same command continues from there\n", all,
                            sum.deep);
     if (!sum.has_changed && sum.is_known)
         return fmt::format("none of {} {}\n", subject(sum.count, "was", "was"),
-                           sleeps ? "put to sleep" : "woken");
-    return fmt::format("{} of {} {}; the same command completes it\n", sleeps ? sum.asleep : sum.done,
-                       subject(sum.count, "is known to be", "are known to be"), sleeps ? "asleep" : "awake");
+                           !sleep   ? "woken"
+                           : pauses ? "paused"
+                                    : "put to sleep");
+    return fmt::format("{} of {} {}; the same command completes it\n", sleep ? sum.asleep : sum.done,
+                       subject(sum.count, "is known to be", "are known to be"),
+                       !sleep   ? "awake"
+                       : pauses ? "paused or asleep"
+                                : "asleep");
 }
 
 } // namespace gpu_sleep::cli

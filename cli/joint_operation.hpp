@@ -21,7 +21,8 @@ namespace gpu_sleep::cli {
 /// Nobody is asked, for one of those that go together cannot be: the outcomes of all.
 [[nodiscard]] std::vector<Outcome> refuse_all(Targets found, model::Operation asked);
 
-/// A line that says what has become of all that go together. `goes_deep`: they were to sleep deeply.
-[[nodiscard]] std::string render_together(const std::vector<Outcome>& outcomes, bool goes_deep);
+/// A line that says what has become of all that go together. `sleep` is what was asked, or null for a wake.
+[[nodiscard]] std::string render_together(const std::vector<Outcome>& outcomes,
+                                          const model::SleepRequest* sleep);
 
 } // namespace gpu_sleep::cli

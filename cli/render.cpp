@@ -61,7 +61,9 @@ bool only_relocates(const Report& report) {
 std::string headline(const Process& process, const Report& report) {
     const auto subject = fmt::format("{} {}", process.pid, label(process, report));
     const bool sleeps = report.operation == Operation::sleep;
-    const auto level = sleeps ? fmt::format(" at level {}", static_cast<int>(report.level)) : std::string();
+    const auto level = sleeps && report.level != model::Level::pause // beside which other levels may sleep
+                           ? fmt::format(" at level {}", static_cast<int>(report.level))
+                           : std::string();
     if (report.dry_run && only_relocates(report))
         return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
     if (report.dry_run && !report.devices.empty())

@@ -120,8 +120,7 @@ std::string deep_line(const Report& report) {
 bool rehearses_pause(const Report& report) noexcept {
     if (!report.dry_run) return false;
     if (report.operation == model::Operation::wake) return report.state == State::paused;
-    return report.level == model::Level::pause &&
-           (report.state == State::awake || report.state == State::partial);
+    return report.level == model::Level::pause && report.state == State::awake; // else a note says it
 }
 
 Bytes released(const Report& report) {

@@ -66,7 +66,7 @@ void Teller::tell_end(const std::vector<Outcome>& outcomes) {
 
 void Teller::tell_sum(const std::vector<Outcome>& outcomes) {
     const auto* const sleep = std::get_if<model::SleepRequest>(&operation_.request);
-    const auto text = render_together(outcomes, sleep && sleep->deep);
+    const auto text = render_together(outcomes, sleep);
     const bool has_failed = exit_status_of(outcomes) != exit_status::done;
     if (has_failed)
         cli::print_error(fmt::format("{}: {}", operation_.program, text));

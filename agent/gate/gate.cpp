@@ -112,6 +112,7 @@ void Gate::publish(Phase phase) {
     if (phase == Phase::open) {
         rule_.sleeping.clear();
         rule_.lists_all = true;
+        rule_.paused = false;
         last_wake_ = {}; // it was not in vain: the next sleep is another
     }
     s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
@@ -343,8 +344,8 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         verdict = judged();
         waiter.names_sleeping = false;
         if (waiter.released && phase_ == Phase::draining) {
-            // What slept before this transaction began still does.
-            waiter.names_sleeping = rule_.may_touch_sleeping(touch, named);
+            // What slept before this transaction began still does, and a pause goes on.
+            waiter.names_sleeping = rule_.paused || rule_.may_touch_sleeping(touch, named);
             if (!waiter.names_sleeping) verdict = Verdict::pass;
         }
         if (verdict != Verdict::hold) break;

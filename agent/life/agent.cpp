@@ -200,11 +200,13 @@ Result<void> Agent::watch_for_stops() {
     const auto grace = parsed_setting(environment::k_stop_grace, k_limit_words, parse_limit);
     if (on_stop != life::OnStop::sleep) return {};
     constexpr Milliseconds k_grace{5'000};
-    return stop_watch_.start({[this](server::Operation operation, server::ProgressSink progress) {
-                                  return server_.post(std::move(operation), std::move(progress));
-                              },
-                              [this] { return status(); }},
-                             grace.value_or(k_grace));
+    return stop_watch_.start(
+        {[this](server::Operation operation, server::ProgressSink progress) {
+             return server_.post(std::move(operation), std::move(progress));
+         },
+         [this] { return status(); },
+         [this] { return memory_.with_lock([](const LockedMemory& locked) { return locked.is_paused(); }); }},
+        grace.value_or(k_grace));
 }
 
 Result<void> Agent::start() {

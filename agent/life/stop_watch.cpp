@@ -128,7 +128,8 @@ void StopWatch::sleep_in_time() {
     model::SleepRequest request;
     request.timeout = grace_;
     request.bounds_all = true;
-    request.on_touch = model::OnTouch::wait; // what wakes it is that it goes on
+    const bool was_paused = agent_.is_paused();
+    if (!was_paused) request.on_touch = model::OnTouch::wait; // what wakes it is that it goes on
     for (const auto& tag : before.tags)
         if (tag.resident > 0 &&
             std::find(request.tags.begin(), request.tags.end(), tag.tag) == request.tags.end())
@@ -147,7 +148,7 @@ void StopWatch::sleep_in_time() {
     const auto& report = std::get<model::Report>(outcome);
     if (!report.changed) return;
     // What was paused goes on only when somebody wakes it.
-    if (before.state == model::State::paused) return;
+    if (was_paused) return;
     too_much_.reset();
     seconds_per_byte_ = report.times.total / static_cast<double>(bytes);
     for (auto& tag : request.tags)

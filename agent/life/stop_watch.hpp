@@ -32,6 +32,7 @@ public:
     struct Agent {
         std::function<server::Outcome(server::Operation, server::ProgressSink)> run;
         std::function<model::Report()> status;
+        std::function<bool()> is_paused; ///< also where the state says that it is partly asleep
     };
 
     /// Takes SIGTSTP where its disposition is the default, and starts the thread that stops the process. A

@@ -72,8 +72,9 @@ Result<void> Quiesce::check_late_calls() const {
 
 Result<Quiesce::Preview> Quiesce::preview() const {
     bool stops_work = false;
+    auto state = model::State::awake;
     auto plan = parts_.memory.with_lock([&](LockedMemory& locked) {
-        const auto state = locked.state();
+        state = locked.state();
         const bool is_any_awake = state == model::State::awake || state == model::State::partial;
         stops_work = pauses() && !locked.is_paused() && (is_any_awake || gate::Gate::instance().is_checked());
         return locked.engine().plan_sleep(request_);
@@ -86,7 +87,8 @@ Result<Quiesce::Preview> Quiesce::preview() const {
     return Preview{{static_cast<int>(request_.level), std::move(plan->tags), std::move(plan->dropped_tags),
                     request_.deep},
                    std::move(plan->still_kept),
-                   !plan->changes_sleep() && !stops_work};
+                   !plan->changes_sleep() && !stops_work,
+                   stops_work && state != model::State::awake};
 }
 
 Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
@@ -96,6 +98,7 @@ Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
         report_.notes.push_back(fmt::format("tag '{}' keeps its contents: parts of it are preserved, and a "
                                             "sleeping tag cannot be dropped in part; wake it first",
                                             tag));
+    if (request_.dry_run && preview->pauses_besides) report_.notes.emplace_back("it would be paused as well");
     if (preview->is_empty && !request_.deep) return false; // a deep sleep takes what is left
     GPU_SLEEP_TRY(check_unseen());
     if (preview->is_empty || request_.dry_run) return false;

@@ -38,6 +38,7 @@ private:
         Event event;
         std::vector<std::string> still_kept; ///< as SleepPlan has it
         bool is_empty = true;                ///< nothing goes to sleep or is paused; what sleeps may move
+        bool pauses_besides = false;         ///< it would be paused, and something sleeps already
     };
     [[nodiscard]] Result<Preview> preview() const;
     [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }

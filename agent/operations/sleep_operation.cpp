@@ -329,6 +329,8 @@ Result<void> SleepOperation::fall_asleep() {
     if (done) done = pass_without_moving();
     const bool has_paused = done && pause();
     report_.changed |= has_paused;
+    if (has_paused && asleep_before_ > 0)
+        ignoring_errors([&] { report_.notes.emplace_back("it is paused as well"); });
     if ((has_slept && !has_moved_alone) || has_paused) parts_.idle.note_sleep();
     // Who looks for idle memory leaves as it is what sleeps already.
     if (done && (has_slept || has_paused || !request_.only_if_idle)) apply_to_sleepers();

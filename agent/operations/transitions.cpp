@@ -25,7 +25,7 @@ bool changes_nothing(const server::Operation& operation) noexcept {
     return sleep.dry_run || sleep.release_retained;
 }
 
-/// A sleep of level 1 or 2 may have set no more than how touches are met.
+/// A sleep may have set no more than how touches are met; a new pause has waited for the GPU.
 std::optional<Transition> done_sleep(const model::Report& report) noexcept {
     Bytes slept = 0;
     Bytes moved = 0;
@@ -33,7 +33,8 @@ std::optional<Transition> done_sleep(const model::Report& report) noexcept {
         slept += device.released + device.kept + device.dropped;
         moved += device.relocated;
     }
-    if (slept > 0 || report.level == model::Level::pause) return Transition::sleep;
+    const bool has_paused = report.level == model::Level::pause && report.times.drain > 0;
+    if (slept > 0 || has_paused) return Transition::sleep;
     return moved > 0 ? std::optional(Transition::move) : std::nullopt;
 }
 

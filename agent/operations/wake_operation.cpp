@@ -119,6 +119,8 @@ void WakeOperation::complete_report() {
                     fmt::format("{} stays, emptied: the process may no longer change its directory; "
                                 "gpu-snapshot ls, run by a user who may, removes it",
                                 file.string()));
+            if (request_.dry_run && locked.is_paused() && locked.state() != model::State::paused)
+                report_.notes.emplace_back("its pause would end as well");
             parts_.status.complete(locked, report_);
         });
     });

@@ -90,9 +90,11 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     if (!rung) return Decision{{}, *idle == 0 ? "it is at work" : words_for(*idle)};
     if (rung->depth <= depth) return Decision{{}, "it sleeps already"};
     const auto min_awake = seconds_of(policy.min_awake.value_or(Milliseconds(0)));
-    if (depth == Depth::awake && report.state_seconds < min_awake)
-        return Decision{{},
-                        fmt::format("it has been awake for only {}", format_seconds(report.state_seconds))};
+    const auto awake = report.state == model::State::paused // which is no wake
+                           ? report.seconds_since_wake.value_or(std::numeric_limits<double>::infinity())
+                           : report.state_seconds;
+    if (depth == Depth::awake && awake < min_awake)
+        return Decision{{}, fmt::format("it has been awake for only {}", format_seconds(awake))};
     auto request = request_for(*rung, policy.directory);
     if (!heed_tags(policy, tags_of(report), request)) return Decision{{}, "all of its tags are exempt"};
     const bool has_exempt = !request.tags.empty(); // only all of a process sleeps deeply

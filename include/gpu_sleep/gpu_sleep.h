@@ -177,7 +177,8 @@ typedef struct gpu_sleep_event {
  * refilled. When a sleep fails after its before-sleep callbacks ran, the after-wake callbacks registered with
  * those run, with no tags: nothing was dropped, and the program can continue. If a before-sleep callback is
  * late, they run after it has ended; the sleep does not wait for that. If the driver cannot undo a failed
- * sleep, the tags that stay asleep are reported to the callbacks when they wake.
+ * sleep, the tags that stay asleep are reported to the callbacks when they wake. In a paused program they run
+ * while its work waits: one that waits for other threads' work on the GPU is late, unless these are enlisted.
  *
  *  It runs on a thread of the agent's own that runs nothing else and is not cancelled, with no lock of the
  * agent held. An exception that leaves it ends the process. It may call every function of

@@ -109,7 +109,12 @@ TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves
     host.tell("alloc cache 4194304 0");
     REQUIRE(host.command("gpu-sleep", {"--tags", "cache", "--gate", "checked"}).status == 0);
     CHECK(now_of(host, "gate/state") == "checked");
-    CHECK(pause_it(host).json("/processes/0/report/changed") == "true");
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0", "--dry-run"}).out,
+               mentions("would be paused as well"));
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0"}).out, mentions("is paused as well"));
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0", "--dry-run"}).out, mentions("nothing to do"));
+    CHECK_THAT(host.command("gpu-wake", {"--tags", "weights", "--dry-run"}).out,
+               mentions("its pause would end"));
     CHECK(host.state() == "partial");
     CHECK(now_of(host, "gate/state") == "shut");
     host.tell("free 1"); // nothing sleeps any more
@@ -124,6 +129,11 @@ TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves
     REQUIRE(host.command("gpu-wake", {"--tags", "weights"}).status == 0);
     CHECK(host.state() == "partial");
     CHECK(now_of(host, "gate/state") == "checked");
+    REQUIRE(host.command("gpu-sleep", {"--gate", "checked"}).status == 0);
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0", "--dry-run"}).out,
+               mentions("would be paused as well"));
+    CHECK_THAT(host.command("gpu-sleep", {"--level", "0"}).out, mentions("is asleep after"));
+    CHECK(now_of(host, "gate/state") == "shut");
     REQUIRE(host.command("gpu-wake").status == 0);
     check_unharmed(host);
 }
@@ -159,6 +169,7 @@ TEST_CASE("Pause: the first use ends it, or fails, if that was asked for", "[pau
     REQUIRE(pause_it(host, {"--on-touch", "fail"}).status == 0);
     CHECK(host.ask("spin 1").starts_with("error"));
     CHECK(pause_it(host, {"--on-touch", "wake"}).json("/processes/0/report/changed") == "true");
+    CHECK(now_of(host, "transitions/0/done") == "1"); // the second set only how touches are met
     host.tell("spin 1");
     CHECK(host.state() == "awake");
     check_unharmed(host);
@@ -198,7 +209,9 @@ TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
         return run({std::move(command)});
     };
     second.tell("inhibit");
-    CHECK(together({"gpu-sleep", "--level", "0"}).status == 1);
+    const auto refused = together({"gpu-sleep", "--level", "0"});
+    CHECK(refused.status == 1);
+    CHECK_THAT(refused.err, mentions("none of 2 processes was paused"));
     for (auto* host : {&first, &second}) CHECK(host->state() == "awake");
     second.tell("uninhibit");
     CHECK(together({"gpu-sleep", "--level", "0", "--dry-run"}).out.find("2 processes would be paused") !=
@@ -207,6 +220,8 @@ TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
     CHECK(paused.status == 0);
     CHECK_THAT(paused.out, mentions("2 processes are paused"));
     REQUIRE(second.command("gpu-sleep").status == 0);
+    CHECK_THAT(together({"gpu-sleep", "--level", "0", "--dry-run"}).out,
+               mentions("2 processes would be paused or asleep"));
     CHECK_THAT(together({"gpu-sleep", "--level", "0"}).out, mentions("2 processes are paused or asleep"));
     REQUIRE(second.command("gpu-wake").status == 0);
     REQUIRE(together({"gpu-sleep", "--level", "0"}).status == 0);
@@ -216,6 +231,21 @@ TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
         CHECK(host->state() == "awake");
         check_unharmed(*host);
     }
+}
+
+TEST_CASE("Pause: its work waits on while a sleep waits in vain for another program", "[pause]") {
+    Host paused(gated({"GPU_SLEEP_GROUP=pair"}));
+    Host busy(gated({"GPU_SLEEP_GROUP=pair"}));
+    for (auto* host : {&paused, &busy}) host->tell("alloc weights 4194304 0");
+    REQUIRE(pause_it(paused).status == 0);
+    send_held_work(paused);
+    busy.tell("spin 1500");
+    CHECK(run({{command_file("gpu-sleep"), "--group", "pair", "--timeout", "400ms"}}).status == 4);
+    CHECK(paused.state() == "paused");
+    CHECK(now_of(paused, "gate/waiting_threads") == "1");
+    REQUIRE(paused.command("gpu-wake").status == 0);
+    CHECK(paused.process().read_line() == "ok ");
+    for (auto* host : {&paused, &busy}) check_unharmed(*host);
 }
 
 TEST_CASE("Pause: one that wakes with another waits for it, and stays paused if that cannot wake",
@@ -262,6 +292,31 @@ TEST_CASE("Pause: a paused program that is stopped says so, and does not go on b
     host.process().signal(SIGCONT);
     CHECK(becomes_true([&] { return host.state() == "asleep"; }));
     REQUIRE(host.command("gpu-wake").status == 0);
+    check_unharmed(host);
+}
+
+TEST_CASE("Pause: it lasts through a stop whatever else of the program sleeps, with its answer to a touch",
+          "[pause]") {
+    Host host(gated({"GPU_SLEEP_ON_STOP=sleep"}));
+    host.tell("alloc weights 4194304 0");
+    host.tell("alloc cache 4194304 0");
+    const auto stop_and_continue = [&] {
+        host.process().signal(SIGTSTP);
+        CHECK(becomes_true(
+            [&] { return host.command("gpu-ps").err.find("it was asleep before") != std::string::npos; }));
+        host.process().signal(SIGCONT);
+        pause_for(Milliseconds(200)); // time enough to wake
+        CHECK(host.state() == "asleep");
+    };
+    REQUIRE(host.command("gpu-sleep", {"--tags", "cache"}).status == 0);
+    REQUIRE(pause_it(host).status == 0);
+    stop_and_continue();
+    REQUIRE(host.command("gpu-wake").status == 0);
+    REQUIRE(pause_it(host, {"--on-touch", "wake"}).status == 0);
+    stop_and_continue();
+    CHECK(now_of(host, "gate/on_touch") == "wake");
+    host.tell("spin 1");
+    CHECK(host.state() == "awake");
     check_unharmed(host);
 }
 

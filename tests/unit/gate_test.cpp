@@ -113,6 +113,27 @@ TEST_CASE("Gate: whoever was let through and comes too late is held like the oth
     CHECK(toucher.stays_out()); // once let through, once held: not let through for ever
 }
 
+TEST_CASE("Gate: draining, it lets nobody through who waits because of a pause", "[gate]") {
+    const OpenGate open;
+    auto paused = rule(OnTouch::wait);
+    paused.paused = true;
+    fall_asleep(paused);
+    Toucher toucher;
+    REQUIRE(waits(1));
+    REQUIRE(the_gate().close(after(k_patience), goes_on));
+    the_gate().release_oldest();
+    CHECK(toucher.stays_out());
+    CHECK(the_gate().releasable() == 0);
+    the_gate().open();
+    CHECK(toucher.gets_in());
+    toucher.leave();
+    REQUIRE(the_gate().close(after(k_patience), goes_on));
+    Toucher later;
+    REQUIRE(waits(1));
+    REQUIRE(the_gate().release_oldest());
+    CHECK(later.gets_in()); // the pause is over
+}
+
 TEST_CASE("Gate: it can hold captures alone", "[gate]") {
     const OpenGate open;
     the_gate().hold_captures();

@@ -225,6 +225,11 @@ TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left
     policy.tags.clear();
     policy.min_awake = 6s;
     CHECK(decide(policy, seen)->reason == "it has been awake for only 5.00 s");
+    seen.state = model::State::paused; // 5 s ago, and awake before
+    CHECK(decide(policy, seen)->request);
+    seen.seconds_since_wake = 5.5;
+    CHECK(decide(policy, seen)->reason == "it has been awake for only 5.50 s");
+    seen.state = model::State::awake;
     CHECK(decide(with({}), seen)->reason == "no policy puts it to sleep");
 }
 

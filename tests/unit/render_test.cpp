@@ -257,6 +257,13 @@ TEST_CASE("Render: a pause says that it frees nothing, and its end that work goe
     report.gate = model::GateState::shut;
     CHECK(render_operation(listed_process(), report) ==
           "4242 python3 serve.py is paused after 0.50 s:\n  gate shut: work on the GPU waits\n");
+    report.state = model::State::partial;
+    report.notes = {"it is paused as well"};
+    CHECK(render_operation(listed_process(), report) ==
+          "4242 python3 serve.py is partly asleep after 0.50 s:\n  gate shut: work on the GPU waits\n"
+          "  it is paused as well\n");
+    report.state = model::State::paused;
+    report.notes.clear();
     report.changed = false;
     report.gate = model::GateState::open;
     CHECK(render_operation(listed_process(), report) ==
