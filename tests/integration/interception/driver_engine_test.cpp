@@ -192,11 +192,11 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
     const auto all = [&] {
         return run({{command_file("gpu-ps"), "--json"}, machine.launch("gpu-ps").environment});
     };
-    const auto listed = [&](const Output& all, const std::string& member) {
-        INFO(all.err);
-        for (int i = 0; all.json(fmt::format("/processes/{}/pid", i)) != "none"; ++i)
-            if (all.json(fmt::format("/processes/{}/pid", i)) == std::to_string(machine.host.pid()))
-                return all.json(fmt::format("/processes/{}/{}", i, member));
+    const auto listed = [&](const Output& listing, const std::string& member) {
+        INFO(listing.err);
+        for (int i = 0; listing.json(fmt::format("/processes/{}/pid", i)) != "none"; ++i)
+            if (listing.json(fmt::format("/processes/{}/pid", i)) == std::to_string(machine.host.pid()))
+                return listing.json(fmt::format("/processes/{}/{}", i, member));
         return std::string("not listed");
     };
     const auto awake = all();
