@@ -71,6 +71,7 @@ PendingWork::~PendingWork() {
         auto& noted = noted_[i];
         if (noted.done) immortal<EventCache>().give(noted.context, noted.done);
         if (noted.block == 0) continue; // nobody has waited
+        const driver::RelaxedCaptureMode relaxed(api_);
         free_block(noted);
     }
 }
@@ -112,6 +113,7 @@ bool PendingWork::note(CUcontext context) noexcept {
     const auto end = noted_.begin() + static_cast<std::ptrdiff_t>(count_);
     const auto same = [=](const Noted& noted) { return noted.context == context; };
     if (!context || std::any_of(noted_.begin(), end, same)) return true;
+    const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
     if (way_ == Way::amid_captures) return current.status() == CUDA_SUCCESS && take_block(context);
     if (way_ == Way::to_look) return current.status() == CUDA_SUCCESS && record(context);
@@ -121,16 +123,19 @@ bool PendingWork::note(CUcontext context) noexcept {
 }
 
 void PendingWork::wait_for(CUcontext context) noexcept {
+    const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
     if (current.status() == CUDA_SUCCESS) look_at(api_.cuCtxSynchronize());
 }
 
 bool PendingWork::is_done() const noexcept {
+    const driver::RelaxedCaptureMode relaxed(api_);
     return std::all_of(noted_.begin(), noted_.begin() + static_cast<std::ptrdiff_t>(count_),
                        [this](const Noted& noted) { return api_.cuEventQuery(noted.done) == CUDA_SUCCESS; });
 }
 
 CUresult PendingWork::wait() noexcept {
+    const driver::RelaxedCaptureMode relaxed(api_); // in which it breaks no capture that has begun since
     for (std::size_t i = 0; i < count_; ++i) {
         auto& noted = noted_[i];
         if (noted.block != 0) free_block(noted);

@@ -9,7 +9,6 @@
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "driver/api.hpp"
-#include "driver/context.hpp"
 
 #include <array>
 #include <cstddef>
@@ -48,8 +47,7 @@ public:
     /// How it is noted: at best; while captures may be open, by what breaks none; or by what nobody ever
     /// waits for, and only looks at.
     enum class Way : int { best, amid_captures, to_look };
-    explicit PendingWork(const driver::Api& api, Way way = Way::best) noexcept
-        : api_(api), relaxed_(api), way_(way) {}
+    explicit PendingWork(const driver::Api& api, Way way = Way::best) noexcept : api_(api), way_(way) {}
     PendingWork(const PendingWork&) = delete;
     PendingWork& operator=(const PendingWork&) = delete;
     ~PendingWork();
@@ -80,15 +78,13 @@ private:
     /// mode is relaxed, as cuCtxSynchronize does. Seen with driver 13.0; captures of the same context begin
     /// when it is over.
     [[nodiscard]] bool take_block(CUcontext context) noexcept;
-    /// Gives it back.
+    /// Gives it back. The capture mode is relaxed.
     void free_block(Noted& noted) noexcept;
 
     /// Keeps the first status by which work failed.
     void look_at(CUresult status) noexcept;
 
     const driver::Api& api_;
-    const driver::RelaxedCaptureMode
-        relaxed_; ///< in which none of this breaks a capture that has begun since
     Way way_;
     CUresult failure_ = CUDA_SUCCESS;
     std::array<Noted, 16>
