@@ -161,16 +161,21 @@ TEST_CASE("Deep room: one that the driver restores for a command counts on nothi
     Host other(family.plain());
     other.tell("start");
     const auto filling = make_piece(other, "plain", free_bytes(other) - 26 * k_mib);
-    Process waking(family.launch("gpu-wake", {DeepFamily::root(), "--tree"}));
-    await_request(waking);
-    pause_for(Milliseconds(150)); // it has looked for room by now
-    const auto refused = run(family.launch("gpu-wake", {pid}));
-    CHECK(refused.status == 7);
+    const auto wake = [&](bool by_driver, Arguments variables = {}) {
+        return by_driver ? family.launch("gpu-wake", {pid}, std::move(variables))
+                         : family.launch("gpu-wake", {DeepFamily::root(), "--tree"});
+    };
+    const bool driver_begins = GENERATE(false, true);
+    CAPTURE(driver_begins);
+    Process waking(wake(driver_begins, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessRestore:1500ms"}));
+    if (!driver_begins) await_request(waking);          // of the other no agent hears
+    pause_for(Milliseconds(driver_begins ? 400 : 150)); // it has looked for room by now
+    CHECK(run(wake(!driver_begins)).status == 7);
     const auto woken = waking.finish();
     INFO(woken.err);
     CHECK(woken.status == 0);
     other.tell("free " + filling.number);
-    CHECK(run(family.launch("gpu-wake", {pid})).status == 0);
+    CHECK(run(wake(!driver_begins)).status == 0);
     check_intact(alone, piece);
     family.check_all_awake();
 }
