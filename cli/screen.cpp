@@ -138,7 +138,7 @@ Result<void> Screen::show(std::string_view text) {
         g_is_entered = 1; // before, so that a signal in between leaves it
         write_now(k_enter);
     }
-    const auto drawn = draw(text, size());
+    auto drawn = draw(text, size());
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
     return drawn;
 }
