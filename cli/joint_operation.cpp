@@ -111,6 +111,7 @@ std::string render_together(const std::vector<Outcome>& outcomes, const model::S
     const auto size = format_bytes(sum.moved);
     const auto all = subject(sum.count, "is", "are");
     const bool paused = sum.paused == sum.count;
+    const auto* const state = !sleep ? "awake" : paused ? "paused" : pauses ? "paused or asleep" : "asleep";
     if (sum.done == sum.count && sum.is_rehearsal)
         return fmt::format("{} {}; {} of GPU memory would be {}; nothing was changed\n",
                            subject(sum.count, "would", "would"),
@@ -121,12 +122,8 @@ std::string render_together(const std::vector<Outcome>& outcomes, const model::S
                            size, sleep ? "freed" : "taken");
     if (sum.done == sum.count)
         return fmt::format("{} {}; {} of GPU memory {}\n", all,
-                           !sleep                  ? "awake"
-                           : sum.deep == sum.count ? "deeply asleep"
-                           : paused                ? "paused"
-                           : pauses                ? "paused or asleep"
-                                                   : "asleep",
-                           size, sleep ? "freed" : "taken");
+                           sleep && sum.deep == sum.count ? "deeply asleep" : state, size,
+                           sleep ? "freed" : "taken");
     if (sleep && sleep->deep && sum.asleep == sum.count)
         return fmt::format("{} asleep, {} of them deeply; the same command continues from there\n", all,
                            sum.deep);
@@ -136,10 +133,7 @@ std::string render_together(const std::vector<Outcome>& outcomes, const model::S
                            : pauses ? "paused"
                                     : "put to sleep");
     return fmt::format("{} of {} {}; the same command completes it\n", sleep ? sum.asleep : sum.done,
-                       subject(sum.count, "is known to be", "are known to be"),
-                       !sleep   ? "awake"
-                       : pauses ? "paused or asleep"
-                                : "asleep");
+                       subject(sum.count, "is known to be", "are known to be"), state);
 }
 
 } // namespace gpu_sleep::cli

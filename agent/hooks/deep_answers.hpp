@@ -127,7 +127,7 @@ constexpr Enters enters(Entry entry) noexcept {
 
 /// Whether it asks which context, or whose device, is the calling thread's, or whether a device has a primary
 /// one. Runtimes do so before other calls.
-constexpr bool asks_where(Entry entry) noexcept {
+constexpr bool asks_for_context(Entry entry) noexcept {
     return entry == Entry::cuCtxGetCurrent || entry == Entry::cuCtxGetDevice ||
            entry == Entry::cuCtxGetDevice_v2 || entry == Entry::cuDevicePrimaryCtxGetState;
 }
@@ -135,9 +135,10 @@ constexpr bool asks_where(Entry entry) noexcept {
 /// Whether anything of the call is noted, or answered in a deep sleep.
 constexpr bool is_noted(Entry entry) noexcept {
     return made_by(entry) != Object::none || ended_by(entry) != Object::none ||
-           asks_about(entry) != Asks::nothing || enters(entry) != Enters::nothing || asks_where(entry) ||
-           entry == Entry::cuThreadExchangeStreamCaptureMode || entry == Entry::cuMemGetInfo_v2 ||
-           entry == Entry::cuMemFreeAsync || entry == Entry::cuMemFreeAsync_ptsz;
+           asks_about(entry) != Asks::nothing || enters(entry) != Enters::nothing ||
+           asks_for_context(entry) || entry == Entry::cuThreadExchangeStreamCaptureMode ||
+           entry == Entry::cuMemGetInfo_v2 || entry == Entry::cuMemFreeAsync ||
+           entry == Entry::cuMemFreeAsync_ptsz;
 }
 
 template <class First, class... Rest>
@@ -206,21 +207,21 @@ void note_done(CUresult status, Arguments... arguments) noexcept {
     }
 }
 
-/// What asks_where() is about.
-inline bool tell_where(CUcontext* context) noexcept {
+/// What asks_for_context() is about.
+inline bool tell_context(CUcontext* context) noexcept {
     auto* const current = intercepted::current_context_while_deep();
     if (!current || !context) return false;
     *context = current;
     return true;
 }
-inline bool tell_where(CUdevice* device, CUcontext context = nullptr) noexcept {
+inline bool tell_context(CUdevice* device, CUcontext context = nullptr) noexcept {
     if (!context) context = intercepted::current_context_while_deep();
     const auto known = intercepted::device_while_deep(context);
     if (!known || !device) return false;
     *device = *known;
     return true;
 }
-inline bool tell_where(CUdevice device, unsigned* flags, int* active) noexcept {
+inline bool tell_context(CUdevice device, unsigned* flags, int* active) noexcept {
     const auto known = intercepted::primary_state_while_deep(device);
     if (!known || !flags || !active) return false;
     *flags = known->flags;
@@ -239,7 +240,7 @@ bool answer_while_deep([[maybe_unused]] const Call& call, [[maybe_unused]] Argum
     if constexpr (asks_about(entry) == Asks::current_context) return is_current_context_done(waits(entry));
     if constexpr (entry == Entry::cuThreadExchangeStreamCaptureMode)
         return exchange_capture_mode(arguments...);
-    if constexpr (asks_where(entry)) return tell_where(arguments...);
+    if constexpr (asks_for_context(entry)) return tell_context(arguments...);
     if constexpr (entry == Entry::cuCtxSetCurrent) { // to that which it is already
         auto* const current = current_context_while_deep();
         return current && current == first_of(arguments...);

@@ -235,8 +235,8 @@ CUcontext current_context_while_deep() noexcept {
 }
 
 std::optional<CUdevice> device_while_deep(CUcontext context) noexcept {
-    if (!is_context_done(context, false)) return std::nullopt;
     auto& objects = immortal<Objects>();
+    if (!await_knowledge(objects)) return std::nullopt;
     const MutexLock lock(objects.mutex);
     const auto found = objects.done.find(context);
     return found == objects.done.end() ? std::nullopt : found->second.device;

@@ -142,9 +142,7 @@ Result<CheckpointState> DeepSleep::state() const {
 }
 
 std::string DeepSleep::why_not(const Uses& uses) const {
-    if (!intercepts())
-        return "its calls of the driver are not intercepted, so they cannot be held back; start it with "
-               "gpu-run";
+    if (!intercepts()) return k_not_intercepted;
     if (!means_->checkpoint) return means_->checkpoint.error().message;
     if (!means_->outside) return means_->outside.error().message;
     for (const auto& [kind, reason] : uses.memory)

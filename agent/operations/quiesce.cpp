@@ -44,12 +44,8 @@ std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_releas
 } // namespace
 
 Result<void> Quiesce::check_unseen() {
-    if (!intercepts() && pauses())
-        return make_error(
-            ErrorCode::driver_failed,
-            "its calls of the driver are not intercepted, so they cannot be held back; start it "
-            "with gpu-run");
-    if (!intercepts()) return {};
+    if (!intercepts())
+        return pauses() ? make_error(ErrorCode::driver_failed, "{}", k_not_intercepted) : Result<void>();
     const auto uses = find_unseen_uses();
     std::string trouble;
     if (!uses)

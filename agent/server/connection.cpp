@@ -46,7 +46,7 @@ bool is_allowed(uid_t peer) {
 bool is_stopped(pid_t process) {
     const auto stat = read_small_file(fmt::format("/proc/{}/stat", process)).value_or("");
     const auto name = stat.rfind(") ");
-    return name != std::string::npos && (stat.substr(name + 2, 1) == "T" || stat.substr(name + 2, 1) == "t");
+    return name != std::string::npos && stat.find_first_of("Tt", name) == name + 2;
 }
 
 /// Sends some of `bytes`, and `descriptor` if there is one; as send(2).

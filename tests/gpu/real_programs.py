@@ -62,7 +62,7 @@ def cuda_program(name, source, *words, **settings):
 
 # No memory of one process in another, neither of a GPU nor of the host.
 WITHOUT_PEERS = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}
-# For sleeps that are longer than PyTorch's watchdog of NCCL's work may be silent.
+# PyTorch ends a job whose watchdog of NCCL's work makes no progress for so long: the sleeps last longer.
 IMPATIENT = {**WITHOUT_PEERS, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5"}
 
 ALL = [
