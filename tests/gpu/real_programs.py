@@ -96,6 +96,7 @@ ALL = [
                   environment=WITHOUT_PEERS),
     torch_program("torch_collectives_by_host", "torch_collectives.py", gpus=2, together=True,
                   environment={"NCCL_P2P_DISABLE": "1"}, refuses_deep=True),
+    torch_program("torch_registered", gpus=2, together=True, refuses_deep=True),
     torch_program("torch_long_sleep", "torch_collectives.py", gpus=2, together=True, environment=IMPATIENT,
                   asleep=(11, 12), most=4),
     torch_program("torch_long_sleep_one_gpu", "torch_collectives.py", together=True, arguments=("--ranks", "1"),
