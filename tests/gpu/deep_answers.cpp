@@ -199,7 +199,7 @@ public:
             return first + second == 0 && !(was_global && was_relaxed) ? k_wrong : first + second;
         });
         add("cuThreadExchangeStreamCaptureMode of null", false, [=] { return exchange(nullptr); });
-        const auto set = [](CUcontext context) { return call("cuCtxSetCurrent", context); };
+        const auto set = [](CUcontext other) { return call("cuCtxSetCurrent", other); };
         add("cuCtxSetCurrent of what it is", true, [=] { return set(s_context); });
         add("cuCtxSetCurrent of null", false, [=] { return set(nullptr); });
         add("cuCtxSetCurrent without a context", false,
