@@ -132,7 +132,8 @@ class Regions(Case):
         page = (TREE / "cli/man/gpu-sleep.7").read_text(encoding="utf-8")
         example = re.search(r"^\.SH PYTORCH$.*?^\.nf$\n(.*?)^\.fi$", page, re.MULTILINE | re.DOTALL).group(1)
         names = {"build_model": lambda: torch.nn.Linear(4096, 4096),
-                 "build_cache": lambda model: torch.ones(16 * MIB, device="cuda")}
+                 "build_cache": lambda model: torch.ones(16 * MIB, device="cuda"),
+                 "train": lambda: self.tensor(1)}
         torch.manual_seed(7)
         exec(compile(example.replace("\\", ""), "the example of gpu-sleep(7)", "exec"), names)
         torch.manual_seed(7)
