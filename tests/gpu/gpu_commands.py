@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""What the scripts beside it share: the built commands, and as much of the driver API as a neighbour on the GPU needs."""
+"""What the scripts beside it share: the built commands, gpu-sleep's Python packages with the built libraries, and as much
+of the driver API as a neighbour on the GPU needs."""
 
+import contextlib
 import ctypes
 import json
 import os
+import pathlib
 import subprocess
+import tempfile
 import time
 
 
@@ -29,6 +33,27 @@ def on_process(build, name, pid, *words):
     if done.returncode != 0:
         raise SystemExit(f"{name} {pid} {' '.join(words)} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return answer["processes"][0], seconds
+
+
+@contextlib.contextmanager
+def installed_packages(build):
+    """For `with`: an environment in which Python finds gpu_sleep and the stand-in for torch_memory_saver as pip installs them,
+    and the stand-in's libraries by hook mode."""
+    import torch
+
+    packages, built = pathlib.Path(__file__).resolve().parents[2] / "agent/python", pathlib.Path(build).resolve() / "lib"
+    major, agent = torch.version.cuda.partition(".")[0], "libgpu-sleep-agent.so.0"
+    with tempfile.TemporaryDirectory() as directory:
+        site = pathlib.Path(directory)
+        for package in ("gpu_sleep", "torch_memory_saver"):
+            (site / package).symlink_to(packages / package)
+        (site / agent).symlink_to(built / agent)
+        libraries = {}
+        for mode in ("preload", "torch"):
+            name = f"torch_memory_saver_hook_mode_{mode}"
+            libraries[mode] = site / f"{name}_cu{major}.abi3.so"
+            libraries[mode].symlink_to(built / f"{name}.abi3.so")
+        yield {**os.environ, "PYTHONPATH": directory, "GPU_SLEEP_AGENT": str(site / agent)}, libraries
 
 
 class Driver:

@@ -8,14 +8,13 @@ Usage: memory_saver.py --build DIR [--gib 4]. Exit status: 0 when all is as it m
 """
 
 import argparse
-import os
 import pathlib
 import subprocess
 import sys
-import tempfile
+
+from gpu_commands import installed_packages
 
 GIB = 1 << 30
-TREE = pathlib.Path(__file__).resolve().parents[2]
 
 
 def program(mode, gib):
@@ -70,22 +69,11 @@ def main():
     if options.program:
         program(options.program, options.gib)
         return
-    import torch
-
-    major, library = torch.version.cuda.partition(".")[0], "torch_memory_saver_hook_mode"
-    with tempfile.TemporaryDirectory() as directory:
-        site = pathlib.Path(directory)
-        for package in ("gpu_sleep", "torch_memory_saver"):
-            (site / package).symlink_to(TREE / "agent/python" / package)
-        (site / "libgpu-sleep-agent.so.0").symlink_to(options.build.resolve() / "lib/libgpu-sleep-agent.so.0")
-        for mode in ("preload", "torch"):
-            file = site / f"{library}_{mode}_cu{major}.abi3.so"
-            file.symlink_to(options.build.resolve() / f"lib/{library}_{mode}.abi3.so")
-            environment = {**os.environ, "PYTHONPATH": directory, "GPU_SLEEP_AGENT": str(site / "libgpu-sleep-agent.so.0")}
-            if mode == "preload":
-                environment["LD_PRELOAD"] = str(file)
+    with installed_packages(options.build) as (environment, libraries):
+        for mode, library in libraries.items():
+            preloads = {"LD_PRELOAD": str(library)} if mode == "preload" else {}
             subprocess.run([sys.executable, __file__, "--build", options.build, "--gib", str(options.gib), "--program", mode],
-                           env=environment, check=True)
+                           env={**environment, **preloads}, check=True)
 
 
 if __name__ == "__main__":

@@ -141,9 +141,9 @@ class Wheel(unittest.TestCase):
             maps = pathlib.Path(f"/proc/{sleeper.pid}/maps").read_text()
             self.assertIn(f"{second.directory}/libexec/gpu-sleep/libgpu-sleep-agent.so", maps)
             self.assertNotIn(f"{first.directory}/libexec/gpu-sleep/libgpu-sleep-agent.so", maps)
-            for environment, command, state in ((first, "gpu-sleep", "asleep"), (second, "gpu-wake", "awake")):
-                answer = json.loads(environment.run(command, "--json", str(sleeper.pid)))
-                self.assertEqual(answer["processes"][0]["state"], state)
+            for command, state in (("gpu-sleep", "asleep"), ("gpu-ps", "asleep"), ("gpu-wake", "awake"), ("gpu-ps", "awake")):
+                answer = json.loads(first.run(command, "--json", str(sleeper.pid)))
+                self.assertEqual(answer["processes"][0]["state"], state, command)
         finally:
             sleeper.communicate(timeout=SECONDS)
         self.assertEqual(sleeper.returncode, 0)

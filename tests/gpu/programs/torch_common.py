@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""What the PyTorch programs share: determinism, a model, and digests of tensors."""
+"""What the PyTorch programs share: determinism, models, and digests of tensors."""
 
 import os
 
@@ -36,6 +36,46 @@ def mlp(width, layers):
     """On the current GPU."""
     with torch.device("cuda"):
         return torch.nn.Sequential(*[Block(width) for _ in range(layers)])
+
+
+class DecoderBlock(torch.nn.Module):
+    def __init__(self, width, heads, **where):
+        super().__init__()
+        self.heads = heads
+        self.norm, self.wide_norm = (torch.nn.LayerNorm(width, **where) for _ in range(2))
+        self.attended, self.out = torch.nn.Linear(width, 3 * width, **where), torch.nn.Linear(width, width, **where)
+        self.up, self.down = torch.nn.Linear(width, 4 * width, **where), torch.nn.Linear(4 * width, width, **where)
+
+    def forward(self, x, cache, position):
+        query, key, value = (each.unflatten(2, (self.heads, -1)).transpose(1, 2)
+                             for each in self.attended(self.norm(x)).chunk(3, 2))
+        rows = torch.arange(position, position + x.shape[1], device=x.device)
+        if cache is not None:
+            cache[0, :, :, position:position + x.shape[1]] = key
+            cache[1, :, :, position:position + x.shape[1]] = value
+            key, value = cache
+        later = torch.arange(key.shape[2], device=x.device) > rows[:, None]
+        scores = (query @ key.transpose(2, 3) / query.shape[3] ** 0.5).masked_fill(later, float("-inf"))
+        x = x + self.out((scores.softmax(3) @ value).transpose(1, 2).flatten(2))
+        return x + self.down(torch.nn.functional.gelu(self.up(self.wide_norm(x))))
+
+
+class Decoder(torch.nn.Module):
+    """A small language model. `where` is its device and type."""
+
+    def __init__(self, width, layers, vocabulary, heads, **where):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(vocabulary, width, **where)
+        self.blocks = torch.nn.ModuleList(DecoderBlock(width, heads, **where) for _ in range(layers))
+        self.head = torch.nn.Linear(width, vocabulary, bias=False, **where)
+
+    def forward(self, tokens, cache=None, position=0):
+        """The scores of each token's successor. `cache` has, by layer, the keys and values of what is before `position`,
+        where the tokens begin, and gets theirs."""
+        x = self.embedding(tokens)
+        for number, block in enumerate(self.blocks):
+            x = block(x, None if cache is None else cache[number], position)
+        return self.head(x)
 
 
 def words_of(tensor):
