@@ -7,6 +7,7 @@ Usage: python_package.py --build DIR. Exit status: 0 when all is as it must be.
 """
 
 import argparse
+import http.server
 import os
 import pathlib
 import re
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import urllib.request
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TREE / "agent/python"))
@@ -139,6 +141,61 @@ class Regions(Case):
         torch.manual_seed(7)
         self.assertTrue(torch.equal(names["model"].weight.cpu(), torch.nn.Linear(4096, 4096).weight))
         self.assertFalse(bool(names["cache"].any()))
+
+    def test_example_of_the_readme(self):
+        """With a model of 8 billion parameters and a server that answers over HTTP."""
+        torch, batch, context = self.torch, 8, 2048
+        sys.path.insert(0, os.path.join(TREE, "tests/gpu/programs"))
+        import llama_plain
+
+        self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.bfloat16)
+        page = (TREE / "README.md").read_text(encoding="utf-8")
+        example = re.search(r"^```python$\n(.*?)^```$", page, re.MULTILINE | re.DOTALL).group(1)
+        names = {"gpu_sleep": gpu_sleep, "build_model": lambda: llama_plain.build_model(32, context),
+                 "build_cache": lambda: llama_plain.build_cache(names["model"], batch)}
+
+        @torch.no_grad()
+        def generate():
+            if "generator" not in names:
+                names["generator"] = llama_plain.Generator(names["model"], names["cache"], batch)
+                names["generator"].capture()
+            return names["generator"].generate(16, 1).tolist()
+
+        def serve(routes):
+            class Handler(http.server.BaseHTTPRequestHandler):
+                def do_POST(self):
+                    answer = str(routes[self.path]()).encode()
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(answer)))
+                    self.end_headers()
+                    self.wfile.write(answer)
+
+                def log_message(self, *words):
+                    pass
+
+            names["server"] = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+            threading.Thread(target=names["server"].serve_forever, daemon=True).start()
+
+        names.update(generate=generate, serve=serve)
+        exec(compile(example, "the example of the README", "exec"), names)
+
+        def ask(path):
+            with urllib.request.urlopen(f"http://127.0.0.1:{names['server'].server_port}{path}", data=b"") as answer:
+                return answer.read()
+
+        self.addCleanup(names.clear)
+        self.addCleanup(names["server"].shutdown)
+        tokens = ask("/generate")
+        tagged = [*names["model"].parameters(), *(each for layer in names["cache"].layers for each in (layer.keys, layer.values))]
+        held = sum(each.numel() * each.element_size() for each in tagged)
+        for _ in range(2):
+            free = torch.cuda.mem_get_info()[0]
+            ask("/sleep")
+            self.assertGreater(torch.cuda.mem_get_info()[0] - free, 0.99 * held)
+            self.assertEqual(self.tag("kv_cache").kept_bytes, 0)
+            ask("/wake_up")
+            self.assertEqual(ask("/generate"), tokens)
 
 
 class Graphs(Case):

@@ -14,20 +14,28 @@ from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 HEADS, KEY_VALUE_HEADS, HEAD_SIZE = 32, 8, 128
 
 
+def build_model(layers, context):
+    config = LlamaConfig(hidden_size=HEADS * HEAD_SIZE, intermediate_size=14336, num_hidden_layers=layers,
+                         num_attention_heads=HEADS, num_key_value_heads=KEY_VALUE_HEADS, vocab_size=128256,
+                         max_position_embeddings=context, torch_dtype="bfloat16", attn_implementation="sdpa")
+    with torch.device("cuda"):
+        return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def build_cache(model, batch):
+    cache = StaticCache(config=model.config, max_cache_len=model.config.max_position_embeddings)
+    cache.early_initialization(batch, KEY_VALUE_HEADS, HEAD_SIZE, torch.bfloat16, torch.device("cuda"))
+    return cache
+
+
 class Generator:
-    def __init__(self, layers, batch, context):
-        config = LlamaConfig(hidden_size=HEADS * HEAD_SIZE, intermediate_size=14336, num_hidden_layers=layers,
-                             num_attention_heads=HEADS, num_key_value_heads=KEY_VALUE_HEADS, vocab_size=128256,
-                             max_position_embeddings=context, torch_dtype="bfloat16", attn_implementation="sdpa")
-        self.batch = batch
+    def __init__(self, model, cache, batch):
+        self.model, self.cache, self.batch = model, cache, batch
         with torch.device("cuda"):
-            self.model = LlamaForCausalLM(config).eval().requires_grad_(False)
-            self.columns = torch.arange(context)
+            self.columns = torch.arange(model.config.max_position_embeddings)
             self.ids = torch.zeros(batch, 1, dtype=torch.long)
             self.position = torch.zeros(1, dtype=torch.long)
-            self.prompt = torch.randint(0, config.vocab_size, (batch, 1))
-        self.cache = StaticCache(config=config, max_cache_len=context)
-        self.cache.early_initialization(batch, KEY_VALUE_HEADS, HEAD_SIZE, torch.bfloat16, torch.device("cuda"))
+            self.prompt = torch.randint(0, model.config.vocab_size, (batch, 1))
         self.graph = None
 
     def token(self):
@@ -74,7 +82,8 @@ def main():
     make_deterministic()
     torch.set_default_dtype(torch.bfloat16)
     layers = max(1, round(arguments.layers * arguments.scale))
-    generator = Generator(layers, arguments.batch, arguments.context)
+    model = build_model(layers, arguments.context)
+    generator = Generator(model, build_cache(model, arguments.batch), arguments.batch)
     generator.capture()
     digest = program.Digest()
     for step in program.paced(arguments):
@@ -83,4 +92,5 @@ def main():
     digest.finish()
 
 
-main()
+if __name__ == "__main__":
+    main()
