@@ -6,6 +6,7 @@
 
 #include "base/agent_directory.hpp"
 #include "base/process.hpp"
+#include "common/settings.hpp"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -13,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -108,6 +110,26 @@ int connect_to(int socket, const sockaddr_un& address) {
     return ::connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
 }
 
+/// Whether a socket of this process, other than `own` and `spare`, listens at `path`. Where /proc cannot be
+/// read, none is found.
+bool is_another_here(const std::string& path, int own, int spare) {
+    const UniqueFd descriptors(::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const auto names = names_in(descriptors.get(), k_max_entries);
+    if (!names) return false;
+    return std::any_of(names->begin(), names->end(), [&](const std::string& name) {
+        const int fd = parse_count<int>(name).value_or(-1);
+        sockaddr_un address{};
+        socklen_t size = sizeof address;
+        int listens = 0;
+        socklen_t listens_size = sizeof listens;
+        return fd != own && fd != spare &&
+               ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
+               address.sun_family == AF_UNIX &&
+               std::strncmp(path.c_str(), address.sun_path, sizeof address.sun_path) == 0 &&
+               ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &listens_size) == 0 && listens != 0;
+    });
+}
+
 /// Whether nobody listens on the socket at `path`, which is named after `owner`. That no such process is seen
 /// proves nothing: where pid namespaces share a /tmp, it may live in another one.
 bool is_stale(const std::string& path, const ProcessIdentity& owner) {
@@ -151,6 +173,8 @@ Result<void> Endpoint::try_to_open() {
 
     const auto address = address_of(path_);
     if (!address) return address.error();
+    if (is_another_here(path_, socket_.get(), spare_.get()))
+        return make_error(ErrorCode::refused, "another copy of the agent is at work in this process");
     auto socket = new_socket(path_);
     if (!socket) return std::move(socket).error();
     ::unlinkat(directory, name_.c_str(), 0);

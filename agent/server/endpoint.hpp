@@ -19,7 +19,8 @@ class Endpoint {
 public:
     /// Makes the directory if need be (private, owned by this user, not a link; when somebody else took its
     /// name, one whose name nobody can guess beforehand), removes sockets there on which nobody listens any
-    /// more, binds and listens. Errors: io_failed.
+    /// more, binds and listens. Errors: io_failed, refused (another copy of the agent, from another file, has
+    /// the socket of this process).
     [[nodiscard]] Result<void> open();
 
     [[nodiscard]] int fd() const noexcept { return socket_.get(); }

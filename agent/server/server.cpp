@@ -46,8 +46,10 @@ Result<void> Server::start() {
         operations->detach();
         is_operating_ = true;
     }
-    if (auto opened = endpoint_.open(); !opened)
+    if (auto opened = endpoint_.open(); !opened) {
+        if (opened.error().code == ErrorCode::refused) return opened; // another copy has the process
         log::error("this process cannot be controlled from outside: {}", opened.error().message);
+    }
     const bool stays = !has_call_filter(); // which might end the process for a call that can be done without
     const MutexLock lock(thread_mutex_);
     const auto* const name = is_renamed_ ? k_control_thread_renamed : k_control_thread;

@@ -68,8 +68,9 @@ class Server {
 public:
     explicit Server(Operations& operations) noexcept : operations_(operations) {}
 
-    /// Starts the threads. Without a socket (logged) only post() works. Errors: out_of_threads: it
-    /// may be tried again, and there is no socket until then.
+    /// Starts the threads. Without a socket (logged) only post() works. Errors: refused (another copy
+    /// of the agent is at work in this process), out_of_threads: it may be tried again, and there is no
+    /// socket until then.
     [[nodiscard]] Result<void> start();
 
     /// Runs `operation` on the operations thread and waits for it; `progress` may withdraw it, as a command

@@ -121,6 +121,26 @@ class Package(unittest.TestCase):
             program = f"import ctypes, os; ctypes.CDLL('{copy}'); os.unlink('{copy}'); import gpu_sleep"
             self.check(run(["-c", program + "; assert gpu_sleep.asleep_bytes() == 0"], GPU_SLEEP_AGENT="/nowhere"))
 
+    def test_of_two_agents_one_works(self):
+        """A copy under another name and soname, which is used first."""
+        program = """
+            import ctypes, sys, gpu_sleep
+            copy = ctypes.CDLL(sys.argv[1])
+            assert copy.gpu_sleep_sleep(1, None, 1000) == 0
+            try:
+                gpu_sleep.sleep()
+            except gpu_sleep.Refused as failure:
+                assert "another copy of the agent" in str(failure), failure
+            else:
+                sys.exit("no exception")
+            assert copy.gpu_sleep_sleep(1, None, 1000) == 0
+            gpu_sleep.Process(__import__("os").getpid()).sleep()  # the copy answers
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            copy = pathlib.Path(directory, "renamed.so")
+            copy.write_bytes(AGENT.read_bytes().replace(gpu_sleep._agent.SONAME.encode(), b"libgpu-sleep-aged.so.00"))
+            self.check(run(["-c", textwrap.dedent(program), str(copy)], GPU_SLEEP_AGENT=str(AGENT), PATH=os.environ["PATH"]))
+
     def test_without_an_agent(self):
         program = """
             import sys, gpu_sleep
