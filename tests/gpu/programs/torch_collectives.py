@@ -8,11 +8,10 @@ and all-to-all, each computed upon what the one before has brought.
 """
 
 import datetime
-import os
 import sys
 
 import program
-from torch_common import GIB, add_tensors, finish_ranks, make_deterministic
+from torch_common import GIB, add_tensors, finish_ranks, make_deterministic, meet_here
 
 import torch
 import torch.distributed as dist
@@ -64,8 +63,8 @@ def exchange(rank, arguments):
 
 def main():
     arguments = program.options(__doc__, steps=40,
-                                extra=[("--gib", 1.0), ("--port", 29612), ("--ranks", 2), ("--only", "")])
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port))
+                                extra=[("--gib", 1.0), ("--ranks", 2), ("--only", "")])
+    meet_here()
     multiprocessing.spawn(exchange, args=(arguments,), nprocs=arguments.ranks)
 
 

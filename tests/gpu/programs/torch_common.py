@@ -3,6 +3,7 @@
 """What the PyTorch programs share: determinism, models, and digests of tensors."""
 
 import os
+import socket
 
 import program
 
@@ -101,6 +102,13 @@ def add_tensors(digest, tensors):
     in_full = sum(t.numel() * t.element_size() for t in tensors) <= FULL_DIGEST_BYTES
     for tensor in tensors:
         digest.add(words_of(tensor).cpu().numpy() if in_full else f"{weighted_sum(words_of(tensor))};")
+
+
+def meet_here():
+    """Has the ranks that are started from now on meet at a port that nobody uses."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(found.getsockname()[1]))
 
 
 def finish_ranks(digest, rank, ranks, group):

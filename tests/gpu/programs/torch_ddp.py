@@ -7,12 +7,11 @@ Every few steps all ranks finish their work, meet on the CPU, and rest for a whi
 standard error. What is done to the ranks meanwhile is no business of theirs.
 """
 
-import os
 import sys
 import time
 
 import program
-from torch_common import GIB, add_tensors, finish_ranks, make_deterministic, mlp
+from torch_common import GIB, add_tensors, finish_ranks, make_deterministic, meet_here, mlp
 
 import torch
 import torch.distributed as dist
@@ -64,8 +63,8 @@ def train(rank, arguments):
 
 
 def main():
-    arguments = program.options(__doc__, steps=40, extra=[("--gib", 2.0), ("--port", 29611), ("--ranks", 2), ("--gpus", 2)])
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port))
+    arguments = program.options(__doc__, steps=40, extra=[("--gib", 2.0), ("--ranks", 2), ("--gpus", 2)])
+    meet_here()
     multiprocessing.spawn(train, args=(arguments,), nprocs=arguments.ranks)
 
 

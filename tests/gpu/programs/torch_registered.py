@@ -10,7 +10,7 @@ import os
 import sys
 
 import program
-from torch_common import GIB, add_tensors, finish_ranks, make_deterministic
+from torch_common import GIB, add_tensors, finish_ranks, make_deterministic, meet_here
 
 import torch
 import torch.distributed as dist
@@ -63,8 +63,9 @@ def exchange(rank, arguments):
 
 
 def main():
-    arguments = program.options(__doc__, steps=40, extra=[("--gib", 1.0), ("--port", 29613), ("--ranks", 2)])
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port), NCCL_NVLS_ENABLE="0")
+    arguments = program.options(__doc__, steps=40, extra=[("--gib", 1.0), ("--ranks", 2)])
+    meet_here()
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
     multiprocessing.spawn(exchange, args=(arguments,), nprocs=arguments.ranks)
 
 
