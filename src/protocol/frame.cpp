@@ -21,6 +21,11 @@ std::uint32_t checksum_of(std::span<const std::byte> header, std::span<const std
 
 } // namespace
 
+std::string versions(std::uint16_t other) {
+    return fmt::format("the other side speaks version {} of the protocol, and this one version {}", other,
+                       k_version);
+}
+
 Result<std::vector<std::byte>> make_frame(std::uint16_t type, std::span<const std::byte> payload) {
     if (payload.size() > k_max_payload_bytes)
         return make_error(ErrorCode::invalid_argument, "a message of {} is too long",
@@ -49,10 +54,7 @@ Result<std::optional<FrameReader::Frame>> FrameReader::next() {
     const auto checksum = header.number<std::uint32_t>();
     if (magic != k_magic)
         return make_error(ErrorCode::protocol_mismatch, "the other side does not speak this protocol");
-    if (version != k_version)
-        return make_error(ErrorCode::protocol_mismatch,
-                          "the other side speaks version {} of the protocol, and this one version {}",
-                          version, k_version);
+    if (version != k_version) return make_error(ErrorCode::protocol_mismatch, "{}", versions(version));
     if (length > k_max_payload_bytes)
         return make_error(ErrorCode::invalid_argument, "a message of {} is too long", format_bytes(length));
     if (received_.size() < k_header_bytes + length) return std::optional<Frame>();

@@ -11,17 +11,22 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace gpu_sleep::protocol {
 
-/// Rises whenever a message changes; both sides refuse another number with `protocol_mismatch`.
-inline constexpr std::uint16_t k_version = 7;
+/// The version of the frames, and of how their payloads hold numbered fields. A field that is added does not
+/// raise it.
+inline constexpr std::uint16_t k_version = 8;
 
 /// No frame's payload is longer; a peer that announces more is cut off before anything is allocated for it.
 inline constexpr std::uint32_t k_max_payload_bytes = 1U << 20;
 
 inline constexpr std::size_t k_header_bytes = 16;
+
+/// For a person: that the other side speaks version `other`, and this one k_version.
+[[nodiscard]] std::string versions(std::uint16_t other);
 
 /// A frame of the payload, header included. One that would be too long is refused: invalid_argument.
 [[nodiscard]] Result<std::vector<std::byte>> make_frame(std::uint16_t type,
@@ -33,6 +38,7 @@ public:
     struct Frame {
         std::uint16_t type = 0;
         std::vector<std::byte> payload;
+        std::uint16_t version = k_version;
     };
 
     /// Adds received bytes.

@@ -16,22 +16,32 @@ namespace {
 template <class Message>
 Result<std::vector<std::byte>> encode_any(const Message& message) {
     return std::visit(
-        [](const auto& value) {
+        [](const auto& value) -> Result<std::vector<std::byte>> {
             constexpr auto type = k_type_number<std::decay_t<decltype(value)>>;
             static_assert(type != 0, "a message needs a number");
             Writer payload;
             payload.write(value);
+            if (!payload.is_within_bounds())
+                return make_error(ErrorCode::invalid_argument, "a message has too many parts");
             return make_frame(type, payload.bytes());
         },
         message);
 }
 
+/// Why a message is refused of which some part, such as "field 3 of ", or the whole is not known here.
+Error mismatch(const FrameReader::Frame& frame, std::string_view unknown) {
+    return make_error(ErrorCode::protocol_mismatch,
+                      "the other side has sent what this one does not know ({}message {}): {}", unknown,
+                      frame.type, versions(frame.version));
+}
+
 /// The payload as a `T`. Nothing may be left over.
 template <class T, class Message>
-Result<Message> decode_as(std::span<const std::byte> payload) {
+Result<Message> decode_as(const FrameReader::Frame& frame) {
     T message;
-    Reader in(payload);
+    Reader in(frame.payload);
     in.read(message);
+    if (!in.unknown().empty()) return mismatch(frame, in.unknown());
     if (!in.ok() || !in.at_end())
         return make_error(ErrorCode::protocol_mismatch, "a message could not be understood");
     return Message(std::move(message));
@@ -41,11 +51,10 @@ Result<Message> decode_as(std::span<const std::byte> payload) {
 template <class Message, std::size_t Index = 0>
 Result<Message> decode_any(const FrameReader::Frame& frame) {
     if constexpr (Index == std::variant_size_v<Message>) {
-        return make_error(ErrorCode::protocol_mismatch, "a message of unknown type {} was received",
-                          frame.type);
+        return mismatch(frame, "");
     } else {
         using T = std::variant_alternative_t<Index, Message>;
-        if (frame.type == k_type_number<T>) return decode_as<T, Message>(frame.payload);
+        if (frame.type == k_type_number<T>) return decode_as<T, Message>(frame);
         return decode_any<Message, Index + 1>(frame);
     }
 }
