@@ -138,6 +138,16 @@ Report report_to_send() {
     report.seconds_since_wake = 1024;
     report.group = "g";
     report.deep_refusal = "r";
+    report.version = "v";
+    report.features = {"f"};
+    return report;
+}
+
+/// The same, as version 7 could tell it.
+Report report_of_7() {
+    auto report = report_to_send();
+    report.version.clear();
+    report.features.clear();
     return report;
 }
 
@@ -305,7 +315,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "01000200000017000200080000007e00000000000000"
                 "1f0001000000012000080000006200000000000000"
                 "210008000000000000000000904022000100000067"
-                "23000100000072");
+                "2300010000007240000100000076"
+                "4100050000000100000066");
 }
 
 TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {
@@ -386,7 +397,7 @@ TEST_CASE("Protocol: what an agent of version 7 says is read", "[protocol]") {
                             "0100000067"
                             "0100000072"),
                    k_older_version))),
-               Reply(report_to_send())));
+               Reply(report_of_7())));
 
     const auto asleep = std::get<Report>(reply_of_7(
         "47534c50070011000501000014d638bd0001000092100000050000006c6c616d61010000004000000000000000000000"
