@@ -125,6 +125,17 @@ Error explained(const Options& options, Error error) {
     return error;
 }
 
+/// Has what is said of a process tell of an agent of another version.
+void note_version(cli::Outcome& outcome) {
+    auto* const report = std::get_if<model::Report>(&outcome.answer);
+    if (!report || outcome.by_driver || report->version == GPU_SLEEP_VERSION) return;
+    report->notes.push_back(
+        report->version.empty()
+            ? "its agent is older than these commands, which can only wake it: start it again for the rest"
+            : fmt::format("its agent has version {}, and these commands {}", report->version,
+                          GPU_SLEEP_VERSION));
+}
+
 /// Asks whoever is selected. Errors: those of find_all() and find_targets().
 Result<std::vector<cli::Outcome>> ask(const Options& options) {
     cli::Finder finder;
@@ -138,6 +149,7 @@ Result<std::vector<cli::Outcome>> ask(const Options& options) {
     }
     if (!targets) return explained(options, targets.error());
     auto outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
+    for (auto& outcome : outcomes) note_version(outcome);
     if (!options.target.empty()) return outcomes;
     cli::drop_ended(outcomes);
     auto others = cli::find_without_agent(finder, options.user, outcomes);

@@ -136,6 +136,8 @@ OrderedJson to_value(const model::Report& report) {
     value["transitions"] = to_array(report.transitions);
     value["dropped_without_refill"] = report.dropped_without_refill;
     value["notes"] = report.notes;
+    value["agent_version"] = report.version.empty() ? OrderedJson(nullptr) : OrderedJson(report.version);
+    value["features"] = report.features;
     return value;
 }
 

@@ -77,8 +77,12 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
     if (sleep && sleep->deep) locker.emplace();
     for (auto& target : targets) {
-        questions.push_back({std::move(target.socket), operation.request, limits_of(operation),
-                             [&] { return finder.proc().is_stopped(target.process); }});
+        questions.push_back({std::move(target.socket),
+                             operation.request,
+                             limits_of(operation),
+                             [&] { return finder.proc().is_stopped(target.process); },
+                             {},
+                             [&] { return finder.connect(target.process); }});
         if (locker) questions.back().deep_steps = locker->steps(target.process, sleep->timeout);
     }
     const bool goes_together = is_joint(operation);
@@ -100,11 +104,8 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     };
     observer.interruptions = interruptions.fd();
     observer.take_interruption = [&] { interruptions.take(); };
-    if (goes_together) {
-        for (std::size_t i = 0; i < targets.size(); ++i) // agents do not wait for long for a request
-            questions[i].connect = [&finder, &target = targets[i]] { return finder.connect(target.process); };
+    if (goes_together)
         return peers::ask_together(std::move(questions), joint_of(operation, targets, finder), observer);
-    }
     auto answers = peers::ask_all(std::move(questions), observer);
     for (auto& [index, answer] : told) answers[index] = std::move(answer);
     return answers;

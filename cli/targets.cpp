@@ -444,9 +444,12 @@ std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const
     std::vector<peers::Question> questions;
     questions.reserve(targets.size());
     for (auto& target : targets)
-        questions.push_back({std::move(target.socket), request, {.answer = timeout}, [&] {
-                                 return finder.proc().is_stopped(target.process);
-                             }});
+        questions.push_back({std::move(target.socket),
+                             request,
+                             {.answer = timeout},
+                             [&] { return finder.proc().is_stopped(target.process); },
+                             {},
+                             [&] { return finder.connect(target.process); }});
     auto answers = peers::ask_all(std::move(questions));
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < targets.size(); ++i) {

@@ -5,6 +5,8 @@
 #include "cli/usage.hpp"
 
 #include "cli/output.hpp"
+#include "protocol/frame.hpp"
+#include "store/snapshot_description.hpp"
 
 #include <fmt/format.h>
 
@@ -157,7 +159,10 @@ void add(CLI::App& app, Table table) {
                       {{"-h,--help", {}, "Print the options that are used most, and examples"},
                        {"--help-all", {}, "Print all options"}}};
     if (!app.get_parent()) {
-        app.set_version_flag("--version", table.name + " " GPU_SLEEP_VERSION)->disable_flag_override();
+        app.set_version_flag("--version",
+                             fmt::format("{} {} (protocol {}, snapshot format {})", table.name,
+                                         GPU_SLEEP_VERSION, protocol::k_version, store::k_snapshot_version))
+            ->disable_flag_override();
         information.rows.push_back({"--version", {}, "Print the version"});
     }
     table.groups.push_back(std::move(information));

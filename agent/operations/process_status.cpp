@@ -130,6 +130,8 @@ void ProcessStatus::note_touch_trouble(Report& report) {
 
 void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     report.pid = ::getpid();
+    report.version = GPU_SLEEP_VERSION;
+    report.features.assign(model::k_features.begin(), model::k_features.end());
     report.intercepts = intercepts();
     const auto& gate = gate::Gate::instance();
     report.gate = gate.is_open()      ? model::GateState::open

@@ -328,6 +328,9 @@ struct PhaseTimes {
     double total = 0;
 };
 
+/// What an agent of this version can do that not every one could, each by a name that stays.
+inline constexpr std::array<std::string_view, 3> k_features{"pause", "deep", "joint"};
+
 /// The answer to a request that succeeded: what was done, and the state of the process afterwards.
 struct Report {
     Operation operation = Operation::status;
@@ -367,7 +370,9 @@ struct Report {
     Bytes deep_bytes = 0;     ///< GPU memory that this has freed, as the driver's management library saw it
     std::string deep_refusal; ///< for a person: why a deep sleep of it would be refused; empty: nothing known
     std::optional<double> seconds_since_wake; ///< since memory came back last; unset if it never slept
-    std::string group; ///< of processes that belong together, given by the environment; may be empty
+    std::string group;   ///< of processes that belong together, given by the environment; may be empty
+    std::string version; ///< of the agent; empty if it is too old to say
+    std::vector<std::string> features; ///< of k_features, or of those of its own version
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.

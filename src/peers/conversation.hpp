@@ -36,7 +36,8 @@ struct Question {
     /// called one after another until one fails, each on a thread of its own, which may outlive the question.
     /// A failure becomes the answer, with how the agent says that the process stands then.
     std::vector<std::function<Result<void>()>> deep_steps = {};
-    /// Makes the socket when the request is sent, if it is set: ask_together() may send it late.
+    /// Makes the socket when the request is sent, if it is set, for ask_together() may send it late; and
+    /// another, where the agent is of version 7 of the protocol, and is asked again in that.
     std::function<Result<UniqueFd>()> connect = {};
 };
 
@@ -101,6 +102,9 @@ private:
     /// Takes what has come. False when there was nothing.
     bool receive(const OnProgress& on_progress);
     void accept(const protocol::FrameReader::Frame& frame, const OnProgress& on_progress);
+    /// Asks an agent that has refused version 8 of the protocol again, in version 7. False where it is not
+    /// one, or cannot be asked so.
+    bool ask_again(const protocol::FrameReader::Frame& frame, const model::Failure& refusal);
     void hear(const model::Progress& progress);
     /// All steps are taken, or one has failed. The agent waits for that, and then for the end of what is sent
     /// to it.
@@ -116,6 +120,7 @@ private:
     Question question_;
     std::vector<std::byte> unsent_;
     protocol::FrameReader reader_;
+    bool speaks_7_ = false;    ///< that version of the protocol, as the agent
     std::size_t received_ = 0; ///< bytes
     Clock::time_point start_;
     AnswerTimeout timeout_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What each message is made of: its type number, its fields in the order of PROTOCOL.md, and the values that
-// an enumeration may have. Writer and Reader (wire.hpp) go by this one description; how a value becomes bytes
-// is theirs.
+// What each message is made of: its type number, its numbered fields, and the values that an enumeration may
+// have. Writer and Reader (wire.hpp) go by this one description, and so do those of version 7
+// (version_7.hpp); how a value becomes bytes is theirs.
 
 #pragma once
 
@@ -13,10 +13,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::protocol {
@@ -97,102 +97,129 @@ constexpr auto accepted(ErrorCode) {
 template <class T, class Struct>
 concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
-// fields() gives references to all members of a struct, in the order in which they are sent. A double is a
-// time in seconds, a Milliseconds a time limit.
+/// A member of a message, and how it is known on the wire. The number stays with the field for ever.
+template <unsigned Number, bool Must, class T>
+struct Field {
+    static_assert(Number > 0 && Number < 0x8000);
+    static constexpr unsigned k_number = Number;
+    /// Whether a receiver that does not know the field refuses the message; it skips the field otherwise.
+    static constexpr bool k_must_be_known = Must;
+    T& value;
+};
+template <unsigned Number, class T>
+Field<Number, true, T> must(T& value) {
+    return {value};
+}
+template <unsigned Number, class T>
+Field<Number, false, T> may(T& value) {
+    return {value};
+}
+
+/// Fields that version 7 did not have are numbered from here on; those before are all that it had, in its
+/// order.
+inline constexpr unsigned k_first_after_7 = 64;
+
+// fields() gives all members of a struct, with ascending numbers. A double is a time in seconds, a
+// Milliseconds a time limit. A field that has the value of a new struct is not sent.
+//
+// A request is carried out as it was asked for, or refused: who does not know one of its fields must not do
+// something else. So all of them must be known, but for those that only permit something or cost time.
+// Without force, ignore_inhibitors, spill or wait, what they permit is refused, with its own reason, and
+// nothing has changed; without copy_all, less is copied, and all is kept. What an agent reports is for people
+// and may be skipped, unless who asked acts upon it.
 
 auto fields(Is<model::StatusRequest> auto&) {
-    return std::tie();
+    return std::tuple();
 }
 auto fields(Is<model::SleepRequest> auto& r) {
-    return std::tie(r.level, r.tags, r.keep, r.discard, r.require_refill, r.dry_run, r.timeout, r.bounds_all,
-                    r.on_touch, r.gate, r.force, r.touch_limit, r.store, r.stores, r.directory, r.spill,
-                    r.keep_files, r.copy_all, r.release_retained, r.only_if_idle, r.ignore_inhibitors,
-                    r.check_copies, r.store_is_named, r.host_budget, r.deep, r.min_awake, r.joint);
+    return std::tuple(must<1>(r.level), must<2>(r.tags), must<3>(r.keep), must<4>(r.discard),
+                      must<5>(r.require_refill), must<6>(r.dry_run), must<7>(r.timeout),
+                      must<8>(r.bounds_all), must<9>(r.on_touch), must<10>(r.gate), may<11>(r.force),
+                      must<12>(r.touch_limit), must<13>(r.store), must<14>(r.stores), must<15>(r.directory),
+                      may<16>(r.spill), must<17>(r.keep_files), may<18>(r.copy_all),
+                      must<19>(r.release_retained), must<20>(r.only_if_idle), may<21>(r.ignore_inhibitors),
+                      must<22>(r.check_copies), must<23>(r.store_is_named), must<24>(r.host_budget),
+                      must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint));
 }
 auto fields(Is<model::TagStore> auto& s) {
-    return std::tie(s.tag, s.store);
+    return std::tuple(must<1>(s.tag), must<2>(s.store));
 }
 auto fields(Is<GpuPair> auto& p) {
-    return std::tie(p.from, p.to);
+    return std::tuple(must<1>(p.from), must<2>(p.to));
 }
 auto fields(Is<model::WakeRequest> auto& r) {
-    return std::tie(r.tags, r.dry_run, r.timeout, r.bounds_all, r.wait, r.order, r.make_room, r.min_awake,
-                    r.joint, r.gpus);
+    return std::tuple(must<1>(r.tags), must<2>(r.dry_run), must<3>(r.timeout), must<4>(r.bounds_all),
+                      may<5>(r.wait), must<6>(r.order), must<7>(r.make_room), must<8>(r.min_awake),
+                      must<9>(r.joint), must<10>(r.gpus));
 }
 auto fields(Is<model::Directive> auto& d) {
-    return std::tie(d.kind, d.count);
+    return std::tuple(must<1>(d.kind), must<2>(d.count));
 }
 auto fields(Is<model::InhibitRequest> auto& r) {
-    return std::tie(r.release, r.time);
+    return std::tuple(must<1>(r.release), must<2>(r.time));
 }
 auto fields(Is<model::ShareRequest> auto& r) {
-    return std::tie(r.secret, r.address, r.allocation);
+    return std::tuple(must<1>(r.secret), must<2>(r.address), must<3>(r.allocation));
 }
 auto fields(Is<model::Shared> auto& s) {
-    return std::tie(s.bytes, s.offset);
+    return std::tuple(must<1>(s.bytes), must<2>(s.offset));
 }
 auto fields(Is<model::Progress> auto& p) {
-    return std::tie(p.phase, p.done, p.total, p.tag, p.held);
+    return std::tuple(must<1>(p.phase), may<2>(p.done), may<3>(p.total), may<4>(p.tag), may<5>(p.held));
 }
 auto fields(Is<model::Failure> auto& f) {
-    return std::tie(f.error, f.state);
+    return std::tuple(may<1>(f.error), may<2>(f.state));
 }
 auto fields(Is<Error> auto& e) {
-    return std::tie(e.code, e.message, e.where, e.driver_status);
+    return std::tuple(may<1>(e.code), may<2>(e.message), may<3>(e.where), may<4>(e.driver_status));
 }
 auto fields(Is<model::Report> auto& r) {
-    return std::tie(r.operation, r.level, r.dry_run, r.changed, r.pid, r.name, r.state, r.host_bytes,
-                    r.file_bytes, r.retained_bytes, r.state_seconds, r.times, r.tags, r.devices,
-                    r.dropped_without_refill, r.notes, r.intercepts, r.gate, r.on_touch, r.waiting, r.touches,
-                    r.last_touch, r.residual, r.wakes_waiting, r.idle_seconds, r.inhibited,
-                    r.inhibited_seconds, r.woken_bytes, r.woken_seconds, r.transitions, r.deep, r.deep_bytes,
-                    r.seconds_since_wake, r.group, r.deep_refusal);
+    return std::tuple(
+        may<1>(r.operation), may<2>(r.level), may<3>(r.dry_run), may<4>(r.changed), may<5>(r.pid),
+        may<6>(r.name), may<7>(r.state), may<8>(r.host_bytes), may<9>(r.file_bytes),
+        may<10>(r.retained_bytes), may<11>(r.state_seconds), may<12>(r.times), may<13>(r.tags),
+        may<14>(r.devices), may<15>(r.dropped_without_refill), may<16>(r.notes), may<17>(r.intercepts),
+        may<18>(r.gate), may<19>(r.on_touch), may<20>(r.waiting), may<21>(r.touches), may<22>(r.last_touch),
+        may<23>(r.residual), may<24>(r.wakes_waiting), may<25>(r.idle_seconds), may<26>(r.inhibited),
+        may<27>(r.inhibited_seconds), may<28>(r.woken_bytes), may<29>(r.woken_seconds),
+        may<30>(r.transitions), may<31>(r.deep), may<32>(r.deep_bytes), may<33>(r.seconds_since_wake),
+        may<34>(r.group), may<35>(r.deep_refusal), may<64>(r.version), may<65>(r.features));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
-    return std::tie(t.callbacks, t.drain, t.transfer, t.release, t.total);
+    return std::tuple(may<1>(t.callbacks), may<2>(t.drain), may<3>(t.transfer), may<4>(t.release),
+                      may<5>(t.total));
 }
 auto fields(Is<model::TagReport> auto& t) {
-    return std::tie(t.tag, t.device, t.policy, t.state, t.ranges, t.bytes, t.resident, t.kept, t.in_files,
-                    t.dropped, t.damaged, t.allocated, t.needs_refill);
+    return std::tuple(may<1>(t.tag), may<2>(t.device), may<3>(t.policy), may<4>(t.state), may<5>(t.ranges),
+                      may<6>(t.bytes), may<7>(t.resident), may<8>(t.kept), may<9>(t.in_files),
+                      may<10>(t.dropped), may<11>(t.damaged), may<12>(t.allocated), may<13>(t.needs_refill));
 }
 auto fields(Is<model::Policy> auto& p) {
-    return std::tie(p.retention, p.refillable);
+    return std::tuple(may<1>(p.retention), may<2>(p.refillable));
 }
 auto fields(Is<model::DeviceReport> auto& d) {
-    return std::tie(d.device, d.name, d.released, d.kept, d.dropped, d.free_before, d.free_after, d.total,
-                    d.stored, d.copied, d.steps, d.relocated, d.uuid);
+    return std::tuple(may<1>(d.device), may<2>(d.name), may<3>(d.released), may<4>(d.kept), may<5>(d.dropped),
+                      may<6>(d.free_before), may<7>(d.free_after), may<8>(d.total), may<9>(d.stored),
+                      may<10>(d.copied), may<11>(d.steps), may<12>(d.relocated), may<13>(d.uuid));
 }
 auto fields(Is<model::TransitionCounts> auto& t) {
-    return std::tie(t.transition, t.done, t.done_seconds, t.failed);
+    return std::tuple(may<1>(t.transition), may<2>(t.done), may<3>(t.done_seconds), may<4>(t.failed));
 }
 auto fields(Is<model::FailureCount> auto& f) {
-    return std::tie(f.code, f.count);
+    return std::tuple(may<1>(f.code), may<2>(f.count));
 }
 auto fields(Is<model::Residual> auto& r) {
-    return std::tie(r.kind, r.device, r.bytes, r.count, r.reason);
+    return std::tuple(may<1>(r.kind), may<2>(r.device), may<3>(r.bytes), may<4>(r.count), may<5>(r.reason));
 }
 auto fields(Is<model::WaitingWake> auto& w) {
-    return std::tie(w.tags, w.by_touch, w.seconds, w.reason, w.place);
+    return std::tuple(may<1>(w.tags), may<2>(w.by_touch), may<3>(w.seconds), may<4>(w.reason),
+                      may<5>(w.place));
 }
 
 template <class T>
 concept HasFields = requires(T& value) {
     fields(value);
 };
-
-/// The bytes that a `T` takes at least: with empty texts and lists, and without what is optional.
-template <class T>
-inline constexpr std::size_t k_min_bytes = sizeof(T);
-template <>
-inline constexpr std::size_t k_min_bytes<std::string> = sizeof(std::uint32_t);
-template <class T>
-inline constexpr std::size_t k_min_bytes<std::vector<T>> = sizeof(std::uint32_t);
-template <class T>
-inline constexpr std::size_t k_min_bytes<std::optional<T>> = 1;
-template <class... T>
-inline constexpr std::size_t k_min_bytes<std::tuple<T&...>> = (std::size_t{0} + ... + k_min_bytes<T>);
-template <HasFields T>
-inline constexpr std::size_t k_min_bytes<T> = k_min_bytes<decltype(fields(std::declval<T&>()))>;
 
 namespace detail {
 
@@ -212,12 +239,47 @@ consteval std::size_t member_count() {
         return sizeof...(Members);
 }
 
+/// The type of fields() of a `T`.
+template <class T>
+using Fields = decltype(fields(std::declval<T&>()));
+
+template <unsigned... Number, bool... Must, class... T>
+consteval bool ascend(std::type_identity<std::tuple<Field<Number, Must, T>...>>) {
+    [[maybe_unused]] unsigned last = 0; // not used of a struct without fields
+    return ((std::exchange(last, Number) < Number) && ...);
+}
+
 } // namespace detail
 
-/// Whether fields() names as many members as `T` has: one that was added to the struct alone would not be
-/// sent.
+/// Whether fields() names as many members as `T` has, each number once and in order: a member that was added
+/// to the struct alone would not be sent.
 template <HasFields T>
-inline constexpr bool k_names_all_members = std::tuple_size_v<decltype(fields(std::declval<T&>()))> ==
-                                            detail::member_count<T>();
+inline constexpr bool k_is_described = std::tuple_size_v<detail::Fields<T>> == detail::member_count<T>() &&
+                                       detail::ascend(std::type_identity<detail::Fields<T>>());
+
+/// Calls `test` with each field of `value` in turn, and with the member of `initial` that corresponds, until
+/// it gives true. Returns whether it did.
+template <HasFields T, class Test>
+bool any_field(T& value, const std::remove_const_t<T>& initial, const Test& test) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+        return (test(std::get<I>(fields(value)), std::get<I>(fields(initial)).value) || ...);
+    }
+    (std::make_index_sequence<std::tuple_size_v<detail::Fields<T>>>());
+}
+
+/// Whether `value` is what a new struct has there, which is `initial`.
+template <class T>
+bool is_default(const T& value, const T& initial) {
+    return value == initial;
+}
+template <class T>
+bool is_default(const std::vector<T>& value, const std::vector<T>&) {
+    return value.empty();
+}
+template <HasFields T>
+bool is_default(const T& value, const T& initial) {
+    return !any_field(value, initial,
+                      [](auto field, const auto& its) { return !is_default(field.value, its); });
+}
 
 } // namespace gpu_sleep::protocol

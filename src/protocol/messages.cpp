@@ -5,8 +5,10 @@
 
 #include "protocol/messages.hpp"
 
+#include "protocol/version_7.hpp"
 #include "protocol/wire.hpp"
 
+#include <concepts>
 #include <type_traits>
 #include <utility>
 
@@ -16,37 +18,55 @@ namespace {
 template <class Message>
 Result<std::vector<std::byte>> encode_any(const Message& message) {
     return std::visit(
-        [](const auto& value) {
+        [](const auto& value) -> Result<std::vector<std::byte>> {
             constexpr auto type = k_type_number<std::decay_t<decltype(value)>>;
             static_assert(type != 0, "a message needs a number");
             Writer payload;
             payload.write(value);
+            if (!payload.is_within_bounds())
+                return make_error(ErrorCode::invalid_argument, "a message has too many parts");
             return make_frame(type, payload.bytes());
         },
         message);
 }
 
+/// Why a message is refused of which some part, such as "field 3 of ", or the whole is not known here.
+Error mismatch(const FrameReader::Frame& frame, std::string_view unknown) {
+    return make_error(ErrorCode::protocol_mismatch,
+                      "the other side has sent what this one does not know ({}message {}): {}", unknown,
+                      frame.type, versions(frame.version));
+}
+
+/// What an agent of version 7 is not asked, or refuses.
+Error needs_newer_agent() {
+    return make_error(
+        ErrorCode::protocol_mismatch,
+        "its agent speaks version {} of the protocol, and this side version {}: wake it, then start "
+        "it again to use this",
+        k_older_version, k_version);
+}
+
 /// The payload as a `T`. Nothing may be left over.
-template <class T, class Message>
-Result<Message> decode_as(std::span<const std::byte> payload) {
+template <class In, class T, class Message>
+Result<Message> decode_as(const FrameReader::Frame& frame) {
     T message;
-    Reader in(payload);
+    In in(frame.payload);
     in.read(message);
+    if (!in.unknown().empty()) return mismatch(frame, in.unknown());
     if (!in.ok() || !in.at_end())
         return make_error(ErrorCode::protocol_mismatch, "a message could not be understood");
     return Message(std::move(message));
 }
 
 /// The payload as the kind of message whose number the frame bears: the one at `Index`, or one after it.
-template <class Message, std::size_t Index = 0>
+template <class In, class Message, std::size_t Index = 0>
 Result<Message> decode_any(const FrameReader::Frame& frame) {
     if constexpr (Index == std::variant_size_v<Message>) {
-        return make_error(ErrorCode::protocol_mismatch, "a message of unknown type {} was received",
-                          frame.type);
+        return mismatch(frame, "");
     } else {
         using T = std::variant_alternative_t<Index, Message>;
-        if (frame.type == k_type_number<T>) return decode_as<T, Message>(frame.payload);
-        return decode_any<Message, Index + 1>(frame);
+        if (frame.type == k_type_number<T>) return decode_as<In, T, Message>(frame);
+        return decode_any<In, Message, Index + 1>(frame);
     }
 }
 
@@ -60,12 +80,33 @@ Result<std::vector<std::byte>> encode(const Reply& reply) {
     return encode_any(reply);
 }
 
+Result<std::vector<std::byte>> encode_for_7(const Request& request) {
+    return std::visit(
+        [](const auto& value) -> Result<std::vector<std::byte>> {
+            using T = std::decay_t<decltype(value)>;
+            if constexpr (std::same_as<T, model::StatusRequest> || std::same_as<T, model::WakeRequest> ||
+                          std::same_as<T, model::Directive>) {
+                Writer7 payload;
+                payload.write(value);
+                if (payload.is_whole()) return make_frame(k_type_number<T>, payload.bytes(), k_older_version);
+            }
+            return needs_newer_agent();
+        },
+        request);
+}
+
 Result<Request> decode_request(const FrameReader::Frame& frame) {
-    return decode_any<Request>(frame);
+    if (frame.version != k_version)
+        return make_error(ErrorCode::protocol_mismatch, "{}", versions(frame.version));
+    return decode_any<Reader, Request>(frame);
 }
 
 Result<Reply> decode_reply(const FrameReader::Frame& frame) {
-    return decode_any<Reply>(frame);
+    if (frame.version == k_version) return decode_any<Reader, Reply>(frame);
+    auto reply = decode_any<Reader7, Reply>(frame);
+    auto* const failure = reply ? std::get_if<model::Failure>(&*reply) : nullptr;
+    if (failure && failure->error.code == ErrorCode::protocol_mismatch) failure->error = needs_newer_agent();
+    return reply;
 }
 
 } // namespace gpu_sleep::protocol

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Numbers, strings and lists as bytes: little endian, lengths first, every read within bounds.
+// Messages as bytes: numbered fields, each behind its length; little endian, every read within bounds.
 
 #pragma once
 
 #include "base/units.hpp"
 #include "protocol/fields.hpp"
+
+#include <fmt/format.h>
 
 #include <array>
 #include <bit>
@@ -18,12 +20,13 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::protocol {
 
 /// Appends values to a growing buffer. Not thread-safe.
-class Writer {
+class ByteWriter {
 public:
     /// The bytes of a number or of an enumerator, little endian.
     template <class T>
@@ -34,36 +37,21 @@ public:
         bytes_.insert(bytes_.end(), bytes, bytes + sizeof(value));
     }
 
-    /// A field, or all fields of a struct, as PROTOCOL.md says for its type.
+    /// A value, as PROTOCOL.md says for its type.
     template <class T>
     void write(T value) requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) {
         number(value);
     }
     void write(bool value) { number<std::uint8_t>(value ? 1 : 0); }
     void write(Milliseconds value) { number<std::int64_t>(value.count()); }
+    /// Without its length.
     void write(const std::string& text) {
-        number(static_cast<std::uint32_t>(text.size()));
         const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
         bytes_.insert(bytes_.end(), bytes, bytes + text.size());
     }
     template <class T, std::size_t N>
     void write(const std::array<T, N>& items) {
         for (const auto& item : items) write(item);
-    }
-    template <class T>
-    void write(const std::vector<T>& items) {
-        number(static_cast<std::uint32_t>(items.size()));
-        for (const auto& item : items) write(item);
-    }
-    template <class T>
-    void write(const std::optional<T>& item) {
-        write(item.has_value());
-        if (item) write(*item);
-    }
-    template <HasFields T>
-    void write(const T& parts) {
-        static_assert(k_names_all_members<T>);
-        std::apply([this](const auto&... field) { (write(field), ...); }, fields(parts));
     }
 
     [[nodiscard]] std::vector<std::byte>& bytes() noexcept { return bytes_; }
@@ -72,26 +60,77 @@ private:
     std::vector<std::byte> bytes_;
 };
 
+/// The bit of a field's number that says that a receiver must know the field.
+inline constexpr std::uint16_t k_must_bit = 0x8000;
+
+/// Items that the lists of a message may have, all together.
+inline constexpr std::size_t k_max_items = 65'536;
+
+/// Writes messages as numbered fields. Not thread-safe.
+class Writer : public ByteWriter {
+public:
+    template <class T>
+    void write(const T& value) {
+        ByteWriter::write(value);
+    }
+    template <class T>
+    void write(const std::vector<T>& items) {
+        for (const auto& item : items) write_sized(item);
+        items_ += items.size();
+    }
+    template <class T>
+    void write(const std::optional<T>& item) {
+        if (item) write(*item); // as a field that is unset it is not sent
+    }
+    template <HasFields T>
+    void write(const T& parts) {
+        static_assert(k_is_described<T>);
+        const T initial{};
+        any_field(parts, initial, [&](auto field, const auto& its) {
+            write_unless_default(field, its);
+            return false;
+        });
+    }
+
+    /// Whether a receiver takes so many items.
+    [[nodiscard]] bool is_within_bounds() const noexcept { return items_ <= k_max_items; }
+
+private:
+    template <class Field, class T>
+    void write_unless_default(Field field, const T& initial) {
+        if (is_default(field.value, initial)) return;
+        number(static_cast<std::uint16_t>(Field::k_number | (Field::k_must_be_known ? k_must_bit : 0)));
+        write_sized(field.value);
+    }
+    template <class T>
+    void write_sized(const T& value) {
+        const auto begin = bytes().size();
+        number(std::uint32_t{0});
+        write(value);
+        const auto size = static_cast<std::uint32_t>(bytes().size() - begin - sizeof(std::uint32_t));
+        std::memcpy(bytes().data() + begin, &size, sizeof size);
+    }
+
+    std::size_t items_ = 0;
+};
+
 /// Takes values from a buffer that it does not own. It fails at the first value that is cut or out of range;
 /// from then on it reads zeros, false and empty texts. Not thread-safe.
-class Reader {
+class ByteReader {
 public:
-    explicit Reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
+    explicit ByteReader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
 
     /// Any value of a number's type.
     template <class T>
     [[nodiscard]] T number() {
         T value{};
-        if (bytes_.size() < sizeof(T)) {
-            fail();
-            return value;
-        }
-        std::memcpy(&value, bytes_.data(), sizeof(T));
-        bytes_ = bytes_.subspan(sizeof(T));
+        const auto bytes = take(sizeof(T));
+        if (!bytes.empty()) std::memcpy(&value, bytes.data(), sizeof(T));
         return value;
     }
 
-    /// Reads what Writer::write() of the same type wrote, and fails on anything that it cannot have written.
+    /// Reads what ByteWriter::write() of the same type wrote, and fails on anything that it cannot have
+    /// written.
     template <std::integral T>
     void read(T& value) {
         value = number<T>();
@@ -101,8 +140,11 @@ public:
     void read(E& value) requires std::is_enum_v<E> {
         using Number = std::underlying_type_t<E>;
         constexpr auto range = accepted(E{});
-        value =
-            static_cast<E>(number_within(static_cast<Number>(range.first), static_cast<Number>(range.last)));
+        const auto sent = number<Number>();
+        if (sent >= static_cast<Number>(range.first) && sent <= static_cast<Number>(range.last))
+            value = static_cast<E>(sent);
+        else
+            fail(fmt::format("value {} of ", sent));
     }
     /// A time span that can be shown: a number, not negative, and not beyond three centuries.
     void read(double& seconds) { seconds = number_within(0.0, 1e10); }
@@ -111,38 +153,42 @@ public:
         constexpr std::int64_t k_max_ms = 1'000'000'000'000;
         value = Milliseconds(number_within<std::int64_t>(0, k_max_ms));
     }
-    void read(std::string& text) {
-        const auto length = number<std::uint32_t>();
-        if (length > bytes_.size()) return fail();
-        text.assign(reinterpret_cast<const char*>(bytes_.data()), length);
-        bytes_ = bytes_.subspan(length);
-    }
     template <class T, std::size_t N>
     void read(std::array<T, N>& items) {
         for (auto& item : items) read(item);
-    }
-    /// A count of more items than the bytes that are left can hold fails before anything is allocated.
-    template <class T>
-    void read(std::vector<T>& items) {
-        const auto count = number<std::uint32_t>();
-        if (count > bytes_.size() / k_min_bytes<T>) return fail();
-        items.reserve(count);
-        for (std::uint32_t i = 0; i < count && ok_; ++i) read(items.emplace_back());
-    }
-    template <class T>
-    void read(std::optional<T>& item) {
-        bool has_value = false;
-        read(has_value);
-        if (has_value) read(item.emplace());
-    }
-    template <HasFields T>
-    void read(T& parts) {
-        std::apply([this](auto&... field) { (read(field), ...); }, fields(parts));
     }
 
     /// Whether every read so far was good.
     [[nodiscard]] bool ok() const noexcept { return ok_; }
     [[nodiscard]] bool at_end() const noexcept { return bytes_.empty(); }
+    /// What it has met that this side does not know, such as "value 3 of field 1 of "; empty: nothing.
+    [[nodiscard]] const std::string& unknown() const noexcept { return unknown_; }
+
+protected:
+    void read_text(std::string& text, std::size_t length) {
+        const auto bytes = take(length);
+        text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    }
+    /// The next bytes; none if there are not so many.
+    std::span<const std::byte> take(std::size_t size) {
+        if (size > bytes_.size()) {
+            fail();
+            return {};
+        }
+        const auto taken = bytes_.first(size);
+        bytes_ = bytes_.subspan(size);
+        return taken;
+    }
+    void fail(std::string unknown = {}) {
+        if (std::exchange(ok_, false)) unknown_ = std::move(unknown);
+        bytes_ = {};
+    }
+    /// Says where it was that it failed.
+    void add_place(unsigned field) {
+        if (!unknown_.empty()) unknown_ += fmt::format("field {} of ", field);
+    }
+
+    std::span<const std::byte> bytes_;
 
 private:
     /// Fails on a number that is not from `least` to `most`, and on NaN; it gives `least` then.
@@ -153,13 +199,76 @@ private:
         fail();
         return least;
     }
-    void fail() noexcept {
-        ok_ = false;
-        bytes_ = {};
+
+    bool ok_ = true;
+    std::string unknown_;
+};
+
+/// Reads messages as numbered fields: what Writer wrote, in that one form, and beside it fields that this
+/// side does not know and may skip. Not thread-safe.
+class Reader : public ByteReader {
+public:
+    using ByteReader::ByteReader;
+
+    template <class T>
+    void read(T& value) {
+        ByteReader::read(value);
+    }
+    /// All that is left.
+    void read(std::string& text) { read_text(text, bytes_.size()); }
+    template <class T>
+    void read(std::vector<T>& items) {
+        while (!at_end() && ok()) {
+            if (++items_ > k_max_items) return fail();
+            read_sized([&] { read(items.emplace_back()); });
+        }
+    }
+    template <class T>
+    void read(std::optional<T>& item) {
+        read(item.emplace());
+    }
+    template <HasFields T>
+    void read(T& parts) {
+        const T initial{};
+        for (unsigned last = 0; !at_end() && ok();) {
+            const auto key = number<std::uint16_t>();
+            const unsigned field = key & ~k_must_bit;
+            if (field <= last) return fail();
+            last = field;
+            bool is_known = false;
+            read_sized([&] {
+                is_known = any_field(parts, initial,
+                                     [&](auto known, const auto& its) { return read_if(key, known, its); });
+                if (!is_known) bytes_ = {};
+            });
+            if (is_known)
+                add_place(field);
+            else if ((key & k_must_bit) != 0)
+                fail(fmt::format("field {} of ", field));
+        }
     }
 
-    std::span<const std::byte> bytes_;
-    bool ok_ = true;
+private:
+    /// Has `read_all` read a value that stands behind its length, and nothing else.
+    template <class ReadAll>
+    void read_sized(const ReadAll& read_all) {
+        const auto value = take(number<std::uint32_t>());
+        const auto rest = std::exchange(bytes_, value);
+        read_all();
+        if (!at_end()) fail();
+        if (ok()) bytes_ = rest;
+    }
+    /// Whether it is that field.
+    template <class Field, class T>
+    bool read_if(std::uint16_t key, Field field, const T& initial) {
+        if (Field::k_number != (key & ~k_must_bit)) return false;
+        if (Field::k_must_be_known != ((key & k_must_bit) != 0)) fail();
+        read(field.value);
+        if (is_default(field.value, initial)) fail(); // such a field is not written
+        return true;
+    }
+
+    std::size_t items_ = 0;
 };
 
 /// CRC-32C (Castagnoli) of `bytes`, continued from `before`, the checksum of what precedes them (0 for

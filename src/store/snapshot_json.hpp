@@ -14,8 +14,6 @@
 
 namespace gpu_sleep::store {
 
-inline constexpr std::uint32_t k_snapshot_version = 1;
-
 /// `rows` are those of the chunks of the extents, in order.
 [[nodiscard]] std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
                                     std::span<const ChunkRow> rows);

@@ -40,7 +40,9 @@ std::vector<std::byte> status_frame() {
 }
 
 std::vector<std::byte> sleep_frame() {
-    return *protocol::encode(protocol::Request(model::SleepRequest{}));
+    model::SleepRequest request;
+    request.timeout = k_patience; // any field that is sent
+    return *protocol::encode(protocol::Request(request));
 }
 
 /// Starts a command and kills it after `time`.

@@ -284,7 +284,8 @@ TEST_CASE("Options: a help fits a terminal, and the short one shows the few that
         const auto all = options_of(command);
         CHECK(few.size() <= k_options);
         for (const auto& [option, value] : few) CHECK(all.contains(option));
-        const auto version = command.words.front() + " " GPU_SLEEP_VERSION "\n";
+        const auto version =
+            command.words.front() + " " GPU_SLEEP_VERSION " (protocol 8, snapshot format 1)\n";
         if (command.words.size() == 1) CHECK(printed(command, "--version") == version);
     }
 }

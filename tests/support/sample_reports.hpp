@@ -89,6 +89,8 @@ inline model::Report sample_intercepted_sleep() {
                           {model::Transition::wake, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, 75, {}}};
     report.residual = {{"managed", 0, k_gib, 3, "the driver moves it by itself"}, {"array", 1, 4096, 1, ""}};
     report.deep_refusal = "it has managed memory";
+    report.version = "7.8.9";
+    report.features = {"pause"};
     return report;
 }
 

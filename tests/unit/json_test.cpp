@@ -87,6 +87,8 @@ TEST_CASE("JSON: a report says how the gate stands and what stays with the drive
         "seconds": 12.5, "reason": "too little", "place": null})"));
     CHECK(report["seconds_since_wake"] == nullptr);
     CHECK(report["deep_refusal"] == "it has managed memory");
+    CHECK(report["agent_version"] == "7.8.9");
+    CHECK(report["features"] == json::array({"pause"}));
     REQUIRE(report["transitions"].size() == 2);
     const auto& sleeps = report["transitions"][0];
     CHECK(sleeps["operation"] == "sleep");
@@ -107,6 +109,7 @@ TEST_CASE("JSON: a wake in line has its place, and the last wake its age", "[jso
         json::parse(to_json("gpu-ps", {{sample_process(), status}}))["processes"][0]["report"];
     CHECK(report["wakes_waiting"][0]["place"] == 2);
     CHECK(report["seconds_since_wake"] == 1.5);
+    CHECK(report["agent_version"] == nullptr);
 }
 
 TEST_CASE("JSON: failures have a code, a sentence, advice and the state", "[json]") {

@@ -31,7 +31,7 @@ public:
     /// Gives every field of `message` a value.
     template <protocol::HasFields T>
     void fill(T& message) {
-        std::apply([this](auto&... field) { (this->fill(field), ...); }, protocol::fields(message));
+        std::apply([this](auto... field) { (this->fill(field.value), ...); }, protocol::fields(message));
     }
 
 private:
@@ -104,7 +104,8 @@ bool same(const std::vector<T>& left, const std::vector<T>& right) {
 template <protocol::HasFields T>
 bool same(const T& left, const T& right) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
-        return (same(std::get<I>(protocol::fields(left)), std::get<I>(protocol::fields(right))) && ...);
+        return (same(std::get<I>(protocol::fields(left)).value, std::get<I>(protocol::fields(right)).value) &&
+                ...);
     }
     (std::make_index_sequence<std::tuple_size_v<decltype(protocol::fields(left))>>());
 }
