@@ -6,6 +6,7 @@
 
 #include "cli/output.hpp"
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <algorithm>
