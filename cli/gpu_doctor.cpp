@@ -89,9 +89,7 @@ int examine(const Options& options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app;
     Options options;
-    usage::add(app, table_of(options));
-    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
     return examine(options);
 }

@@ -118,11 +118,10 @@ std::string shown(const cli::LoginScope& scope) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app;
     Options options;
-    usage::add(app, table_of(options));
-    app.get_option("--off")->excludes(app.get_option("--show"));
-    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
+    if (options.off && options.show)
+        return cli::usage_error(k_program, "--off and --show cannot be used together", false);
     if (options.whose.empty() && !options.show)
         return cli::usage_error(k_program, "user|machine is missing", false);
     if (options.whose == "user" && !options.root.empty())

@@ -94,14 +94,13 @@ int ask(const Options& options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app;
     Options options;
-    usage::add(app, table_of(options));
     char** const end = argv + argc;
     char** const marker =
         std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });
     const bool has_command = marker != end && marker + 1 != end;
-    if (const auto status = cli::parse(app, static_cast<int>(marker - argv), argv)) return *status;
+    if (const auto status = cli::parse(table_of(options), static_cast<int>(marker - argv), argv))
+        return *status;
     if (const auto text = problem(options, has_command); !text.empty())
         return cli::usage_error("gpu-inhibit", text, options.output.json);
     return has_command ? execute(options.request, marker + 1) : ask(options);

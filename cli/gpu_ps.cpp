@@ -42,12 +42,15 @@ constexpr const char* k_examples =
 
 constexpr const char* k_nobody = "no process that can sleep; start one with: gpu-run -- COMMAND\n";
 
+constexpr Milliseconds k_timeout{5'000};
+constexpr Milliseconds k_live_timeout{1'000}; // the table would stand still for longer
+
 struct Options {
     std::string target;
     std::optional<uid_t> user;
     cli::OutputOptions output;
     bool is_long = false; ///< with tags and devices also without a target
-    Milliseconds timeout{5'000};
+    std::optional<Milliseconds> timeout;
     std::string watch;   ///< the interval; empty to list once
     bool awaits = false; ///< goes on while there is no such process
     std::optional<cli::Order> order;
@@ -56,29 +59,29 @@ struct Options {
 
 usage::Table table_of(Options& options) {
     const auto set_order = [&options](const std::string& word) { options.order = cli::parse_order(word); };
-    return {"gpu-ps",
-            "Lists the processes that gpu-sleep can put to sleep, and where their memory is.",
-            {"[OPTION]... [PID]"},
-            {{"Which processes",
-              {cli::target_row(options.target),
-               cli::user_row(options.user),
-               {"--timeout", usage::duration(options.timeout),
-                fmt::format("How long a process may take to answer (default: {} s)",
-                            options.timeout.count() / 1000)}}},
-             {"Display",
-              {usage::brief({"--sort", usage::choice(std::string(cli::k_order_words), set_order),
-                             "Sort by GPU or host memory, idle time, pid or name (default: pid)"}),
-               usage::brief(
-                   {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of all processes"}),
-               usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
-                             "Refresh every two seconds, or at the interval of --watch=500ms"}),
-               usage::brief({"--await", usage::flag(options.awaits),
-                             "With --watch and PID: do not end while there is no such process"}),
-               usage::brief(cli::json_row(options.output.json)),
-               usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
-                             "Write metrics for Prometheus, to a file if one is given"})}}},
-            k_examples,
-            cli::k_exit_statuses};
+    return {
+        "gpu-ps",
+        "Lists the processes that gpu-sleep can put to sleep, and where their memory is.",
+        {"[OPTION]... [PID]"},
+        {{"Which processes",
+          {cli::target_row(options.target),
+           cli::user_row(options.user),
+           {"--timeout", usage::duration(options.timeout),
+            fmt::format("How long a process may take to answer (default: {} s)", k_timeout.count() / 1000)}}},
+         {"Display",
+          {usage::brief({"--sort", usage::choice(std::string(cli::k_order_words), set_order),
+                         "Sort by GPU or host memory, idle time, pid or name (default: pid)"}),
+           usage::brief(
+               {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of all processes"}),
+           usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
+                         "Refresh every two seconds, or at the interval of --watch=500ms"}),
+           usage::brief({"--await", usage::flag(options.awaits),
+                         "With --watch and PID: do not end while there is no such process"}),
+           usage::brief(cli::json_row(options.output.json)),
+           usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
+                         "Write metrics for Prometheus, to a file if one is given"})}}},
+        k_examples,
+        cli::k_exit_statuses};
 }
 
 std::vector<std::string> errors_in(const std::vector<cli::Outcome>& outcomes) {
@@ -141,14 +144,14 @@ Result<std::vector<cli::Outcome>> ask(const Options& options) {
     cli::Finder finder;
     auto targets = options.target.empty()
                        ? cli::find_all(finder, options.user)
-                       : cli::find_targets(finder, options.target, {options.user, true, options.timeout});
+                       : cli::find_targets(finder, options.target, {options.user, true, *options.timeout});
     if (!targets && targets.error().code == ErrorCode::no_agent) {
         const auto process = cli::find_process_without_agent(finder, options.target, options.user);
         auto outcome = process ? cli::describe_without_agent(*process) : std::nullopt;
         if (outcome) return std::vector{*std::move(outcome)};
     }
     if (!targets) return explained(options, targets.error());
-    auto outcomes = cli::ask_status(finder, *std::move(targets), options.timeout);
+    auto outcomes = cli::ask_status(finder, *std::move(targets), *options.timeout);
     for (auto& outcome : outcomes) note_version(outcome);
     if (!options.target.empty()) return outcomes;
     cli::drop_ended(outcomes);
@@ -276,10 +279,10 @@ int watch(const Options& options, Milliseconds interval) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app;
     Options options;
-    usage::add(app, table_of(options));
-    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
+    const bool is_live = !options.watch.empty() && !options.output.json && cli::Screen::is_possible();
+    if (!options.timeout) options.timeout = is_live ? k_live_timeout : k_timeout;
     cli::raise_descriptor_limit();
     const auto refuse = [&](const std::string& problem) {
         return cli::usage_error("gpu-ps", problem, options.output.json);
@@ -293,8 +296,5 @@ int main(int argc, char** argv) {
     const auto interval = parse_duration(options.watch);
     if (!interval) return refuse("--watch: " + interval.error().message);
     constexpr Milliseconds k_shortest{100};
-    constexpr Milliseconds k_live_timeout{1'000}; // the table would stand still for longer
-    const bool is_live = !options.output.json && cli::Screen::is_possible();
-    if (is_live && app.count("--timeout") == 0) options.timeout = k_live_timeout;
     return (is_live ? watch : repeat)(options, std::max(*interval, k_shortest));
 }

@@ -197,11 +197,9 @@ int run(Typed typed, cli::policy::Sources sources) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app;
     Typed typed;
     typed.request.on_touch = model::OnTouch::wake;
-    usage::add(app, table_of(typed));
-    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
     cli::policy::Sources sources;
     auto text = cli::policy::read_policy(typed.policy, sources);
     if (text.empty()) text = problem(typed);

@@ -13,6 +13,8 @@
 #include "model/environment.hpp"
 #include "model/model.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -121,11 +121,9 @@ std::string problem(const model::SleepRequest& request, cli::Engine engine) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app;
     Typed typed;
-    usage::add(app, table_of(typed));
     auto& [operation, request, timeout, stores, engine] = typed;
-    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
     auto text = cli::selection_problem(operation.selection, operation.targets, operation.takes_several);
     if (text.empty()) text = cli::read_stores(stores, request);
     if (text.empty()) text = problem(request, engine);

@@ -10,6 +10,8 @@
 #include "cli/snapshot_listing.hpp"
 #include "store/snapshot_reader.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include <unistd.h>
 
 #include <algorithm>

@@ -66,11 +66,9 @@ usage::Table table_of(Typed& typed) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app;
     Typed typed;
-    usage::add(app, table_of(typed));
     auto& [operation, request, timeout, wait, min_awake, moves] = typed;
-    if (const auto status = cli::parse(app, argc, argv)) return *status;
+    if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
     auto text = cli::selection_problem(operation.selection, operation.targets, operation.takes_several);
     for (const auto& word : moves) {
         auto move = cli::parse_gpu_move(word);

@@ -9,6 +9,8 @@
 #include "cli/process_info.hpp"
 #include "cli/render.hpp"
 
+#include <CLI/CLI.hpp>
+
 #include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
@@ -307,6 +309,12 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     }
     if (problem.empty()) return std::nullopt;
     return usage_error(app.get_name(), problem, wants_json(app, argc, argv));
+}
+
+std::optional<int> parse(usage::Table table, int argc, const char* const* argv) {
+    CLI::App app;
+    usage::add(app, std::move(table));
+    return parse(app, argc, argv);
 }
 
 usage::Row level_row(model::Level& level, bool may_pause) {

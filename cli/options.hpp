@@ -8,7 +8,6 @@
 #include "cli/usage.hpp"
 #include "model/model.hpp"
 
-#include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -97,6 +96,7 @@ int tell_failure(std::string_view program, const OutputOptions& output, const Er
 /// or it has reported wrong usage by usage_error(), naming the option. An option without its value, or with
 /// an empty one, is wrong usage. Catches what CLI11 throws.
 [[nodiscard]] std::optional<int> parse(CLI::App& app, int argc, const char* const* argv);
+[[nodiscard]] std::optional<int> parse(usage::Table table, int argc, const char* const* argv);
 
 /// What was typed of stores, for which a request has no place as it is.
 struct TypedStores {

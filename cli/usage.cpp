@@ -8,6 +8,7 @@
 #include "protocol/frame.hpp"
 #include "store/snapshot_description.hpp"
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -7,12 +7,14 @@
 
 #include "base/units.hpp"
 
-#include <CLI/CLI.hpp>
-
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App; // whose header takes seconds to compile
+}
 
 namespace gpu_sleep::cli::usage {
 

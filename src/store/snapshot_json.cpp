@@ -71,7 +71,7 @@ void add_quoted(std::string& json, std::string_view text) {
         else if (bytes == 0)
             json += "\xEF\xBF\xBD";
         else if (bytes == 1 && static_cast<unsigned char>(c) < 0x20)
-            fmt::format_to(std::back_inserter(json), "\\u{:04x}", static_cast<unsigned>(c));
+            json += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
         else
             json += text.substr(0, bytes);
         text.remove_prefix(std::max<std::size_t>(1, bytes));
@@ -81,12 +81,10 @@ void add_quoted(std::string& json, std::string_view text) {
 
 void add_extent(std::string& json, const SnapshotExtent& extent, std::size_t first_chunk,
                 const ExtentSummary& summary) {
-    fmt::format_to(std::back_inserter(json),
-                   "\n  {{\n   \"address\": \"{:#x}\",\n   \"bytes\": {},\n   \"tag\": ", extent.address,
-                   extent.bytes);
+    json += fmt::format("\n  {{\n   \"address\": \"{:#x}\",\n   \"bytes\": {},\n   \"tag\": ", extent.address,
+                        extent.bytes);
     add_quoted(json, extent.tag);
-    fmt::format_to(
-        std::back_inserter(json),
+    json += fmt::format(
         ",\n   \"device\": {},\n   \"first_chunk\": {},\n   \"chunks\": {},\n   \"element_width\": {},\n"
         "   \"stored_bytes\": {},\n   \"checksum\": \"{:016x}\"\n  }}",
         extent.device, first_chunk, chunk_count(extent.bytes), summary.element_width, summary.stored_bytes,
@@ -102,17 +100,15 @@ std::string make_json_with(const SnapshotDescription& description, Bytes file_by
     add_quoted(json, description.id);
     json += ",\n \"created\": ";
     add_quoted(json, description.created);
-    fmt::format_to(std::back_inserter(json),
-                   ",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}",
-                   description.owner.pid, description.owner.start_time, description.uid);
+    json += fmt::format(",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}",
+                        description.owner.pid, description.owner.start_time, description.uid);
     if (!description.boot.empty()) {
         json += ",\n  \"boot\": ";
         add_quoted(json, description.boot);
     }
-    fmt::format_to(std::back_inserter(json),
-                   "\n }},\n \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n"
-                   " \"extents\": [",
-                   description.content_bytes(), file_bytes, codec::k_chunk_bytes);
+    json += fmt::format("\n }},\n \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n"
+                        " \"extents\": [",
+                        description.content_bytes(), file_bytes, codec::k_chunk_bytes);
     std::size_t chunk = 0;
     for (const auto& extent : description.extents) {
         const auto chunks = chunk_count(extent.bytes);
