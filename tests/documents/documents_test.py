@@ -15,6 +15,7 @@ TREE = pathlib.Path(sys.argv.pop())
 DOCUMENTS = sorted([*TREE.glob("*.md"), *TREE.glob("src/**/*.md"), *TREE.glob("agent/**/*.md"), *TREE.glob("tests/**/*.md")])
 COMMANDS = sorted(path.stem for path in TREE.glob("cli/man/*.1"))
 README_LINES = 130
+TERMINAL_COLUMNS = 80
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -114,6 +115,11 @@ class Documents(unittest.TestCase):
 
     def test_readme_is_short(self):
         self.assertLessEqual(len(text_of(TREE / "README.md").splitlines()), README_LINES)
+
+    def test_code_of_the_readme_fits_a_terminal(self):
+        for line in "".join(FENCED.findall(text_of(TREE / "README.md"))).splitlines():
+            with self.subTest(line=line):
+                self.assertLessEqual(len(line), TERMINAL_COLUMNS)
 
     def test_every_command_is_in_the_readme(self):
         for command in COMMANDS:
