@@ -13,8 +13,10 @@ import unittest
 
 TREE = pathlib.Path(sys.argv.pop())
 DOCUMENTS = sorted([*TREE.glob("*.md"), *TREE.glob("src/**/*.md"), *TREE.glob("agent/**/*.md"), *TREE.glob("tests/**/*.md")])
+PAGES = sorted(TREE.glob("cli/man/*.[157]"))
 COMMANDS = sorted(path.stem for path in TREE.glob("cli/man/*.1"))
 README_LINES = 130
+TERMINAL_COLUMNS = 80
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -31,18 +33,28 @@ def shown_in(text):
     return blocks + CODE.findall(FENCED.sub("", text))
 
 
+def printed_by(page):
+    """The lines of a manual page, without fonts and quotes."""
+    return re.sub(r'\\f[BIRP]|"', "", text_of(page).replace("\\-", "-")).splitlines()
+
+
 def options_of(command):
-    """The options that the command's manual page describes."""
-    page = re.sub(r"\\f[BIRP]", "", text_of(TREE / "cli" / "man" / f"{command}.1").replace("\\-", "-"))
-    return set(re.findall(r"(?<![\w-])(--?[a-z][a-z-]*)", page))
+    """The options that the command's manual page describes, each in a line that begins with it."""
+    lines = [line for line in printed_by(TREE / "cli" / "man" / f"{command}.1") if line.startswith("-")]
+    return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", "\n".join(lines)))
 
 
-def own_part(words):
-    """The words that are for our command: up to a comment, to `--`, or to another command's name."""
-    for word in words:
-        if word in ("--", "#", "&&", "|") or not word:
-            return
-        yield word
+def options_used(line):
+    """The options that the line gives to commands of ours: up to a comment, to `--`, or to another command. Each with its
+    command."""
+    command = None
+    for word in line.split():
+        if pathlib.PurePath(word).name in COMMANDS:
+            command = pathlib.PurePath(word).name
+        elif word in ("--", "#", "&&", "|"):
+            command = None
+        elif command and re.match("--?[a-z]", word):
+            yield command, re.match("[a-z-]+", word).group()
 
 
 def table_rows(text, heading):
@@ -73,16 +85,14 @@ class Documents(unittest.TestCase):
                         self.assertTrue((TREE / word).exists())
 
     def test_options_exist(self):
-        for document in DOCUMENTS:
-            for line in shown_in(text_of(document)):
-                words = line.split()
-                if not words or words[0] not in COMMANDS:
-                    continue
-                known = options_of(words[0])
-                for word in own_part(words[1:]):
-                    if word.startswith("-") and word != "-":
-                        with self.subTest(document=str(document.relative_to(TREE)), line=line):
-                            self.assertIn(word.partition("=")[0], known)
+        """In what documents show as code, and wherever a manual page names a command with an option."""
+        lines = [(document, line) for document in DOCUMENTS for line in shown_in(text_of(document))]
+        lines += [(page, line) for page in PAGES for line in printed_by(page)]
+        known = {command: options_of(command) for command in COMMANDS}
+        for document, line in lines:
+            for command, option in options_used(line):
+                with self.subTest(document=str(document.relative_to(TREE)), line=line):
+                    self.assertIn(option, known[command])
 
     def test_exit_statuses(self):
         of_the_code = set(re.findall(r"inline constexpr int \w+ = (\d+);", text_of(TREE / "src/base/error.hpp")))
@@ -114,6 +124,11 @@ class Documents(unittest.TestCase):
 
     def test_readme_is_short(self):
         self.assertLessEqual(len(text_of(TREE / "README.md").splitlines()), README_LINES)
+
+    def test_code_of_the_readme_fits_a_terminal(self):
+        for line in "".join(FENCED.findall(text_of(TREE / "README.md"))).splitlines():
+            with self.subTest(line=line):
+                self.assertLessEqual(len(line), TERMINAL_COLUMNS)
 
     def test_every_command_is_in_the_readme(self):
         for command in COMMANDS:
