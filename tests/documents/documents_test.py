@@ -8,6 +8,7 @@ Usage: documents_test.py TREE
 
 import pathlib
 import re
+import subprocess
 import sys
 import unittest
 
@@ -121,6 +122,10 @@ class Documents(unittest.TestCase):
             for figure, cell in zip(figures, shown[name]):
                 with self.subTest(row=name, figure=figure):
                     self.assertIn(figure, cell)
+
+    def test_picture_is_of_these_figures(self):
+        drawn = subprocess.run([sys.executable, TREE / "tests/bench/picture.py"], capture_output=True, check=True).stdout
+        self.assertEqual(drawn.decode(), text_of(TREE / "tests/bench/sleep.svg"), "run tests/bench/picture.py > tests/bench/sleep.svg")
 
     def test_readme_is_short(self):
         self.assertLessEqual(len(text_of(TREE / "README.md").splitlines()), README_LINES)

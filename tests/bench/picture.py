@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Usage: tests/bench/picture.py > tests/bench/sleep.svg
+
+Draws RESULTS.md's times "Beside other tools", and a later sleep of "The main job". Bars reach the largest figure of a cell."""
+
+import math
+import pathlib
+import re
+
+RESULTS = pathlib.Path(__file__).with_name("RESULTS.md").read_text(encoding="utf-8")
+LEFT, DECADE, ROW, LEAST = 290, 116, 20, 0.01  # where bars begin; widths and heights in pixels; seconds there
+HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" font-family="sans-serif" font-size="13">
+<style>
+text {{ fill: #1f2328; stroke: #ffffff; stroke-width: 4px; paint-order: stroke }}
+.paper {{ fill: #ffffff }} line {{ stroke: #d1d9e0 }} .other {{ fill: #8c959f }} .ours {{ fill: #1a7f37 }}
+@media (prefers-color-scheme: dark) {{ text {{ fill: #e6edf3; stroke: #0d1117 }}
+.paper {{ fill: #0d1117 }} line {{ stroke: #30363d }} .other {{ fill: #7d8590 }} .ours {{ fill: #3fb950 }} }}
+</style>
+<rect class="paper" width="{0}" height="{1}" rx="6"/>"""
+
+
+def row_of(beginning):
+    return [cell.strip() for cell in re.search(rf"^\|{beginning}\|.*\|$", RESULTS, re.M).group().split("|")[2:-1]]
+
+
+def text(x, y, content, more=""):
+    return f'<text x="{x}" y="{y}"{more}>{content}</text>'
+
+
+def main():
+    tools = row_of(r" \| gpu-sleep ")
+    newer = re.search(r"^\| later sleep, nothing changed \| ([\d.]+) s / ([\d.]+ s) \|", RESULTS, re.M)
+    card = re.search(r"the machine is one (NVIDIA\s+\w+)", RESULTS).group(1).replace("\n", " ")
+    kept, dropped = re.search(r"`model` is ([\d.]+ GB) .*?kept, and ([\d.]+ GiB) of cache", RESULTS, re.S).groups()
+    drawn, y = [], 66
+    for what in ("first sleep", "later sleep, nothing changed", "wake"):
+        bars = list(zip(tools, row_of(f" {what} ")))
+        if what.startswith("later"):
+            bars.insert(1, ("gpu-sleep, newer version, other runs", " to ".join(newer.groups())))
+        drawn.append(text(16, y + 14, what, ' font-weight="bold"'))
+        for tool, cell in bars:
+            y += ROW
+            width = math.log10(max(map(float, re.findall(r"[\d.]+", cell))) / LEAST) * DECADE
+            kind = "ours" if tool.startswith("gpu-sleep") else "other"
+            drawn += [text(LEFT - 8, y + 14, tool, ' text-anchor="end"'), text(round(LEFT + width + 6), y + 14, cell),
+                      f'<rect class="{kind}" x="{LEFT}" y="{y + 3}" width="{width:.0f}" height="{ROW - 6}"/>']
+        y += ROW + 12
+    print(HEAD.format(860, y + 44))
+    print(text(16, 26, f"Sleep and wake of a PyTorch process on one {card}, in seconds", ' font-size="16" font-weight="bold"'))
+    print(text(16, 48, f"{kept} of weights kept, {dropped} of cache dropped; the driver's checkpoint keeps all of it"))
+    for decade in range(5):
+        x = LEFT + decade * DECADE
+        print(f'<line x1="{x}" y1="66" x2="{x}" y2="{y}"/>', text(x, y + 15, f"{LEAST * 10 ** decade:g} s", ' text-anchor="middle"'))
+    print(*drawn, text(LEFT, y + 34, "logarithmic: each line is ten times the one before it"), "</svg>", sep="\n")
+
+
+main()
