@@ -28,7 +28,9 @@ inline constexpr std::size_t k_label_columns = 40;
 [[nodiscard]] Bytes released(const model::Report& report);
 
 /// "gate shut: work on the GPU waits; 3 threads wait, the last in cuLaunchKernel; held 17 times so far".
-[[nodiscard]] std::string gate_line(const model::Report& report);
+/// Where `request` is of some tags, also what lets the rest of the program work.
+[[nodiscard]] std::string gate_line(const model::Report& report,
+                                    const model::SleepRequest* request = nullptr);
 /// "sleeps are inhibited for another 3 h 59 min".
 [[nodiscard]] std::string inhibition_line(const model::Report& report);
 /// "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)".

@@ -156,6 +156,24 @@ TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render
                     "gate checked: work that names a sleeping address fails", "a sentence of the agent"});
 }
 
+TEST_CASE("Render: a sleep of some tags that shuts the gate says what lets the rest work", "[render]") {
+    auto report = test::sample_sleep();
+    report.gate = model::GateState::shut;
+    model::SleepRequest request;
+    const auto says_it = [&] {
+        return render_operation(listed_process(), report, &request).find("--gate checked") !=
+               std::string::npos;
+    };
+    CHECK_FALSE(says_it());
+    request.tags = {"weights"};
+    CHECK(says_it());
+    request.gate = model::GateMode::shut; // as asked
+    CHECK_FALSE(says_it());
+    request.gate.reset();
+    report.gate = model::GateState::checked;
+    CHECK_FALSE(says_it());
+}
+
 // The layout, character by character; the tests around it read by meaning.
 TEST_CASE("Render: a sleep names what each device gave back, kept and dropped", "[render]") {
     CHECK(render_operation(listed_process(), test::sample_sleep()) ==
