@@ -100,6 +100,23 @@ std::string residual_line(const model::Residual& residual) {
     return printable(text);
 }
 
+Bytes in_files(const Report& report) {
+    Bytes sum = 0;
+    for (const auto& tag : report.tags) sum += tag.in_files;
+    return sum;
+}
+
+std::string files_line(const Report& report, const model::SleepRequest* request) {
+    Bytes kept = 0;
+    Bytes moved = 0;
+    for (const auto& tag : report.tags) kept += tag.kept;
+    for (const auto& device : report.devices) moved += device.kept + device.relocated;
+    const bool is_known = request && !request->directory.empty() && moved == kept;
+    return printable(fmt::format("contents in files{}: {}, {} on disk",
+                                 is_known ? " in " + request->directory : "", format_bytes(in_files(report)),
+                                 format_bytes(report.file_bytes)));
+}
+
 std::string retained_line(const Report& report) {
     return fmt::format("{} of host memory is retained for the next sleep",
                        format_bytes(report.retained_bytes));
