@@ -7,6 +7,7 @@
 #include "base/text.hpp"
 #include "cli/advice.hpp"
 #include "cli/json_value.hpp"
+#include "cli/render_lines.hpp"
 
 namespace gpu_sleep::cli {
 namespace {
@@ -117,6 +118,7 @@ OrderedJson to_value(const model::Report& report) {
         report.inhibited_seconds ? OrderedJson(*report.inhibited_seconds) : OrderedJson(nullptr);
     value["host_bytes"] = report.host_bytes;
     value["file_bytes"] = report.file_bytes;
+    value["in_files_bytes"] = in_files(report);
     value["retained_bytes"] = report.retained_bytes;
     value["woken_bytes"] = report.woken_bytes;
     value["woken_seconds"] = report.woken_seconds;

@@ -89,7 +89,8 @@ std::string headline(const Process& process, const Report& report) {
 
 } // namespace
 
-std::string render_operation(const Process& process, const Report& report) {
+std::string render_operation(const Process& process, const Report& report,
+                             const model::SleepRequest* request) {
     auto text = headline(process, report);
     if (!report.devices.empty() && !only_relocates(report)) text += device_table(report).text(2);
     if (const auto bytes = relocated(report); bytes != 0)
@@ -106,10 +107,12 @@ std::string render_operation(const Process& process, const Report& report) {
                     "  {} on GPU {} has zeros where contents were dropped, until the program fills "
                     "it\n",
                     printable(tag.tag), tag.device);
+    if (report.operation == Operation::sleep && !report.dry_run && in_files(report) != 0)
+        text += fmt::format("  {}\n", files_line(report, request));
     if (report.operation == Operation::sleep)
         for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
     if (report.deep) text += fmt::format("  {}\n", deep_line(report));
-    if (report.gate != GateState::open) text += fmt::format("  {}\n", gate_line(report));
+    if (report.gate != GateState::open) text += fmt::format("  {}\n", gate_line(report, request));
     if (report.retained_bytes != 0) text += fmt::format("  {}\n", retained_line(report));
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
     if (text.ends_with(":\n")) text.replace(text.size() - 2, 1, ""); // nothing follows

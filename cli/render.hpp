@@ -13,8 +13,10 @@
 
 namespace gpu_sleep::cli {
 
-/// What a sleep or a wake did, or would do: a line, a table of devices, and notes.
-[[nodiscard]] std::string render_operation(const Process& process, const model::Report& report);
+/// What a sleep or a wake did, or would do: a line, a table of devices, and notes. `request`: the sleep that
+/// was asked for, if that is known.
+[[nodiscard]] std::string render_operation(const Process& process, const model::Report& report,
+                                           const model::SleepRequest* request = nullptr);
 
 /// The same where the driver did it, which knows no tags.
 [[nodiscard]] std::string render_driver_operation(const Process& process, const model::Report& report);

@@ -74,7 +74,7 @@ std::string joined(const std::vector<std::string>& words) {
     return printable(fmt::format("{}", fmt::join(words, ", ")));
 }
 
-std::string gate_line(const Report& report) {
+std::string gate_line(const Report& report, const model::SleepRequest* request) {
     auto text = fmt::format("gate {} {}", words_for(report.gate), words_for(report.on_touch));
     const auto last = shortened(report.last_touch, k_label_columns);
     if (report.waiting != 0)
@@ -82,6 +82,8 @@ std::string gate_line(const Report& report) {
             fmt::format("; {} {}", counted(report.waiting, "thread"), report.waiting == 1 ? "waits" : "wait");
     if (report.touches != 0) text += fmt::format("; held {} so far", counted(report.touches, "time"));
     if (!last.empty() && report.touches != 0) text += fmt::format(", last {}", last);
+    if (request && !request->tags.empty() && !request->gate && report.gate == GateState::shut)
+        text += "; --gate checked lets work pass that names none of these tags";
     return text;
 }
 
@@ -96,6 +98,23 @@ std::string residual_line(const model::Residual& residual) {
                             format_bytes(residual.bytes), counted(residual.count, "allocation"));
     if (!residual.reason.empty()) text += fmt::format(" ({})", residual.reason);
     return printable(text);
+}
+
+Bytes in_files(const Report& report) {
+    Bytes sum = 0;
+    for (const auto& tag : report.tags) sum += tag.in_files;
+    return sum;
+}
+
+std::string files_line(const Report& report, const model::SleepRequest* request) {
+    Bytes kept = 0;
+    Bytes moved = 0;
+    for (const auto& tag : report.tags) kept += tag.kept;
+    for (const auto& device : report.devices) moved += device.kept + device.relocated;
+    const bool is_known = request && !request->directory.empty() && moved == kept;
+    return printable(fmt::format("contents in files{}: {}, {} on disk",
+                                 is_known ? " in " + request->directory : "", format_bytes(in_files(report)),
+                                 format_bytes(report.file_bytes)));
 }
 
 std::string retained_line(const Report& report) {

@@ -28,11 +28,18 @@ inline constexpr std::size_t k_label_columns = 40;
 [[nodiscard]] Bytes released(const model::Report& report);
 
 /// "gate shut: work on the GPU waits; 3 threads wait, the last in cuLaunchKernel; held 17 times so far".
-[[nodiscard]] std::string gate_line(const model::Report& report);
+/// Where `request` is of some tags, also what lets the rest of the program work.
+[[nodiscard]] std::string gate_line(const model::Report& report,
+                                    const model::SleepRequest* request = nullptr);
 /// "sleeps are inhibited for another 3 h 59 min".
 [[nodiscard]] std::string inhibition_line(const model::Report& report);
 /// "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)".
 [[nodiscard]] std::string residual_line(const model::Residual& residual);
+/// What the process keeps in files.
+[[nodiscard]] Bytes in_files(const model::Report& report);
+/// "contents in files in /scratch: 5.00 GiB, 3.00 GiB on disk"; the directory only where all that is kept was
+/// moved by `request`, because what an earlier sleep kept may be elsewhere.
+[[nodiscard]] std::string files_line(const model::Report& report, const model::SleepRequest* request);
 /// "13.0 GiB of host memory is retained for the next sleep".
 [[nodiscard]] std::string retained_line(const model::Report& report);
 /// "a wake of weights has waited 12.50 s for GPU memory: waking needs 32.0 MiB on GPU 0, ...", or "for room,

@@ -92,7 +92,8 @@ void Teller::tell_done(const Outcome& outcome) {
     if (operation_.output.json || operation_.output.quiet) return;
     const auto report = numbers_.in(std::get<model::Report>(outcome.answer));
     print(outcome.by_driver ? render_driver_operation(outcome.process, report)
-                            : render_operation(outcome.process, report));
+                            : render_operation(outcome.process, report,
+                                               std::get_if<model::SleepRequest>(&operation_.request)));
 }
 
 void Teller::print_error(const Outcome& outcome, const Error& error) {

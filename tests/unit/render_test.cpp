@@ -156,6 +156,41 @@ TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render
                     "gate checked: work that names a sleeping address fails", "a sentence of the agent"});
 }
 
+TEST_CASE("Render: a sleep in files names the directory if all that is kept is there", "[render]") {
+    auto report = test::sample_sleep_in_files();
+    report.dropped_without_refill.clear();
+    model::SleepRequest request;
+    const auto said = [&] {
+        return Printed(render_operation(listed_process(), report, &request)).sentences.at(1);
+    };
+    const std::string size = ": 5.00 GiB, 3.00 GiB on disk";
+    CHECK(said() == "contents in files" + size); // by an earlier default
+    request.directory = "/scratch";
+    CHECK(said() == "contents in files in /scratch" + size);
+    report.tags[0].kept += k_gib; // by an earlier sleep, perhaps elsewhere
+    CHECK(said() == "contents in files" + size);
+    report.dry_run = true;
+    CHECK(said().find("in files") == std::string::npos);
+}
+
+TEST_CASE("Render: a sleep of some tags that shuts the gate says what lets the rest work", "[render]") {
+    auto report = test::sample_sleep();
+    report.gate = model::GateState::shut;
+    model::SleepRequest request;
+    const auto says_it = [&] {
+        return render_operation(listed_process(), report, &request).find("--gate checked") !=
+               std::string::npos;
+    };
+    CHECK_FALSE(says_it());
+    request.tags = {"weights"};
+    CHECK(says_it());
+    request.gate = model::GateMode::shut; // as asked
+    CHECK_FALSE(says_it());
+    request.gate.reset();
+    report.gate = model::GateState::checked;
+    CHECK_FALSE(says_it());
+}
+
 // The layout, character by character; the tests around it read by meaning.
 TEST_CASE("Render: a sleep names what each device gave back, kept and dropped", "[render]") {
     CHECK(render_operation(listed_process(), test::sample_sleep()) ==
