@@ -39,7 +39,7 @@ constexpr std::array k_errors = {
                 "try again when the capture is over"},
     ErrorTraits{ErrorCode::cancelled, "cancelled", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::protocol_mismatch, "protocol_mismatch", failed_awake, failed_asleep,
-                "use the commands of the version that the process was started with"},
+                "use commands and an agent of the same version"},
     ErrorTraits{ErrorCode::connection_lost, "connection_lost", failed_awake, failed_asleep,
                 "gpu-ps PID shows what state the process is in"},
     ErrorTraits{ErrorCode::io_failed, "io_failed", failed_awake, failed_asleep, ""},

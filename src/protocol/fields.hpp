@@ -123,10 +123,9 @@ inline constexpr unsigned k_first_after_7 = 64;
 // Milliseconds a time limit. A field that has the value of a new struct is not sent.
 //
 // A request is carried out as it was asked for, or refused: who does not know one of its fields must not do
-// something else. So all of them must be known, but for those that only permit something or cost time.
-// Without force, ignore_inhibitors, spill or wait, what they permit is refused, with its own reason, and
-// nothing has changed; without copy_all, less is copied, and all is kept. What an agent reports is for people
-// and may be skipped, unless who asked acts upon it.
+// something else. So all of them must be known, but for those that only permit something: without force,
+// ignore_inhibitors, spill or wait, what they permit is refused, with its own reason, and nothing has
+// changed. A field of a reply may be skipped, unless the rest means something else without it.
 
 auto fields(Is<model::StatusRequest> auto&) {
     return std::tuple();
@@ -136,7 +135,7 @@ auto fields(Is<model::SleepRequest> auto& r) {
                       must<5>(r.require_refill), must<6>(r.dry_run), must<7>(r.timeout),
                       must<8>(r.bounds_all), must<9>(r.on_touch), must<10>(r.gate), may<11>(r.force),
                       must<12>(r.touch_limit), must<13>(r.store), must<14>(r.stores), must<15>(r.directory),
-                      may<16>(r.spill), must<17>(r.keep_files), may<18>(r.copy_all),
+                      may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all),
                       must<19>(r.release_retained), must<20>(r.only_if_idle), may<21>(r.ignore_inhibitors),
                       must<22>(r.check_copies), must<23>(r.store_is_named), must<24>(r.host_budget),
                       must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint));

@@ -32,18 +32,19 @@ Result<std::vector<std::byte>> encode_any(const Message& message) {
 
 /// Why a message is refused of which some part, such as "field 3 of ", or the whole is not known here.
 Error mismatch(const FrameReader::Frame& frame, std::string_view unknown) {
-    return make_error(ErrorCode::protocol_mismatch,
-                      "the other side has sent what this one does not know ({}message {}): {}", unknown,
-                      frame.type, versions(frame.version));
+    return make_error(
+        ErrorCode::protocol_mismatch,
+        "the other side has sent what this one does not know ({}message {}): it is newer, though "
+        "both speak version {} of the protocol",
+        unknown, frame.type, frame.version);
 }
 
 /// What an agent of version 7 is not asked, or refuses.
 Error needs_newer_agent() {
-    return make_error(
-        ErrorCode::protocol_mismatch,
-        "its agent speaks version {} of the protocol, and this side version {}: wake it, then start "
-        "it again to use this",
-        k_older_version, k_version);
+    return make_error(ErrorCode::protocol_mismatch,
+                      "its agent speaks version {} of the protocol, and this side version {}: to use this, "
+                      "start the process again",
+                      k_older_version, k_version);
 }
 
 /// The payload as a `T`. Nothing may be left over.

@@ -245,6 +245,8 @@ public:
                 add_place(field);
             else if ((key & k_must_bit) != 0)
                 fail(fmt::format("field {} of ", field));
+            else
+                ++skipped_;
         }
     }
 
@@ -263,12 +265,15 @@ private:
     bool read_if(std::uint16_t key, Field field, const T& initial) {
         if (Field::k_number != (key & ~k_must_bit)) return false;
         if (Field::k_must_be_known != ((key & k_must_bit) != 0)) fail();
+        const auto skipped_before = skipped_;
         read(field.value);
-        if (is_default(field.value, initial)) fail(); // such a field is not written
+        // A field of defaults is not written, unless something in it is not known here.
+        if (skipped_ == skipped_before && is_default(field.value, initial)) fail();
         return true;
     }
 
     std::size_t items_ = 0;
+    std::size_t skipped_ = 0; ///< fields
 };
 
 /// CRC-32C (Castagnoli) of `bytes`, continued from `before`, the checksum of what precedes them (0 for

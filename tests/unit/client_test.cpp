@@ -528,5 +528,5 @@ TEST_CASE("Client: what an agent of version 7 is not asked again says what to do
     const auto& failure = std::get<model::Failure>(answer);
     CHECK(failure.state == model::State::asleep);
     CHECK(failure.error.code == ErrorCode::protocol_mismatch);
-    CHECK(failure.error.message.find("wake it, then start it again") != std::string::npos);
+    CHECK(failure.error.message.find("start the process again") != std::string::npos);
 }

@@ -221,7 +221,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                                  "0d8001000000010e801e0000000700000001800100000073"
                                  "0f000000018002000000737302800100000001"
                                  "0f80020000002f641000010000000111800100000001"
-                                 "1200010000000113800100000001"
+                                 "1280010000000113800100000001"
                                  "148008000000080700000000000015000100000001"
                                  "1680010000000117800100000001"
                                  "1880080000000b0a00000000000019800100000001"
@@ -419,8 +419,8 @@ TEST_CASE("Protocol: what an agent of version 7 says is read", "[protocol]") {
     CHECK(refusal.state == State::asleep);
     CHECK(refusal.error.code == ErrorCode::protocol_mismatch);
     CHECK(refusal.error.message ==
-          "its agent speaks version 7 of the protocol, and this side version 8: wake it, "
-          "then start it again to use this");
+          "its agent speaks version 7 of the protocol, and this side version 8: to use this, "
+          "start the process again");
 }
 
 TEST_CASE("Protocol: a reply of version 7 that is cut, too long or out of range is refused", "[protocol]") {
