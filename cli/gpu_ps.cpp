@@ -132,11 +132,11 @@ Error explained(const Options& options, Error error) {
 void note_version(cli::Outcome& outcome) {
     auto* const report = std::get_if<model::Report>(&outcome.answer);
     if (!report || outcome.by_driver || report->version == GPU_SLEEP_VERSION) return;
-    report->notes.push_back(
-        report->version.empty()
-            ? "its agent is older than these commands, which can only wake it: start it again for the rest"
-            : fmt::format("its agent has version {}, and these commands {}", report->version,
-                          GPU_SLEEP_VERSION));
+    report->notes.push_back(report->version.empty()
+                                ? "its agent is older than these commands, which can only wake it: start the "
+                                  "process again for the rest"
+                                : fmt::format("its agent has version {}, and these commands {}",
+                                              report->version, GPU_SLEEP_VERSION));
 }
 
 /// Asks whoever is selected. Errors: those of find_all() and find_targets().
