@@ -14,6 +14,7 @@
 #include "model/model.hpp"
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -274,10 +274,16 @@ bool Gate::hold(Waiter& waiter) {
         // Where the touch asks for the wake itself, who is in its way is said by what asks.
         if (!waiter.said && !asks && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
             waiter.said = true;
-            const auto* const why = rule_.something_sleeps() || is_deep() ? "memory of this process is asleep"
-                                                                          : "this process is paused";
+            const bool sleeps = rule_.something_sleeps() || is_deep();
+            const auto* const named =
+                rule_.checked && !is_deep() ? rule_.first_sleeping(*waiter.named) : nullptr;
+            const auto address = named ? named->begin : 0;
             mutex_.unlock(); // nobody waits for standard error
             ignoring_errors([&] {
+                const auto why = named
+                                     ? fmt::format("it is given the address {:#x}, which is asleep", address)
+                                 : sleeps ? "memory of this process is asleep"
+                                          : "this process is paused";
                 log::warning("{} waits because {}; wake it with: gpu-wake {}", waiter.entry_point, why,
                              ::getpid());
             });

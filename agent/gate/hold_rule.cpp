@@ -9,14 +9,14 @@
 
 namespace gpu_sleep::gate {
 
-bool HoldRule::names_sleeping(const Named& named) const {
+const Named::Span* HoldRule::first_sleeping(const Named& named) const {
     for (const auto& span : named.spans) {
         const auto after =
             std::upper_bound(sleeping.begin(), sleeping.end(), span.begin,
                              [](std::uint64_t at, const Named::Span& s) { return at < s.end; });
-        if (after != sleeping.end() && after->begin < span.end) return true;
+        if (after != sleeping.end() && after->begin < span.end) return &span;
     }
-    return false;
+    return nullptr;
 }
 
 bool HoldRule::may_touch_sleeping(Touch touch, const Named& named) const {

@@ -51,8 +51,9 @@ struct HoldRule {
     bool paused = false;               ///< everything is held, even if nothing sleeps
 
     [[nodiscard]] bool something_sleeps() const noexcept { return !sleeping.empty() || !lists_all; }
-    /// Whether some of it is listed as sleeping.
-    [[nodiscard]] bool names_sleeping(const Named& named) const;
+    /// The first of the spans that is listed as sleeping, in part or whole, or null. Owned by `named`.
+    [[nodiscard]] const Named::Span* first_sleeping(const Named& named) const;
+    [[nodiscard]] bool names_sleeping(const Named& named) const { return first_sleeping(named); }
     [[nodiscard]] bool may_touch_sleeping(Touch touch, const Named& named) const;
     /// What slept at these addresses is gone.
     void forget(Named::Span gone) noexcept;

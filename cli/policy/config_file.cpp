@@ -25,6 +25,7 @@ struct Unforeseen {};
 #define TOML_EXCEPTIONS 1
 #define TOML_HEADER_ONLY 1
 #define TOML_ENABLE_FORMATTERS 0
+#include <fmt/format.h>
 #include <toml++/toml.h>
 static_assert(TOML_LIB_MAJOR >= 3);
 #endif

@@ -4,6 +4,8 @@
 
 #include "cli/policy/config_reader.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>

@@ -7,6 +7,8 @@
 #include "base/cancellation.hpp"
 #include "base/text.hpp"
 
+#include <fmt/format.h>
+
 #include <poll.h>
 #include <pthread.h>
 #include <unistd.h>

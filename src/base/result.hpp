@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <optional>
 #include <utility>
@@ -61,8 +61,8 @@ private:
 
 /// Makes an Error with a formatted message.
 template <class... Args>
-[[nodiscard]] Error make_error(ErrorCode code, fmt::format_string<Args...> text, Args&&... args) {
-    return Error{code, fmt::format(text, std::forward<Args>(args)...), {}, 0};
+[[nodiscard]] Error make_error(ErrorCode code, fmt::format_string<Args...> text, const Args&... args) {
+    return Error{code, fmt::vformat(text, fmt::make_format_args(args...)), {}, 0};
 }
 
 /// Makes an Error for a failed system call; reads nothing but the number it is given.

@@ -7,7 +7,7 @@
 #include "base/units.hpp"
 #include "protocol/fields.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <bit>
