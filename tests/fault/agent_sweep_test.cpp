@@ -103,28 +103,15 @@ private:
     int resumed_ = 0;
 };
 
-/// Runs `operation` with the `call`-th driver call from now failing. Whether it was reached goes to
-/// `reached`.
-template <class Operation>
-gpu_sleep_status run(int call, CUresult status, bool& reached, Operation&& operation) {
-    sim_reset_counts();
-    sim_fail("*", static_cast<std::uint64_t>(call), status, SIM_ONCE);
-    const auto done = operation();
-    reached = sim_fault_counts().injected_failures != 0;
-    sim_clear();
-    return done;
-}
-
 } // namespace
 
 TEST_CASE("Agent: a sleep survives the failure of every driver call", "[agent]") {
     Program program;
     int failures = 0;
     for_each_call([&](int call) {
-        bool reached = false;
+        std::string_view failed;
         program.work();
-        const auto slept =
-            run(call, CUDA_ERROR_UNKNOWN, reached, [] { return gpu_sleep_sleep(1, nullptr, 0); });
+        const auto slept = with_driver_failure(call, failed, [] { return gpu_sleep_sleep(1, nullptr, 0); });
         if (slept != GPU_SLEEP_OK) {
             INFO(gpu_sleep_last_error());
             ++failures;
@@ -135,7 +122,7 @@ TEST_CASE("Agent: a sleep survives the failure of every driver call", "[agent]")
         program.check_asleep();
         REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
         program.check_awake();
-        return reached;
+        return !failed.empty();
     });
     CHECK((failures > 10 || sweep_stride() > 1));
 }
@@ -144,17 +131,17 @@ TEST_CASE("Agent: a wake survives the failure of every driver call", "[agent]") 
     Program program;
     int failures = 0;
     for_each_call([&](int call) {
-        bool reached = false;
+        std::string_view failed;
         program.work();
         REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
-        const auto woken = run(call, CUDA_ERROR_UNKNOWN, reached, [] { return gpu_sleep_wake(nullptr, 0); });
+        const auto woken = with_driver_failure(call, failed, [] { return gpu_sleep_wake(nullptr, 0); });
         if (woken != GPU_SLEEP_OK) {
             ++failures;
             program.check_asleep();
             REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
         }
         program.check_awake();
-        return reached;
+        return !failed.empty();
     });
     CHECK((failures > 10 || sweep_stride() > 1));
 }
