@@ -4,10 +4,12 @@
 // its callbacks among them. Afterwards the program that it caught works on as if nothing had been.
 
 #include "gpu_sleep/gpu_sleep.h"
+#include "support/callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 #include "support/sweep.hpp"
 
 #include <algorithm>
+#include <optional>
 
 using namespace gpu_sleep::sim::testing;
 using namespace gpu_sleep::test;
@@ -35,20 +37,12 @@ public:
         REQUIRE(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
         spin_ = kernel("sim_spin");
         add_ = kernel("sim_add");
-        const auto before = [](const gpu_sleep_event*, void* self) {
-            ++static_cast<Program*>(self)->prepared_;
-            return 0;
-        };
-        const auto after = [](const gpu_sleep_event*, void* self) {
-            ++static_cast<Program*>(self)->resumed_;
-            return 0;
-        };
-        REQUIRE(gpu_sleep_add_callback(before, after, this, 0, &callback_) == GPU_SLEEP_OK);
+        callbacks_.emplace([this](const gpu_sleep_event*) { return ++prepared_, 0; },
+                           [this](const gpu_sleep_event*) { return ++resumed_, 0; });
     }
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
     ~Program() {
-        CHECK(gpu_sleep_remove_callback(callback_) == GPU_SLEEP_OK);
         CHECK(cuStreamDestroy(stream_) == CUDA_SUCCESS);
         for (const auto address : memory_) CHECK(cuMemFree(address) == CUDA_SUCCESS);
         CHECK(cuCtxDestroy(own_) == CUDA_SUCCESS);
@@ -98,7 +92,7 @@ private:
     CUstream stream_ = nullptr;
     CUfunction spin_ = nullptr;
     CUfunction add_ = nullptr;
-    int callback_ = 0;
+    std::optional<Callbacks> callbacks_;
     int prepared_ = 0;
     int resumed_ = 0;
 };
