@@ -43,6 +43,7 @@ public:
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
     ~Program() {
+        CHECK(gpu_sleep_remove_callback(callbacks_->id()) == GPU_SLEEP_OK);
         CHECK(cuStreamDestroy(stream_) == CUDA_SUCCESS);
         for (const auto address : memory_) CHECK(cuMemFree(address) == CUDA_SUCCESS);
         CHECK(cuCtxDestroy(own_) == CUDA_SUCCESS);

@@ -473,6 +473,7 @@ TEST_CASE("Sweep: a wake survives a withdrawal, and the end of its time, at ever
         sweep.check_end(end, woken);
         if (!woken) {
             sweep.check_asleep();
+            CHECK(sim_live_objects().handles == 0);
             REQUIRE(sweep.fixture().wake());
         }
         sweep.check_woken();

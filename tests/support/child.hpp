@@ -37,15 +37,17 @@ public:
         std::array<int, 2> ends{};
         REQUIRE(::pipe(ends.data()) == 0);
         pid_ = ::fork();
+        REQUIRE(pid_ >= 0);
         if (pid_ == 0) {
             const char done = first() ? 'y' : 'n';
             static_cast<void>(!::write(ends[1], &done, 1));
             for (;;) ::pause();
         }
+        ::close(ends[1]); // so that a child that dies is noticed
         char done = 'n';
         CHECK(::read(ends[0], &done, 1) == 1);
         CHECK(done == 'y');
-        for (const int end : ends) ::close(end);
+        ::close(ends[0]);
     }
     Child(const Child&) = delete;
     Child& operator=(const Child&) = delete;

@@ -24,8 +24,7 @@ using Bytestring = std::vector<std::byte>;
 
 namespace {
 
-/// How far apart bits and lengths are of which each is tried: a sanitizer sees more of them in the fuzz
-/// targets.
+/// Under a sanitizer every seventh bit and length is tried: the fuzz targets try more.
 const std::size_t k_step = is_sanitized() ? 7 : 1;
 
 Result<Request> decode(const FrameReader::Frame& frame, const Request&) {
