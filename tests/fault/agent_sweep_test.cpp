@@ -4,10 +4,12 @@
 // its callbacks among them. Afterwards the program that it caught works on as if nothing had been.
 
 #include "gpu_sleep/gpu_sleep.h"
+#include "support/callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 #include "support/sweep.hpp"
 
 #include <algorithm>
+#include <optional>
 
 using namespace gpu_sleep::sim::testing;
 using namespace gpu_sleep::test;
@@ -35,20 +37,13 @@ public:
         REQUIRE(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
         spin_ = kernel("sim_spin");
         add_ = kernel("sim_add");
-        const auto before = [](const gpu_sleep_event*, void* self) {
-            ++static_cast<Program*>(self)->prepared_;
-            return 0;
-        };
-        const auto after = [](const gpu_sleep_event*, void* self) {
-            ++static_cast<Program*>(self)->resumed_;
-            return 0;
-        };
-        REQUIRE(gpu_sleep_add_callback(before, after, this, 0, &callback_) == GPU_SLEEP_OK);
+        callbacks_.emplace([this](const gpu_sleep_event*) { return ++prepared_, 0; },
+                           [this](const gpu_sleep_event*) { return ++resumed_, 0; });
     }
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
     ~Program() {
-        CHECK(gpu_sleep_remove_callback(callback_) == GPU_SLEEP_OK);
+        CHECK(gpu_sleep_remove_callback(callbacks_->id()) == GPU_SLEEP_OK);
         CHECK(cuStreamDestroy(stream_) == CUDA_SUCCESS);
         for (const auto address : memory_) CHECK(cuMemFree(address) == CUDA_SUCCESS);
         CHECK(cuCtxDestroy(own_) == CUDA_SUCCESS);
@@ -98,22 +93,10 @@ private:
     CUstream stream_ = nullptr;
     CUfunction spin_ = nullptr;
     CUfunction add_ = nullptr;
-    int callback_ = 0;
+    std::optional<Callbacks> callbacks_;
     int prepared_ = 0;
     int resumed_ = 0;
 };
-
-/// Runs `operation` with the `call`-th driver call from now failing. Whether it was reached goes to
-/// `reached`.
-template <class Operation>
-gpu_sleep_status run(int call, CUresult status, bool& reached, Operation&& operation) {
-    sim_reset_counts();
-    sim_fail("*", static_cast<std::uint64_t>(call), status, SIM_ONCE);
-    const auto done = operation();
-    reached = sim_fault_counts().injected_failures != 0;
-    sim_clear();
-    return done;
-}
 
 } // namespace
 
@@ -121,10 +104,9 @@ TEST_CASE("Agent: a sleep survives the failure of every driver call", "[agent]")
     Program program;
     int failures = 0;
     for_each_call([&](int call) {
-        bool reached = false;
+        std::string_view failed;
         program.work();
-        const auto slept =
-            run(call, CUDA_ERROR_UNKNOWN, reached, [] { return gpu_sleep_sleep(1, nullptr, 0); });
+        const auto slept = with_driver_failure(call, failed, [] { return gpu_sleep_sleep(1, nullptr, 0); });
         if (slept != GPU_SLEEP_OK) {
             INFO(gpu_sleep_last_error());
             ++failures;
@@ -135,7 +117,7 @@ TEST_CASE("Agent: a sleep survives the failure of every driver call", "[agent]")
         program.check_asleep();
         REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
         program.check_awake();
-        return reached;
+        return !failed.empty();
     });
     CHECK((failures > 10 || sweep_stride() > 1));
 }
@@ -144,17 +126,17 @@ TEST_CASE("Agent: a wake survives the failure of every driver call", "[agent]") 
     Program program;
     int failures = 0;
     for_each_call([&](int call) {
-        bool reached = false;
+        std::string_view failed;
         program.work();
         REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
-        const auto woken = run(call, CUDA_ERROR_UNKNOWN, reached, [] { return gpu_sleep_wake(nullptr, 0); });
+        const auto woken = with_driver_failure(call, failed, [] { return gpu_sleep_wake(nullptr, 0); });
         if (woken != GPU_SLEEP_OK) {
             ++failures;
             program.check_asleep();
             REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
         }
         program.check_awake();
-        return reached;
+        return !failed.empty();
     });
     CHECK((failures > 10 || sweep_stride() > 1));
 }

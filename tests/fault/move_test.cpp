@@ -239,17 +239,14 @@ TEST_CASE("Move: a move survives the failure of every driver call", "[move][swee
     Sleeper sleeper(GENERATE(Store::host, Store::file));
     const auto before = sleeper.registered();
     for_each_call([&](int call) {
-        sim_reset_counts();
-        sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN, SIM_ONCE);
-        const auto moved = sleeper.move();
-        const bool reached = sim_fault_counts().injected_failures != 0;
-        sim_clear();
+        std::string_view failed;
+        const auto moved = with_driver_failure(call, failed, [&] { return sleeper.move(); });
         CHECK(moved); // host memory that cannot be pinned is used as it is
         CHECK(sleeper.is_in(sleeper.other()));
         REQUIRE(sleeper.move_back());
         CHECK(sleeper.is_in(sleeper.home));
         CHECK(sleeper.registered() <= before + 1); // what the driver does not take back
-        return reached;
+        return !failed.empty();
     });
     sleeper.check_whole();
 }

@@ -220,30 +220,21 @@ TEST_CASE("Spill: a sleep that spills, and its wake, survive the failure of ever
     Short host;
     int failures = 0;
     for_each_call([&](int call) {
-        const auto fail = [&] {
-            sim_reset_counts();
-            sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN, SIM_ONCE);
-        };
-        if (!fails_wake) fail();
-        const auto slept = host.sleep();
-        bool reached = sim_fault_counts().injected_failures != 0;
-        sim_clear();
-        if (!slept) {
+        std::string_view failed;
+        const auto sleep = [&] { return host.sleep(); };
+        if (fails_wake) {
+            REQUIRE(sleep());
+        } else if (!with_driver_failure(call, failed, sleep)) {
             ++failures;
             CHECK(host.fixture.state() == State::awake);
             CHECK(host.fixture.all_intact());
             CHECK(host.files() == 0);
-            REQUIRE(host.sleep());
+            REQUIRE(sleep());
         }
         CHECK(host.fixture.state() == State::asleep);
-        if (fails_wake) {
-            fail();
-            failures += !host.fixture.wake();
-            reached = sim_fault_counts().injected_failures != 0;
-            sim_clear();
-        }
+        if (fails_wake) failures += !with_driver_failure(call, failed, [&] { return host.fixture.wake(); });
         host.wake();
-        return reached;
+        return !failed.empty();
     });
     CHECK(failures > 10 / sweep_stride());
 }

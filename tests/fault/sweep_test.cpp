@@ -87,14 +87,10 @@ public:
     /// Runs `transaction` with its `call`-th call failing.
     template <class Transaction>
     [[nodiscard]] Result<void> run(int call, Transaction&& transaction) {
-        sim_reset_counts();
-        sim_fail("*", static_cast<std::uint64_t>(call), way_.status, SIM_ONCE);
-        auto done = transaction();
-        reached_ = sim_fault_counts().injected_failures != 0;
+        auto done = with_driver_failure(call, failed_, transaction, way_.status);
+        reached_ = !failed_.empty();
         failures_ += !done;
-        failed_ = sim_last_failed();
-        if (reached_) lost_ += lost_by(failed_);
-        sim_clear();
+        lost_ += lost_by(failed_);
         return done;
     }
     /// Runs `transaction`, which `end` comes to when its asker is told for the `step`-th time how far it is.
@@ -333,16 +329,14 @@ TEST_CASE(
     std::uint64_t lost = 0;
     int failures = 0;
     for_each_call([&](int call) {
-        sim_reset_counts();
-        sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN, SIM_ONCE);
-        for (int i = 0; i < 2; ++i)
-            if (const auto piece = contents.prepare_piece(0)) contents.add_prepared(0, **piece);
-        const auto slept = fixture.sleep(level(1));
-        const bool reached = sim_fault_counts().injected_failures != 0;
-        const std::string_view failed = sim_last_failed();
-        sim_clear();
+        std::string_view failed;
+        const auto slept = with_driver_failure(call, failed, [&] {
+            for (int i = 0; i < 2; ++i)
+                if (const auto piece = contents.prepare_piece(0)) contents.add_prepared(0, **piece);
+            return fixture.sleep(level(1));
+        });
         INFO("after " << failed << " failed");
-        if (reached) lost += lost_by(failed);
+        lost += lost_by(failed);
         failures += !slept;
         if (!slept) {
             CHECK(fixture.state() == State::awake);
@@ -355,7 +349,7 @@ TEST_CASE(
         static_cast<void>(contents.reap());
         CHECK(sim_fault_counts().illegal_accesses == 0);
         CHECK(helpers(sim_live_objects()) <= helpers(awake) + lost);
-        return reached;
+        return !failed.empty();
     });
     CHECK((failures > 10 || sweep_stride() > 1)); // the first calls prepare
 }
@@ -372,15 +366,12 @@ TEST_CASE("Sweep: giving back what died asleep survives the failure of every dri
         const auto awake = sim_live_objects();
         REQUIRE(fixture.sleep(level(1)));
         for (const std::size_t i : {4U, 2U, 0U}) fixture.remove(i); // what stays lies in three parts
-        sim_reset_counts();
-        sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN,
-                 for_good ? SIM_FOREVER : SIM_ONCE);
-        const auto given_back = fixture.shrink();
-        const bool reached = sim_fault_counts().injected_failures != 0;
-        const std::string_view failed = sim_last_failed();
-        sim_clear();
+        std::string_view failed;
+        const auto given_back = with_driver_failure(
+            call, failed, [&] { return fixture.shrink(); }, CUDA_ERROR_UNKNOWN,
+            for_good ? SIM_FOREVER : SIM_ONCE);
         INFO("after " << failed << " failed");
-        if (reached) lost += lost_by(failed);
+        lost += lost_by(failed);
         // All of it, or nothing where the driver does not let go.
         CHECK((given_back == 3 * k_each || given_back == 0));
         stuck += given_back == 0;
@@ -391,7 +382,7 @@ TEST_CASE("Sweep: giving back what died asleep survives the failure of every dri
         CHECK(sim_fault_counts().illegal_accesses == 0);
         CHECK(helpers(sim_live_objects()) <= helpers(awake) + lost);
         while (!fixture.allocations().empty()) fixture.remove(0);
-        return reached;
+        return !failed.empty();
     });
     CHECK((!for_good || stuck > 0 || sweep_stride() > 1)); // unpinning is tried twice
 }
@@ -482,6 +473,7 @@ TEST_CASE("Sweep: a wake survives a withdrawal, and the end of its time, at ever
         sweep.check_end(end, woken);
         if (!woken) {
             sweep.check_asleep();
+            CHECK(sim_live_objects().handles == 0);
             REQUIRE(sweep.fixture().wake());
         }
         sweep.check_woken();

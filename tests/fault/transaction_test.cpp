@@ -421,24 +421,6 @@ TEST_CASE("Transaction: the asker hears of what is copied while host memory is s
     CHECK(done_early < 120 * k_mib);
 }
 
-TEST_CASE("Transaction: a withdrawn request leaves everything as it was", "[transaction]") {
-    EngineFixture fixture;
-    fixture.add(0, "weights", 3 * k_mib);
-    fixture.control().progress = [](const model::Progress&) { return false; };
-    CHECK(fixture.sleep(level(1)).error().code == ErrorCode::cancelled);
-    CHECK(fixture.state() == State::awake);
-    CHECK(fixture.all_intact());
-    fixture.control().progress = [](const model::Progress&) { return true; };
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.control().progress = [](const model::Progress&) { return false; };
-    CHECK(fixture.wake().error().code == ErrorCode::cancelled);
-    CHECK(fixture.state() == State::asleep);
-    CHECK(sim_live_objects().handles == 0);
-    fixture.control().progress = [](const model::Progress&) { return true; };
-    REQUIRE(fixture.wake());
-    CHECK(fixture.all_intact());
-}
-
 TEST_CASE("Transaction: access of a peer is granted again on waking", "[transaction]") {
     EngineFixture fixture;
     const auto weights = fixture.add(0, "weights", 3 * k_mib);

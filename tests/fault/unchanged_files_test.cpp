@@ -251,33 +251,23 @@ TEST_CASE("Unchanged files: a sleep with them, and its wake, survive the failure
     const bool fails_wake = GENERATE(false, true);
     Woken woken;
     int failures = 0;
-    const auto fail = [&](int call, auto&& transaction) {
-        sim_reset_counts();
-        sim_fail("*", static_cast<std::uint64_t>(call), CUDA_ERROR_UNKNOWN, SIM_ONCE);
-        const auto done = transaction();
-        sim_clear();
-        failures += !done;
-        return done.has_value();
-    };
     for_each_call([&](int call) {
-        bool reached = false;
-        if (fails_wake) {
-            CHECK(woken.sleep() == 0);
-            const bool is_awake = fail(call, [&] { return woken.fixture.wake(); });
-            reached = sim_fault_counts().injected_failures != 0;
-            CHECK(woken.fixture.state() == (is_awake ? State::awake : State::asleep));
-        } else {
-            const bool is_asleep = fail(call, [&] { return woken.fixture.sleep(woken.request); });
-            reached = sim_fault_counts().injected_failures != 0;
-            CHECK(woken.fixture.state() == (is_asleep ? State::asleep : State::awake));
+        std::string_view failed;
+        if (fails_wake) CHECK(woken.sleep() == 0);
+        const auto done = with_driver_failure(call, failed, [&] {
+            return fails_wake ? woken.fixture.wake() : woken.fixture.sleep(woken.request);
+        });
+        failures += !done;
+        CHECK(woken.fixture.state() == (done.has_value() == fails_wake ? State::awake : State::asleep));
+        if (!fails_wake) {
             for (const auto& file : woken.first) CHECK(fs::exists(file));
-            if (!is_asleep) {
+            if (!done) {
                 CHECK(woken.fixture.all_intact());
                 static_cast<void>(woken.sleep());
             }
         }
         woken.wake();
-        return reached;
+        return !failed.empty();
     });
     CHECK(failures > 10 / sweep_stride());
     CHECK(woken.sleep() == 0);

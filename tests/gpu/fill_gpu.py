@@ -5,40 +5,33 @@
 import ctypes
 import sys
 
+from gpu_commands import Driver
+
 SPARE = 64 << 20 # what the driver may want for itself
 LEAST = 2 << 20
 
 
-def check(status, call):
-    if status != 0:
-        sys.exit(f"{call} gave {status}")
-
-
-def take(cuda, device):
+def take(device):
     """Returns how many bytes of `device` it has taken."""
-    context = ctypes.c_void_p()
-    check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
-    check(cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    check(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)), "cuMemGetInfo")
-    taken, piece = 0, max(free.value - SPARE, LEAST)
-    address = ctypes.c_uint64()
-    while piece >= LEAST and taken + piece <= free.value: # memory that is free may lie in pieces
-        if cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(piece)) != 0:
+    driver = Driver(device)
+    free, _ = driver.free_and_total()
+    taken, piece = 0, max(free - SPARE, LEAST)
+    while piece >= LEAST and taken + piece <= free: # memory that is free may lie in pieces
+        try:
+            address = driver.allocate(piece)
+        except RuntimeError:
             piece //= 2
             continue
-        check(cuda.cuMemsetD8_v2(address, ctypes.c_ubyte(0xA5), ctypes.c_size_t(piece)), "cuMemsetD8")
+        driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0xA5), ctypes.c_size_t(piece))
         taken += piece
-    check(cuda.cuCtxSynchronize(), "cuCtxSynchronize")
+    driver.call("cuCtxSynchronize")
     return taken
 
 
 def main():
-    cuda = ctypes.CDLL("libcuda.so.1")
-    check(cuda.cuInit(0), "cuInit")
     count = ctypes.c_int()
-    check(cuda.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
-    print(sum(take(cuda, device) for device in range(count.value)), flush=True)
+    Driver().call("cuDeviceGetCount", ctypes.byref(count))
+    print(sum(map(take, range(count.value))), flush=True)
     sys.stdin.read()
 
 

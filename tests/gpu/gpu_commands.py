@@ -3,14 +3,51 @@
 """What the scripts beside it share: the built commands, gpu-sleep's Python packages with the built libraries, and as much
 of the driver API as a neighbour on the GPU needs."""
 
+import argparse
 import contextlib
 import ctypes
+import http.server
 import json
 import os
 import pathlib
 import subprocess
 import tempfile
 import time
+
+
+def parser(document):
+    """For the options of a script: --build, and --json, which finish() heeds."""
+    made = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
+    made.add_argument("--json", help="file for the figures")
+    return made
+
+
+def finish(options, figures, checks):
+    """Prints and writes what was found. Returns the exit status: 0 when all checks hold."""
+    text = json.dumps({**figures, "checks": checks}, indent=1)
+    print(text)
+    if options.json:
+        pathlib.Path(options.json).write_text(text, encoding="utf-8")
+    return 0 if all(checks.values()) else 1
+
+
+def serve(answer):
+    """Answers each GET with answer(path), a text, in a thread of its own; says its port on standard output."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            text = answer(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *words):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
 
 
 def run(build, name, *words, timeout=None):

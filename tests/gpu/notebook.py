@@ -20,6 +20,8 @@ import subprocess
 import sys
 import time
 
+import gpu_commands
+
 IDLE = "2s"
 PATIENCE = 60
 CELLS = {
@@ -103,8 +105,7 @@ def has_ipykernel():
 
 
 def state(options, pid):
-    shown = subprocess.run([os.path.join(options.build, "bin", "gpu-ps"), str(pid), "--json"], stdout=subprocess.PIPE, check=True)
-    return json.loads(shown.stdout)["processes"][0]["state"]
+    return gpu_commands.on_process(options.build, "gpu-ps", str(pid))[0]["state"]
 
 
 def reclaim(options, pid):
@@ -137,11 +138,9 @@ def check(options, kernel):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
+    parser = gpu_commands.parser(__doc__)
     parser.add_argument("--cells", choices=CELLS, default="torch")
     parser.add_argument("--kernel", choices=("any", "ipykernel"), default="any")
-    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--interpret", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.interpret:
@@ -152,11 +151,7 @@ def main():
         checks, figures = check(options, kernel)
     finally:
         kernel.end()
-    print(json.dumps({**figures, "checks": checks}, indent=1))
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({**figures, "checks": checks}, file, indent=1)
-    return 0 if all(checks.values()) else 1
+    return gpu_commands.finish(options, figures, checks)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -168,7 +169,7 @@ class Running:
         for reader in self.readers:
             reader.join(5)
         last = self.output[-1].strip() if self.output else ""
-        if status != 0 or len(last) != 64:
+        if status != 0 or not re.fullmatch("[0-9a-f]{16}|[0-9a-f]{64}", last):
             return "", f"ended with {status}: {' | '.join(self.errors[-6:])}"
         return last, ""
 

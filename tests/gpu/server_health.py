@@ -7,7 +7,6 @@ Usage: server_health.py --build DIR [--json FILE]. Exit status: 0 when all is as
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -15,37 +14,22 @@ import threading
 import time
 import urllib.request
 
+import gpu_commands
+
 WIDTH = 4096
 SHORT = 2.0 # seconds in which a health check is answered
 
 
 def serve():
     """The server: one thread a request, as many servers have it."""
-    import http.server
-
     import torch
 
     weights = torch.randn(WIDTH, WIDTH, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            text = "well" if self.path == "/health" else str(float((weights @ weights).abs().sum()))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *words):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    print(server.server_address[1], flush=True)
-    server.serve_forever()
+    gpu_commands.serve(lambda path: "well" if path == "/health" else str(float((weights @ weights).abs().sum())))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
-    parser.add_argument("--json", help="file for the figures")
+    parser = gpu_commands.parser(__doc__)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -88,12 +72,7 @@ def main():
         checks["a request wakes the server"] = text == expected
     finally:
         server.kill()
-    figures["checks"] = checks
-    print(json.dumps(figures, indent=1))
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(figures, file, indent=1)
-    return 0 if all(checks.values()) else 1
+    return gpu_commands.finish(arguments, figures, checks)
 
 
 if __name__ == "__main__":

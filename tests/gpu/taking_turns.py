@@ -13,7 +13,6 @@ Usage: taking_turns.py --build DIR [--seconds 60] [--min-awake 2] [--json FILE].
 
 import argparse
 import ctypes
-import http.server
 import json
 import os
 import random
@@ -24,6 +23,7 @@ import threading
 import time
 import urllib.request
 
+import gpu_commands
 from gpu_commands import Driver
 
 sys.dont_write_bytecode = True
@@ -76,20 +76,11 @@ def serve(options):
     model = TorchModel(options.seed, options.scale) if options.model == "torch" else PlainModel(options.seed)
     lock = threading.Lock()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            with lock:
-                text = json.dumps(list(model.answer(int(self.path[1:]))))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(text.encode())
+    def answer(path):
+        with lock:
+            return json.dumps(list(model.answer(int(path[1:]))))
 
-        def log_message(self, *words):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    print(server.server_address[1], flush=True)
-    server.serve_forever()
+    gpu_commands.serve(answer)
 
 
 def fill(options):
@@ -236,8 +227,7 @@ def run(options, servers, others):
 
 
 def parse_options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
+    parser = gpu_commands.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=300, help="for which requests come")
     parser.add_argument("--pause", type=float, default=2, help="seconds between two requests, on average")
     parser.add_argument("--min-awake", type=float, default=2, help="seconds for which who was woken is left alone")
@@ -246,7 +236,6 @@ def parse_options():
     parser.add_argument("--scale", type=float, default=1, help="of the models")
     parser.add_argument("--spare", type=int, default=SPARE, help="bytes of GPU memory that the third process leaves")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--fill", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -275,15 +264,10 @@ def main():
         "each slept": all(server.slept > 0 for server in servers),
         "each was asked": all(server.waits for server in servers),
     }
-    for what, holds in checks.items():
-        if not holds:
-            print(f"FAILED: {what}", [(s.unanswered[:2], s.wrong[:2]) for s in servers])
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"by": options.by, "seconds": options.seconds, "min_awake": options.min_awake, "checks": checks,
-                       "servers": [{"name": s.name, "alone": s.alone, "waits": s.waits, "slept": s.slept} for s in servers]},
-                      file, indent=1)
-    return 0 if all(checks.values()) else 1
+    return gpu_commands.finish(
+        options, {"by": options.by, "seconds": options.seconds, "min_awake": options.min_awake,
+                  "servers": [{"name": s.name, "alone": s.alone, "waits": s.waits, "slept": s.slept, "wrong": s.wrong[:2],
+                               "unanswered": s.unanswered[:2]} for s in servers]}, checks)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ Usage: torch_cache.py --build DIR [--gib 60] [--json FILE]. Exit status: 0 when 
 import argparse
 import ctypes
 import functools
-import json
 import os
 import subprocess
 import sys
 import threading
 
-from gpu_commands import on_process
+import gpu_commands
 
 GIB = 1 << 30
 ALIVE = 8 / 60 # of what is reserved
@@ -101,19 +100,15 @@ def program(gib):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
+    parser = gpu_commands.parser(__doc__)
     parser.add_argument("--gib", type=float, default=60, help="to reserve")
-    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.program:
         return program(arguments.gib)
 
-    commands = os.path.join(arguments.build, "bin")
-
-    command = functools.partial(on_process, arguments.build)
-    child = subprocess.Popen([os.path.join(commands, "gpu-run"), "--", sys.executable, os.path.abspath(__file__),
+    command = functools.partial(gpu_commands.on_process, arguments.build)
+    child = subprocess.Popen([os.path.join(arguments.build, "bin", "gpu-run"), "--", sys.executable, os.path.abspath(__file__),
                               "--program", "--gib", str(arguments.gib)],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     pid = str(child.pid)
@@ -148,12 +143,8 @@ def main():
     child.stdin.close()
     checks["the program ended well"] = child.wait() == 0
     figures = {"reserved_bytes": int(reserved), "alive_bytes": int(alive), "kept_bytes": kept,
-               "sleep_seconds": seconds, "checks": checks}
-    print(json.dumps(figures, indent=1))
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(figures, file, indent=1)
-    return 0 if all(checks.values()) else 1
+               "sleep_seconds": seconds}
+    return gpu_commands.finish(arguments, figures, checks)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ the fastest reload took no longer than SECONDS for each 16 GB.
 
 import argparse
 import concurrent.futures
-import json
 import os
 import pathlib
 import shutil
@@ -21,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import gpu_commands
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TREE / "agent/python"))
@@ -191,21 +192,16 @@ def program(options):
     if options.within:
         checks["in time"] = fastest <= options.within
         print(f"{fastest:.3f} s for each 16 GB, of at most {options.within} s")
-    if options.json:
-        figures = {"bytes": model.bytes, "seconds": seconds, "checks": checks}
-        pathlib.Path(options.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    return 0 if all(checks.values()) else 1
+    return gpu_commands.finish(options, {"bytes": model.bytes, "seconds": seconds}, checks)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
+    parser = gpu_commands.parser(__doc__)
     parser.add_argument("--gib", type=float, default=14.96, help="of weights; 14.96 are 16.06 GB")
     parser.add_argument("--dir", help="for the file: /dev/shm where it has room, else /tmp")
     parser.add_argument("--readers", type=int, default=0, help="threads that read, other than reload() has by itself")
     parser.add_argument("--piece-mib", type=int, default=0, help="what each reads at once, likewise")
     parser.add_argument("--within", type=float, default=0, help="seconds for each 16 GB that a reload may take")
-    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.program:

@@ -6,7 +6,6 @@
 #include "protocol/messages.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "unharmed.hpp"
 
 #include <csignal>
 #include <cstring>
@@ -75,7 +74,7 @@ TEST_CASE("Bad input: what is no message is refused and does no harm", "[quick][
         peer.send(frame);
         CHECK(refusal(peer) == ErrorCode::invalid_argument);
     }
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Bad input: a request cut at any byte does nothing", "[quick][bad_input]") {
@@ -86,7 +85,7 @@ TEST_CASE("Bad input: a request cut at any byte does nothing", "[quick][bad_inpu
         const Peer peer(host);
         peer.send(std::span(frame).first(length));
     }
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Bad input: silent connections keep nobody out", "[bad_input]") {
@@ -94,14 +93,14 @@ TEST_CASE("Bad input: silent connections keep nobody out", "[bad_input]") {
     host.tell("alloc weights 4194304 0");
     std::vector<Peer> silent;
     for (int i = 0; i < 200; ++i) silent.emplace_back(host);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Bad input: a peer that leaves before its answer does no harm", "[bad_input]") {
     Host host;
     host.tell("alloc weights 4194304 0");
     for (int i = 0; i < 20; ++i) Peer(host).send(status_frame());
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Bad input: a command that is killed while contents are copied leaves the process awake",
@@ -112,7 +111,7 @@ TEST_CASE("Bad input: a command that is killed while contents are copied leaves 
     host.tell("delay cuMemcpyDtoHAsync 500000");
     start_and_kill(host, "gpu-sleep", Milliseconds(150));
     host.tell("delay cuMemcpyDtoHAsync 0");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Bad input: a command that is killed at any time leaves the process wholly awake or asleep",
@@ -151,7 +150,7 @@ TEST_CASE("Bad input: a command that is killed while the program is asked leaves
         host.tell("let_go");
         host.tell("callback none");
     }
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Bad input: a request that waits behind another ends in its own time, or with its command",
@@ -179,7 +178,7 @@ TEST_CASE("Bad input: a request that waits behind another ends in its own time, 
     CHECK(host.state() == "partial");
     CHECK_THAT(host.command("gpu-sleep", {"--tags", "tag_1"}).out, !mentions("nothing to do"));
     REQUIRE(host.command("gpu-wake").status == 0);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Bad input: gpu-ps does not wait for a sleep, and tells how the process was before",
@@ -217,7 +216,7 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     CHECK_THAT(woken.err, mentions("it is stopped") && mentions("kill -CONT") && mentions(before));
     host.process().signal(SIGCONT);
     REQUIRE(host.command("gpu-wake").status == 0);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Bad input: a peer that does not read hears of the point of no return all the same",
@@ -235,5 +234,5 @@ TEST_CASE("Bad input: a peer that does not read hears of the point of no return 
     REQUIRE(progress.size() > 10);
     CHECK(progress.back().phase == model::Progress::Phase::release);
     CHECK(host.command("gpu-wake").status == 0);
-    check_unharmed(host);
+    host.check_unharmed();
 }

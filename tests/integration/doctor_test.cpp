@@ -104,7 +104,7 @@ TEST_CASE("Doctor: a process with an agent, awake and asleep", "[quick][doctor]"
     CHECK(quiet.status == 1);
     CHECK(quiet.out.starts_with("bad "));
     REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
-    host.tell("check_all");
+    host.check_whole();
 }
 
 TEST_CASE("Doctor: a process that does not answer, or has no agent", "[doctor]") {

@@ -86,17 +86,13 @@ Answer allocate_many(Words& words) {
     return std::string();
 }
 
-Answer release(Words& words) {
-    const auto found = allocation(words);
-    if (!found) return found.error();
-    return ok(checked(gpu_sleep_free(std::exchange((*found)->pointer, nullptr))));
+Answer release(Allocation& which, Words&) {
+    return ok(checked(gpu_sleep_free(std::exchange(which.pointer, nullptr))));
 }
 
-Answer check(Words& words) {
-    const auto found = allocation(words);
-    if (!found) return found.error();
+Answer check(const Allocation& which, Words& words) {
     const auto offset = next<std::size_t>(words);
-    return compare(**found, offset, next(words, (*found)->bytes));
+    return compare(which, offset, next(words, which.bytes));
 }
 
 Answer check_all(Words&) {
@@ -108,11 +104,9 @@ Answer check_all(Words&) {
     return std::string("intact");
 }
 
-Answer preserve(Words& words) {
-    const auto found = allocation(words);
-    if (!found) return found.error();
+Answer preserve(const Allocation& which, Words& words) {
     const auto offset = next<std::size_t>(words);
-    auto* const from = static_cast<std::byte*>((*found)->pointer) + offset;
+    auto* const from = static_cast<std::byte*>(which.pointer) + offset;
     return ok(checked(gpu_sleep_preserve(from, next<std::size_t>(words))));
 }
 
@@ -155,23 +149,19 @@ Answer stop_churn(Words&) {
 
 Answer begin_capture(Words& words) {
     const auto flags = next<std::string>(words) == "blocking" ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
-    const auto from = allocation(words);
-    if (!from) return from.error();
-    const auto to = allocation(words);
-    if (!to) return to.error();
-    (*to)->seed = (*from)->seed;
-    return ok(host().graph.begin(flags, **from, **to));
+    return about_two(allocation, [=](Allocation& from, Allocation& to) {
+        to.seed = from.seed;
+        return ok(host().graph.begin(flags, from, to));
+    })(words);
 }
 
 /// Says whether the second allocation of the capture holds the first one's bytes again after a replay.
-Answer replay(Words& words) {
-    const auto to = allocation(words);
-    if (!to) return to.error();
+Answer replay(const Allocation& to, Words&) {
     GPU_SLEEP_TRY(use_device(0));
-    GPU_SLEEP_TRY(checked(cuMemsetD8((*to)->address(), 0x5A, (*to)->bytes), "cuMemsetD8"));
+    GPU_SLEEP_TRY(checked(cuMemsetD8(to.address(), 0x5A, to.bytes), "cuMemsetD8"));
     GPU_SLEEP_TRY(checked(cuCtxSynchronize(), "cuCtxSynchronize"));
     GPU_SLEEP_TRY(host().graph.replay());
-    return compare(**to, 0, (*to)->bytes);
+    return compare(to, 0, to.bytes);
 }
 
 Answer use_own_context(Words&) {
@@ -328,10 +318,10 @@ const Commands& commands() {
     static const Commands table = {
         {"alloc", allocate},
         {"alloc_many", allocate_many},
-        {"free", release},
-        {"check", check},
+        {"free", about(allocation, release)},
+        {"check", about(allocation, check)},
         {"check_all", check_all},
-        {"preserve", preserve},
+        {"preserve", about(allocation, preserve)},
         {"policy", set_policy},
         {"refilled",
          [](Words& w) { return ok(checked(gpu_sleep_mark_refilled(next<std::string>(w).c_str()))); }},
@@ -344,7 +334,7 @@ const Commands& commands() {
         {"uninhibit", [](Words&) { return ok(checked(gpu_sleep_uninhibit())); }},
         {"capture", begin_capture},
         {"capture_end", [](Words&) { return ok(host().graph.end()); }},
-        {"replay", replay},
+        {"replay", about(allocation, replay)},
         {"collective", start_collective},
         {"collective_steps", collective_steps},
         {"collective_end", end_collective},

@@ -48,7 +48,7 @@ TEST_CASE("Inhibit: a process refuses to be put to sleep until it is released", 
     check_refused(host);
     inhibit(host, {"--release"});
     check_sleeps(host);
-    host.tell("check_all");
+    host.check_whole();
 }
 
 TEST_CASE("Inhibit: for a time, of which the last call counts", "[inhibit]") {

@@ -51,8 +51,7 @@ TEST_CASE("Move: a sleeper goes to files and back by tags, and every command say
     CHECK(back.tag("weights", "in_files_bytes") == "0");
     CHECK(place.files().empty());
     REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.tell("faults") == "0");
+    host.check_whole();
 }
 
 TEST_CASE("Move: commands that are killed at random moments leave all bytes, in one place", "[move]") {

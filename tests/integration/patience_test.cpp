@@ -7,7 +7,6 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
-#include "unharmed.hpp"
 
 #include <unistd.h>
 
@@ -90,7 +89,7 @@ TEST_CASE("Patience: --timeout is for copying too, and nothing is changed when i
     CHECK(host.command("gpu-wake").status == 0);
     host.tell("delay cuMemcpyDtoHAsync 0");
     host.tell("delay cuMemcpyHtoDAsync 0");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Patience: a process that is stopped is given up within its time, and is left as it was",
@@ -106,7 +105,7 @@ TEST_CASE("Patience: a process that is stopped is given up within its time, and 
     CHECK(late.status == 4);
     host.process().signal(SIGCONT);
     host.tell("delay cuMemcpyDtoHAsync 0");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Patience: a process that is stopped asleep is left as it was, too", "[patience]") {
@@ -121,7 +120,7 @@ TEST_CASE("Patience: a process that is stopped asleep is left as it was, too", "
     CHECK(listed.json("/processes/0/state") == "asleep");
     CHECK(listed.json("/processes/0/report/gate/on_touch") == "wait");
     CHECK(host.command("gpu-wake").status == 0);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Patience: interrupted before the point of no return, a command changes nothing", "[patience]") {
@@ -138,7 +137,7 @@ TEST_CASE("Patience: interrupted before the point of no return, a command change
     CHECK(ended.json("/processes/0/error/code") == "cancelled");
     CHECK_THAT(ended.err, mentions("withdrawn"));
     host.tell("delay cuMemcpyDtoHAsync 0");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Patience: an interruption that is ignored stays so", "[patience]") {
@@ -177,7 +176,7 @@ TEST_CASE("Patience: interrupted past the point of no return, a command waits an
     }
     host.tell("delay cuMemUnmap 0");
     CHECK(host.command("gpu-wake").status == 0);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Patience: of a process that is stopped past the point of no return nobody says that it is awake",

@@ -4,7 +4,6 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "unharmed.hpp"
 
 #include <fmt/format.h>
 
@@ -21,15 +20,6 @@ namespace {
 
 constexpr const char* k_error_code = "/processes/0/error/code";
 
-Arguments gated(Arguments more = {}) {
-    more.emplace_back("GPU_SLEEP_CAPTURE=1");
-    return more;
-}
-
-std::string now_of(const Host& host, const std::string& path) {
-    return host.command("gpu-ps", {"--json"}).json("/processes/0/report/" + path);
-}
-
 Output pause_it(const Host& host, Arguments options = {}) {
     options.insert(options.end(), {"--level", "0", "--json"});
     return host.command("gpu-sleep", std::move(options));
@@ -38,13 +28,13 @@ Output pause_it(const Host& host, Arguments options = {}) {
 /// Sends work, which the gate must hold.
 void send_held_work(Host& host) {
     host.process().send("spin 1");
-    REQUIRE(becomes_true([&] { return now_of(host, "gate/waiting_threads") == "1"; }));
+    REQUIRE(host.waits_at_the_gate());
 }
 
 } // namespace
 
 TEST_CASE("Pause: work waits until a wake of any tag, and no memory moves", "[quick][pause]") {
-    Host host(gated());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     host.tell("alloc cache 4194304 0");
     host.tell("callback count");
@@ -60,8 +50,8 @@ TEST_CASE("Pause: work waits until a wake of any tag, and no memory moves", "[qu
     CHECK(paused.json("/processes/0/report/changed") == "true");
     CHECK(paused.json("/processes/0/report/devices") == "[]"); // 0 bytes
     CHECK(host.state() == "paused");
-    CHECK(now_of(host, "gate/state") == "shut");
-    CHECK(now_of(host, "tags/0/state") == "awake");
+    CHECK(host.report("gate/state") == "shut");
+    CHECK(host.report("tags/0/state") == "awake");
     CHECK_THAT(host.command("gpu-ps").out, mentions("paused"));
     CHECK(pause_it(host).json("/processes/0/report/changed") == "false");
     CHECK(host.tell("asleep") == "0");
@@ -75,13 +65,13 @@ TEST_CASE("Pause: work waits until a wake of any tag, and no memory moves", "[qu
     CHECK(woken.json("/processes/0/report/devices") == "[]");
     CHECK(host.process().read_line() == "ok ");
     CHECK(host.state() == "awake");
-    CHECK(now_of(host, "gate/state") == "open");
+    CHECK(host.report("gate/state") == "open");
     CHECK(host.tell("calls") == "0 0 0 0"); // callbacks hear of sleeps alone
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Pause: a sleep takes a paused program on to asleep, or leaves it paused", "[pause]") {
-    Host host(gated());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     host.tell("alloc cache 4194304 0");
     REQUIRE(pause_it(host).status == 0);
@@ -90,7 +80,7 @@ TEST_CASE("Pause: a sleep takes a paused program on to asleep, or leaves it paus
     CHECK(failed.status == 1);
     CHECK(failed.json("/processes/0/state") == "paused");
     CHECK(host.state() == "paused");
-    CHECK(now_of(host, "gate/state") == "shut");
+    CHECK(host.report("gate/state") == "shut");
     REQUIRE(host.command("gpu-sleep").status == 0);
     CHECK(host.state() == "asleep");
     const auto again = pause_it(host);
@@ -99,16 +89,16 @@ TEST_CASE("Pause: a sleep takes a paused program on to asleep, or leaves it paus
     CHECK(again.json("/processes/0/state") == "asleep");
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.state() == "awake");
-    CHECK(now_of(host, "gate/state") == "open");
-    check_unharmed(host);
+    CHECK(host.report("gate/state") == "open");
+    host.check_unharmed();
 }
 
 TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves that asleep", "[pause]") {
-    Host host(gated());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     host.tell("alloc cache 4194304 0");
     REQUIRE(host.command("gpu-sleep", {"--tags", "cache", "--gate", "checked"}).status == 0);
-    CHECK(now_of(host, "gate/state") == "checked");
+    CHECK(host.report("gate/state") == "checked");
     CHECK_THAT(host.command("gpu-sleep", {"--level", "0", "--dry-run"}).out,
                mentions("would be paused as well"));
     CHECK_THAT(host.command("gpu-sleep", {"--level", "0"}).out, mentions("is paused as well"));
@@ -116,7 +106,7 @@ TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves
     CHECK_THAT(host.command("gpu-wake", {"--tags", "weights", "--dry-run"}).out,
                mentions("its pause would end"));
     CHECK(host.state() == "partial");
-    CHECK(now_of(host, "gate/state") == "shut");
+    CHECK(host.report("gate/state") == "shut");
     host.tell("free 1"); // nothing sleeps any more
     CHECK(host.state() == "paused");
     send_held_work(host);
@@ -125,21 +115,21 @@ TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves
     host.tell("alloc cache 4194304 0");
     REQUIRE(pause_it(host).status == 0);
     REQUIRE(host.command("gpu-sleep", {"--tags", "cache", "--gate", "checked"}).status == 0);
-    CHECK(now_of(host, "gate/state") == "shut"); // the pause goes on
+    CHECK(host.report("gate/state") == "shut"); // the pause goes on
     REQUIRE(host.command("gpu-wake", {"--tags", "weights"}).status == 0);
     CHECK(host.state() == "partial");
-    CHECK(now_of(host, "gate/state") == "checked");
+    CHECK(host.report("gate/state") == "checked");
     REQUIRE(host.command("gpu-sleep", {"--gate", "checked"}).status == 0);
     CHECK_THAT(host.command("gpu-sleep", {"--level", "0", "--dry-run"}).out,
                mentions("would be paused as well"));
     CHECK_THAT(host.command("gpu-sleep", {"--level", "0"}).out, mentions("is asleep after"));
-    CHECK(now_of(host, "gate/state") == "shut");
+    CHECK(host.report("gate/state") == "shut");
     REQUIRE(host.command("gpu-wake").status == 0);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held back", "[pause]") {
-    Host host(gated());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     CHECK(pause_it(host, {"--tags", "weights"}).status == 2);
     CHECK(host.ask("sleep 0 weights").starts_with("error")); // by the program itself
@@ -164,19 +154,19 @@ TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held bac
 }
 
 TEST_CASE("Pause: the first use ends it, or fails, if that was asked for", "[pause]") {
-    Host host(gated());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     REQUIRE(pause_it(host, {"--on-touch", "fail"}).status == 0);
     CHECK(host.ask("spin 1").starts_with("error"));
     CHECK(pause_it(host, {"--on-touch", "wake"}).json("/processes/0/report/changed") == "true");
-    CHECK(now_of(host, "transitions/0/done") == "1"); // the second set only how touches are met
+    CHECK(host.report("transitions/0/done") == "1"); // the second set only how touches are met
     host.tell("spin 1");
     CHECK(host.state() == "awake");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Pause: whichever call of the driver fails, or the gate, the program goes on", "[pause]") {
-    Host host(gated());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     int failed = 0;
     for (int call = 1; call <= 12; ++call) {
@@ -186,13 +176,13 @@ TEST_CASE("Pause: whichever call of the driver fails, or the gate, the program g
         const bool is_paused = paused.status == 0;
         failed += is_paused ? 0 : 1;
         CHECK(host.state() == (is_paused ? "paused" : "awake"));
-        CHECK(now_of(host, "gate/state") == (is_paused ? "shut" : "open"));
+        CHECK(host.report("gate/state") == (is_paused ? "shut" : "open"));
         if (!is_paused) continue;
         REQUIRE(host.command("gpu-wake").status == 0);
         static_cast<void>(host.ask("spin 0")); // makes more calls than are left until one fails
     }
     CHECK(failed >= 2);
-    check_unharmed(host);
+    host.check_unharmed();
     host.tell(fmt::format("forbid {} {}", SYS_membarrier, EPERM));
     CHECK(pause_it(host).status == 1);
     CHECK(host.state() == "awake");
@@ -200,8 +190,8 @@ TEST_CASE("Pause: whichever call of the driver fails, or the gate, the program g
 }
 
 TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
-    Host first(gated({"GPU_SLEEP_GROUP=pair"}));
-    Host second(gated({"GPU_SLEEP_GROUP=pair"}));
+    Host first(captured({"GPU_SLEEP_GROUP=pair"}));
+    Host second(captured({"GPU_SLEEP_GROUP=pair"}));
     for (auto* host : {&first, &second}) host->tell("alloc weights 4194304 0");
     const auto together = [](Arguments command) {
         command.front() = command_file(command.front());
@@ -229,29 +219,29 @@ TEST_CASE("Pause: several are paused as one, or none", "[pause]") {
     CHECK(together({"gpu-wake"}).status == 0);
     for (auto* host : {&first, &second}) {
         CHECK(host->state() == "awake");
-        check_unharmed(*host);
+        host->check_unharmed();
     }
 }
 
 TEST_CASE("Pause: its work waits on while a sleep waits in vain for another program", "[pause]") {
-    Host paused(gated({"GPU_SLEEP_GROUP=pair"}));
-    Host busy(gated({"GPU_SLEEP_GROUP=pair"}));
+    Host paused(captured({"GPU_SLEEP_GROUP=pair"}));
+    Host busy(captured({"GPU_SLEEP_GROUP=pair"}));
     for (auto* host : {&paused, &busy}) host->tell("alloc weights 4194304 0");
     REQUIRE(pause_it(paused).status == 0);
     send_held_work(paused);
     busy.tell("spin 1500");
     CHECK(run({{command_file("gpu-sleep"), "--group", "pair", "--timeout", "400ms"}}).status == 4);
     CHECK(paused.state() == "paused");
-    CHECK(now_of(paused, "gate/waiting_threads") == "1");
+    CHECK(paused.report("gate/waiting_threads") == "1");
     REQUIRE(paused.command("gpu-wake").status == 0);
     CHECK(paused.process().read_line() == "ok ");
-    for (auto* host : {&paused, &busy}) check_unharmed(*host);
+    for (auto* host : {&paused, &busy}) host->check_unharmed();
 }
 
 TEST_CASE("Pause: one that wakes with another waits for it, and stays paused if that cannot wake",
           "[pause]") {
-    Host paused(gated({"GPU_SLEEP_GROUP=pair"}));
-    Host asleep(gated({"GPU_SLEEP_GROUP=pair"}));
+    Host paused(captured({"GPU_SLEEP_GROUP=pair"}));
+    Host asleep(captured({"GPU_SLEEP_GROUP=pair"}));
     for (auto* host : {&paused, &asleep}) host->tell("alloc weights 4194304 0");
     REQUIRE(pause_it(paused).status == 0);
     REQUIRE(asleep.command("gpu-sleep").status == 0);
@@ -260,11 +250,11 @@ TEST_CASE("Pause: one that wakes with another waits for it, and stays paused if 
     CHECK(paused.state() == "paused");
     CHECK(asleep.state() == "asleep");
     CHECK(run({{command_file("gpu-wake"), "--group", "pair"}}).status == 0);
-    for (auto* host : {&paused, &asleep}) check_unharmed(*host);
+    for (auto* host : {&paused, &asleep}) host->check_unharmed();
 }
 
 TEST_CASE("Pause: an idle timer puts a paused program to sleep, whose work waits on", "[pause]") {
-    Host host(gated({"GPU_SLEEP_IDLE=1000"}));
+    Host host(captured({"GPU_SLEEP_IDLE=1000"}));
     host.tell("alloc weights 4194304 0");
     host.tell("spin 1");
     REQUIRE(pause_it(host).status == 0);
@@ -274,11 +264,11 @@ TEST_CASE("Pause: an idle timer puts a paused program to sleep, whose work waits
     CHECK(host.state() == "asleep");
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.process().read_line() == "ok ");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Pause: a paused program that is stopped says so, and does not go on by itself", "[pause]") {
-    Host host(gated({"GPU_SLEEP_ON_STOP=sleep"}));
+    Host host(captured({"GPU_SLEEP_ON_STOP=sleep"}));
     host.tell("alloc weights 4194304 0");
     REQUIRE(pause_it(host).status == 0);
     host.process().signal(SIGSTOP);
@@ -292,12 +282,12 @@ TEST_CASE("Pause: a paused program that is stopped says so, and does not go on b
     host.process().signal(SIGCONT);
     CHECK(becomes_true([&] { return host.state() == "asleep"; }));
     REQUIRE(host.command("gpu-wake").status == 0);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Pause: it lasts through a stop whatever else of the program sleeps, with its answer to a touch",
           "[pause]") {
-    Host host(gated({"GPU_SLEEP_ON_STOP=sleep"}));
+    Host host(captured({"GPU_SLEEP_ON_STOP=sleep"}));
     host.tell("alloc weights 4194304 0");
     host.tell("alloc cache 4194304 0");
     const auto stop_and_continue = [&] {
@@ -314,14 +304,14 @@ TEST_CASE("Pause: it lasts through a stop whatever else of the program sleeps, w
     REQUIRE(host.command("gpu-wake").status == 0);
     REQUIRE(pause_it(host, {"--on-touch", "wake"}).status == 0);
     stop_and_continue();
-    CHECK(now_of(host, "gate/on_touch") == "wake");
+    CHECK(host.report("gate/on_touch") == "wake");
     host.tell("spin 1");
     CHECK(host.state() == "awake");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Pause: a paused program forks, and ends", "[pause]") {
-    Host host(gated());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     REQUIRE(pause_it(host).status == 0);
     CHECK(host.tell("raw_fork") == "0");

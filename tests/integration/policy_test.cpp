@@ -3,7 +3,6 @@
 // gpu-reclaim by policies: the ladder, configuration files, and root's pass over others' processes.
 
 #include "place.hpp"
-#include "policy_programs.hpp"
 #include "stage.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
@@ -74,8 +73,7 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
     CHECK(pass("20ms:file").json("/processes/0/report/notes/0") == "it sleeps already");
     host.tell("spin 1"); // a touch
     CHECK(host.state() == "awake");
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.tell("faults") == "0");
+    host.check_whole();
 }
 
 TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does not move", "[policy]") {

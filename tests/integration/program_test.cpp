@@ -6,7 +6,6 @@
 #include "support/host.hpp"
 #include "support/skip.hpp"
 #include "support/tree.hpp"
-#include "unharmed.hpp"
 
 #include <csignal>
 #include <filesystem>
@@ -45,7 +44,7 @@ TEST_CASE("Program: all that made ready for a sleep that ran out of time hear th
     host.tell("spin 1500");
     CHECK(host.command("gpu-sleep", {"--timeout", "200ms"}).status == 4);
     CHECK(host.tell("calls") == "2 2 0 0");
-    check_unharmed(host);
+    host.check_unharmed();
     CHECK(host.tell("calls") == "4 4 0 0");
 }
 
@@ -89,7 +88,7 @@ TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and t
     CHECK(host.tell("calls").substr(0, 3) == "1 0");
     host.tell("let_go");
     CHECK(becomes_true([&] { return host.tell("calls").substr(0, 3) == "1 1"; }));
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: a callback may not put its own process to sleep or wake it", "[program]") {
@@ -110,7 +109,7 @@ TEST_CASE("Program: what was dropped is filled again by a callback, and reported
     REQUIRE(slept.status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "false");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: preserved spans survive a drop of what is around them", "[quick][program]") {
@@ -158,7 +157,7 @@ TEST_CASE("Program: a sleep waits for a capture that it can see, and does not br
     CHECK(waiting.finish().status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("replay 1") == "intact");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[program]") {
@@ -172,7 +171,7 @@ TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[pro
     host.tell("capture blocking 0 1");
     host.tell("capture_end");
     CHECK(host.tell("replay 1") == "intact");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: a sleep waits for a long kernel, within its limit", "[program]") {
@@ -185,7 +184,7 @@ TEST_CASE("Program: a sleep waits for a long kernel, within its limit", "[progra
     CHECK(host.state() == "awake");
     CHECK(host.command("gpu-sleep").status == 0);
     CHECK(host.command("gpu-wake").status == 0);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: it may put itself to sleep", "[program]") {
@@ -200,7 +199,7 @@ TEST_CASE("Program: it may put itself to sleep", "[program]") {
     host.tell("wake");
     CHECK_THAT(host.ask("sleep 1 nothing"), mentions("weights"));
     CHECK_THAT(host.ask("sleep 3"), mentions("error"));
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: a context of its own is warned of once, and may go", "[program]") {
@@ -208,7 +207,7 @@ TEST_CASE("Program: a context of its own is warned of once, and may go", "[progr
     host.tell("own_context");
     CHECK_THAT(host.process().errors(), mentions("context of its own"));
     allocate(host);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: it may end at any time, and its socket goes with it", "[program]") {
@@ -240,7 +239,7 @@ TEST_CASE("Program: its signal handlers never run on the agent's threads", "[pro
     CHECK(host.command("gpu-wake").status == 0);
     CHECK(host.tell("signals") == "0");
     CHECK(host.tell("unblock") == "1");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: its socket does not come back while its destructors take their time", "[program]") {
@@ -262,7 +261,7 @@ TEST_CASE("Program: a child that no handler of fork() knew of leaves the agent's
     const auto socket = socket_file(host.pid());
     CHECK(host.tell("raw_fork") == "0");
     CHECK(std::filesystem::exists(socket));
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: a process that is ending is said to be, and not to have failed", "[program]") {
@@ -296,7 +295,7 @@ TEST_CASE("Program: a command that comes before the agent is ready waits until i
     REQUIRE(becomes_true([&] { return std::filesystem::exists(socket_file(host.pid())); }));
     CHECK(host.command("gpu-wake").status == 0);
     CHECK(host.process().read_line().substr(0, 2) == "ok");
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Program: a child that is forked while the process sleeps or wakes can end", "[program]") {

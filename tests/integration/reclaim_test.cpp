@@ -23,18 +23,8 @@ namespace {
 constexpr const char* k_changed = "/processes/0/report/changed";
 constexpr const char* k_note = "/processes/0/report/notes/0";
 
-/// A program all of whose calls the agent sees.
-Arguments intercepted() {
-    return {"GPU_SLEEP_CAPTURE=1"};
-}
-
 double idle_seconds(const Host& host) {
     return std::strtod(host.report("idle_seconds").c_str(), nullptr);
-}
-
-/// Waits for longer than reclaim() asks for.
-void wait_until_idle(const Host& host) {
-    REQUIRE(becomes_true([&] { return idle_seconds(host) > 0.05; }));
 }
 
 Output reclaim(const Host& host, Arguments options = {}) {
@@ -105,9 +95,9 @@ Timed timed(const Output& all) {
 
 TEST_CASE("Idle: is counted from the end of the work, not from when it was given", "[reclaim]") {
     constexpr Milliseconds k_work{5'000};
-    Host host(intercepted());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
-    wait_until_idle(host);
+    become_idle(host);
     const auto start = Clock::now();
     host.tell(fmt::format("spin {}", k_work.count()));
     double worked = 0;
@@ -123,7 +113,7 @@ TEST_CASE("Idle: is counted from the end of the work, not from when it was given
 }
 
 TEST_CASE("Idle: a program that captures is at work, and its capture is whole", "[reclaim]") {
-    Host host(intercepted());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     host.tell("alloc copy 4194304 0");
     host.tell("capture free 0 1");
@@ -133,8 +123,8 @@ TEST_CASE("Idle: a program that captures is at work, and its capture is whole", 
     CHECK(reclaim(host).json(k_note) == "it is at work");
     host.tell("capture_end");
     host.tell("replay 1");
-    wait_until_idle(host);
-    host.tell("check_all");
+    become_idle(host);
+    host.check_whole();
 }
 
 TEST_CASE("Idle: is not known of a program whose calls are not intercepted", "[reclaim]") {
@@ -149,9 +139,9 @@ TEST_CASE("Idle: is not known of a program whose calls are not intercepted", "[r
 
 TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is at work again",
           "[quick][threads][reclaim]") {
-    Host host(intercepted());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
-    wait_until_idle(host);
+    become_idle(host);
     CHECK(reclaim(host, {"--dry-run"}).json("/processes/0/report/devices/0/moved_bytes") == "4194304");
     CHECK(host.state() == "awake");
     const auto early = host.command("gpu-reclaim", {"--idle", "1h", "--json"});
@@ -165,13 +155,13 @@ TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is at work ag
     host.tell("spin 1"); // a touch
     CHECK(host.state() == "awake");
     CHECK(idle_seconds(host) == 0);
-    host.tell("check_all");
+    host.check_whole();
 }
 
 TEST_CASE("Reclaim: who was put to sleep otherwise sleeps on as before", "[reclaim]") {
-    Host host(intercepted());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
-    wait_until_idle(host);
+    become_idle(host);
     REQUIRE(host.command("gpu-sleep", {"--on-touch", "fail"}).status == 0);
     CHECK(reclaim(host).json(k_changed) == "false");
     CHECK(host.report("gate/on_touch") == "fail");
@@ -181,11 +171,11 @@ TEST_CASE("Reclaim: who was put to sleep otherwise sleeps on as before", "[recla
 }
 
 TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[reclaim]") {
-    Host host(intercepted());
+    Host host(captured());
     host.tell("alloc weights 33554432 0");
     SECTION("while its callbacks are asked") {
         host.tell("callback linger");
-        wait_until_idle(host);
+        become_idle(host);
         auto pass = host.start("gpu-reclaim", {"--idle", "10ms", "--json"});
         REQUIRE(becomes_true([&] { return host.tell("calls").starts_with("1 "); }));
         host.tell("spin 1");
@@ -198,7 +188,7 @@ TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[rec
     }
     SECTION("while contents are moved") {
         host.tell("delay cuMemcpyDtoHAsync 2000000");
-        wait_until_idle(host);
+        become_idle(host);
         auto pass = host.start("gpu-reclaim", {"--idle", "10ms", "--json"});
         REQUIRE(becomes_true([&] { return host.moves_contents(); }));
         host.tell("spin 1");
@@ -209,15 +199,14 @@ TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[rec
         host.tell("delay cuMemcpyDtoHAsync 0");
     }
     CHECK(host.state() == "awake");
-    CHECK(host.tell("faults") == "0");
-    host.tell("check_all");
+    host.check_whole();
 }
 
 TEST_CASE("Reclaim: callbacks that use the GPU do not keep their program awake", "[reclaim]") {
-    Host host(intercepted());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     host.tell("callback touch");
-    wait_until_idle(host);
+    become_idle(host);
     const auto output = reclaim(host);
     INFO(output.json(k_note));
     CHECK(output.json(k_changed) == "true");
@@ -226,7 +215,7 @@ TEST_CASE("Reclaim: callbacks that use the GPU do not keep their program awake",
 
 TEST_CASE("Reclaim: why a program does not sleep, and what it would be like, is told without changing it",
           "[reclaim]") {
-    Host host(intercepted());
+    Host host(captured());
     host.tell("alloc weights 4194304 0");
     const auto why = [&](Arguments options) {
         options.emplace_back("--why");
@@ -236,7 +225,7 @@ TEST_CASE("Reclaim: why a program does not sleep, and what it would be like, is 
         CHECK(host.state() == "awake");
         return output;
     };
-    wait_until_idle(host);
+    become_idle(host);
     CHECK_THAT(why({"--idle", "1h"}).out, mentions("prevented by: it has been idle for"));
     CHECK_THAT(why({}).out, mentions("nothing prevents it"));
     REQUIRE(host.command("gpu-inhibit").status == 0);
@@ -247,14 +236,14 @@ TEST_CASE("Reclaim: why a program does not sleep, and what it would be like, is 
     CHECK(json.json("/processes/0/report/devices/0/moved_bytes") == "4194304");
     CHECK(json.json("/processes/0/report/woken_bytes") == "4194304");
     CHECK(json.json(k_note) == "sleeps are inhibited");
-    host.tell("check_all");
+    host.check_whole();
 }
 
 TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or sleeps or wakes just now",
           "[reclaim]") {
-    Host host(intercepted());
+    Host host(captured());
     host.tell("alloc weights 33554432 0");
-    wait_until_idle(host);
+    become_idle(host);
     host.tell("hold");
     CHECK(reclaim(host).json(k_note) == "the program holds sleeps back (gpu_sleep_hold)");
     host.tell("resume");
@@ -318,12 +307,10 @@ TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[timed]")
 }
 
 TEST_CASE("Reclaim: that the GPU is asked about idleness does not end preparing", "[reclaim]") {
-    auto variables = intercepted();
-    variables.emplace_back("GPU_SLEEP_PREPARE=7"); // longer than until the GPU is asked
-    Host host(std::move(variables));
+    Host host(captured({"GPU_SLEEP_PREPARE=7"})); // longer than until the GPU is asked
     host.tell("alloc weights 67108864 0");
-    wait_until_idle(host);
+    become_idle(host);
     const auto is_prepared = [&] { return host.report("retained_bytes") == "67108864"; };
     CHECK(becomes_true(is_prepared));
-    host.tell("check_all");
+    host.check_whole();
 }

@@ -53,10 +53,9 @@ double stop(Host& host) {
     return seconds_since(start);
 }
 
-void check_whole(Host& host) {
+void check_awake(Host& host) {
     CHECK(becomes_true([&] { return host.state() == "awake"; }));
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.tell("faults") == "0");
+    host.check_whole();
 }
 
 } // namespace
@@ -69,7 +68,7 @@ TEST_CASE("Stop: a job sleeps before it stops, and wakes when it is continued", 
         stop(host);
         // Nobody answers; that it sleeps shows in what the wake brings back.
         host.process().signal(SIGCONT);
-        check_whole(host);
+        check_awake(host);
         CHECK(host.report("woken_bytes") == "33554432");
         CHECK_FALSE(is_stopped(host));
     }
@@ -82,7 +81,7 @@ TEST_CASE("Stop: without the option a job stops at once, and awake", "[stop]") {
     host.process().signal(SIGSTOP); // SIGTSTP does not stop a group that no shell looks after
     REQUIRE(becomes_true([&] { return is_stopped(host); }));
     host.process().signal(SIGCONT);
-    check_whole(host);
+    check_awake(host);
     CHECK(host.report("woken_bytes") == "0");
     CHECK_THAT(host.command("gpu-ps").out, !mentions("SIGTSTP"));
 }
@@ -98,7 +97,7 @@ TEST_CASE("Stop: what slept before, sleeps afterwards", "[stop]") {
     CHECK(host.state() == "partial");
     CHECK(host.command("gpu-ps", {"--json"}).tag("cache", "state") == "asleep");
     REQUIRE(host.command("gpu-wake").status == 0);
-    check_whole(host);
+    check_awake(host);
 }
 
 TEST_CASE("Stop: a sleep that does not fit the grace time is given up, and is not tried again", "[stop]") {
@@ -108,12 +107,12 @@ TEST_CASE("Stop: a sleep that does not fit the grace time is given up, and is no
     host.tell("delay cuMemcpyDtoHAsync 4000000");
     CHECK(stop(host) >= k_grace);
     host.process().signal(SIGCONT);
-    check_whole(host);
+    check_awake(host);
     CHECK(host.report("woken_bytes") == "0");
     CHECK(stop(host) < k_grace);
     host.process().signal(SIGCONT);
     host.tell(k_quick);
-    check_whole(host);
+    check_awake(host);
 }
 
 TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on before the stop prevents it",
@@ -138,10 +137,10 @@ TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on before th
         CHECK(host.report("woken_bytes") == "0");
     }
     host.tell(k_quick);
-    check_whole(host);
+    check_awake(host);
     stop(host); // and later ones count again
     host.process().signal(SIGCONT);
-    check_whole(host);
+    check_awake(host);
 }
 
 TEST_CASE("Stop: one operation at a time: a command's sleep goes first, and its process stops asleep",
@@ -158,7 +157,7 @@ TEST_CASE("Stop: one operation at a time: a command's sleep goes first, and its 
     REQUIRE(becomes_true([&] { return !is_stopped(host); }));
     REQUIRE(host.command("gpu-wake").status == 0); // by hand, unless the stop slept what was awake
     host.tell(k_quick);
-    check_whole(host);
+    check_awake(host);
 }
 
 TEST_CASE("Stop: a process that refuses sleeps stops awake", "[stop]") {
@@ -167,7 +166,7 @@ TEST_CASE("Stop: a process that refuses sleeps stops awake", "[stop]") {
     host.tell("inhibit");
     stop(host);
     host.process().signal(SIGCONT);
-    check_whole(host);
+    check_awake(host);
     CHECK(host.report("woken_bytes") == "0");
 }
 
@@ -179,7 +178,7 @@ TEST_CASE("Stop: a program's own handler replaces ours, and gpu-ps says so", "[s
     host.process().signal(SIGTSTP);
     CHECK(becomes_true([&] { return host.tell("signals") == "1"; }));
     CHECK_FALSE(is_stopped(host));
-    check_whole(host);
+    check_awake(host);
     CHECK(host.report("woken_bytes") == "0");
 }
 
@@ -195,7 +194,7 @@ TEST_CASE("Stop: a child of fork() and another program have the default again", 
     Host host(sleeping());
     host.tell(k_allocation);
     CHECK(host.tell("stops_in_child") == "default");
-    check_whole(host);
+    check_awake(host);
 }
 
 TEST_CASE("Stop: a transaction that was frozen midway ends whole after the thaw", "[stop]") {
@@ -224,9 +223,9 @@ TEST_CASE("Stop: a transaction that was frozen midway ends whole after the thaw"
     }
     CHECK(becomes_true([&] { return !is_stopped(host) && !host.moves_contents(); }));
     host.tell(k_quick);
-    check_whole(host);
+    check_awake(host);
     if (by_group && !is_too_late) CHECK(host.report("woken_bytes") == "33554432");
     REQUIRE(host.command("gpu-sleep").status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
-    check_whole(host);
+    check_awake(host);
 }

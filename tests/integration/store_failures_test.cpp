@@ -7,7 +7,6 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
-#include "unharmed.hpp"
 
 #include <fmt/format.h>
 #include <sys/mount.h>
@@ -69,7 +68,7 @@ TEST_CASE("Store: a bad directory is refused, and the process is awake and whole
         CHECK(failed.status == 1);
     }
     CHECK((place.files().empty() || !fs::is_directory(place.path())));
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Store: a read-only directory is refused, and the process is awake and whole", "[store_failures]") {
@@ -80,7 +79,7 @@ TEST_CASE("Store: a read-only directory is refused, and the process is awake and
     REQUIRE(::mount(nullptr, disk.path().c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0);
     const auto refused = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path()});
     CHECK(refused.status == 5);
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves nothing there",
@@ -95,7 +94,7 @@ TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves n
     CHECK(failed.status == 8);
     CHECK(failed.json("/processes/0/error/code") == "out_of_disk");
     CHECK(fs::is_empty(disk.path()));
-    check_unharmed(host);
+    host.check_unharmed();
     // Nor does what sleeps already change that.
     REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache"}).status == 0);
     CHECK(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path()}).status == 8);
@@ -160,8 +159,7 @@ TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones 
     const auto state = host.state(); // waits for what is under way
     CHECK((state == "awake" || state == "asleep"));
     CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
-    CHECK(host.tell("faults") == "0");
+    host.check_whole();
     CHECK(fs::is_empty(disk.path()));
 }
 

@@ -7,7 +7,6 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
-#include "unharmed.hpp"
 
 #include <fmt/format.h>
 
@@ -134,7 +133,7 @@ TEST_CASE("Store: a dry run says what room files need, and whether it is there",
     REQUIRE(::chmod(place.path().c_str(), 0755) == 0);
     CHECK_THAT(rehearse(place.store()), mentions("name a new directory") && mentions("it would fail"));
     CHECK(place.files().empty());
-    check_unharmed(host);
+    host.check_unharmed();
 }
 
 TEST_CASE("Store: files are private, and there as long as they are needed", "[store]") {
@@ -213,7 +212,7 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
             host.tell("fail cuMemUnmap 2 999");
             CHECK(host.command("gpu-sleep", place.store({"--keep-files"})).status == 1);
             CHECK(place.files().empty());
-            check_unharmed(host);
+            host.check_unharmed();
             return;
         }
     }

@@ -27,6 +27,25 @@ T next(Words& words, T fallback = {}) {
     return words >> value ? value : fallback;
 }
 
+/// A command that is about a thing, which `find` finds by the first word: what `act` does with it, given the
+/// words that follow.
+template <class Find, class Act>
+auto about(Find find, Act act) {
+    return [=](Words& words) -> Answer {
+        const auto found = find(words);
+        if (!found) return found.error();
+        return act(**found, words);
+    };
+}
+
+/// The same, about two things.
+template <class Find, class Act>
+auto about_two(Find find, Act act) {
+    return about(find, [=](auto& first, Words& words) {
+        return about(find, [&](auto& second, Words&) { return act(first, second); })(words);
+    });
+}
+
 inline std::string answer(const Commands& commands, const std::string& line) {
     Words words(line);
     const auto command = commands.find(next<std::string>(words));

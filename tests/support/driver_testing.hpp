@@ -7,6 +7,7 @@
 
 #include "support/catch.hpp"
 #include "support/driver_kernels.hpp"
+#include "support/simulated_driver/control.h"
 
 #include <cuda.h>
 #include <sys/mman.h>
@@ -137,6 +138,27 @@ CUresult launch(CUfunction function, CUstream stream, Arguments... arguments) {
     CUstream stream = nullptr;
     REQUIRE(cuStreamCreate(&stream, flags) == CUDA_SUCCESS);
     return stream;
+}
+
+[[nodiscard]] inline CUevent make_event(unsigned flags = CU_EVENT_DEFAULT) {
+    CUevent event = nullptr;
+    REQUIRE(cuEventCreate(&event, flags) == CUDA_SUCCESS);
+    return event;
+}
+
+template <class Element>
+std::vector<Element> read(CUdeviceptr address, std::size_t count) {
+    std::vector<Element> out(count);
+    REQUIRE(cuMemcpyDtoH(out.data(), address, count * sizeof(Element)) == CUDA_SUCCESS);
+    return out;
+}
+
+/// Of what lives in the simulated driver the same is there as before.
+inline void check_nothing_left(const sim_live& before, const sim_live& after) {
+    CHECK(after.handles == before.handles);
+    CHECK(after.physical_bytes == before.physical_bytes);
+    CHECK(after.mappings == before.mappings);
+    CHECK(after.reservations == before.reservations);
 }
 
 /// Holds a stream back until release(), so that what is submitted after it runs later. Its flag, in

@@ -62,6 +62,19 @@ std::string Host::tell(const std::string& line) {
     return answer.substr(3);
 }
 
+void Host::check_whole() {
+    CHECK(tell("check_all") == "intact");
+    CHECK(tell("faults") == "0");
+}
+
+void Host::check_unharmed() {
+    CHECK(state() == "awake");
+    check_whole();
+    sleep();
+    wake();
+    check_whole();
+}
+
 int Host::wait() {
     is_over_ = true;
     return process_.wait();
@@ -103,6 +116,15 @@ bool Controlled::waits_at_the_gate() const {
 
 bool Controlled::moves_contents() const {
     return command("gpu-ps", {"--json"}).out.find("contents are being moved") != std::string::npos;
+}
+
+Arguments captured(Arguments more) {
+    more.emplace_back("GPU_SLEEP_CAPTURE=1");
+    return more;
+}
+
+void become_idle(const Host& host, double seconds) {
+    REQUIRE(becomes_true([&] { return std::atof(host.report("idle_seconds").c_str()) > seconds; }));
 }
 
 Arguments environment_for_others(Arguments variables) {

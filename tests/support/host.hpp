@@ -54,12 +54,22 @@ public:
     [[nodiscard]] std::string ask(const std::string& line);
     /// The answer without its "ok "; an error fails the test.
     std::string tell(const std::string& line);
+    /// Every byte is there, and no work touched memory that was not.
+    void check_whole();
+    /// The same, awake as it is and after a sleep and a wake.
+    void check_unharmed();
     /// Waits for its end, which the test has brought about. Returns the status as in Output.
     int wait();
 
 private:
     bool is_over_ = false;
 };
+
+/// The environment of a program all of whose calls the agent sees.
+[[nodiscard]] Arguments captured(Arguments more = {});
+
+/// Waits until `host` has been idle for so long.
+void become_idle(const Host& host, double seconds = 0.05);
 
 /// Waits until `command` opens a connection, and gives its request a moment to arrive: how long a command
 /// takes to begin differs by machine.

@@ -6,9 +6,12 @@
 
 #include "support/catch.hpp"
 #include "support/sanitized.hpp"
+#include "support/simulated_driver/control.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
+#include <string_view>
 
 namespace gpu_sleep::test {
 
@@ -37,6 +40,19 @@ void for_each_call(Step&& step, unsigned which = 0) {
         call += sweep_stride();
     }
     FAIL("an operation does not come to an end");
+}
+
+/// Runs `operation` with the `call`-th driver call from now on failing with `status`, 999 being
+/// CUDA_ERROR_UNKNOWN. Names that call in `failed`, which is empty where there were fewer.
+template <class Operation>
+auto with_driver_failure(int call, std::string_view& failed, Operation&& operation, int status = 999,
+                         unsigned flags = SIM_ONCE) {
+    sim_reset_counts();
+    sim_fail("*", static_cast<std::uint64_t>(call), status, flags);
+    auto done = operation();
+    failed = sim_fault_counts().injected_failures != 0 ? sim_last_failed() : "";
+    sim_clear();
+    return done;
 }
 
 /// How often a test repeats what it does at random: GPU_SLEEP_TEST_ROUNDS, or as often as takes seconds.

@@ -252,7 +252,7 @@ TEST_CASE("Client: an agent that writes faster than anybody reads is given up al
     });
     const auto start = Clock::now();
     CHECK(error_code(stage.ask(model::StatusRequest{}, 100ms)) == ErrorCode::timed_out);
-    CHECK(Clock::now() - start < 3s);
+    CHECK(Clock::now() - start < 15s); // they write for 20
 }
 
 TEST_CASE("Client: an interruption withdraws what is not past the point of no return", "[client]") {

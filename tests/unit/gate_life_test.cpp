@@ -4,10 +4,9 @@
 // fork().
 
 #include "gate_fixture.hpp"
+#include "support/child.hpp"
 
 #include <pthread.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,20 +20,6 @@ using gate::Touch;
 using model::OnTouch;
 
 namespace {
-
-/// Runs `body` in a child of fork(); its answer.
-template <class Body>
-bool holds_in_child(Body body) {
-    const auto child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-        ::alarm(20);
-        ::_exit(body() ? 0 : 1);
-    }
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
 
 /// Every key for thread-specific data that is left, until the end, with a value on this thread.
 class AllKeys {

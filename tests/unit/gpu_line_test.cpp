@@ -3,16 +3,14 @@
 // The line for a GPU, which processes stand in. A program of its own: it forks.
 
 #include "peers/gpu_line.hpp"
-#include "support/catch.hpp"
+#include "support/child.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -35,37 +33,13 @@ struct Place {
     }
 };
 
-/// A child that has done `first` once it is made, and lives until it is killed.
-class Other {
-public:
-    Other(const Place& place, const std::function<bool(GpuLine&)>& first) {
-        int ends[2];
-        REQUIRE(::pipe(ends) == 0);
-        pid_ = ::fork();
-        if (pid_ == 0) {
-            auto line = GpuLine::open(place.directory.get(), k_gpu);
-            const char done = line && first(*line) ? '1' : '0';
-            static_cast<void>(!::write(ends[1], &done, 1));
-            for (;;) ::pause();
-        }
-        char done = '0';
-        CHECK(::read(ends[0], &done, 1) == 1);
-        CHECK(done == '1');
-        ::close(ends[0]);
-        ::close(ends[1]);
-    }
-    Other(const Other&) = delete;
-    Other& operator=(const Other&) = delete;
-    ~Other() { kill(); }
-    void kill() {
-        if (pid_ <= 0) return;
-        ::kill(pid_, SIGKILL);
-        ::waitpid(std::exchange(pid_, 0), nullptr, 0);
-    }
-    [[nodiscard]] pid_t pid() const noexcept { return pid_; }
-
-private:
-    pid_t pid_ = 0;
+/// Another process in the line, which has done `first`.
+struct Other : test::Child {
+    Other(const Place& place, const std::function<bool(GpuLine&)>& first)
+        : Child([&] {
+              auto& line = *new auto(GpuLine::open(place.directory.get(), k_gpu)); // the child's to its end
+              return line && first(*line);
+          }) {}
 };
 
 bool takes_lock(GpuLine& line) {
@@ -142,18 +116,13 @@ TEST_CASE("GPU line: a child of fork() has neither place nor lock", "[gpu_line]"
     auto line = place.line();
     REQUIRE(line.stand());
     REQUIRE(line.lock());
-    const auto child = ::fork();
-    if (child == 0) {
-        for (;;) ::pause();
-    }
+    const test::Child child([] { return true; });
     line.leave();
     line.unlock();
     {
         const Other other(place, takes_lock);
         const Other behind(place, [](GpuLine& its) { return its.before() == 0; });
     }
-    ::kill(child, SIGKILL);
-    ::waitpid(child, nullptr, 0);
 }
 
 TEST_CASE("GPU line: several set room aside, for as long as they live, and nobody has the lock meanwhile",

@@ -4,14 +4,9 @@
 
 #include "store/host_account.hpp"
 
-#include "support/catch.hpp"
+#include "support/child.hpp"
 #include "support/scratch.hpp"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
-#include <csignal>
 #include <filesystem>
 #include <thread>
 
@@ -21,38 +16,10 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-/// A child that takes `bytes` and then stays until it is killed.
-class Taker {
-public:
-    Taker(const std::string& directory, Bytes bytes) {
-        std::array<int, 2> ready{};
-        REQUIRE(::pipe(ready.data()) == 0);
-        child_ = ::fork();
-        if (child_ == 0) {
-            HostAccount account(directory);
-            const bool has = account.take(bytes).has_value();
-            [[maybe_unused]] const auto said = ::write(ready[1], has ? "y" : "n", 1);
-            ::pause();
-            ::_exit(0);
-        }
-        char word = 0;
-        REQUIRE(::read(ready[0], &word, 1) == 1);
-        CHECK(word == 'y');
-        ::close(ready[0]);
-        ::close(ready[1]);
-    }
-    Taker(const Taker&) = delete;
-    Taker& operator=(const Taker&) = delete;
-    ~Taker() { kill(); }
-    void kill() {
-        if (child_ == 0) return;
-        ::kill(child_, SIGKILL);
-        ::waitpid(child_, nullptr, 0);
-        child_ = 0;
-    }
-
-private:
-    pid_t child_ = 0;
+/// Another process, which takes `bytes`.
+struct Taker : Child {
+    Taker(const std::string& directory, Bytes bytes)
+        : Child([&] { return (new HostAccount(directory))->take(bytes).has_value(); }) {}
 };
 
 template <class Condition>
@@ -120,16 +87,10 @@ TEST_CASE("Host account: a child of fork() starts without its parent's part, and
     HostAccount account(directory);
     account.limit(100);
     REQUIRE(account.take(40));
-    const auto child = ::fork();
-    if (child == 0) {
+    CHECK(holds_in_child([&] {
         account.give(40);
-        const bool is_fair =
-            account.room()->bytes == 60 && account.take(10).has_value() && account.room()->bytes == 50;
-        ::_exit(is_fair ? 0 : 1);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+        return account.room()->bytes == 60 && account.take(10).has_value() && account.room()->bytes == 50;
+    }));
     CHECK(account.room()->bytes == 60);
 }
 

@@ -5,7 +5,7 @@
 #include "common/named_tracer.hpp"
 
 #include "base/small_file.hpp"
-#include "support/catch.hpp"
+#include "support/child.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <csignal>
 #include <fstream>
 #include <utility>
 #include <vector>
@@ -117,26 +116,13 @@ TEST_CASE("Named tracer: the kernel lets it trace, and afterwards no longer", "[
     if (read_small_file("/proc/sys/kernel/yama/ptrace_scope").value_or("") != "1\n")
         return test::skip("Yama with scope 1 is not here");
     for (const bool is_named : {false, true}) {
-        int ready[2];
-        REQUIRE(::pipe(ready) == 0);
         const auto parent = ::getpid();
-        const auto traced = ::fork();
-        if (traced == 0) {
-            if (::geteuid() == 0 && ::setuid(k_nobody) != 0) ::_exit(1);
+        const test::Child traced([&] {
+            if (::geteuid() == 0 && ::setuid(k_nobody) != 0) return false;
             ::prctl(PR_SET_DUMPABLE, 1UL);
-            auto tracer = is_named ? NamedTracer::name(parent) : Result<NamedTracer>(NamedTracer());
-            const char answer = tracer ? 'y' : 'n';
-            if (::write(ready[1], &answer, 1) != 1) ::_exit(1);
-            for (;;) ::pause();
-        }
-        char answer = 0;
-        REQUIRE(::read(ready[0], &answer, 1) == 1);
-        CHECK(answer == 'y');
-        CHECK(may_be_traced(traced, k_nobody) == is_named); // by a child of who was named
-        ::kill(traced, SIGKILL);
-        CHECK(::waitpid(traced, nullptr, 0) == traced);
-        ::close(ready[0]);
-        ::close(ready[1]);
+            return !is_named || (new auto(NamedTracer::name(parent)))->has_value(); // to its end
+        });
+        CHECK(may_be_traced(traced.pid(), k_nobody) == is_named); // by a child of who was named
     }
 }
 

@@ -67,6 +67,8 @@ TEST_CASE("Driver: copies of boxes, and of many pieces", "[driver_rules]") {
     CHECK(std::equal(out.begin() + 64, out.end(), bytes.end() - 64));
     CHECK(cuMemcpyBatchAsync(to, from, sizes, 2, &attributes, &first, 1, nullptr) ==
           CUDA_ERROR_INVALID_VALUE);
+    box.dstHeight = 9; // layers that do not follow each other
+    if (simulated()) CHECK(cuMemcpy3D(&box) == CUDA_ERROR_NOT_SUPPORTED);
 }
 
 TEST_CASE("Driver: peers", "[driver_rules]") {

@@ -9,17 +9,6 @@
 
 using namespace gpu_sleep::driver_rules;
 
-namespace {
-
-template <class Element>
-std::vector<Element> read(CUdeviceptr address, std::size_t count) {
-    std::vector<Element> out(count);
-    REQUIRE(cuMemcpyDtoH(out.data(), address, count * sizeof(Element)) == CUDA_SUCCESS);
-    return out;
-}
-
-} // namespace
-
 TEST_CASE("Driver: granularity is 2 MiB, and sizes that do not fit it are refused", "[driver_rules]") {
     const Session session;
     const auto properties = properties_on(0);

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "support/driver_testing.hpp"
-#include "support/simulated_driver/control.h"
 #include "support/skip.hpp"
 
 #include <dlfcn.h>
@@ -58,12 +57,7 @@ public:
         cuCtxPopCurrent(&popped);
         cuDevicePrimaryCtxRelease(device_);
         const auto* sim = simulated();
-        if (!sim || is_lost) return;
-        const auto after = sim->live_objects();
-        CHECK(after.handles == before_.handles);
-        CHECK(after.physical_bytes == before_.physical_bytes);
-        CHECK(after.mappings == before_.mappings);
-        CHECK(after.reservations == before_.reservations);
+        if (sim && !is_lost) check_nothing_left(before_, sim->live_objects());
     }
 
     CUcontext context = nullptr;
@@ -96,9 +90,7 @@ private:
 }
 
 [[nodiscard]] inline std::uint32_t first_word(CUdeviceptr address) {
-    std::uint32_t word = 0;
-    REQUIRE(cuMemcpyDtoH(&word, address, sizeof word) == CUDA_SUCCESS);
-    return word;
+    return read<std::uint32_t>(address, 1).front();
 }
 
 } // namespace gpu_sleep::driver_rules

@@ -10,16 +10,6 @@
 
 using namespace gpu_sleep::driver_rules;
 
-namespace {
-
-CUevent make_event(unsigned flags = CU_EVENT_DEFAULT) {
-    CUevent event = nullptr;
-    REQUIRE(cuEventCreate(&event, flags) == CUDA_SUCCESS);
-    return event;
-}
-
-} // namespace
-
 TEST_CASE("Driver: streams work in order, and later than they are given work", "[driver_rules]") {
     const Session session;
     const Range range;

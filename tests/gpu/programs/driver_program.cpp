@@ -199,15 +199,12 @@ private:
     std::vector<Buffer> buffers_;
     Buffer last_mapped_;
     std::size_t last_piece_ = 0;
-    Sha256 digest_;
+    Digest digest_;
 };
 
 } // namespace
 
 int main(int count, char** words) {
     const ProgramOptions options(count, words);
-    Program program(options.scale);
-    run_paced(options, [&](int number) { program.step(number); });
-    std::printf("%s\n", program.digest().c_str());
-    return 0;
+    return run(options, Program(options.scale));
 }

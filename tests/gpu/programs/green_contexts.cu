@@ -68,7 +68,7 @@ public:
     }
 
     std::string digest() {
-        Sha256 digest;
+        Digest digest;
         std::vector<unsigned char> host(bytes_);
         for (const auto& part : parts_) {
             CHECKED(cuCtxSetCurrent(part.context));
@@ -88,8 +88,5 @@ private:
 
 int main(int count, char** words) {
     const ProgramOptions options(count, words);
-    Program program(options.scale);
-    run_paced(options, [&](int number) { program.step(number); });
-    std::printf("%s\n", program.digest().c_str());
-    return 0;
+    return run(options, Program(options.scale));
 }

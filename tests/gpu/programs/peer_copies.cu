@@ -62,7 +62,7 @@ public:
     }
 
     std::string digest() {
-        Sha256 digest;
+        Digest digest;
         std::vector<unsigned char> host(bytes_);
         for (const auto& device : devices_)
             for (const auto* words : {device.words, device.inbox}) {
@@ -90,8 +90,5 @@ private:
 int main(int count, char** words) {
     const ProgramOptions options(count, words);
     const auto forbids_access = [](const char* word) { return std::strcmp(word, "no") == 0; };
-    Program program(options.scale, std::none_of(words + 1, words + count, forbids_access));
-    run_paced(options, [&](int number) { program.step(number); });
-    std::printf("%s\n", program.digest().c_str());
-    return 0;
+    return run(options, Program(options.scale, std::none_of(words + 1, words + count, forbids_access)));
 }

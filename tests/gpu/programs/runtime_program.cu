@@ -195,7 +195,7 @@ private:
     std::vector<Buffer> buffers_;
     Buffer managed_{}, mapped_{};
     Word* mapped_host_ = nullptr;
-    Sha256 digest_;
+    Digest digest_;
 };
 
 } // namespace
@@ -203,8 +203,5 @@ private:
 int main(int count, char** words) {
     const ProgramOptions options(count, words);
     const auto forbids_managed = [](const char* word) { return std::strcmp(word, "no") == 0; };
-    Program program(options.scale, std::none_of(words + 1, words + count, forbids_managed));
-    run_paced(options, [&](int number) { program.step(number); });
-    std::printf("%s\n", program.digest().c_str());
-    return 0;
+    return run(options, Program(options.scale, std::none_of(words + 1, words + count, forbids_managed)));
 }

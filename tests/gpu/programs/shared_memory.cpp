@@ -116,7 +116,7 @@ public:
         CHECKED(cuCtxSynchronize());
     }
 
-    void add_to(Sha256& digest, bool with_shared) {
+    void add_to(Digest& digest, bool with_shared) {
         if (with_shared) add(digest, shared_, k_shared_bytes);
         for (const auto& own : own_) add(digest, own.address, own.bytes);
     }
@@ -136,7 +136,7 @@ private:
         CHECKED(cuMemSetAccess(shared_, k_shared_bytes, &access, 1));
     }
 
-    static void add(Sha256& digest, CUdeviceptr address, std::size_t bytes) {
+    static void add(Digest& digest, CUdeviceptr address, std::size_t bytes) {
         std::vector<unsigned char> host(bytes);
         CHECKED(cuMemcpyDtoH(host.data(), address, bytes));
         digest.add(host.data(), bytes);
@@ -155,7 +155,7 @@ int run_partner(int socket, double scale) {
         side.step(static_cast<unsigned>(number) * 2 + 1);
         checked(::write(socket, &number, sizeof number), "write");
     }
-    Sha256 digest;
+    Digest digest;
     side.add_to(digest, false);
     const auto text = digest.finish();
     checked(::write(socket, text.data(), text.size()), "write");
@@ -185,10 +185,10 @@ int main(int count, char** words) {
     });
     const int done = -1;
     checked(::write(ends[0], &done, sizeof done), "write");
-    std::array<char, 64> others{};
+    std::array<char, 16> others{}; // a digest
     if (::recv(ends[0], others.data(), others.size(), MSG_WAITALL) != static_cast<ssize_t>(others.size()))
         return 1;
-    Sha256 digest;
+    Digest digest;
     digest.add(others.data(), others.size());
     side.add_to(digest, true);
     std::printf("%s\n", digest.finish().c_str());

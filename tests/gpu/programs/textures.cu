@@ -128,7 +128,7 @@ public:
     }
 
     std::string digest() {
-        Sha256 digest;
+        Digest digest;
         CHECKED(cudaStreamSynchronize(stream_));
         std::vector<Word> host(count_);
         CHECKED(cudaMemcpy(host.data(), words_, count_ * sizeof(Word), cudaMemcpyDefault));
@@ -197,7 +197,7 @@ private:
                                            rows, cudaMemcpyDeviceToDevice, stream_));
     }
 
-    static void add(Sha256& digest, cudaArray_t array, std::size_t side) {
+    static void add(Digest& digest, cudaArray_t array, std::size_t side) {
         std::vector<Word> host(side * side);
         const auto row_bytes = side * sizeof(Word);
         CHECKED(cudaMemcpy2DFromArray(host.data(), row_bytes, array, 0, 0, row_bytes, side,
@@ -225,8 +225,5 @@ private:
 
 int main(int count, char** words) {
     const ProgramOptions options(count, words);
-    Program program(options.scale);
-    run_paced(options, [&](int number) { program.step(number); });
-    std::printf("%s\n", program.digest().c_str());
-    return 0;
+    return run(options, Program(options.scale));
 }

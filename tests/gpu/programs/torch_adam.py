@@ -6,7 +6,7 @@
 """
 
 import program
-from torch_common import GIB, add_tensors, make_deterministic, mlp
+from torch_common import GIB, add_tensors, learn, make_deterministic, mlp
 
 import torch
 
@@ -24,11 +24,9 @@ def main():
     digest = program.Digest()
     for step in program.paced(arguments):
         inputs = torch.randn(arguments.batch, WIDTH, device="cuda", generator=generator)
-        loss = (model(inputs) - inputs.roll(1, 1)).square().mean()
-        optimizer.zero_grad(set_to_none=step % 2 == 0) # so that gradients are freed and allocated again, too
-        loss.backward()
-        optimizer.step()
-        digest.add(loss.detach().cpu().numpy())
+        # Every other time gradients are freed and allocated again, too.
+        loss = learn(model, optimizer, inputs, set_to_none=step % 2 == 0)
+        digest.add(loss.cpu().numpy())
     add_tensors(digest, model.parameters())
     add_tensors(digest, (value for state in optimizer.state.values() for value in state.values()
                          if isinstance(value, torch.Tensor)))

@@ -7,15 +7,13 @@ and all-to-all, each computed upon what the one before has brought.
 --ranks 1 is for one GPU: NCCL and what watches over its work are there, and nobody to exchange with.
 """
 
-import datetime
 import sys
 
 import program
-from torch_common import GIB, add_tensors, finish_ranks, make_deterministic, meet_here
+from torch_common import GIB, add_tensors, finish_ranks, join_ranks, run_ranks
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 ROUNDS = 20 # in a step
 
@@ -34,11 +32,7 @@ def pass_on(values, rank, ranks):
 
 def exchange(rank, arguments):
     ranks = arguments.ranks
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank),
-                            timeout=datetime.timedelta(minutes=10))
-    gloo = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=10))
-    make_deterministic()
+    gloo = join_ranks(rank, ranks, rank)
     count = max(1 << 20, round(arguments.gib * arguments.scale * GIB / 4 / 2)) // ranks * ranks
     generator = torch.Generator(device="cuda").manual_seed(20 + rank)
     values = torch.randn(count, device="cuda", generator=generator)
@@ -64,8 +58,7 @@ def exchange(rank, arguments):
 def main():
     arguments = program.options(__doc__, steps=40,
                                 extra=[("--gib", 1.0), ("--ranks", 2), ("--only", "")])
-    meet_here()
-    multiprocessing.spawn(exchange, args=(arguments,), nprocs=arguments.ranks)
+    run_ranks(exchange, arguments)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 # Copyright the gpu-sleep authors.
 """What the PyTorch programs share: determinism, models, and digests of tensors."""
 
+import datetime
 import os
 import socket
 
@@ -104,11 +105,33 @@ def add_tensors(digest, tensors):
         digest.add(words_of(tensor).cpu().numpy() if in_full else f"{weighted_sum(words_of(tensor))};")
 
 
-def meet_here():
-    """Has the ranks that are started from now on meet at a port that nobody uses."""
+def learn(model, optimizer, inputs, **how):
+    """A step of training, which clears the gradients as `how` says. Returns the loss."""
+    loss = (model(inputs) - inputs.roll(1, 1)).square().mean()
+    optimizer.zero_grad(**how)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def run_ranks(work, arguments):
+    """Runs work(rank, arguments) in as many processes as --ranks says, which meet at a port that nobody uses."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(found.getsockname()[1]))
+    torch.multiprocessing.spawn(work, args=(arguments,), nprocs=arguments.ranks)
+
+
+def join_ranks(rank, ranks, device, backend="nccl"):
+    """Takes `device`, joins the other ranks by `backend`, and returns their group that works on the CPU."""
+    import torch.distributed as dist # not every PyTorch has it
+
+    torch.cuda.set_device(device)
+    patience = datetime.timedelta(minutes=10)
+    bound = {"device_id": torch.device("cuda", device)} if backend == "nccl" else {}
+    dist.init_process_group(backend, rank=rank, world_size=ranks, timeout=patience, **bound)
+    make_deterministic()
+    return dist.new_group(backend="gloo", timeout=patience)
 
 
 def finish_ranks(digest, rank, ranks, group):

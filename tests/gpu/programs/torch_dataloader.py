@@ -3,7 +3,7 @@
 """Trains from a DataLoader with worker processes, forked after CUDA was initialised, and pinned batches."""
 
 import program
-from torch_common import GIB, add_tensors, make_deterministic, mlp
+from torch_common import GIB, add_tensors, learn, make_deterministic, mlp
 
 import torch
 
@@ -42,11 +42,8 @@ def main():
             batches = iter(loader)
             inputs = next(batches)
         inputs = inputs.cuda(non_blocking=True)
-        loss = (model(inputs) - inputs.roll(1, 1)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        digest.add(loss.detach().cpu().numpy())
+        loss = learn(model, optimizer, inputs)
+        digest.add(loss.cpu().numpy())
     add_tensors(digest, model.parameters())
     digest.finish()
 

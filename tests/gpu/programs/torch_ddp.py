@@ -11,11 +11,10 @@ import sys
 import time
 
 import program
-from torch_common import GIB, add_tensors, finish_ranks, make_deterministic, meet_here, mlp
+from torch_common import GIB, add_tensors, finish_ranks, join_ranks, learn, mlp, run_ranks
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 WIDTH = 2048
 QUIET_EVERY = 4
@@ -33,14 +32,8 @@ def rest(arguments, rank, gloo, number):
 
 def train(rank, arguments):
     device = rank % arguments.gpus
-    torch.cuda.set_device(device)
     ranks = arguments.ranks
-    if arguments.gpus == ranks:
-        dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", device))
-    else: # NCCL takes one process on a GPU
-        dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    gloo = dist.new_group(backend="gloo")
-    make_deterministic()
+    gloo = join_ranks(rank, ranks, device, "nccl" if arguments.gpus == ranks else "gloo") # NCCL takes one process on a GPU
     layers = max(1, round(arguments.gib * arguments.scale * GIB / (WIDTH * WIDTH * 20)))
     model = torch.nn.parallel.DistributedDataParallel(mlp(WIDTH, layers), device_ids=[device])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -50,11 +43,8 @@ def train(rank, arguments):
         if rank == 0:
             program.heartbeat(f"step {step}")
         inputs = torch.randn(256, WIDTH, device="cuda", generator=generator)
-        loss = (model(inputs) - inputs.roll(1, 1)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        dist.all_reduce(loss.detach_())
+        loss = learn(model, optimizer, inputs)
+        dist.all_reduce(loss)
         digest.add(loss.cpu().numpy())
         if step % QUIET_EVERY == QUIET_EVERY - 1:
             rest(arguments, rank, gloo, step // QUIET_EVERY)
@@ -64,8 +54,7 @@ def train(rank, arguments):
 
 def main():
     arguments = program.options(__doc__, steps=40, extra=[("--gib", 2.0), ("--ranks", 2), ("--gpus", 2)])
-    meet_here()
-    multiprocessing.spawn(train, args=(arguments,), nprocs=arguments.ranks)
+    run_ranks(train, arguments)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 """Shares a tensor with a process of its own by CUDA IPC, as PyTorch's queues do; both work at it in turns."""
 
 import program
-from torch_common import GIB, add_tensors, make_deterministic, mlp
+from torch_common import GIB, add_tensors, learn, make_deterministic, mlp
 
 import torch
 
@@ -41,14 +41,11 @@ def main():
     for step in program.paced(arguments):
         requests.put(step)
         inputs = torch.randn(256, WIDTH, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
-        loss = (model(inputs) - inputs.roll(1, 1)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = learn(model, optimizer, inputs)
         answers.get()
         shared.mul_(5).remainder_(1_000_003)
         torch.cuda.synchronize()
-        digest.add(loss.detach().cpu().numpy())
+        digest.add(loss.cpu().numpy())
     add_tensors(digest, [*model.parameters(), shared])
     requests.put(None)
     other.join()

@@ -5,16 +5,14 @@ a pool registered by hand, and what a captured graph registers by itself. The gr
 runs between them.
 """
 
-import datetime
 import os
 import sys
 
 import program
-from torch_common import GIB, add_tensors, finish_ranks, make_deterministic, meet_here
+from torch_common import GIB, add_tensors, finish_ranks, join_ranks, run_ranks
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 REPLAYS = 20 # of each graph in a step
 
@@ -31,11 +29,7 @@ def captured(values, ranks):
 
 def exchange(rank, arguments):
     ranks = arguments.ranks
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank),
-                            timeout=datetime.timedelta(minutes=10))
-    gloo = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=10))
-    make_deterministic()
+    gloo = join_ranks(rank, ranks, rank)
     count = max(1 << 20, round(arguments.gib * arguments.scale * GIB / 4 / 2))
     generator = torch.Generator(device="cuda").manual_seed(20 + rank)
     nccl = dist.group.WORLD._get_backend(torch.device("cuda", rank))
@@ -64,9 +58,8 @@ def exchange(rank, arguments):
 
 def main():
     arguments = program.options(__doc__, steps=40, extra=[("--gib", 1.0), ("--ranks", 2)])
-    meet_here()
     os.environ["NCCL_NVLS_ENABLE"] = "0"
-    multiprocessing.spawn(exchange, args=(arguments,), nprocs=arguments.ranks)
+    run_ranks(exchange, arguments)
 
 
 if __name__ == "__main__":

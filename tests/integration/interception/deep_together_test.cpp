@@ -30,6 +30,16 @@ std::string fail(const std::string& call) {
     return "GPU_SLEEP_SIM_FAIL=" + call;
 }
 
+/// Starts a deep sleep of all of `family`, and waits until the driver checkpoints them, which takes `time`.
+Process start_checkpoints(const DeepFamily& family, const std::string& time) {
+    const auto trace = family.file("trace");
+    Process process(family.deep({delay(k_checkpoint, time), "GPU_SLEEP_SIM_TRACE=" + trace}));
+    const auto locked = [&] { return calls_done(trace, "cuCheckpointProcessLock"); };
+    REQUIRE(becomes_true([&] { return locked() == static_cast<std::ptrdiff_t>(family.size()); }));
+    pause_for(Milliseconds(300)); // so that all are being checkpointed
+    return process;
+}
+
 } // namespace
 
 TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
@@ -250,10 +260,7 @@ TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep]
 TEST_CASE("Deep together: an interruption amid the driver's part is answered at once",
           "[deep][deep_together]") {
     DeepFamily family(2);
-    const auto trace = family.file("trace");
-    Process process(family.deep({delay(k_checkpoint, "20s"), "GPU_SLEEP_SIM_TRACE=" + trace}));
-    REQUIRE(becomes_true([&] { return calls_done(trace, "cuCheckpointProcessLock") == 2; }));
-    pause_for(Milliseconds(300)); // so that all are being checkpointed
+    auto process = start_checkpoints(family, "20s");
     process.signal(SIGINT);
     CHECK(becomes_true(
         [&] { return process.errors().find("past the point of no return") != std::string::npos; },
@@ -269,10 +276,7 @@ TEST_CASE("Deep together: an interruption amid the driver's part is answered at 
 TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone",
           "[deep][deep_together]") {
     DeepFamily family(3);
-    const auto trace = family.file("trace");
-    Process process(family.deep({delay(k_checkpoint, "4s"), "GPU_SLEEP_SIM_TRACE=" + trace}));
-    REQUIRE(becomes_true([&] { return calls_done(trace, "cuCheckpointProcessLock") == 3; }));
-    pause_for(Milliseconds(300)); // so that all are being checkpointed
+    auto process = start_checkpoints(family, "4s");
     family[1].process().signal(SIGSTOP);
     const auto output = process.finish();
     INFO(output.err);
@@ -289,10 +293,7 @@ TEST_CASE("Deep together: one that is stopped amid the driver's part is given up
 TEST_CASE("Deep together: one that is killed amid the driver's part takes nobody along",
           "[deep][deep_together]") {
     DeepFamily family(3);
-    const auto trace = family.file("trace");
-    Process process(family.deep({delay(k_checkpoint, "4s"), "GPU_SLEEP_SIM_TRACE=" + trace}));
-    REQUIRE(becomes_true([&] { return calls_done(trace, "cuCheckpointProcessLock") == 3; }));
-    pause_for(Milliseconds(300)); // so that all are being checkpointed
+    auto process = start_checkpoints(family, "4s");
     family.kill_last();
     CHECK(process.finish().status != 0);
     CHECK(family.states().deep == 2);

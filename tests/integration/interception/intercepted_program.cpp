@@ -107,9 +107,8 @@ Answer fill(const Memory& which, std::uint64_t seed) {
 }
 
 /// fill NUMBER SEED
-Answer do_fill(Words& words) {
-    const auto which = memory(words);
-    return which ? fill(**which, next<std::uint64_t>(words)) : which.error();
+Answer do_fill(Memory& which, Words& words) {
+    return fill(which, next<std::uint64_t>(words));
 }
 
 /// serve COUNT BYTES SEED: fills so many memories; from then on it answers `work`
@@ -145,62 +144,41 @@ Answer do_work(Words&) {
     return std::string();
 }
 
-/// hash NUMBER
-Answer do_hash(Words& words) {
-    const auto which = memory(words);
-    return which ? hash_of(**which) : which.error();
-}
-
 /// launch NUMBER INCREMENT: adds it to every 32-bit word, by a kernel; then the hash
-Answer do_launch(Words& words) {
-    const auto which = memory(words);
-    if (!which) return which.error();
-    const auto count = std::uint64_t{(*which)->bytes / sizeof(std::uint32_t)};
+Answer do_launch(Memory& which, Words& words) {
+    const auto count = std::uint64_t{which.bytes / sizeof(std::uint32_t)};
     const auto increment = next<std::uint32_t>(words);
-    GPU_SLEEP_TRY(launch(program().module, "sim_add", program().stream, (*which)->address, count, increment));
-    return hash_of(**which);
+    GPU_SLEEP_TRY(launch(program().module, "sim_add", program().stream, which.address, count, increment));
+    return hash_of(which);
 }
 
 /// copy FROM TO: in the null stream, so in the order of everything else; then the hash of TO
-Answer do_copy(Words& words) {
-    const auto from = memory(words);
-    if (!from) return from.error();
-    const auto to = memory(words);
-    if (!to) return to.error();
+Answer do_copy(Memory& from, Memory& to) {
     GPU_SLEEP_TRY(synchronize());
-    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, (*to)->address, (*from)->address, (*from)->bytes, nullptr);
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, to.address, from.address, from.bytes, nullptr);
     GPU_SLEEP_TEST_CALL(cuStreamSynchronize, nullptr);
-    return hash_of(**to);
+    return hash_of(to);
 }
 
 /// capture FROM TO: begins a capture and records a copy and an addition
-Answer do_capture(Words& words) {
-    const auto from = memory(words);
-    if (!from) return from.error();
-    const auto to = memory(words);
-    if (!to) return to.error();
+Answer do_capture(Memory& from, Memory& to) {
     const auto stream = program().capture;
     GPU_SLEEP_TEST_CALL(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
-    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, (*to)->address, (*from)->address, (*from)->bytes, stream);
-    GPU_SLEEP_TRY(
-        launch(program().module, "sim_add", stream, (*to)->address, std::uint64_t{(*to)->bytes / 4}, 1U));
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, to.address, from.address, from.bytes, stream);
+    GPU_SLEEP_TRY(launch(program().module, "sim_add", stream, to.address, std::uint64_t{to.bytes / 4}, 1U));
     return std::string();
 }
 
 /// capture_allocation FROM TO: as capture, by way of memory that the graph allocates and frees
-Answer do_capture_allocation(Words& words) {
-    const auto from = memory(words);
-    if (!from) return from.error();
-    const auto to = memory(words);
-    if (!to) return to.error();
+Answer do_capture_allocation(Memory& from, Memory& to) {
     const auto stream = program().capture;
-    const auto bytes = (*from)->bytes;
+    const auto bytes = from.bytes;
     CUdeviceptr between = 0;
     GPU_SLEEP_TEST_CALL(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
     GPU_SLEEP_TEST_CALL(cuMemAllocAsync, &between, bytes, stream);
-    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, between, (*from)->address, bytes, stream);
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, between, from.address, bytes, stream);
     GPU_SLEEP_TRY(launch(program().module, "sim_add", stream, between, std::uint64_t{bytes / 4}, 1U));
-    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, (*to)->address, between, bytes, stream);
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, to.address, between, bytes, stream);
     GPU_SLEEP_TEST_CALL(cuMemFreeAsync, between, stream);
     return std::string();
 }
@@ -224,19 +202,15 @@ Answer do_end_capture(Words&) {
 }
 
 /// replay NUMBER: clears it and launches the graph; then its hash
-Answer do_replay(Words& words) {
-    const auto to = memory(words);
-    if (!to) return to.error();
-    GPU_SLEEP_TEST_CALL(cuMemsetD8Async, (*to)->address, 0x5A, (*to)->bytes, program().stream);
+Answer do_replay(Memory& to, Words&) {
+    GPU_SLEEP_TEST_CALL(cuMemsetD8Async, to.address, 0x5A, to.bytes, program().stream);
     GPU_SLEEP_TEST_CALL(cuGraphLaunch, program().graph, program().stream);
-    return hash_of(**to);
+    return hash_of(to);
 }
 
 /// free NUMBER
-Answer do_free(Words& words) {
-    const auto which = memory(words);
-    if (!which) return which.error();
-    GPU_SLEEP_TRY(release(**which, program().stream));
+Answer do_free(Memory& which, Words&) {
+    GPU_SLEEP_TRY(release(which, program().stream));
     GPU_SLEEP_TRY(synchronize()); // what was freed in its turn is free then
     return std::string();
 }
@@ -258,10 +232,8 @@ Answer do_shared_event(Words&) {
 }
 
 /// query NUMBER OFFSET: "device TYPE DEVICE BEGIN BYTES", BEGIN and BYTES those of the allocation or mapping
-Answer do_query(Words& words) {
-    const auto which = memory(words);
-    if (!which) return which.error();
-    const auto address = (*which)->address + next<std::size_t>(words);
+Answer do_query(Memory& which, Words& words) {
+    const auto address = which.address + next<std::size_t>(words);
     unsigned type = 0;
     int device = -1;
     CUdeviceptr begin = 0;
@@ -273,11 +245,9 @@ Answer do_query(Words& words) {
 }
 
 /// share NUMBER: a handle for other processes, in hexadecimal
-Answer do_share(Words& words) {
-    const auto which = memory(words);
-    if (!which) return which.error();
+Answer do_share(Memory& which, Words&) {
     CUipcMemHandle handle{};
-    GPU_SLEEP_TEST_CALL(cuIpcGetMemHandle, &handle, (*which)->address);
+    GPU_SLEEP_TEST_CALL(cuIpcGetMemHandle, &handle, which.address);
     std::string text;
     for (const char byte : handle.reserved) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
     return text;
@@ -299,10 +269,8 @@ Answer do_open(Words& words) {
 }
 
 /// export NUMBER PATH: a descriptor, to who imports there
-Answer do_export(Words& words) {
-    const auto which = memory(words);
-    if (!which) return which.error();
-    GPU_SLEEP_TRY(export_memory(**which, next<std::string>(words)));
+Answer do_export(Memory& which, Words& words) {
+    GPU_SLEEP_TRY(export_memory(which, next<std::string>(words)));
     return std::string();
 }
 
@@ -317,18 +285,14 @@ Answer do_import(Words& words) {
 }
 
 /// release NUMBER: its handles; it stays mapped
-Answer do_release(Words& words) {
-    const auto which = memory(words);
-    if (!which) return which.error();
-    GPU_SLEEP_TRY(release_handles((*which)->segments));
+Answer do_release(Memory& which, Words&) {
+    GPU_SLEEP_TRY(release_handles(which.segments));
     return std::string();
 }
 
 /// close NUMBER: memory of another process, and waits for nothing
-Answer do_close(Words& words) {
-    const auto which = memory(words);
-    if (!which) return which.error();
-    GPU_SLEEP_TRY(release(**which, program().stream));
+Answer do_close(Memory& which, Words&) {
+    GPU_SLEEP_TRY(release(which, program().stream));
     return std::string();
 }
 
@@ -422,16 +386,14 @@ Answer do_look_up(Words& words) {
 }
 
 /// submit NUMBER: sets every byte to 36 by what was looked up
-Answer do_submit(Words& words) {
-    const auto which = memory(words);
-    if (!which) return which.error();
-    GPU_SLEEP_TRY(submit_by_unknown_call(**which, program().stream));
-    std::vector<unsigned char> contents((*which)->bytes);
+Answer do_submit(Memory& which, Words&) {
+    GPU_SLEEP_TRY(submit_by_unknown_call(which, program().stream));
+    std::vector<unsigned char> contents(which.bytes);
     GPU_SLEEP_TRY(synchronize());
-    GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), (*which)->address, contents.size());
+    GPU_SLEEP_TEST_CALL(cuMemcpyDtoH, contents.data(), which.address, contents.size());
     for (const auto byte : contents)
         if (byte != 36) return make_error(ErrorCode::internal, "a byte is {}", byte);
-    return hash_of(**which);
+    return hash_of(which);
 }
 
 /// The agent's function of that name, found as by programs that may run without.
@@ -523,21 +485,21 @@ const Commands& commands() {
              return std::string();
          }},
         {"alloc", do_allocate},
-        {"fill", do_fill},
+        {"fill", about(memory, do_fill)},
         {"serve", do_serve},
         {"work", do_work},
-        {"hash", do_hash},
-        {"launch", do_launch},
-        {"copy", do_copy},
-        {"capture", do_capture},
-        {"capture_allocation", do_capture_allocation},
+        {"hash", about(memory, [](Memory& which, Words&) { return hash_of(which); })},
+        {"launch", about(memory, do_launch)},
+        {"copy", about_two(memory, do_copy)},
+        {"capture", about_two(memory, do_capture)},
+        {"capture_allocation", about_two(memory, do_capture_allocation)},
         {"capture_within", do_capture_within},
         {"end_capture", do_end_capture},
-        {"replay", do_replay},
-        {"free", do_free},
+        {"replay", about(memory, do_replay)},
+        {"free", about(memory, do_free)},
         {"poll", do_poll},
         {"shared_event", do_shared_event},
-        {"query", do_query},
+        {"query", about(memory, do_query)},
         {"null_stream", do_null_stream},
         {"reset", do_reset},
         {"fork", do_fork},
@@ -546,14 +508,14 @@ const Commands& commands() {
         {"load", do_load},
         {"look_up", do_look_up},
         {"ask_version", [](Words&) { return Answer(std::to_string(version_by_unknown_call())); }},
-        {"submit", do_submit},
+        {"submit", about(memory, do_submit)},
         {"open", do_open},
-        {"close", do_close},
+        {"close", about(memory, do_close)},
         {"descriptors", do_descriptors},
-        {"share", do_share},
-        {"export", do_export},
+        {"share", about(memory, do_share)},
+        {"export", about(memory, do_export)},
         {"import", do_import},
-        {"release", do_release},
+        {"release", about(memory, do_release)},
         {"callbacks", do_callbacks},
         {"told", do_told},
         {"sleep_self", do_sleep_self},

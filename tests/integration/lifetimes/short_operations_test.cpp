@@ -6,7 +6,9 @@
 #include "devices.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 #include "short_memory.hpp"
+#include "support/callbacks.hpp"
 
+#include <optional>
 #include <vector>
 
 using namespace gpu_sleep::test;
@@ -27,20 +29,12 @@ public:
                     CUDA_SUCCESS);
         }
         REQUIRE(gpu_sleep_set_policy("c", GPU_SLEEP_DISCARD, 1) == GPU_SLEEP_OK);
-        const auto before = [](const gpu_sleep_event*, void* self) {
-            ++static_cast<Program*>(self)->prepared;
-            return 0;
-        };
-        const auto after = [](const gpu_sleep_event*, void* self) {
-            ++static_cast<Program*>(self)->resumed;
-            return 0;
-        };
-        REQUIRE(gpu_sleep_add_callback(before, after, this, 0, &callback_) == GPU_SLEEP_OK);
+        callbacks_.emplace([this](const gpu_sleep_event*) { return ++prepared, 0; },
+                           [this](const gpu_sleep_event*) { return ++resumed, 0; });
     }
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
     ~Program() {
-        CHECK(gpu_sleep_remove_callback(callback_) == GPU_SLEEP_OK);
         for (auto* const memory : memory_) CHECK(gpu_sleep_free(memory) == GPU_SLEEP_OK);
     }
 
@@ -63,7 +57,7 @@ private:
     static unsigned char value(std::size_t i) { return static_cast<unsigned char>(7 + i); }
 
     std::vector<void*> memory_;
-    int callback_ = 0;
+    std::optional<Callbacks> callbacks_;
 };
 
 /// Runs `operation` with memory short from every allocation of the operations thread on, until it takes no

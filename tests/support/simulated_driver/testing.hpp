@@ -5,7 +5,6 @@
 #pragma once
 
 #include "support/driver_testing.hpp"
-#include "support/simulated_driver/control.h"
 
 namespace gpu_sleep::sim::testing {
 
@@ -30,11 +29,7 @@ public:
         CUcontext popped = nullptr;
         cuCtxPopCurrent(&popped);
         cuDevicePrimaryCtxRelease(device_);
-        const auto after = sim_live_objects();
-        CHECK(after.handles == before_.handles);
-        CHECK(after.physical_bytes == before_.physical_bytes);
-        CHECK(after.mappings == before_.mappings);
-        CHECK(after.reservations == before_.reservations);
+        check_nothing_left(before_, sim_live_objects());
     }
 
     CUcontext context = nullptr;
