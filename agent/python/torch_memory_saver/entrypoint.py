@@ -81,7 +81,8 @@ _thread = _Thread()
 
 class _PoolInUse:
     def __init__(self, pool: Any) -> None:
-        self.pool, self._use = pool, None
+        self.pool = pool
+        self._use: Any = None
 
     def begin(self) -> None:
         import torch
