@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 8
+#define GPU_SLEEP_API_VERSION 9
 
 /** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
@@ -182,7 +182,8 @@ typedef struct gpu_sleep_event {
  *
  *  It runs on a thread of the agent's own that runs nothing else and is not cancelled, with no lock of the
  * agent held. An exception that leaves it ends the process. It may call every function of
- * this header except gpu_sleep_sleep(), gpu_sleep_sleep_in_files() and gpu_sleep_wake(). Before a sleep all
+ * this header except gpu_sleep_sleep(), gpu_sleep_sleep_in_files(), gpu_sleep_wake() and
+ * gpu_sleep_wake_within(). Before a sleep all
  * memory that was awake is still there; after a wake all memory of the event is there again. Memory of other
  * sleeping tags is not: under `gpu-run`, calls that name it fail (CUDA_ERROR_SYSTEM_NOT_READY) instead of
  * waiting.
@@ -293,6 +294,12 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t b
  * contents are not what they were, or whose file cannot or may not be read, stay asleep, and all the others
  * are awake. Source: CUDA Driver API, cuMemCreate, cuMemMap, cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
+
+/** As gpu_sleep_wake(), which it is with 0, but within `timeout_ms`, as `gpu-wake --timeout` has it: they
+ * bound all until the memory is back, in addition to `wait_ms`, and then the after-wake callbacks together,
+ * which otherwise have 30 seconds. A callback that is late runs on, and the memory is awake. Since version 9.
+ * Errors: those of gpu_sleep_wake(), TIMED_OUT. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake_within(const char* tags, uint32_t wait_ms, uint32_t timeout_ms);
 
 /** How much of this process is asleep, in bytes of GPU memory released. Never fails. */
 GPU_SLEEP_API size_t gpu_sleep_asleep_bytes(void);

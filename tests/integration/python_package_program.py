@@ -16,6 +16,8 @@ from torch_stand_in import BYTES, Tensor
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "agent/python"))
 import gpu_sleep  # noqa: E402
 
+SECONDS = 20  # that nothing takes
+
 
 def tagged(tag, device=0):
     """The tag as gpu-ps shows it; None where there is none."""
@@ -227,6 +229,7 @@ class Sleeping(Case):
             (lambda: gpu_sleep.sleep(timeout=0), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.sleep(timeout=1e12), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.wake(wait=float("nan")), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.wake(timeout=0), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.tag(7), TypeError),
             (lambda: gpu_sleep.policy("one", "burn"), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.preserve((id(self), 1)), gpu_sleep.NotOwned),
@@ -351,6 +354,24 @@ class Callbacks(Case):
             (woken,) = gpu_sleep.Process(os.getpid()).wake()
         self.assertIn("failed: ValueError: no file", "\n".join(woken.notes))
         self.assertTrue(tagged("dropped").needs_refill)
+
+
+    def test_have_the_time_of_the_wake(self):
+        list(self.tensors_of("dropped"))
+        finish, ended = threading.Event(), threading.Event()
+
+        def take_long(event):
+            finish.wait(SECONDS)
+            gpu_sleep.mark_refilled("dropped")
+            ended.set()
+
+        self.callback(gpu_sleep.on_wake, take_long)
+        gpu_sleep.sleep(2)
+        gpu_sleep.wake(timeout=1)
+        self.assertFalse(ended.is_set())
+        self.assertTrue(tagged("dropped").needs_refill)
+        finish.set()
+        self.assertTrue(ended.wait(SECONDS))
 
 
 class Graphs(Case):

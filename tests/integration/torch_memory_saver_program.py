@@ -38,7 +38,7 @@ class HostTensor:
 
 torch.uint8, torch.frombuffer = "uint8", lambda memory, dtype: HostTensor(memory)
 
-from torch_memory_saver import binary_wrapper, torch_memory_saver  # noqa: E402
+from torch_memory_saver import torch_memory_saver  # noqa: E402
 
 MODE = sys.argv[2]
 ctypes.CDLL("libcudart.so.12", mode=ctypes.RTLD_GLOBAL)
@@ -294,9 +294,9 @@ def wrong_use():
     os.environ.update(both)
     raises(AssertionError, torch_memory_saver.pause)
     os.environ.update(dict.fromkeys(both, "0"))
-    needed, binary_wrapper._NEEDED_API_VERSION = binary_wrapper._NEEDED_API_VERSION, 1000
+    needed, gpu_sleep._agent._NEEDED_API_VERSION = gpu_sleep._agent._NEEDED_API_VERSION, 1000
     assert raises(gpu_sleep.Error, torch_memory_saver.pause).code == "protocol_mismatch"
-    binary_wrapper._NEEDED_API_VERSION = needed
+    gpu_sleep._agent._NEEDED_API_VERSION = needed
     assert torch_memory_saver.enabled and torch_memory_saver._impl is None
     torch_memory_saver.pause()
     torch_memory_saver.hook_mode = MODE
