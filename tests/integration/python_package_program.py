@@ -4,6 +4,7 @@
 
 import contextlib
 import io
+import multiprocessing
 import os
 import pathlib
 import sys
@@ -39,6 +40,19 @@ def in_thread(work):
     thread.join()
     for failure in failures:
         raise failure
+
+
+def in_worker(region):
+    """In a process that multiprocessing has spawned, of what its parent has entered."""
+    assert Tensor().pool is None
+    with region:
+        Tensor()
+    assert tagged("spawned").allocated_bytes == BYTES
+    try:
+        region.__exit__()
+    except gpu_sleep.InvalidArgument:
+        return
+    sys.exit("no exception")
 
 
 class Case(unittest.TestCase):
@@ -167,6 +181,14 @@ class Regions(Case):
             os._exit(0)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         gpu_sleep.sleep(tags="parent")  # no hold is left
+
+    def test_is_not_of_a_spawned_worker(self):
+        region = gpu_sleep.tag("spawned")
+        with region:
+            worker = multiprocessing.get_context("spawn").Process(target=in_worker, args=(region,))
+            worker.start()
+        worker.join()
+        self.assertEqual(worker.exitcode, 0)
 
 
 class Sleeping(Case):
