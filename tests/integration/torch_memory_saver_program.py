@@ -138,6 +138,15 @@ def devices():
     torch_memory_saver.resume("a")
     assert here.is_all(1) and there.is_all(2)
 
+    def many(tag, found, capacity):
+        for number in range(capacity):
+            found[number] = number
+        return 65
+
+    impl = torch_memory_saver._impl
+    impl._binary_wrapper = types.SimpleNamespace(cdll=types.SimpleNamespace(tms_affected_devices=many))
+    assert impl._affected_devices("a") == [*range(65)]
+
 
 def overlapping():
     """As in two coroutines of a thread, which is a fault of the program: the later region goes on."""

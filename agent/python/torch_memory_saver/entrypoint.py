@@ -13,9 +13,7 @@ from gpu_sleep.errors import Error
 
 from .binary_wrapper import BinaryWrapper
 from .hooks import mode_preload
-from .hooks.base import HookUtilBase
-from .hooks.mode_preload import HookUtilModePreload
-from .hooks.mode_torch import HookUtilModeTorch
+from .hooks.base import HookMode, HookUtilBase
 
 _TAG_DEFAULT = "default"
 _BACKENDS = ("mmap", "pinned")
@@ -224,10 +222,10 @@ class TorchMemorySaver:
 
 
 class _TorchMemorySaverImpl:
-    def __init__(self, hook_mode: str = "preload") -> None:
+    def __init__(self, hook_mode: HookMode = "preload") -> None:
         _check_environment()
         self._hook_mode = hook_mode
-        self._hook_util: HookUtilBase = HookUtilModePreload() if hook_mode == "preload" else HookUtilModeTorch()
+        self._hook_util = HookUtilBase.create(hook_mode=hook_mode)
         self._binary_wrapper = BinaryWrapper(path_binary=self._hook_util.get_path_binary())
         self._mem_pools: Dict[Tuple[str, bool, bool, str, int], Any] = {}
         # PyTorch would free memory by it when the interpreter ends.
@@ -315,9 +313,10 @@ class _TorchMemorySaverImpl:
         self._binary_wrapper.check(self._binary_wrapper.cdll.tms_resume(tag.encode() if tag else None))
 
     def _affected_devices(self, tag: Optional[str]) -> List[int]:
-        most = 64
-        found = (ctypes.c_int * most)()
-        return found[:self._binary_wrapper.cdll.tms_affected_devices(tag.encode() if tag else None, found, most)]
+        query, name = self._binary_wrapper.cdll.tms_affected_devices, tag.encode() if tag else None
+        count: int = query(name, None, 0)
+        found = (ctypes.c_int * count)()
+        return found[:query(name, found, count)]
 
     def set_disk_backup_dir(self, path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
