@@ -362,6 +362,13 @@ def slime():
     region = _TorchMemorySaverImpl._with_region_config
     _TorchMemorySaverImpl._with_region_config = lambda its, tag, enable_cpu_backup: region(its, tag, enable_cpu_backup)
     gradients = tensor(2, tag="gradients")
+    torch_memory_saver.pause("default")
+    with torch_memory_saver.disable():  # new weights are sent meanwhile
+        sent = Tensor()
+        asleep(2)
+        sent.free()
+    torch_memory_saver.resume("default")
+    assert gradients.is_all(2)
     torch_memory_saver.pause()
     asleep(3)
     assert communicator.is_all(7)
