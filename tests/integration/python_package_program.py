@@ -426,6 +426,16 @@ class Graphs(Case):
         self.assertIn(pool, [self.captured(tag="passing")[1] for _ in range(2)])
         self.assertNotEqual(self.captured(tag="another")[1], pool)
 
+    def test_share_a_pool_by_a_handle(self):
+        handle = torch_stand_in.graph_pool_handle()
+        graphs, pools = zip(*(self.captured(tag="sharing", pool=handle) for _ in range(3)))
+        self.assertEqual(len(set(pools)), 1)
+        with self.assertRaises(gpu_sleep.InvalidArgument):
+            self.captured(tag="another", pool=handle)
+        self.assertNotEqual(self.captured(tag="sharing")[1], pools[0])
+        del graphs
+        self.assertNotIn(self.captured(tag="another", pool=handle)[1], pools)
+
     def test_have_a_tag_in_any_case(self):
         self.captured()
         self.assertEqual(tagged("default").allocated_bytes, BYTES)
@@ -447,7 +457,8 @@ class Graphs(Case):
 
     def test_end_as_they_began(self):
         graph, _ = self.captured(tag="one")
-        for wrong in (dict(tag="two", pool=graph.pool()), dict(tag="one", pool=(7, 0)), dict(tag="no tag")):
+        ended = self.captured(tag="one")[0].pool()
+        for wrong in (dict(tag="two", pool=graph.pool()), dict(tag="one", pool=ended), dict(tag="no tag")):
             with self.assertRaises(gpu_sleep.InvalidArgument):
                 self.captured(**wrong)
         with self.assertRaises(ZeroDivisionError), gpu_sleep.tag("left"):

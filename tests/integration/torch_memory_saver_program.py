@@ -404,6 +404,15 @@ def graphs():
     asleep(1)
     torch_memory_saver.resume("graph")
     assert made.is_all(7) and around.is_all(7)
+    handle, shared = torch.cuda.graph_pool_handle(), []  # as SGLang has it: one for the graphs of all sizes
+    for _ in range(3):
+        with torch_memory_saver.cuda_graph(torch_stand_in.CUDAGraph(), pool=handle, tag="graphs", enable_cpu_backup=True):
+            shared.append(Tensor())
+    assert {made.pool.id for made in shared} == {handle}
+    torch_memory_saver.pause("graphs")
+    asleep(3)
+    torch_memory_saver.resume("graphs")
+    assert all(made.is_all(7) for made in shared)
 
 
 globals()[sys.argv[1]]()
