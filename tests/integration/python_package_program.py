@@ -498,8 +498,9 @@ class Notebook(Case):
         self.assertIn("partial", shell.run("gpu_wake", "weights"))
         self.assertEqual(shell.run("gpu_wake"), shell.run("gpu_state"))
         self.assertEqual(gpu_sleep.asleep_bytes(), 0)
-        with self.assertRaises(gpu_sleep.UnknownTag):
+        with self.assertRaises(gpu_sleep.UnknownTag) as caught:
             shell.run("gpu_sleep", "nobody")
+        self.assertEqual(caught.exception._render_traceback_(), [f"UnknownTag: {caught.exception}"])
 
     def test_says_what_it_cannot_move(self):
         list(self.tensors_of("weights"))
