@@ -14,8 +14,10 @@ import pathlib
 import random
 import sys
 import tempfile
+import threading
 import types
 import unittest
+import unittest.mock
 
 TREE = pathlib.Path(sys.argv.pop())
 sys.path.insert(0, str(TREE / "agent/python"))
@@ -212,6 +214,25 @@ class Reload(unittest.TestCase):
         values = contents(embedding)
         gpu_sleep.torch.reload(tensors, write(self.directory / "x", {"head": embedding}, values))
         self.check(tensors, values * 3)
+
+    def test_a_slow_read_does_not_hold_up_the_others(self):
+        tensors = {"a": Tensor([100_000])}
+        values = contents(*tensors.values())
+        path = write(self.directory / "x", tensors, values)
+        read, begun, is_ahead = gpu_sleep.torch._Buffer.read, [], threading.Event()
+
+        def slow_at_first(buffer, descriptor, piece):
+            begun.append(piece)
+            if len(begun) > 2:
+                is_ahead.set()
+            if piece is begun[0]:
+                self.assertTrue(is_ahead.wait(20))
+            read(buffer, descriptor, piece)
+
+        with unittest.mock.patch.object(gpu_sleep.torch._Buffer, "read", slow_at_first), \
+                unittest.mock.patch("os.sched_getaffinity", lambda process: {0, 1}):
+            gpu_sleep.torch.reload(tensors, path)
+        self.check(tensors, values)
 
     def test_says_what_differs(self):
         tensors = {name: Tensor([10]) for name in ("a", "b")}
