@@ -223,6 +223,10 @@ gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes) {
     });
 }
 
+gpu_sleep_status gpu_sleep_keep_on_gpu(const void* pointer) {
+    return finish([&] { return Agent::instance().memory().keep_on_gpu(address_of(pointer)); });
+}
+
 gpu_sleep_status gpu_sleep_mark_refilled(const char* tag) {
     return finish_with(tag,
                        [](std::string_view name) { return Agent::instance().memory().mark_refilled(name); });

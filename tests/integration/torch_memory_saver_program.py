@@ -265,6 +265,30 @@ def backups():
     assert backup(kept) is None and kept.is_all(9)
 
 
+def residents():
+    """What is registered with a library stays on the GPU, and all else of its tag is paused."""
+    keep = torch_memory_saver.keep_resident
+    assert keep(tensor(3)) == 0
+    stays, sleeps = (tensor(value, tag="mixed", enable_cpu_backup=True) for value in (1, 2))
+    assert keep(stays) == keep(stays) == BYTES
+    for tag in ("mixed", None):
+        torch_memory_saver.pause(tag)
+        asleep(1)
+        assert stays.is_all(1)
+        assert "sleeps" in str(raises(gpu_sleep.Refused, keep, sleeps))
+        torch_memory_saver.resume(tag)
+        assert sleeps.is_all(2)
+    sleeps.free()
+    torch_memory_saver.pause("mixed")
+    gpu_sleep.sleep()
+    asleep(0)
+    stays.free()
+    tensor(4, tag="mixed")
+    torch_memory_saver.pause("mixed")
+    asleep(1)
+    raises(ValueError, keep, types.SimpleNamespace(is_cuda=False, device="cpu"))
+
+
 def disk():
     """Backups in files."""
     first = tensor(4, tag="first", enable_disk_backup=True)

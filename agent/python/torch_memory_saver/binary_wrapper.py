@@ -26,6 +26,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {  # result and arguments
     "set_memory_margin_bytes": (None, [ctypes.c_uint64]),
     "tms_pause": (ctypes.c_int, [ctypes.c_char_p]),
     "tms_resume": (ctypes.c_int, [ctypes.c_char_p]),
+    "tms_keep_resident": (ctypes.c_uint64, [ctypes.c_void_p]),
     "tms_affected_devices": (ctypes.c_uint32, [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int), ctypes.c_uint32]),
     "tms_get_cpu_backup_pointer": (ctypes.POINTER(ctypes.c_uint8), [ctypes.POINTER(ctypes.c_uint8), ctypes.c_uint64]),
 }

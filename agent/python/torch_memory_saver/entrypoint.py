@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from gpu_sleep import _regions
-from gpu_sleep.errors import Error
+from gpu_sleep.errors import Error, Refused
 
 from .binary_wrapper import BinaryWrapper
 from .hooks import mode_preload
@@ -145,6 +145,22 @@ class TorchMemorySaver:
         """For `with`, in a region: what is allocated is not paused. Its pool is thrown away at the end."""
         with self._started().disable():
             yield
+
+    def keep_resident(self, tensor: Any) -> int:
+        """Has no pause() release the allocation that a tensor lies in, with whatever else lies in it, until PyTorch frees that:
+        for memory that is registered with a library. Returns the allocation's size in bytes, 0 where it is of no region.
+
+        Errors: ValueError (not on a GPU), Refused (it is paused).
+        """
+        if not tensor.is_cuda:
+            raise ValueError(f"a tensor on {tensor.device} does not stay on a GPU")
+        if tensor.numel() == 0:
+            return 0
+        library = self._started()._binary_wrapper
+        size = int(library.cdll.tms_keep_resident(tensor.data_ptr()))
+        if size == 0 and library.last_error():
+            raise Refused(library.last_error())
+        return size
 
     def pause(self, tag: Optional[str] = None) -> None:
         """Releases the memory of a tag, or of all. Does nothing where there is none.

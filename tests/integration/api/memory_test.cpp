@@ -411,6 +411,7 @@ TEST_CASE("Preserving: a span lies within what was asked for", "[api]") {
     const TaggedMemory memory("weights", 3 * k_mib); // in a range of four
     auto* const start = static_cast<std::byte*>(memory.pointer());
     CHECK(gpu_sleep_preserve(start + k_mib, 3 * k_mib) == GPU_SLEEP_ERROR_NOT_OWNED);
+    CHECK(gpu_sleep_keep_on_gpu(&gpu) == GPU_SLEEP_ERROR_NOT_OWNED);
     check(gpu_sleep_preserve(start + k_mib, 2 * k_mib));
     const auto words = random_words(memory.bytes(), 1);
     memory.write(words);
