@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Literal, Optional, Tuple, get_args
 
 from gpu_sleep import _regions
 from gpu_sleep.errors import Error, Refused
@@ -16,7 +16,7 @@ from .hooks import mode_preload
 from .hooks.base import HookMode, HookUtilBase
 
 _TAG_DEFAULT = "default"
-_BACKENDS = ("mmap", "pinned")
+CpuBackupBackend = Literal["mmap", "pinned"]
 _TRUE = ("1", "true", "TRUE", "yes", "YES")
 _BOOLEANS = ("", *_TRUE, "0", "false", "FALSE", "no", "NO")
 
@@ -24,8 +24,8 @@ _BOOLEANS = ("", *_TRUE, "0", "false", "FALSE", "no", "NO")
 def _check_backup(cpu: bool, disk: bool, backend: Optional[str]) -> None:
     if backend is not None and not cpu:
         raise ValueError("cpu_backup_backend needs enable_cpu_backup=True")
-    if backend is not None and backend not in _BACKENDS:
-        raise ValueError(f"cpu_backup_backend is one of {', '.join(_BACKENDS)}, not {backend!r}")
+    if backend is not None and backend not in get_args(CpuBackupBackend):
+        raise ValueError(f"cpu_backup_backend is one of {', '.join(get_args(CpuBackupBackend))}, not {backend!r}")
     assert not (cpu and disk), "a backup goes to host memory (enable_cpu_backup) or to files (enable_disk_backup), not to both"
 
 
@@ -122,7 +122,7 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def region(self, tag: str = _TAG_DEFAULT, enable_cpu_backup: bool = False, enable_disk_backup: bool = False,
-               cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
+               cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
         """For `with`: what the calling thread allocates by PyTorch, on the current device, is of this tag, which is any text."""
         _check_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         more = {"enable_disk_backup": enable_disk_backup, "cpu_backup_backend": cpu_backup_backend}
@@ -132,7 +132,7 @@ class TorchMemorySaver:
     @contextlib.contextmanager
     def cuda_graph(self, cuda_graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global",
                    tag: str = _TAG_DEFAULT, enable_cpu_backup: bool = False,
-                   cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
+                   cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
         """For `with`, as torch.cuda.graph(): what the graph allocates is of this tag. In hook mode "preload" only."""
         _check_backup(enable_cpu_backup, False, cpu_backup_backend)
         with self._started().cuda_graph(
@@ -260,7 +260,7 @@ class _TorchMemorySaverImpl:
 
     @contextlib.contextmanager
     def region(self, tag: str, enable_cpu_backup: bool, enable_disk_backup: bool = False,
-               cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
+               cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
         import torch
 
         backend = cpu_backup_backend or self._binary_wrapper.cdll.tms_get_cpu_backup_backend().decode()
@@ -272,7 +272,7 @@ class _TorchMemorySaverImpl:
 
     @contextlib.contextmanager
     def cuda_graph(self, cuda_graph: Any, pool: Any, stream: Any, capture_error_mode: str, tag: str, enable_cpu_backup: bool,
-                   cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
+                   cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
         import torch
 
         assert self._hook_mode == "preload", "graphs are captured in hook mode \"preload\" only"
@@ -283,7 +283,7 @@ class _TorchMemorySaverImpl:
                 yield
 
     @contextlib.contextmanager
-    def _with_region_config(self, tag: str, enable_cpu_backup: bool, cpu_backup_backend: Optional[str] = None,
+    def _with_region_config(self, tag: str, enable_cpu_backup: bool, cpu_backup_backend: Optional[CpuBackupBackend] = None,
                             enable_disk_backup: bool = False) -> Iterator[None]:
         """For `with`: how the calling thread allocates. Nests."""
         library = self._binary_wrapper.cdll
