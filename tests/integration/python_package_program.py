@@ -10,6 +10,7 @@ import pathlib
 import sys
 import threading
 import unittest
+import unittest.mock
 
 import torch_stand_in
 from torch_stand_in import BYTES, Tensor
@@ -425,6 +426,21 @@ class Graphs(Case):
             self.assertNotEqual(self.tensor().pool, pool)
         self.assertIn(pool, [self.captured(tag="passing")[1] for _ in range(2)])
         self.assertNotEqual(self.captured(tag="another")[1], pool)
+
+    def test_keep_a_pool_whose_others_end_as_they_take_it(self):
+        graph, pool = self.captured(tag="taken")
+        handle, others = graph.pool(), [graph]
+        del graph
+        keep_for = gpu_sleep._graphs._Pool.keep_for
+
+        def after_the_others(its, graph):
+            others.clear()
+            keep_for(its, graph)
+
+        with unittest.mock.patch.object(gpu_sleep._graphs._Pool, "keep_for", after_the_others):
+            lives = self.captured(tag="taken", pool=handle)
+        self.assertEqual(lives[1], pool)
+        self.assertNotEqual(self.captured(tag="taken")[1], pool)
 
     def test_share_a_pool_by_a_handle(self):
         handle = torch_stand_in.graph_pool_handle()

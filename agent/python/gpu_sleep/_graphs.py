@@ -29,6 +29,8 @@ class _Pool:
         self._graphs.add(its)
         _pools[self.pool.id] = _pools[self.handle] = self
         weakref.finalize(graph, self._leave, its).atexit = False
+        with contextlib.suppress(ValueError):  # the last of the others may have ended since _pool_for()
+            _idle.get(self.key, []).remove(self)
 
     def _leave(self, its: object) -> None:
         self._graphs.discard(its)
@@ -40,12 +42,13 @@ class _Pool:
 
 _pools: Dict[Any, Optional[_Pool]] = {}  # by PyTorch's id, and by the handle; None: of no graph now
 _idle: Dict[Tuple[bytes, int], List[_Pool]] = {}
+_unknown: Any = object()
 
 
 def _pool_for(torch: Any, key: Tuple[bytes, int], shared: Any) -> _Pool:
     handle = None if shared is None else tuple(getattr(shared, "id", shared))
-    if handle in _pools:
-        used = _pools[handle]
+    used = _pools.get(handle, _unknown)
+    if used is not _unknown:
         if used is None or used.key != key:
             raise InvalidArgument("the pool's graphs have ended, or have another tag or device")
         return used
@@ -64,9 +67,9 @@ def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_m
 
     The tag is `tag`, or else that of the innermost region of tag() in which the thread is, or else "default". Each graph
     has a memory pool of its own, unless `pool` is that of an earlier graph (its pool()), or a handle that several are given
-    (of torch.cuda.graph_pool_handle()): they may overwrite each other's memory, see PyTorch on sharing. If
-    torch.cuda.graph() itself were used inside a region, later tensors of the region could get the graph's memory. Regions
-    inside the capture must have the same tag.
+    (of torch.cuda.graph_pool_handle()): they may overwrite each other's memory, see PyTorch on sharing. A pool that is of no
+    earlier graph only names a group of graphs: nothing is allocated from it. If torch.cuda.graph() itself were used inside
+    a region, later tensors of the region could get the graph's memory. Regions inside the capture must have the same tag.
 
     Errors, on entering: NoAgent, InvalidArgument (bad tag or pool, a capture inside of one, expandable segments), Error
     (no PyTorch with a GPU, or it has no MemPool), and PyTorch's.
