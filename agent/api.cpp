@@ -133,6 +133,15 @@ Result<model::SleepRequest> own_sleep(int level, const char* tags, uint32_t time
     return request;
 }
 
+model::WakeRequest own_wake(const char* tags, uint32_t wait_ms, uint32_t timeout_ms) {
+    model::WakeRequest request;
+    request.tags = split_tags(tags);
+    request.wait = Milliseconds(wait_ms);
+    request.bounds_all = timeout_ms != 0;
+    if (timeout_ms != 0) request.timeout = Milliseconds(timeout_ms);
+    return request;
+}
+
 } // namespace
 
 extern "C" {
@@ -212,6 +221,10 @@ gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes) {
         if (bytes == 0) return invalid("a span of zero bytes preserves nothing");
         return Agent::instance().memory().preserve(address_of(pointer), bytes);
     });
+}
+
+gpu_sleep_status gpu_sleep_keep_on_gpu(const void* pointer) {
+    return finish([&] { return Agent::instance().memory().keep_on_gpu(address_of(pointer)); });
 }
 
 gpu_sleep_status gpu_sleep_mark_refilled(const char* tag) {
@@ -312,12 +325,11 @@ gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t bytes, void* to
 }
 
 gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms) {
-    return finish([&]() -> Result<void> {
-        model::WakeRequest request;
-        request.tags = split_tags(tags);
-        request.wait = Milliseconds(wait_ms);
-        return run(std::move(request));
-    });
+    return finish([&] { return run(own_wake(tags, wait_ms, 0)); });
+}
+
+gpu_sleep_status gpu_sleep_wake_within(const char* tags, uint32_t wait_ms, uint32_t timeout_ms) {
+    return finish([&] { return run(own_wake(tags, wait_ms, timeout_ms)); });
 }
 
 size_t gpu_sleep_asleep_bytes(void) {

@@ -213,6 +213,15 @@ Result<void> ProgramMemory::preserve(driver::DeviceAddress address, Bytes bytes)
     return {};
 }
 
+Result<void> ProgramMemory::keep_on_gpu(driver::DeviceAddress address) {
+    const MutexLock lock(mutex_);
+    const auto place = locate_span(address, 1);
+    if (!place) return place.error();
+    if (place->backing->is_asleep()) return make_error(ErrorCode::refused, "{:#x} sleeps", address);
+    locked_.make_stay(place->backing->address, "the program keeps it on the GPU");
+    return {};
+}
+
 Result<void> ProgramMemory::mark_refilled(std::string_view tag) {
     const MutexLock lock(mutex_);
     const auto id = locked_.ledger().find_tag(tag);

@@ -28,7 +28,7 @@ namespace {
 
 #define GPU_SLEEP_USED(use)                                                                                  \
     use(alloc) use(free) use(set_policy) use(sleep) use(sleep_in_files) use(wake) use(mark_refilled)         \
-        use(read_kept) use(last_error)
+        use(read_kept) use(keep_on_gpu) use(last_error)
 
 /// The agent's functions.
 struct Agent {
@@ -40,15 +40,16 @@ struct Agent {
 /// The message of this thread's last call, or "" if it has not failed. No string: memory is freed when a
 /// thread's objects are gone, too.
 thread_local char t_error[1024];
+thread_local gpu_sleep_status t_status = GPU_SLEEP_OK;
 
 void note_error(std::string_view message) noexcept {
     t_error[message.copy(t_error, sizeof(t_error) - 1)] = '\0';
 }
 
-/// What is said by tms_last_error(), and returned.
+/// What is said by tms_last_error() and tms_last_status(), and returned.
 gpu_sleep_status fail(gpu_sleep_status status, std::string_view message) {
     note_error(message);
-    return status;
+    return t_status = status;
 }
 
 /// Opens the agent that is loaded, that of GPU_SLEEP_AGENT, or the installed one. Null, and t_error, if there
@@ -108,7 +109,7 @@ enum class Backup { none, cpu, disk };
 struct Tag {
     std::string name; ///< the agent's
     Backup backup = Backup::none;
-    std::size_t allocations = 0;
+    std::size_t allocations = 0; ///< that may be paused
 };
 
 struct Allocation {
@@ -117,6 +118,7 @@ struct Allocation {
     Tag* tag = nullptr;
     std::uint64_t number = 0; ///< later ones have higher numbers
     bool is_paused = false;   ///< by the last call that was about it
+    bool is_resident = false; ///< never paused
     /// Of what was asked for, by address and size: live until it is paused again, or resumed without being
     /// retained.
     std::map<std::pair<std::uintptr_t, std::size_t>, std::unique_ptr<std::uint8_t[]>> copies;
@@ -125,7 +127,7 @@ struct Allocation {
 /// All of it in this process. Each library of a mode has its own.
 struct Memory {
     /// Guards what follows. Not held over calls of the agent that may wait for the program: its callbacks
-    /// allocate and free. Set_policy and read_kept, over which it is held, wait for copying at most.
+    /// allocate and free. Those over which it is held wait for copying at most.
     std::mutex mutex;
     std::map<std::pair<std::string, Backup>, Tag> tags;
     std::map<std::uintptr_t, Allocation> allocations;
@@ -202,11 +204,12 @@ std::string listed(const std::vector<Tag*>& tags, bool only_disk = false) {
     return list;
 }
 
-/// Calls `use` for each allocation of `tags`. With the mutex held.
+/// Calls `use` for each allocation of `tags` that may be paused. With the mutex held.
 template <class Use>
 void for_each_of(const std::vector<Tag*>& tags, Use&& use) {
     for (auto& [address, allocation] : memory().allocations)
-        if (std::find(tags.begin(), tags.end(), allocation.tag) != tags.end()) use(allocation);
+        if (!allocation.is_resident && std::find(tags.begin(), tags.end(), allocation.tag) != tags.end())
+            use(allocation);
 }
 
 /// Runs `change(agent, tags)` for their `tag`, and notes how the memory is then that there was before.
@@ -249,9 +252,10 @@ Allocation* find(std::uintptr_t address, std::size_t bytes) {
 template <class Result, class Body>
 Result guarded(Result otherwise, Body&& body) noexcept {
     try {
-        note_error({});
+        fail(GPU_SLEEP_OK, {});
         return body();
     } catch (const std::exception&) {
+        fail(GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY, "too little host memory is available");
         return otherwise;
     }
 }
@@ -290,7 +294,7 @@ gpu_sleep_status allocate(void** pointer, std::size_t bytes, int device) {
             return fail(status, its->last_error());
         lock.lock();
         memory().allocations[reinterpret_cast<std::uintptr_t>(*pointer)] = {
-            bytes, device, tag, ++memory().last_number, false, {}};
+            bytes, device, tag, ++memory().last_number, false, false, {}};
         ++tag->allocations;
         return GPU_SLEEP_OK;
     });
@@ -302,13 +306,14 @@ gpu_sleep_status release(void* pointer) {
         auto freed = memory().allocations.extract(
             reinterpret_cast<std::uintptr_t>(pointer)); // it may be had again at once
         if (freed.empty()) return GPU_SLEEP_ERROR_NOT_OWNED;
-        --freed.mapped().tag->allocations;
+        auto& allocation = freed.mapped();
+        allocation.tag->allocations -= !allocation.is_resident;
         lock.unlock();
         const auto* const its = agent();
         const auto status = its->free(pointer);
         if (status == GPU_SLEEP_OK) return status;
         lock.lock();
-        ++freed.mapped().tag->allocations;
+        allocation.tag->allocations += !allocation.is_resident;
         memory().allocations.insert(std::move(freed));
         return fail(status, its->last_error());
     });
@@ -320,6 +325,11 @@ extern "C" {
 /// Of this thread's last call of a function of this library; "" if it has not failed.
 const char* tms_last_error() {
     return t_error;
+}
+
+/// Of the last call that could fail other than by its result; for tms_keep_resident().
+int tms_last_status() {
+    return t_status;
 }
 
 void tms_set_interesting_region(bool value) {
@@ -391,6 +401,25 @@ int tms_resume(const char* tag) {
                     its.mark_refilled(each->name.c_str());
             return status;
         });
+    });
+}
+
+/// Has no pause release the allocation that `pointer` lies in, until it is freed, and returns its size. 0 if
+/// it is in none, and, with tms_last_status(), if the agent does not keep it.
+std::uint64_t tms_keep_resident(const void* pointer) {
+    return guarded(std::uint64_t{0}, [&]() -> std::uint64_t {
+        const std::lock_guard lock(memory().mutex);
+        auto* const found = find(reinterpret_cast<std::uintptr_t>(pointer), 1);
+        if (!found || found->is_resident) return found ? found->bytes : 0;
+        const auto* const its = agent(); // it has their memory
+        if (const auto status = its->keep_on_gpu(pointer)) {
+            fail(status, its->last_error());
+            return 0;
+        }
+        found->is_resident = true;
+        found->is_paused = false;
+        --found->tag->allocations;
+        return found->bytes;
     });
 }
 

@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 8
+#define GPU_SLEEP_API_VERSION 9
 
 /** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
@@ -145,6 +145,12 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_prepare(void);
  * NOT_OWNED (not within one allocation), INVALID_ARGUMENT (zero bytes). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes);
 
+/** Has every sleep leave the allocation at `pointer` on the GPU until it is freed (of memory that the program
+ * maps itself, until it is unmapped), and with it all small allocations that share its range: for memory that
+ * a library has registered, and reaches by more than its address. gpu-ps lists it as residual. A deep sleep
+ * takes it all the same. Since version 9. Errors: NOT_OWNED (in no allocation), REFUSED (it sleeps). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_keep_on_gpu(const void* pointer);
+
 /** Reports that the program has filled `tag` again after a drop.
  *  Errors: INVALID_ARGUMENT (bad tag), UNKNOWN_TAG. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_mark_refilled(const char* tag);
@@ -182,7 +188,8 @@ typedef struct gpu_sleep_event {
  *
  *  It runs on a thread of the agent's own that runs nothing else and is not cancelled, with no lock of the
  * agent held. An exception that leaves it ends the process. It may call every function of
- * this header except gpu_sleep_sleep(), gpu_sleep_sleep_in_files() and gpu_sleep_wake(). Before a sleep all
+ * this header except gpu_sleep_sleep(), gpu_sleep_sleep_in_files(), gpu_sleep_wake() and
+ * gpu_sleep_wake_within(). Before a sleep all
  * memory that was awake is still there; after a wake all memory of the event is there again. Memory of other
  * sleeping tags is not: under `gpu-run`, calls that name it fail (CUDA_ERROR_SYSTEM_NOT_READY) instead of
  * waiting.
@@ -293,6 +300,12 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t b
  * contents are not what they were, or whose file cannot or may not be read, stay asleep, and all the others
  * are awake. Source: CUDA Driver API, cuMemCreate, cuMemMap, cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
+
+/** As gpu_sleep_wake(), which it is with 0, but within `timeout_ms`, as `gpu-wake --timeout` has it: the
+ * limit covers all until the memory is back, not counting `wait_ms`; the after-wake callbacks together then
+ * have as long again (with 0, 30 seconds). A callback that is late runs on, and the memory is awake. Since
+ * version 9. Errors: those of gpu_sleep_wake(), TIMED_OUT. */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake_within(const char* tags, uint32_t wait_ms, uint32_t timeout_ms);
 
 /** How much of this process is asleep, in bytes of GPU memory released. Never fails. */
 GPU_SLEEP_API size_t gpu_sleep_asleep_bytes(void);

@@ -174,6 +174,7 @@ def program(options):
     import torch
 
     gpu_sleep.torch._READERS = options.readers or gpu_sleep.torch._READERS
+    gpu_sleep.torch._AHEAD = gpu_sleep.torch._AHEAD if options.ahead is None else options.ahead
     gpu_sleep.torch._PIECE = options.piece_mib * MIB or gpu_sleep.torch._PIECE
     model = Model(torch, options.gib)
     with tempfile.TemporaryDirectory(dir=directory_for(model.bytes, options.dir)) as directory:
@@ -200,6 +201,7 @@ def main():
     parser.add_argument("--gib", type=float, default=14.96, help="of weights; 14.96 are 16.06 GB")
     parser.add_argument("--dir", help="for the file: /dev/shm where it has room, else /tmp")
     parser.add_argument("--readers", type=int, default=0, help="threads that read, other than reload() has by itself")
+    parser.add_argument("--ahead", type=int, help="pieces that wait for a thread, likewise")
     parser.add_argument("--piece-mib", type=int, default=0, help="what each reads at once, likewise")
     parser.add_argument("--within", type=float, default=0, help="seconds for each 16 GB that a reload may take")
     parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)

@@ -3,18 +3,23 @@
 """The Python package inside of a program with an agent; python_package_test.py runs it with each way to have one."""
 
 import contextlib
+import ctypes
 import io
+import multiprocessing
 import os
 import pathlib
 import sys
 import threading
 import unittest
+import unittest.mock
 
 import torch_stand_in
 from torch_stand_in import BYTES, Tensor
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "agent/python"))
 import gpu_sleep  # noqa: E402
+
+SECONDS = 20  # that nothing takes
 
 
 def tagged(tag, device=0):
@@ -37,6 +42,19 @@ def in_thread(work):
     thread.join()
     for failure in failures:
         raise failure
+
+
+def in_worker(region):
+    """In a process that multiprocessing has spawned, of what its parent has entered."""
+    assert Tensor().pool is None
+    with region:
+        Tensor()
+    assert tagged("spawned").allocated_bytes == BYTES
+    try:
+        region.__exit__()
+    except gpu_sleep.InvalidArgument:
+        return
+    sys.exit("no exception")
 
 
 class Case(unittest.TestCase):
@@ -166,6 +184,14 @@ class Regions(Case):
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         gpu_sleep.sleep(tags="parent")  # no hold is left
 
+    def test_is_not_of_a_spawned_worker(self):
+        region = gpu_sleep.tag("spawned")
+        with region:
+            worker = multiprocessing.get_context("spawn").Process(target=in_worker, args=(region,))
+            worker.start()
+        worker.join(SECONDS)
+        self.assertEqual(worker.exitcode, 0)
+
 
 class Sleeping(Case):
     def test_takes_tags_and_brings_them_back(self):
@@ -227,6 +253,7 @@ class Sleeping(Case):
             (lambda: gpu_sleep.sleep(timeout=0), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.sleep(timeout=1e12), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.wake(wait=float("nan")), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.wake(timeout=0), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.tag(7), TypeError),
             (lambda: gpu_sleep.policy("one", "burn"), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.preserve((id(self), 1)), gpu_sleep.NotOwned),
@@ -352,6 +379,23 @@ class Callbacks(Case):
         self.assertIn("failed: ValueError: no file", "\n".join(woken.notes))
         self.assertTrue(tagged("dropped").needs_refill)
 
+    def test_have_the_time_of_the_wake(self):
+        list(self.tensors_of("dropped"))
+        finish, ended = threading.Event(), threading.Event()
+
+        def take_long(event):
+            finish.wait(SECONDS)
+            gpu_sleep.mark_refilled("dropped")
+            ended.set()
+
+        self.callback(gpu_sleep.on_wake, take_long)
+        gpu_sleep.sleep(2)
+        gpu_sleep.wake(timeout=3)
+        self.assertFalse(ended.is_set())
+        self.assertTrue(tagged("dropped").needs_refill)
+        finish.set()
+        self.assertTrue(ended.wait(SECONDS))
+
 
 class Graphs(Case):
     def captured(self, *arguments, **more):
@@ -383,6 +427,31 @@ class Graphs(Case):
         self.assertIn(pool, [self.captured(tag="passing")[1] for _ in range(2)])
         self.assertNotEqual(self.captured(tag="another")[1], pool)
 
+    def test_keep_a_pool_whose_others_end_as_they_take_it(self):
+        graph, pool = self.captured(tag="taken")
+        handle, others = graph.pool(), [graph]
+        del graph
+        keep_for = gpu_sleep._graphs._Pool.keep_for
+
+        def after_the_others(its, graph):
+            others.clear()
+            keep_for(its, graph)
+
+        with unittest.mock.patch.object(gpu_sleep._graphs._Pool, "keep_for", after_the_others):
+            lives = self.captured(tag="taken", pool=handle)
+        self.assertEqual(lives[1], pool)
+        self.assertNotEqual(self.captured(tag="taken")[1], pool)
+
+    def test_share_a_pool_by_a_handle(self):
+        handle = torch_stand_in.graph_pool_handle()
+        graphs, pools = zip(*(self.captured(tag="sharing", pool=handle) for _ in range(3)))
+        self.assertEqual(len(set(pools)), 1)
+        with self.assertRaises(gpu_sleep.InvalidArgument):
+            self.captured(tag="another", pool=handle)
+        self.assertNotEqual(self.captured(tag="sharing")[1], pools[0])
+        del graphs
+        self.assertNotIn(self.captured(tag="another", pool=handle)[1], pools)
+
     def test_have_a_tag_in_any_case(self):
         self.captured()
         self.assertEqual(tagged("default").allocated_bytes, BYTES)
@@ -404,7 +473,8 @@ class Graphs(Case):
 
     def test_end_as_they_began(self):
         graph, _ = self.captured(tag="one")
-        for wrong in (dict(tag="two", pool=graph.pool()), dict(tag="one", pool=(7, 0)), dict(tag="no tag")):
+        ended = self.captured(tag="one")[0].pool()
+        for wrong in (dict(tag="two", pool=graph.pool()), dict(tag="one", pool=ended), dict(tag="no tag")):
             with self.assertRaises(gpu_sleep.InvalidArgument):
                 self.captured(**wrong)
         with self.assertRaises(ZeroDivisionError), gpu_sleep.tag("left"):
@@ -444,15 +514,19 @@ class Notebook(Case):
         self.assertIn("partial", shell.run("gpu_wake", "weights"))
         self.assertEqual(shell.run("gpu_wake"), shell.run("gpu_state"))
         self.assertEqual(gpu_sleep.asleep_bytes(), 0)
-        with self.assertRaises(gpu_sleep.UnknownTag):
+        with self.assertRaises(gpu_sleep.UnknownTag) as caught:
             shell.run("gpu_sleep", "nobody")
+        self.assertEqual(caught.exception._render_traceback_(), [f"UnknownTag: {caught.exception}"])
 
     def test_says_what_it_cannot_move(self):
-        list(self.tensors_of("weights"))
+        (weights,) = self.tensors_of("weights")
         self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())
         gpu_sleep.sleep()
         self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())
         gpu_sleep.wake()
+        gpu_sleep._agent.call("gpu_sleep_keep_on_gpu", ctypes.c_void_p(weights.data_ptr()))
+        self.assertIn(("pinned", BYTES), [(each.kind, each.bytes) for each in gpu_sleep.status().residual])
+        self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())
         self.tensor()
         if gpu_sleep.status().captures:
             self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())

@@ -157,6 +157,22 @@ class Package(unittest.TestCase):
         for named in ("", "/nowhere", "libc.so.6"):
             self.check(run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=named, LD_LIBRARY_PATH=""))
 
+    def test_without_a_driver(self):
+        program = """
+            import sys, gpu_sleep
+            gpu_sleep.policy("a", "preserve")
+            with gpu_sleep.tag("a"):
+                for call in (gpu_sleep.sleep, gpu_sleep.wake):
+                    try:
+                        call()
+                    except gpu_sleep.NoDriver:
+                        continue
+                    sys.exit("no exception")
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            pathlib.Path(directory, "libcuda.so.1").touch()  # nor one that this machine has
+            self.check(run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=str(AGENT), LD_LIBRARY_PATH=directory))
+
     def test_runs_commands(self):
         names = {path.stem[4:] for path in (HERE.parents[1] / "cli/man").glob("gpu-*.1")}
         self.assertEqual(set(importlib.import_module("gpu_sleep.__main__").COMMANDS), names)

@@ -38,7 +38,7 @@ class HostTensor:
 
 torch.uint8, torch.frombuffer = "uint8", lambda memory, dtype: HostTensor(memory)
 
-from torch_memory_saver import binary_wrapper, torch_memory_saver  # noqa: E402
+from torch_memory_saver import torch_memory_saver  # noqa: E402
 
 MODE = sys.argv[2]
 ctypes.CDLL("libcudart.so.12", mode=ctypes.RTLD_GLOBAL)
@@ -137,6 +137,15 @@ def devices():
     assert synchronized == [0, 1]
     torch_memory_saver.resume("a")
     assert here.is_all(1) and there.is_all(2)
+
+    def many(tag, found, capacity):
+        for number in range(capacity):
+            found[number] = number
+        return 65
+
+    impl = torch_memory_saver._impl
+    impl._binary_wrapper = types.SimpleNamespace(cdll=types.SimpleNamespace(tms_affected_devices=many))
+    assert impl._affected_devices("a") == [*range(65)]
 
 
 def overlapping():
@@ -256,6 +265,38 @@ def backups():
     assert backup(kept) is None and kept.is_all(9)
 
 
+def residents():
+    """What is registered with a library stays on the GPU, and all else of its tag is paused."""
+    keep = torch_memory_saver.keep_resident
+    assert keep(tensor(3)) == 0
+    stays, sleeps = (tensor(value, tag="mixed", enable_cpu_backup=True) for value in (1, 2))
+    assert keep(stays) == keep(stays) == BYTES
+    child = os.fork()
+    if child == 0:
+        try:
+            raises(gpu_sleep.NotOwned, keep, sleeps)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    for tag in ("mixed", None):
+        torch_memory_saver.pause(tag)
+        asleep(1)
+        assert stays.is_all(1)
+        assert "sleeps" in str(raises(gpu_sleep.Refused, keep, sleeps))
+        torch_memory_saver.resume(tag)
+        assert sleeps.is_all(2)
+    sleeps.free()
+    torch_memory_saver.pause("mixed")
+    gpu_sleep.sleep()
+    asleep(0)
+    stays.free()
+    tensor(4, tag="mixed")
+    torch_memory_saver.pause("mixed")
+    asleep(1)
+    raises(ValueError, keep, types.SimpleNamespace(is_cuda=False, device="cpu"))
+
+
 def disk():
     """Backups in files."""
     first = tensor(4, tag="first", enable_disk_backup=True)
@@ -294,9 +335,9 @@ def wrong_use():
     os.environ.update(both)
     raises(AssertionError, torch_memory_saver.pause)
     os.environ.update(dict.fromkeys(both, "0"))
-    needed, binary_wrapper._NEEDED_API_VERSION = binary_wrapper._NEEDED_API_VERSION, 1000
+    needed, gpu_sleep._agent._NEEDED_API_VERSION = gpu_sleep._agent._NEEDED_API_VERSION, 1000
     assert raises(gpu_sleep.Error, torch_memory_saver.pause).code == "protocol_mismatch"
-    binary_wrapper._NEEDED_API_VERSION = needed
+    gpu_sleep._agent._NEEDED_API_VERSION = needed
     assert torch_memory_saver.enabled and torch_memory_saver._impl is None
     torch_memory_saver.pause()
     torch_memory_saver.hook_mode = MODE
@@ -325,12 +366,13 @@ def own_mode():
 
     assert issubclass(HookUtilModeTorch, HookUtilBase)
     paused = []
-    register_hook_mode("own", lambda: types.SimpleNamespace(pause=lambda tag: paused.append(tag)), uses_preload=False)
+    mode = types.SimpleNamespace(pause=lambda tag: paused.append(tag), keep_resident=len)
+    register_hook_mode("own", lambda: mode, uses_preload=False)
     raises(ValueError, register_hook_mode, "own", None)
     saver = TorchMemorySaver()
     saver.hook_mode = "own"
     saver.pause("a")
-    assert paused == ["a"]
+    assert paused == ["a"] and saver.keep_resident("tensor") == 6
     torch_memory_saver.hook_mode = "own"
     before = os.environ.get("LD_PRELOAD")
     with configure_subprocess():
@@ -353,6 +395,13 @@ def slime():
     region = _TorchMemorySaverImpl._with_region_config
     _TorchMemorySaverImpl._with_region_config = lambda its, tag, enable_cpu_backup: region(its, tag, enable_cpu_backup)
     gradients = tensor(2, tag="gradients")
+    torch_memory_saver.pause("default")
+    with torch_memory_saver.disable():  # new weights are sent meanwhile
+        sent = Tensor()
+        asleep(2)
+        sent.free()
+    torch_memory_saver.resume("default")
+    assert gradients.is_all(2)
     torch_memory_saver.pause()
     asleep(3)
     assert communicator.is_all(7)
@@ -388,6 +437,15 @@ def graphs():
     asleep(1)
     torch_memory_saver.resume("graph")
     assert made.is_all(7) and around.is_all(7)
+    handle, shared = torch.cuda.graph_pool_handle(), []  # as SGLang has it: one for the graphs of all sizes
+    for _ in range(3):
+        with torch_memory_saver.cuda_graph(torch_stand_in.CUDAGraph(), pool=handle, tag="graphs", enable_cpu_backup=True):
+            shared.append(Tensor())
+    assert {made.pool.id for made in shared} == {handle}
+    torch_memory_saver.pause("graphs")
+    asleep(3)
+    torch_memory_saver.resume("graphs")
+    assert all(made.is_all(7) for made in shared)
 
 
 globals()[sys.argv[1]]()

@@ -7,6 +7,7 @@ Usage: torch_reload_test.py TREE
 """
 
 import array
+import concurrent.futures
 import contextlib
 import json
 import math
@@ -14,8 +15,11 @@ import pathlib
 import random
 import sys
 import tempfile
+import threading
+import time
 import types
 import unittest
+import unittest.mock
 
 TREE = pathlib.Path(sys.argv.pop())
 sys.path.insert(0, str(TREE / "agent/python"))
@@ -212,6 +216,45 @@ class Reload(unittest.TestCase):
         values = contents(embedding)
         gpu_sleep.torch.reload(tensors, write(self.directory / "x", {"head": embedding}, values))
         self.check(tensors, values * 3)
+
+    def test_a_slow_read_does_not_hold_up_the_others(self):
+        tensors = {"a": Tensor([100_000])}
+        values = contents(*tensors.values())
+        path = write(self.directory / "x", tensors, values)
+        read, begun, is_ahead = gpu_sleep.torch._Buffer.read, [], threading.Event()
+
+        def slow_at_first(buffer, descriptor, piece):
+            begun.append(piece)
+            if len(begun) > 2:
+                is_ahead.set()
+            if piece is begun[0]:
+                self.assertTrue(is_ahead.wait(20))
+            read(buffer, descriptor, piece)
+
+        with unittest.mock.patch.object(gpu_sleep.torch._Buffer, "read", slow_at_first), \
+                unittest.mock.patch("os.sched_getaffinity", lambda process: {0, 1}):
+            gpu_sleep.torch.reload(tensors, path)
+        self.check(tensors, values)
+
+    def test_reads_no_more_after_a_failure(self):
+        tensors = {"a": Tensor([100_000])}
+        path = write(self.directory / "x", tensors, contents(*tensors.values()))
+        submit, submitted, begun = concurrent.futures.ThreadPoolExecutor.submit, [], []
+
+        def note(executor, read, descriptor, piece):
+            submitted.append(piece)
+            return submit(executor, read, descriptor, piece)
+
+        def fail(buffer, descriptor, piece):
+            begun.append(piece)
+            time.sleep(0.2)
+            raise OSError("the disk is gone")
+
+        with unittest.mock.patch.object(concurrent.futures.ThreadPoolExecutor, "submit", note), \
+                unittest.mock.patch.object(gpu_sleep.torch._Buffer, "read", fail), \
+                unittest.mock.patch("os.sched_getaffinity", lambda process: {0}), self.assertRaises(OSError):
+            gpu_sleep.torch.reload(tensors, path)
+        self.assertLess(len(begun), len(submitted))
 
     def test_says_what_differs(self):
         tensors = {name: Tensor([10]) for name in ("a", "b")}

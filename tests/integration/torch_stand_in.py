@@ -79,6 +79,10 @@ def use_mem_pool(pool, device=None):
         in_use.remove(entry)
 
 
+def graph_pool_handle():
+    return MemPool().id
+
+
 class CUDAGraph:
     def pool(self):
         return self.its_pool
@@ -158,7 +162,9 @@ def install():
     """Has `import torch` give this."""
     enter(0)
     cuda = types.SimpleNamespace(
-        init=lambda: None, is_available=lambda: True, is_initialized=lambda: True, memory_reserved=reserved.__getitem__, device_count=lambda: 2, current_device=current_device, device=device,
-        memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph)
+        init=lambda: None, is_available=lambda: True, is_initialized=lambda: True, memory_reserved=reserved.__getitem__,
+        device_count=lambda: 2, current_device=current_device, device=device,
+        memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph,
+        graph_pool_handle=graph_pool_handle)
     sys.modules["torch"] = types.SimpleNamespace(
         cuda=cuda, _C=types.SimpleNamespace(_cuda_hasPrimaryContext=lambda number: number in contexts))

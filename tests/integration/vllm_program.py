@@ -108,6 +108,16 @@ class Sleeping(Case):
         self.check_contents(buffer={9}, cache=ZERO)
         self.assertFalse(any(each.needs_refill for each in self.backend.status()))
 
+    def test_weights_are_filled_by_others(self):
+        """As in each step of verl, and of NeMo-RL at level 1: new weights go into the model between two wakes."""
+        for level, value in ((2, 8), (1, 9), (2, 10)):
+            self.worker.sleep(level=level)
+            self.worker.wake_up(tags=["weights"])
+            for tensor in self.runner.model.weights:
+                tensor.fill_(value)
+            self.worker.wake_up(tags=["kv_cache"])
+            self.check_contents(weights={value}, cache=ZERO)
+
     def test_level_0_is_no_sleep(self):
         self.worker.sleep(level=0)
         self.assertEqual(gpu_sleep.asleep_bytes(), 0)

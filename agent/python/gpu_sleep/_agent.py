@@ -14,7 +14,7 @@ from .errors import InvalidArgument, NoAgent, of_code, of_status
 SONAME = "libgpu-sleep-agent.so.0"
 _FILE = "libgpu-sleep-agent.so"  # where it is installed
 VARIABLE = "GPU_SLEEP_AGENT"
-_NEEDED_API_VERSION = 6
+_NEEDED_API_VERSION = 9
 
 
 class Event(ctypes.Structure):
@@ -46,7 +46,8 @@ _ARGUMENTS: Dict[str, List[Any]] = {
     "gpu_sleep_inhibit": [],
     "gpu_sleep_uninhibit": [],
     "gpu_sleep_sleep": [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32],
-    "gpu_sleep_wake": [ctypes.c_char_p, ctypes.c_uint32],
+    "gpu_sleep_wake_within": [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32],
+    "gpu_sleep_explain": [ctypes.c_char_p],
 }
 
 _declared: Optional[ctypes.CDLL] = None
@@ -117,10 +118,8 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def explain(why: str) -> None:
-    """In a callback: whoever asked is told why it is going to refuse or fail. Agents before version 7 cannot."""
-    function = getattr(agent(), "gpu_sleep_explain", None)
-    if function is not None:
-        function(why.replace("\0", "").encode(errors="replace"))
+    """In a callback: whoever asked is told why it is going to refuse or fail."""
+    agent().gpu_sleep_explain(why.replace("\0", "").encode(errors="replace"))
 
 
 def c_text(text: str, what: str) -> bytes:

@@ -153,7 +153,7 @@ def on_wake(function: Function) -> Function:
     """A decorator: `function` is called with an Event after each wake, before other threads' GPU work goes on.
 
     It may refill what was dropped, and say so by mark_refilled(). If it raises, or takes longer than the wake's time
-    limit (30 seconds, or that of gpu-wake), the process is awake all the same, and what was dropped counts as not
+    limit (30 seconds, or its `timeout`), the process is awake all the same, and what was dropped counts as not
     refilled. Otherwise as on_sleep(). Errors: NoAgent.
     """
     _register()

@@ -81,16 +81,18 @@ def sleep(level: int = 1, tags: Tags = None, deep: bool = False, timeout: Option
             raise refused from refusal.exception
 
 
-def wake(tags: Tags = None, wait: float = 0) -> None:
+def wake(tags: Tags = None, wait: float = 0, timeout: Optional[float] = None) -> None:
     """Wakes this process, or the tags in `tags`, at the same addresses. What was dropped reads as zero.
 
-    While GPU memory is short it tries again for `wait` seconds. Does nothing if it is awake.
+    While GPU memory is short it tries again for `wait` seconds. `timeout`, in seconds, covers everything else until the
+    memory is back, and then the functions of on_wake(), which otherwise have 30 seconds: where they are late, it is awake,
+    and what was dropped counts as not refilled. Does nothing if it is awake.
 
     Errors, after which what was asleep still is, with its contents: NoAgent, InvalidArgument, UnknownTag, Refused
     (a callback called this), TimedOut, OutOfDeviceMemory, OutOfHostMemory, NoDriver, ContextLost, Error. Damaged: tags
     whose contents are not what they were stay asleep, and the others are awake.
     """
-    _agent.call("gpu_sleep_wake", _c_tags(tags), milliseconds(wait, "wait"))
+    _agent.call("gpu_sleep_wake_within", _c_tags(tags), milliseconds(wait, "wait"), limit(timeout) or 0)
 
 
 def asleep_bytes() -> int:

@@ -20,35 +20,43 @@ class _Pool:
 
     def __init__(self, torch: Any, key: Tuple[bytes, int]) -> None:
         self.key, self.pool = key, _regions.new_pool(torch, key[1])
+        self.handle = self.pool.id  # or that by which the program has graphs share it
         self._graphs: Set[object] = set()
 
     def keep_for(self, graph: Any) -> None:
         """Until this graph, and every other that it is kept for, has ended."""
         its = object()
         self._graphs.add(its)
-        _used[self.pool.id] = self
+        _pools[self.pool.id] = _pools[self.handle] = self
         weakref.finalize(graph, self._leave, its).atexit = False
+        with contextlib.suppress(ValueError):  # the last of the others may have ended since _pool_for()
+            _idle.get(self.key, []).remove(self)
 
     def _leave(self, its: object) -> None:
         self._graphs.discard(its)
-        if not self._graphs and _used.pop(self.pool.id, None) is not None:
+        if not self._graphs and _pools[self.pool.id] is self:
+            del _pools[self.handle]
+            _pools[self.pool.id], self.handle = None, self.pool.id
             _idle.setdefault(self.key, []).append(self)
 
 
-_used: Dict[Tuple[int, int], _Pool] = {}  # by PyTorch's id
+_pools: Dict[Any, Optional[_Pool]] = {}  # by PyTorch's id, and by the handle; None: of no graph now
 _idle: Dict[Tuple[bytes, int], List[_Pool]] = {}
+_unknown: Any = object()
 
 
 def _pool_for(torch: Any, key: Tuple[bytes, int], shared: Any) -> _Pool:
-    if shared is None:
-        try:
-            return _idle.setdefault(key, []).pop()
-        except IndexError:
-            return _Pool(torch, key)
-    identifier: Any = tuple(getattr(shared, "id", shared))
-    found = _used.get(identifier)
-    if found is None or found.key != key:
-        raise InvalidArgument("the pool must be the pool() of an earlier graph of the same tag and device")
+    handle = None if shared is None else tuple(getattr(shared, "id", shared))
+    used = _pools.get(handle, _unknown)
+    if used is not _unknown:
+        if used is None or used.key != key:
+            raise InvalidArgument("the pool's graphs have ended, or have another tag or device")
+        return used
+    try:
+        found = _idle.setdefault(key, []).pop()
+    except IndexError:
+        found = _Pool(torch, key)
+    found.handle = handle or found.pool.id
     return found
 
 
@@ -58,9 +66,10 @@ def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_m
     """For `with`: captures into `graph` as torch.cuda.graph() does, with memory of a tag, and sleeps wait for its end.
 
     The tag is `tag`, or else that of the innermost region of tag() in which the thread is, or else "default". Each graph
-    has a memory pool of its own, unless `pool` is that of an earlier graph (its pool()), whose memory it may then
-    overwrite: see PyTorch on sharing. If torch.cuda.graph() itself were used inside a region, later tensors of the region
-    could get the graph's memory. Regions inside the capture must have the same tag.
+    has a memory pool of its own, unless `pool` is that of an earlier graph (its pool()), or a handle that several are given
+    (of torch.cuda.graph_pool_handle()): they may overwrite each other's memory, see PyTorch on sharing. A pool that is of no
+    earlier graph only names a group of graphs: nothing is allocated from it. If torch.cuda.graph() itself were used inside
+    a region, later tensors of the region could get the graph's memory. Regions inside the capture must have the same tag.
 
     Errors, on entering: NoAgent, InvalidArgument (bad tag or pool, a capture inside of one, expandable segments), Error
     (no PyTorch with a GPU, or it has no MemPool), and PyTorch's.

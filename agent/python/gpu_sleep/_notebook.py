@@ -2,9 +2,10 @@
 # Copyright the gpu-sleep authors.
 """What %load_ext gpu_sleep adds to a notebook: %gpu_state, %gpu_sleep [LEVEL] [TAG...] and %gpu_wake [TAG...]."""
 
+import contextlib
 import os
 import sys
-from typing import Any, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from ._calls import sleep, wake
 from ._processes import Status, processes, status
@@ -30,7 +31,7 @@ def _out_of_reach(own: Optional[Status]) -> Optional[int]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         reserved: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
-        return max(0, reserved - sum(tag.bytes for tag in own.tags)) if own else reserved
+        return max(0, reserved - sum(each.bytes for each in (*own.tags, *own.residual))) if own else reserved
     try:
         known = [] if own else processes(os.getpid())
     except Error:
@@ -59,6 +60,17 @@ def state() -> str:
     return "\n".join([*lines, *_warning(own)])
 
 
+@contextlib.contextmanager
+def _failing_in_a_line() -> Iterator[None]:
+    """Of an exception of the package IPython shows what it says, and not where it comes from."""
+    try:
+        yield
+    except Error as failure:
+        line = f"{type(failure).__name__}: {failure}"
+        setattr(failure, "_render_traceback_", lambda: [line])
+        raise
+
+
 def load_ipython_extension(shell: Any) -> None:
     """Called by %load_ext gpu_sleep."""
 
@@ -78,6 +90,7 @@ def load_ipython_extension(shell: Any) -> None:
         wake(line.split() or None)
         print(state())
 
-    for name, function in (("gpu_state", show), ("gpu_sleep", put_to_sleep), ("gpu_wake", wake_up)):
-        shell.register_magic_function(function, "line", name)
+    magics: Dict[str, Callable[[str], None]] = {"gpu_state": show, "gpu_sleep": put_to_sleep, "gpu_wake": wake_up}
+    for name, function in magics.items():
+        shell.register_magic_function(_failing_in_a_line()(function), "line", name)
     print(state())

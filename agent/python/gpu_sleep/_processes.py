@@ -237,7 +237,7 @@ class Process:
 
     def wake(self, tags: Tags = None, wait: float = 0, timeout: Optional[float] = None,
              options: Sequence[str] = ()) -> List[Status]:
-        """Wakes it; arguments as gpu_sleep.wake() has them. `timeout`, in seconds, is for its callbacks.
+        """Wakes it; arguments as gpu_sleep.wake() has them, and further options of gpu-wake(1).
 
         Returns what was done to each process. Errors: those of gpu_sleep.wake(); NoProcess, NotPermitted,
         OutcomeUnknown. With several processes others may be awake then.

@@ -18,10 +18,11 @@ from .errors import InvalidArgument, of_code
 
 Path = Union[str, "os.PathLike[str]"]
 
-# tests/gpu/torch_reload.py measures with them, and with others (--readers, --piece-mib).
+# tests/gpu/torch_reload.py measures with them, and with others (--readers, --ahead, --piece-mib).
 _READERS = 12
+_AHEAD = 4  # pieces that readers find when they are done, while an earlier one is slow: copies go in the order of pieces
 _COPIES = 3  # pieces that are on their way to a GPU
-_PIECE = 16 << 20
+_PIECE = 8 << 20
 
 # Of the format, and PyTorch's. Those that a version of PyTorch does not have no model of it can have.
 _TYPES = {
@@ -221,7 +222,7 @@ def _move(torch: Any, pieces: Iterable[_Piece], pinned: bool) -> None:
         for piece in pieces:
             if piece.file not in descriptors:
                 descriptors[piece.file] = os.open(piece.file, os.O_RDONLY | os.O_CLOEXEC)
-            while reading and (len(reading) == readers or reading[0][2].done()):
+            while reading and (len(reading) == readers + _AHEAD or reading[0][2].done()):
                 copy_first()
             if len(copying) > _COPIES:
                 idle.append(copying.popleft())
@@ -231,7 +232,7 @@ def _move(torch: Any, pieces: Iterable[_Piece], pinned: bool) -> None:
         while reading:
             copy_first()
     finally:
-        executor.shutdown()  # nobody reads into a buffer, or from a file, that is gone
+        executor.shutdown(cancel_futures=True)  # nobody reads into a buffer, or from a file, that is gone
         for buffer in copying:
             buffer.wait()
         for descriptor in descriptors.values():
@@ -248,7 +249,7 @@ def reload(model: Any, path: Union[Path, Sequence[Path]], strict: bool = True, t
     buffers on a GPU that are never in files (persistent=False). `tags` are those that this refills: on success they are
     marked so, as by mark_refilled().
 
-    It reads by several threads, through at most 256 MiB of pinned memory, which PyTorch keeps, and copies on the current
+    It reads by several threads, through at most 160 MiB of pinned memory, which PyTorch keeps, and copies on the current
     stream of each device; on return all is copied. It may be called in a function of on_wake(). Where an agent is loaded,
     sleeps wait for its end. Needs the package safetensors (ImportError).
 

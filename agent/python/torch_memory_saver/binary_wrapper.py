@@ -6,12 +6,11 @@ import ctypes
 from typing import Any, Dict, List, Optional, Tuple
 
 from gpu_sleep import _agent
-from gpu_sleep.errors import of_code, of_status
-
-_NEEDED_API_VERSION = 8  # of the agent
+from gpu_sleep.errors import of_status
 
 _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {  # result and arguments
     "tms_last_error": (ctypes.c_char_p, []),
+    "tms_last_status": (ctypes.c_int, []),
     "tms_set_interesting_region": (None, [ctypes.c_bool]),
     "tms_get_interesting_region": (ctypes.c_bool, []),
     "tms_set_current_tag": (None, [ctypes.c_char_p]),
@@ -28,6 +27,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {  # result and arguments
     "set_memory_margin_bytes": (None, [ctypes.c_uint64]),
     "tms_pause": (ctypes.c_int, [ctypes.c_char_p]),
     "tms_resume": (ctypes.c_int, [ctypes.c_char_p]),
+    "tms_keep_resident": (ctypes.c_uint64, [ctypes.c_void_p]),
     "tms_affected_devices": (ctypes.c_uint32, [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int), ctypes.c_uint32]),
     "tms_get_cpu_backup_pointer": (ctypes.POINTER(ctypes.c_uint8), [ctypes.POINTER(ctypes.c_uint8), ctypes.c_uint64]),
 }
@@ -37,10 +37,7 @@ class BinaryWrapper:
     """`cdll` is the library of `path_binary`. Errors: OSError; NoAgent; Error (protocol_mismatch) where the agent is too old."""
 
     def __init__(self, path_binary: str) -> None:
-        version = _agent.agent().gpu_sleep_api_version()  # else PyTorch would say that memory is short
-        if version < _NEEDED_API_VERSION:
-            raise of_code("protocol_mismatch", f"the loaded gpu-sleep agent is too old: its interface has version {version}, and "
-                          f"torch_memory_saver's stand-in needs {_NEEDED_API_VERSION}")
+        _agent.agent()  # is there, and new enough: else PyTorch would say that memory is short
         self.cdll = ctypes.CDLL(path_binary)
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self.cdll, name)

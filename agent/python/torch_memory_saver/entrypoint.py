@@ -6,19 +6,17 @@ import contextlib
 import ctypes
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Literal, Optional, Tuple, get_args
 
 from gpu_sleep import _regions
 from gpu_sleep.errors import Error
 
 from .binary_wrapper import BinaryWrapper
 from .hooks import mode_preload
-from .hooks.base import HookUtilBase
-from .hooks.mode_preload import HookUtilModePreload
-from .hooks.mode_torch import HookUtilModeTorch
+from .hooks.base import HookMode, HookUtilBase
 
 _TAG_DEFAULT = "default"
-_BACKENDS = ("mmap", "pinned")
+CpuBackupBackend = Literal["mmap", "pinned"]
 _TRUE = ("1", "true", "TRUE", "yes", "YES")
 _BOOLEANS = ("", *_TRUE, "0", "false", "FALSE", "no", "NO")
 
@@ -26,8 +24,8 @@ _BOOLEANS = ("", *_TRUE, "0", "false", "FALSE", "no", "NO")
 def _check_backup(cpu: bool, disk: bool, backend: Optional[str]) -> None:
     if backend is not None and not cpu:
         raise ValueError("cpu_backup_backend needs enable_cpu_backup=True")
-    if backend is not None and backend not in _BACKENDS:
-        raise ValueError(f"cpu_backup_backend is one of {', '.join(_BACKENDS)}, not {backend!r}")
+    if backend is not None and backend not in get_args(CpuBackupBackend):
+        raise ValueError(f"cpu_backup_backend is one of {', '.join(get_args(CpuBackupBackend))}, not {backend!r}")
     assert not (cpu and disk), "a backup goes to host memory (enable_cpu_backup) or to files (enable_disk_backup), not to both"
 
 
@@ -81,7 +79,8 @@ _thread = _Thread()
 
 class _PoolInUse:
     def __init__(self, pool: Any) -> None:
-        self.pool, self._use = pool, None
+        self.pool = pool
+        self._use: Any = None
 
     def begin(self) -> None:
         import torch
@@ -123,7 +122,7 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def region(self, tag: str = _TAG_DEFAULT, enable_cpu_backup: bool = False, enable_disk_backup: bool = False,
-               cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
+               cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
         """For `with`: what the calling thread allocates by PyTorch, on the current device, is of this tag, which is any text."""
         _check_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         more = {"enable_disk_backup": enable_disk_backup, "cpu_backup_backend": cpu_backup_backend}
@@ -133,7 +132,7 @@ class TorchMemorySaver:
     @contextlib.contextmanager
     def cuda_graph(self, cuda_graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global",
                    tag: str = _TAG_DEFAULT, enable_cpu_backup: bool = False,
-                   cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
+                   cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
         """For `with`, as torch.cuda.graph(): what the graph allocates is of this tag. In hook mode "preload" only."""
         _check_backup(enable_cpu_backup, False, cpu_backup_backend)
         with self._started().cuda_graph(
@@ -146,6 +145,14 @@ class TorchMemorySaver:
         """For `with`, in a region: what is allocated is not paused. Its pool is thrown away at the end."""
         with self._started().disable():
             yield
+
+    def keep_resident(self, tensor: Any) -> int:
+        """Has no pause() release the allocation that a tensor lies in, with whatever else lies in it, until PyTorch frees that:
+        for memory that is registered with a library. Returns the allocation's size in bytes, 0 where it is of no region.
+
+        Errors: ValueError (not on a GPU), those of gpu_sleep, among them Refused (it is paused).
+        """
+        return int(self._started().keep_resident(tensor))
 
     def pause(self, tag: Optional[str] = None) -> None:
         """Releases the memory of a tag, or of all. Does nothing where there is none.
@@ -223,10 +230,10 @@ class TorchMemorySaver:
 
 
 class _TorchMemorySaverImpl:
-    def __init__(self, hook_mode: str = "preload") -> None:
+    def __init__(self, hook_mode: HookMode = "preload") -> None:
         _check_environment()
         self._hook_mode = hook_mode
-        self._hook_util: HookUtilBase = HookUtilModePreload() if hook_mode == "preload" else HookUtilModeTorch()
+        self._hook_util = HookUtilBase.create(hook_mode=hook_mode)
         self._binary_wrapper = BinaryWrapper(path_binary=self._hook_util.get_path_binary())
         self._mem_pools: Dict[Tuple[str, bool, bool, str, int], Any] = {}
         # PyTorch would free memory by it when the interpreter ends.
@@ -245,7 +252,7 @@ class _TorchMemorySaverImpl:
 
     @contextlib.contextmanager
     def region(self, tag: str, enable_cpu_backup: bool, enable_disk_backup: bool = False,
-               cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
+               cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
         import torch
 
         backend = cpu_backup_backend or self._binary_wrapper.cdll.tms_get_cpu_backup_backend().decode()
@@ -257,7 +264,7 @@ class _TorchMemorySaverImpl:
 
     @contextlib.contextmanager
     def cuda_graph(self, cuda_graph: Any, pool: Any, stream: Any, capture_error_mode: str, tag: str, enable_cpu_backup: bool,
-                   cpu_backup_backend: Optional[str] = None) -> Iterator[None]:
+                   cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
         import torch
 
         assert self._hook_mode == "preload", "graphs are captured in hook mode \"preload\" only"
@@ -268,7 +275,7 @@ class _TorchMemorySaverImpl:
                 yield
 
     @contextlib.contextmanager
-    def _with_region_config(self, tag: str, enable_cpu_backup: bool, cpu_backup_backend: Optional[str] = None,
+    def _with_region_config(self, tag: str, enable_cpu_backup: bool, cpu_backup_backend: Optional[CpuBackupBackend] = None,
                             enable_disk_backup: bool = False) -> Iterator[None]:
         """For `with`: how the calling thread allocates. Nests."""
         library = self._binary_wrapper.cdll
@@ -313,10 +320,20 @@ class _TorchMemorySaverImpl:
     def resume(self, tag: Optional[str]) -> None:
         self._binary_wrapper.check(self._binary_wrapper.cdll.tms_resume(tag.encode() if tag else None))
 
+    def keep_resident(self, tensor: Any) -> int:
+        if not tensor.is_cuda:
+            raise ValueError(f"a tensor on {tensor.device} does not stay on a GPU")
+        if tensor.numel() == 0:
+            return 0
+        size: int = self._binary_wrapper.cdll.tms_keep_resident(tensor.data_ptr())
+        self._binary_wrapper.check(self._binary_wrapper.cdll.tms_last_status())
+        return size
+
     def _affected_devices(self, tag: Optional[str]) -> List[int]:
-        most = 64
-        found = (ctypes.c_int * most)()
-        return found[:self._binary_wrapper.cdll.tms_affected_devices(tag.encode() if tag else None, found, most)]
+        query, name = self._binary_wrapper.cdll.tms_affected_devices, tag.encode() if tag else None
+        count: int = query(name, None, 0)
+        found = (ctypes.c_int * count)()
+        return found[:query(name, found, count)]
 
     def set_disk_backup_dir(self, path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
