@@ -18,15 +18,16 @@
 
 namespace gpu_sleep::cli {
 
-Result<std::vector<Outcome>> ask_targets(Finder& finder, const std::string& target, std::optional<uid_t> user,
-                                         const protocol::Request& request, Milliseconds timeout) {
+Result<std::vector<control::Outcome>> ask_targets(control::Finder& finder, const std::string& target,
+                                                  std::optional<uid_t> user, const protocol::Request& request,
+                                                  Milliseconds timeout) {
     auto targets = find_targets(finder, target, {.user = user});
     if (!targets) return std::move(targets).error();
     return ask_each(finder, *std::move(targets), request, timeout);
 }
 
-int tell_all(const std::string& program, const OutputOptions& output, const std::vector<Outcome>& outcomes,
-             const Words& words) {
+int tell_all(const std::string& program, const OutputOptions& output,
+             const std::vector<control::Outcome>& outcomes, const Words& words) {
     std::string text;
     for (const auto& outcome : outcomes) {
         const auto subject = title(outcome.process);
@@ -41,13 +42,13 @@ int tell_all(const std::string& program, const OutputOptions& output, const std:
     return status == exit_status::done ? written : status;
 }
 
-std::vector<std::string> losses_of(const model::SleepRequest& request, Finder& finder,
-                                   const std::vector<Target>& targets) {
+std::vector<std::string> losses_of(const model::SleepRequest& request, control::Finder& finder,
+                                   const std::vector<control::Target>& targets) {
     constexpr Milliseconds k_patience{5'000};
     auto rehearsal = request;
     rehearsal.dry_run = true;
     rehearsal.joint = false;
-    std::vector<Target> asked;
+    std::vector<control::Target> asked;
     for (const auto& target : targets)
         if (auto socket = finder.connect(target.process))
             asked.push_back({target.process, *std::move(socket)});

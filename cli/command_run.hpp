@@ -4,9 +4,9 @@
 
 #pragma once
 
-#include "cli/gpu_moves.hpp"
 #include "cli/options.hpp"
-#include "cli/targets.hpp"
+#include "control/gpu_moves.hpp"
+#include "control/targets.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -40,10 +40,10 @@ struct CommandRun {
     OutputOptions output;
     Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
     bool force = false;            ///< the driver restores also where it is not known whether there is room
-    std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
-    bool accepts_losses = false;   ///< a sleep drops what is not declared refillable without a word before
-    Selection selection = {};      ///< more than a target names, or a group in its place
-    bool takes_several = false;    ///< a program's name is that of all that run it
+    std::vector<control::GpuMove> moves{}; ///< of a wake of what the driver has put away: to other GPUs
+    bool accepts_losses = false; ///< a sleep drops what is not declared refillable without a word before
+    Selection selection = {};    ///< more than a target names, or a group in its place
+    bool takes_several = false;  ///< a program's name is that of all that run it
 };
 
 /// Whether the command puts processes to sleep.

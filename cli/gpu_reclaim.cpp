@@ -6,10 +6,10 @@
 #include "cli/need.hpp"
 #include "cli/operation.hpp"
 #include "cli/options.hpp"
-#include "cli/policy/decision.hpp"
-#include "cli/policy/pass.hpp"
-#include "cli/policy/policy_options.hpp"
+#include "cli/pass.hpp"
+#include "cli/policy_options.hpp"
 #include "cli/render.hpp"
+#include "control/policy/decision.hpp"
 
 #include <algorithm>
 #include <map>
@@ -53,7 +53,7 @@ int explain(const cli::CommandRun& operation, std::map<pid_t, std::string> polic
     const auto& asked = std::get<model::SleepRequest>(operation.request);
     const auto patience = asked.bounds_all ? asked.timeout : k_patience;
     auto request = rehearsal(asked, patience);
-    cli::Finder finder;
+    control::Finder finder;
     const auto& target = operation.targets.front();
     auto verdicts = cli::ask_targets(finder, target, operation.user, request, patience);
     if (!verdicts) return cli::tell_failure(k_program, operation.output, verdicts.error());
@@ -61,9 +61,9 @@ int explain(const cli::CommandRun& operation, std::map<pid_t, std::string> polic
     request.ignore_inhibitors = true;
     auto outcomes = cli::ask_targets(finder, target, operation.user, request, patience);
     if (!outcomes) return cli::tell_failure(k_program, operation.output, outcomes.error());
-    const auto verdict_of = [&](const cli::Process& process) {
+    const auto verdict_of = [&](const control::Process& process) {
         return std::find_if(verdicts->begin(), verdicts->end(),
-                            [&](const cli::Outcome& other) { return other.process.pid == process.pid; });
+                            [&](const control::Outcome& other) { return other.process.pid == process.pid; });
     };
     std::erase_if(*outcomes, [&](const auto& each) { return verdict_of(each.process) == verdicts->end(); });
     std::map<pid_t, std::vector<std::string>> against;
@@ -78,7 +78,7 @@ int explain(const cli::CommandRun& operation, std::map<pid_t, std::string> polic
             report->notes.insert(report->notes.begin(), said->notes.begin(), said->notes.end());
     }
     return cli::tell_all(k_program, operation.output, *outcomes,
-                         [&](const cli::Process& process, const model::Report& report) {
+                         [&](const control::Process& process, const model::Report& report) {
                              return cli::render_reasons(process, report, against[process.pid]) +
                                     policies[process.pid];
                          });
@@ -96,7 +96,7 @@ struct Typed {
     std::optional<Milliseconds> min_awake;
     bool shows_policies = false; ///< the former --show-config
     cli::TypedStores stores;
-    cli::policy::TypedPolicy policy;
+    cli::TypedPolicy policy;
     cli::OutputOptions output;
 
     /// Whether it is about all policies, and no process.
@@ -121,7 +121,7 @@ usage::Table table_of(Typed& typed) {
         k_program,
         "Puts idle GPU processes to sleep until they are used again; for cron or a timer.",
         {"[OPTION]... [PID]", "--need SIZE [OPTION]... [PID]", "--why [OPTION]... [PID]"},
-        {cli::policy::policy_rows(typed.policy),
+        {cli::policy_rows(typed.policy),
          {"Room on a GPU",
           {usage::brief(
                {"--need", usage::size(typed.need), "Put processes to sleep until this much is free"}),
@@ -161,22 +161,23 @@ std::string problem(const Typed& typed) {
 }
 
 /// Room on a GPU, by sleeps that heed the policy of each process.
-int make_room(const Typed& typed, const cli::policy::Sources& sources) {
-    auto policies = cli::policy::Policies::load(sources);
+int make_room(const Typed& typed, const control::policy::Sources& sources) {
+    auto policies = control::policy::Policies::load(sources);
     if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
+    cli::tell_complaints(k_program, *policies);
     cli::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request, typed.output};
-    need.adapt = [&](const cli::Process& process, const model::Report& report, auto& request) {
+    need.adapt = [&](const control::Process& process, const model::Report& report, auto& request) {
         heed(policies->of(process, report.name), report, request);
         if (!request.min_awake) request.min_awake = model::WakeRequest().min_awake;
     };
     return cli::run_need(need);
 }
 
-int run(Typed typed, cli::policy::Sources sources) {
+int run(Typed typed, control::policy::Sources sources) {
     auto& request = typed.request;
     const bool is_one_time = sources.ladder.has_value();
-    const cli::policy::PassOptions options{k_program,       typed.target,  typed.user,  std::move(sources),
-                                           request.dry_run, typed.timeout, typed.output};
+    const cli::PassOptions options{k_program,       typed.target,  typed.user,  std::move(sources),
+                                   request.dry_run, typed.timeout, typed.output};
     if (typed.is_about_policies()) return show_policies(options);
     if (typed.is_by_policies()) return run_pass(options);
     request.bounds_all = typed.timeout.has_value();
@@ -200,8 +201,8 @@ int main(int argc, char** argv) {
     Typed typed;
     typed.request.on_touch = model::OnTouch::wake;
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
-    cli::policy::Sources sources;
-    auto text = cli::policy::read_policy(typed.policy, sources);
+    control::policy::Sources sources;
+    auto text = cli::read_policy(typed.policy, sources);
     if (text.empty()) text = problem(typed);
     if (text.empty())
         text = typed.is_by_policies() ? read_rest(typed.request, typed.stores, sources)

@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
     auto text = cli::selection_problem(operation.selection, operation.targets, operation.takes_several);
     for (const auto& word : moves) {
-        auto move = cli::parse_gpu_move(word);
+        auto move = control::parse_gpu_move(word);
         if (!move && text.empty()) text = "--gpu: " + move.error().message;
         if (move) operation.moves.push_back(*std::move(move));
     }

@@ -22,10 +22,10 @@ Clock::time_point end_of(const CommandRun& operation) {
 
 /// A last look at those that go together, before any passes the point of no return. Errors: cancelled: there
 /// is one more by now, or one could not go on.
-Result<void> check_members(const CommandRun& operation, const std::vector<Target>& targets,
-                           const Finder& finder) {
-    Membership membership{{}, operation.selection.group, operation.user};
-    std::vector<Process> known;
+Result<void> check_members(const CommandRun& operation, const std::vector<control::Target>& targets,
+                           const control::Finder& finder) {
+    control::Membership membership{{}, operation.selection.group, operation.user};
+    std::vector<control::Process> known;
     for (const auto& target : targets) {
         if (finder.proc().is_stopped(target.process))
             return make_error(ErrorCode::cancelled, "process {} is stopped", title(target.process));
@@ -62,7 +62,7 @@ struct Sum {
     bool has_changed = false;
     bool is_rehearsal = false;
 
-    explicit Sum(const std::vector<Outcome>& outcomes) : count(outcomes.size()) {
+    explicit Sum(const std::vector<control::Outcome>& outcomes) : count(outcomes.size()) {
         for (const auto& outcome : outcomes) {
             if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
                 add(*report);
@@ -89,13 +89,14 @@ private:
 
 } // namespace
 
-peers::Joint joint_of(const CommandRun& operation, const std::vector<Target>& targets, const Finder& finder) {
+peers::Joint joint_of(const CommandRun& operation, const std::vector<control::Target>& targets,
+                      const control::Finder& finder) {
     return {std::holds_alternative<model::SleepRequest>(operation.request), end_of(operation),
             [&] { return check_members(operation, targets, finder); }};
 }
 
-std::vector<Outcome> refuse_all(Targets found, model::Operation asked) {
-    std::vector<Outcome> outcomes;
+std::vector<control::Outcome> refuse_all(control::Targets found, model::Operation asked) {
+    std::vector<control::Outcome> outcomes;
     for (auto& outcome : found.unreached)
         outcomes.push_back({std::move(outcome.process), std::move(outcome.answer), asked});
     for (auto& target : found.reached)
@@ -105,7 +106,7 @@ std::vector<Outcome> refuse_all(Targets found, model::Operation asked) {
     return outcomes;
 }
 
-std::string render_together(const std::vector<Outcome>& outcomes, const model::SleepRequest* sleep) {
+std::string render_together(const std::vector<control::Outcome>& outcomes, const model::SleepRequest* sleep) {
     const bool pauses = sleep && sleep->level == model::Level::pause; // of which some may sleep already
     const Sum sum(outcomes);
     const auto size = format_bytes(sum.moved);

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "cli/targets.hpp"
+#include "control/targets.hpp"
 #include "driver/management.hpp"
 
 #include <optional>
@@ -19,14 +19,14 @@ inline constexpr int k_json_schema = 1;
 
 /// One document: what `program` did to each process, sizes in bytes and times in seconds. Text that is not
 /// UTF-8 is made so. `indent` is the number of spaces a level, or -1 for a single line.
-[[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   int indent = 2);
 
 /// The document for a command that did nothing: the usage was wrong, or it found no process.
 [[nodiscard]] std::string to_json(std::string_view program, const Error& error, int indent = 2);
 
 /// The same, with an error that is no process's, and the status with which the command ends.
-[[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   const Error& error, int exit_status);
 
 /// How much of a GPU is free, and was to be.
@@ -37,7 +37,7 @@ struct GpuRoom {
 };
 
 /// The outcomes of those that were to sleep for it, the GPU, and why that was not enough if it was not.
-[[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   const GpuRoom& room, const std::optional<Error>& error);
 
 } // namespace gpu_sleep::cli

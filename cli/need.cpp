@@ -5,10 +5,10 @@
 #include "cli/need.hpp"
 
 #include "cli/asking.hpp"
-#include "cli/gpus.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
+#include "control/gpus.hpp"
 #include "peers/gpu_line.hpp"
 
 #include <fmt/ranges.h>
@@ -33,7 +33,8 @@ constexpr Milliseconds k_answer_patience{2'000};
 class Locks {
 public:
     /// Errors: timed_out, out of descriptors.
-    Result<void> take(Finder& finder, const std::string& gpu, const std::vector<Outcome>& processes) {
+    Result<void> take(control::Finder& finder, const std::string& gpu,
+                      const std::vector<control::Outcome>& processes) {
         std::set<std::pair<dev_t, ino_t>> known;
         for (const auto& each : processes) {
             const auto* const report = std::get_if<model::Report>(&each.answer);
@@ -69,13 +70,13 @@ private:
 
 /// What came of it.
 struct Done {
-    std::vector<Outcome> outcomes; ///< of those that were asked to sleep
+    std::vector<control::Outcome> outcomes; ///< of those that were asked to sleep
     GpuRoom room;
     std::optional<Error> error; ///< there is too little
 };
 
 /// The processes that `need` names; nothing if it names none. Errors: those of find_targets().
-Result<std::optional<std::set<pid_t>>> selected(Finder& finder, const Need& need) {
+Result<std::optional<std::set<pid_t>>> selected(control::Finder& finder, const Need& need) {
     if (need.target.empty()) return std::optional<std::set<pid_t>>();
     const auto targets = find_targets(finder, need.target, {.user = need.user});
     if (!targets) return targets.error();
@@ -85,9 +86,10 @@ Result<std::optional<std::set<pid_t>>> selected(Finder& finder, const Need& need
 }
 
 /// Those of `processes` that may be asked to sleep, and in the same order the processes.
-std::vector<peers::Holder> holders_of(Finder& finder, const Need& need, const std::vector<Outcome>& processes,
+std::vector<peers::Holder> holders_of(control::Finder& finder, const Need& need,
+                                      const std::vector<control::Outcome>& processes,
                                       const std::optional<std::set<pid_t>>& only,
-                                      std::vector<const Process*>& asked) {
+                                      std::vector<const control::Process*>& asked) {
     std::vector<peers::Holder> holders;
     for (const auto& each : processes) {
         const auto* const report = std::get_if<model::Report>(&each.answer);
@@ -109,14 +111,14 @@ Error too_little(const Need& need, const GpuRoom& room) {
 }
 
 Result<Done> make_room(const Need& need) {
-    Finder finder;
+    control::Finder finder;
     const auto only = selected(finder, need);
     if (!only) return only.error();
     auto targets = find_all(finder, need.user);
     if (!targets) return std::move(targets).error();
     auto processes = ask_status(finder, *std::move(targets), k_answer_patience);
     drop_ended(processes);
-    const Gpus gpus(finder, processes);
+    const control::Gpus gpus(finder, processes);
     auto gpu = gpus.choose(need.gpu);
     if (!gpu) return std::move(gpu).error();
     Locks locks;
@@ -130,7 +132,7 @@ Result<Done> make_room(const Need& need) {
         const auto missing = need.bytes - std::min(need.bytes, done.room.gpu.free);
         return peers::BytesByGpu{{gpu->uuid, missing}};
     };
-    std::vector<const Process*> asked;
+    std::vector<const control::Process*> asked;
     const auto holders = holders_of(finder, need, processes, *only, asked);
     auto made = peers::make_room(holders, look, need.request);
     if (!made) return std::move(made).error();
@@ -147,7 +149,7 @@ Result<Done> make_room(const Need& need) {
 
 std::string words(const Need& need, const Done& done) {
     std::string text;
-    GpuNumbers numbers;
+    control::GpuNumbers numbers;
     for (const auto& outcome : done.outcomes)
         if (const auto* const report = std::get_if<model::Report>(&outcome.answer))
             text += render_operation(outcome.process, numbers.in(*report));
@@ -176,19 +178,19 @@ int print_errors(const std::string& program, const Need& need, const Done& done)
 
 /// The GPUs that a program started now would see. Errors: those of visible_of().
 Result<std::vector<driver::Gpu>> visible_gpus() {
-    Finder finder;
+    control::Finder finder;
     auto targets = find_all(finder, std::nullopt);
     if (!targets) return std::move(targets).error();
     const auto processes = ask_status(finder, *std::move(targets), k_answer_patience);
-    const Gpus gpus(finder, processes);
-    return visible_of(gpus.all(), gpus.are_numbered(), std::getenv("CUDA_VISIBLE_DEVICES"),
-                      std::getenv("CUDA_DEVICE_ORDER"));
+    const control::Gpus gpus(finder, processes);
+    return control::visible_of(gpus.all(), gpus.are_numbered(), std::getenv("CUDA_VISIBLE_DEVICES"),
+                               std::getenv("CUDA_DEVICE_ORDER"));
 }
 
 } // namespace
 
 int run_need(const Need& need) {
-    raise_descriptor_limit();
+    control::raise_descriptor_limit();
     const auto done = make_room(need);
     if (!done && done.error().code == ErrorCode::invalid_argument)
         return usage_error(k_program, done.error().message, need.output.json);

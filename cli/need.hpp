@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cli/options.hpp"
-#include "cli/process_info.hpp"
+#include "control/process_info.hpp"
 #include "peers/room.hpp"
 
 #include <sys/types.h>
@@ -24,7 +24,7 @@ struct Need {
     model::SleepRequest request; ///< see peers::room_request()
     OutputOptions output;
     /// Puts what holds for one process alone into its request; may be empty.
-    std::function<void(const Process&, const model::Report&, model::SleepRequest&)> adapt{};
+    std::function<void(const control::Process&, const model::Report&, model::SleepRequest&)> adapt{};
 };
 
 /// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.

@@ -5,14 +5,14 @@
 #include "cli/operation.hpp"
 
 #include "cli/asking.hpp"
-#include "cli/driver_engine.hpp"
-#include "cli/gpus.hpp"
-#include "cli/interruptions.hpp"
 #include "cli/joint_operation.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
+#include "cli/signals.hpp"
 #include "cli/teller.hpp"
+#include "control/driver_engine.hpp"
+#include "control/gpus.hpp"
 
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ namespace {
 constexpr Milliseconds k_grace{5'000};
 
 /// Whether the agent has not had the last word.
-bool is_lost(const Answer& answer) noexcept {
+bool is_lost(const peers::Answer& answer) noexcept {
     const auto* error = std::get_if<Error>(&answer);
     return error && (error->code == ErrorCode::connection_lost || error->code == ErrorCode::timed_out ||
                      error->code == ErrorCode::outcome_unknown);
@@ -47,15 +47,16 @@ model::Operation asked_by(const CommandRun& operation) noexcept {
     return is_sleep(operation) ? model::Operation::sleep : model::Operation::wake;
 }
 
-Outcome outcome_of(const CommandRun& operation, Process process, Answer answer) {
+control::Outcome outcome_of(const CommandRun& operation, control::Process process, peers::Answer answer) {
     const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
     if (const auto* const error = std::get_if<Error>(&answer))
-        answer = with_last_state(ProcFs(), process, *error);
+        answer = with_last_state(control::ProcFs(), process, *error);
     return {std::move(process), std::move(answer), asked_by(operation), wake && wake->wait.count() > 0};
 }
 
 /// `answer` with who has the GPU memory that a wake has found missing.
-peers::Answer with_holders(const CommandRun& operation, const Process& process, Answer answer) {
+peers::Answer with_holders(const CommandRun& operation, const control::Process& process,
+                           peers::Answer answer) {
     const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
     auto* const failure = std::get_if<model::Failure>(&answer);
     if (!wake || !failure || failure->error.code != ErrorCode::out_of_device_memory) return answer;
@@ -67,13 +68,14 @@ peers::Answer with_holders(const CommandRun& operation, const Process& process, 
 
 /// Asks all, and tells of each what it answers as it comes: one that takes its time keeps nobody from hearing
 /// of the others.
-std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>& targets, Finder& finder,
-                               Teller& teller, Interruptions& interruptions) {
+std::vector<peers::Answer> follow_all(const CommandRun& operation, std::vector<control::Target>& targets,
+                                      control::Finder& finder, Teller& teller,
+                                      control::Interruptions& interruptions) {
     const bool visible = !operation.output.quiet && ::isatty(STDERR_FILENO) == 1;
     ProgressBar bar(STDERR_FILENO, visible, targets.size());
     std::vector<peers::Question> questions;
     questions.reserve(targets.size());
-    std::optional<DeepLocker> locker;
+    std::optional<control::DeepLocker> locker;
     const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
     if (sleep && sleep->deep) locker.emplace();
     for (auto& target : targets) {
@@ -90,8 +92,8 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     observer.progress = [&](std::size_t index, const model::Progress& progress) {
         bar.show(index, progress);
     };
-    std::map<std::size_t, Answer> told;
-    observer.answered = [&](std::size_t index, const Answer& answer) {
+    std::map<std::size_t, peers::Answer> told;
+    observer.answered = [&](std::size_t index, const peers::Answer& answer) {
         bar.end(index);
         if (goes_together || is_lost(answer)) return;
         const auto& process = targets[index].process;
@@ -111,22 +113,22 @@ std::vector<Answer> follow_all(const CommandRun& operation, std::vector<Target>&
     return answers;
 }
 
-std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& teller,
-                         Interruptions& interruptions) {
+std::vector<control::Outcome> ask(const CommandRun& operation, control::Targets found, Teller& teller,
+                                  control::Interruptions& interruptions) {
     if (is_joint(operation) && !found.unreached.empty()) {
         auto outcomes = refuse_all(std::move(found), asked_by(operation));
         for (const auto& outcome : outcomes) teller.tell(outcome);
         return outcomes;
     }
-    std::vector<Outcome> unreached;
+    std::vector<control::Outcome> unreached;
     for (auto& outcome : found.unreached) {
         unreached.push_back(outcome_of(operation, std::move(outcome.process), std::move(outcome.answer)));
         teller.tell(unreached.back());
     }
     auto& targets = found.reached;
-    Finder finder; // sockets may be made again
+    control::Finder finder; // sockets may be made again
     auto answers = follow_all(operation, targets, finder, teller, interruptions);
-    std::vector<Outcome> outcomes;
+    std::vector<control::Outcome> outcomes;
     std::vector<std::size_t> lost;
     for (std::size_t i = 0; i < targets.size(); ++i) {
         if (is_lost(answers[i])) lost.push_back(i);
@@ -143,7 +145,7 @@ std::vector<Outcome> ask(const CommandRun& operation, Targets found, Teller& tel
 
 /// The error of tags that none of the processes has, so that somebody may have mistyped one; nothing if there
 /// is none.
-std::optional<Error> error_of_tags(const std::vector<Outcome>& outcomes) {
+std::optional<Error> error_of_tags(const std::vector<control::Outcome>& outcomes) {
     std::optional<Error> found;
     std::size_t count = 0;
     for (const auto& outcome : outcomes) {
@@ -159,17 +161,17 @@ std::optional<Error> error_of_tags(const std::vector<Outcome>& outcomes) {
     return found;
 }
 
-bool is_withdrawn(const Outcome& outcome) noexcept {
+bool is_withdrawn(const control::Outcome& outcome) noexcept {
     const auto* const error = peers::error_of(outcome.answer);
     return error && error->code == ErrorCode::cancelled;
 }
 
 /// Tells what is left to tell once all is done. Returns the exit status.
-int end(const CommandRun& operation, Teller& teller, const std::vector<Outcome>& outcomes,
-        Interruptions& interruptions) {
+int end(const CommandRun& operation, Teller& teller, const std::vector<control::Outcome>& outcomes,
+        Signals& signals) {
     teller.tell_end(outcomes);
     if (operation.output.json) teller.print(to_json(operation.program, outcomes) + '\n');
-    if (std::any_of(outcomes.begin(), outcomes.end(), is_withdrawn)) interruptions.end_by_first();
+    if (std::any_of(outcomes.begin(), outcomes.end(), is_withdrawn)) signals.end_by_first();
     return end_beside_driver(exit_status_of(outcomes));
 }
 
@@ -179,7 +181,7 @@ bool wakes_tags(const CommandRun& operation) {
     return wake && (!wake->tags.empty() || !wake->order.empty());
 }
 
-Error has_agent(const Process& process) {
+Error has_agent(const control::Process& process) {
     return make_error(ErrorCode::invalid_argument,
                       "process {} has an agent, which puts it to sleep: leave out --engine driver",
                       title(process));
@@ -187,8 +189,8 @@ Error has_agent(const Process& process) {
 
 /// The process that `word` names and the driver is to be asked about, because it has no agent. `found` is
 /// what looking for agents came to, if there was a look. Errors: why the driver is not asked.
-Result<Process> choose_driver(const CommandRun& operation, const std::string& word, Finder& finder,
-                              const Result<Targets>& found) {
+Result<control::Process> choose_driver(const CommandRun& operation, const std::string& word,
+                                       control::Finder& finder, const Result<control::Targets>& found) {
     auto process = find_process_without_agent(finder, word, operation.user);
     if (!process && process.error().code == ErrorCode::no_process && operation.engine == Engine::driver &&
         !model::is_number(word)) {
@@ -229,7 +231,7 @@ Result<Process> choose_driver(const CommandRun& operation, const std::string& wo
     return error;
 }
 
-DriverRequest driver_request(const CommandRun& operation) {
+control::DriverRequest driver_request(const CommandRun& operation) {
     if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request))
         return {model::Operation::sleep, sleep->dry_run, sleep->timeout, {}, false};
     const auto& wake = std::get<model::WakeRequest>(operation.request);
@@ -238,10 +240,10 @@ DriverRequest driver_request(const CommandRun& operation) {
 
 } // namespace
 
-void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
+void ask_again(control::Finder& finder, std::vector<control::Outcome>& outcomes) {
     constexpr Milliseconds k_patience{2'000};
-    std::vector<Target> targets;
-    std::vector<Outcome*> asked;
+    std::vector<control::Target> targets;
+    std::vector<control::Outcome*> asked;
     for (auto& outcome : outcomes) {
         if (!is_lost(outcome.answer)) continue;
         if (!finder.proc().is_running(outcome.process)) {
@@ -274,7 +276,8 @@ namespace {
 /// Has the request name the GPUs that the only one of `targets` comes back to. Returns that one, asked
 /// nothing yet. Errors: invalid_argument (there are several, or plan_gpu_moves() refuses), those of
 /// look_at_gpus() and Finder::connect(), and what the process answers.
-Result<Targets> plan_moves(CommandRun& operation, Finder& finder, Targets targets) {
+Result<control::Targets> plan_moves(CommandRun& operation, control::Finder& finder,
+                                    control::Targets targets) {
     constexpr Milliseconds k_patience{5'000};
     const auto asked = ask_status(finder, std::move(targets), k_patience);
     if (asked.size() != 1)
@@ -286,7 +289,7 @@ Result<Targets> plan_moves(CommandRun& operation, Finder& finder, Targets target
     if (!gpus)
         return make_error(gpus.error().code, "cannot find out which GPUs there are ({})",
                           gpus.error().message);
-    std::vector<GpuNeed> needs;
+    std::vector<control::GpuNeed> needs;
     for (const auto& device : std::get<model::Report>(asked.front().answer).devices)
         if (!device.uuid.empty()) needs.push_back({device.uuid, 0}); // it looks for room itself
     if (needs.empty())
@@ -297,7 +300,7 @@ Result<Targets> plan_moves(CommandRun& operation, Finder& finder, Targets target
     std::get<model::WakeRequest>(operation.request).gpus = *std::move(pairs);
     auto socket = finder.connect(process);
     if (!socket) return std::move(socket).error();
-    Targets only;
+    control::Targets only;
     only.reached.push_back({process, *std::move(socket)});
     return only;
 }
@@ -309,14 +312,14 @@ bool drops(const model::SleepRequest& request) noexcept {
 
 /// Whom a command is for.
 struct Selected {
-    Targets targets;
-    std::vector<Process> without_agent; ///< whom the driver is asked about
+    control::Targets targets;
+    std::vector<control::Process> without_agent; ///< whom the driver is asked about
 };
 
 /// Errors: those of find_each() and the like.
-Result<Selected> select(const CommandRun& operation, Finder& finder) {
-    const Search search{.user = operation.user, .takes_several = operation.takes_several};
-    const auto alone = [](Result<Targets> found) -> Result<Selected> {
+Result<Selected> select(const CommandRun& operation, control::Finder& finder) {
+    const control::Search search{.user = operation.user, .takes_several = operation.takes_several};
+    const auto alone = [](Result<control::Targets> found) -> Result<Selected> {
         if (!found) return std::move(found).error();
         return Selected{*std::move(found), {}};
     };
@@ -327,7 +330,7 @@ Result<Selected> select(const CommandRun& operation, Finder& finder) {
     Selected selected;
     std::set<pid_t> without_agent;
     for (const auto& word : operation.targets) {
-        Result<Targets> found = Targets{};
+        Result<control::Targets> found = control::Targets{};
         if (operation.engine != Engine::driver) found = find_targets(finder, word, search);
         if (operation.engine == Engine::driver || (!found && found.error().code == ErrorCode::no_agent)) {
             auto process = choose_driver(operation, word, finder, found);
@@ -345,8 +348,8 @@ Result<Selected> select(const CommandRun& operation, Finder& finder) {
 }
 
 /// Has the driver do it, one process after another, and tells of each. An interruption is for the rest, too.
-void run_by_driver(const CommandRun& operation, std::vector<Process> processes, Teller& teller,
-                   Interruptions& interruptions, std::vector<Outcome>& outcomes) {
+void run_by_driver(const CommandRun& operation, std::vector<control::Process> processes, Teller& teller,
+                   control::Interruptions& interruptions, std::vector<control::Outcome>& outcomes) {
     bool is_over = false;
     for (auto& process : processes) {
         outcomes.push_back(is_over ? outcome_of(operation, std::move(process),
@@ -360,9 +363,9 @@ void run_by_driver(const CommandRun& operation, std::vector<Process> processes, 
 } // namespace
 
 int run(CommandRun operation) {
-    raise_descriptor_limit();
+    control::raise_descriptor_limit();
     Teller teller(operation);
-    Finder finder;
+    control::Finder finder;
     auto selected = select(operation, finder);
     if (!selected) return tell_failure(operation.program, operation.output, selected.error());
     if (!operation.moves.empty() && !selected->targets.reached.empty()) {
@@ -379,17 +382,17 @@ int run(CommandRun operation) {
         if (!losses.empty()) selected = select(operation, finder);
         if (!selected) return tell_failure(operation.program, operation.output, selected.error());
     }
-    Interruptions interruptions;
-    auto outcomes = ask(operation, std::move(selected->targets), teller, interruptions);
+    Signals signals;
+    auto outcomes = ask(operation, std::move(selected->targets), teller, signals);
     const auto* const sleep = std::get_if<model::SleepRequest>(&operation.request);
     const bool is_scheduled = sleep && sleep->only_if_idle; // it may find nothing each time
     if (const auto error = error_of_tags(outcomes);
         error && operation.targets.empty() && !is_joint(operation) && !is_scheduled)
         return tell_failure(operation.program, operation.output, *error);
-    std::erase_if(outcomes, [&](const Outcome& each) { return is_passed_over(operation, each); });
-    run_by_driver(operation, std::move(selected->without_agent), teller, interruptions, outcomes);
+    std::erase_if(outcomes, [&](const control::Outcome& each) { return is_passed_over(operation, each); });
+    run_by_driver(operation, std::move(selected->without_agent), teller, signals, outcomes);
     if (operation.selection.is_joint()) teller.tell_sum(outcomes);
-    return end(operation, teller, outcomes, interruptions);
+    return end(operation, teller, outcomes, signals);
 }
 
 } // namespace gpu_sleep::cli

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cli/command_run.hpp"
-#include "cli/targets.hpp"
+#include "control/targets.hpp"
 
 #include <vector>
 
@@ -20,6 +20,6 @@ namespace gpu_sleep::cli {
 /// Asks the processes whose connection was lost, or that did not answer in time, for their state, all at
 /// once: they may have ended or may have no agent any more. Does not ask those that are stopped or whose
 /// outcome is unknown, which cannot answer.
-void ask_again(Finder& finder, std::vector<Outcome>& outcomes);
+void ask_again(control::Finder& finder, std::vector<control::Outcome>& outcomes);
 
 } // namespace gpu_sleep::cli

@@ -6,8 +6,8 @@
 
 #include "cli/json.hpp"
 #include "cli/output.hpp"
-#include "cli/process_info.hpp"
 #include "cli/render.hpp"
+#include "control/process_info.hpp"
 
 #include <CLI/CLI.hpp>
 
@@ -211,7 +211,7 @@ std::string name_problem(const std::string& name) {
 }
 
 usage::Row user_row(std::optional<uid_t>& user) {
-    return {"--user", usage::parsed("NAME|UID", parse_user, user),
+    return {"--user", usage::parsed("NAME|UID", control::parse_user, user),
             "Only processes of this user (default: all users)"};
 }
 

@@ -9,7 +9,6 @@
 #include "cli/render.hpp"
 #include "cli/render_lines.hpp"
 
-#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -19,14 +18,6 @@ namespace {
 /// Whether nobody in particular was named.
 bool is_for_all(const CommandRun& operation) noexcept {
     return operation.targets.empty() && operation.selection.group.empty();
-}
-
-/// Whether the report says that something was done, or would be.
-bool does_something(const model::Report& report) noexcept {
-    if (rehearses_pause(report)) return true;
-    if (!report.dry_run) return report.changed;
-    return std::any_of(report.devices.begin(), report.devices.end(),
-                       [](const model::DeviceReport& device) { return device.released > 0; });
 }
 
 /// What could not be done.
@@ -45,12 +36,12 @@ bool is_gone(ErrorCode code) noexcept {
     return code == ErrorCode::no_process || code == ErrorCode::no_agent;
 }
 
-bool is_passed_over(const CommandRun& operation, const Outcome& outcome) noexcept {
+bool is_passed_over(const CommandRun& operation, const control::Outcome& outcome) noexcept {
     const auto* const error = peers::error_of(outcome.answer);
     return is_for_all(operation) && error && (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
 }
 
-void Teller::tell(const Outcome& outcome) {
+void Teller::tell(const control::Outcome& outcome) {
     if (is_passed_over(operation_, outcome)) return;
     if (const auto* const error = peers::error_of(outcome.answer))
         print_error(outcome, *error);
@@ -58,13 +49,13 @@ void Teller::tell(const Outcome& outcome) {
         tell_done(outcome);
 }
 
-void Teller::tell_end(const std::vector<Outcome>& outcomes) {
+void Teller::tell_end(const std::vector<control::Outcome>& outcomes) {
     if (operation_.output.json || operation_.output.quiet) return;
     if (is_for_all(operation_) && !has_told_) print("nothing to do\n");
     if (!operation_.selection.is_joint()) print(render_total(outcomes));
 }
 
-void Teller::tell_sum(const std::vector<Outcome>& outcomes) {
+void Teller::tell_sum(const std::vector<control::Outcome>& outcomes) {
     const auto* const sleep = std::get_if<model::SleepRequest>(&operation_.request);
     const auto text = render_together(outcomes, sleep);
     const bool has_failed = exit_status_of(outcomes) != exit_status::done;
@@ -81,12 +72,12 @@ void Teller::print(const std::string& text) {
                                  operation_.program, written.error().message));
 }
 
-void Teller::tell_past_return(const Process& process) const {
+void Teller::tell_past_return(const control::Process& process) const {
     cli::print_error(fmt::format("{}: {} is past the point of no return; waiting for it to end\n",
                                  operation_.program, title(process)));
 }
 
-void Teller::tell_done(const Outcome& outcome) {
+void Teller::tell_done(const control::Outcome& outcome) {
     if (is_for_all(operation_) && !does_something(std::get<model::Report>(outcome.answer))) return;
     has_told_ = true;
     if (operation_.output.json || operation_.output.quiet) return;
@@ -96,7 +87,7 @@ void Teller::tell_done(const Outcome& outcome) {
                                                std::get_if<model::SleepRequest>(&operation_.request)));
 }
 
-void Teller::print_error(const Outcome& outcome, const Error& error) {
+void Teller::print_error(const control::Outcome& outcome, const Error& error) {
     has_told_ = true;
     const auto subject = title(outcome.process);
     cli::print_error(render_error(operation_.program, purpose(operation_, subject, error.code),

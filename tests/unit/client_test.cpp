@@ -24,6 +24,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 using namespace gpu_sleep::peers;
 using namespace std::chrono_literals;
 

@@ -24,6 +24,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 
 namespace {
 
@@ -130,7 +131,7 @@ TEST_CASE("Render: the listing says of a deep sleeper what the driver took, and 
     auto report = test::sample_sleep();
     report.deep = true;
     report.deep_bytes = k_gib;
-    cli::Outcome outcome{listed_process(), report};
+    control::Outcome outcome{listed_process(), report};
     outcome.gpu_bytes = 0;
     Printed printed(render_listing({outcome}));
     CHECK(printed.rows.at(0).at("STATE") == "deeply asleep 0 us");
@@ -217,7 +218,7 @@ TEST_CASE("Render: what others free and take meanwhile is not said of a process"
 
 TEST_CASE("Render: of several the total is said, what the driver has taken among it", "[render]") {
     auto report = test::sample_sleep(); // 39 GiB
-    std::vector<cli::Outcome> outcomes{{listed_process(), report}};
+    std::vector<control::Outcome> outcomes{{listed_process(), report}};
     CHECK(render_total(outcomes).empty());
     report.deep_bytes = k_gib;
     outcomes.push_back({listed_process(), report});
