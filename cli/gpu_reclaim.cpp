@@ -165,12 +165,12 @@ int make_room(const Typed& typed, const control::policy::Sources& sources) {
     auto policies = control::policy::Policies::load(sources);
     if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
     cli::tell_complaints(k_program, *policies);
-    cli::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request, typed.output};
+    control::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request};
     need.adapt = [&](const control::Process& process, const model::Report& report, auto& request) {
         heed(policies->of(process, report.name), report, request);
         if (!request.min_awake) request.min_awake = model::WakeRequest().min_awake;
     };
-    return cli::run_need(need);
+    return cli::run_need(need, typed.output);
 }
 
 int run(Typed typed, control::policy::Sources sources) {

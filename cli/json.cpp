@@ -241,7 +241,7 @@ std::string to_json(std::string_view program, const std::vector<control::Outcome
 }
 
 std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
-                    const GpuRoom& room, const std::optional<Error>& error) {
+                    const control::GpuRoom& room, const std::optional<Error>& error) {
     auto value = document_of(program, outcomes, error ? traits(error->code).exit_status : exit_status::done);
     value["gpu"] = {{"index", room.gpu.index},     {"uuid", room.gpu.uuid},
                     {"name", room.gpu.name},       {"total_bytes", room.gpu.total},

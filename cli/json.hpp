@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "control/need.hpp"
 #include "control/targets.hpp"
-#include "driver/management.hpp"
 
 #include <optional>
 #include <string>
@@ -29,15 +29,8 @@ inline constexpr int k_json_schema = 1;
 [[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   const Error& error, int exit_status);
 
-/// How much of a GPU is free, and was to be.
-struct GpuRoom {
-    driver::Gpu gpu;
-    Bytes needed = 0;
-    std::vector<std::string> against; ///< who has what of it, and what stands against each one's sleep
-};
-
 /// The outcomes of those that were to sleep for it, the GPU, and why that was not enough if it was not.
 [[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
-                                  const GpuRoom& room, const std::optional<Error>& error);
+                                  const control::GpuRoom& room, const std::optional<Error>& error);
 
 } // namespace gpu_sleep::cli
