@@ -3,7 +3,7 @@
 // gpu-inhibit: has a process refuse to be put to sleep, for a time or while a command runs.
 
 #include "base/text.hpp"
-#include "cli/asking.hpp"
+#include "cli/command_run.hpp"
 #include "cli/output.hpp"
 #include "cli/program_file.hpp"
 #include "cli/render.hpp"

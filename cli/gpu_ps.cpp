@@ -12,7 +12,7 @@
 #include "cli/render.hpp"
 #include "cli/screen.hpp"
 #include "control/gpus.hpp"
-#include "control/without_agent.hpp"
+#include "control/listing.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -21,7 +21,6 @@
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
-#include <iterator>
 #include <optional>
 #include <string_view>
 #include <thread>
@@ -86,11 +85,9 @@ usage::Table table_of(Options& options) {
 
 std::vector<std::string> errors_in(const std::vector<control::Outcome>& outcomes) {
     std::vector<std::string> errors;
-    for (const auto& outcome : outcomes) {
-        const auto subject = control::title(outcome.process);
-        if (const auto* const error = peers::error_of(outcome.answer))
-            errors.push_back(cli::render_error("gpu-ps", "ask " + subject, cli::without(subject, *error)));
-    }
+    for (const auto& outcome : outcomes)
+        if (peers::error_of(outcome.answer))
+            errors.push_back(cli::render_failure("gpu-ps", "ask {}", outcome));
     return errors;
 }
 
@@ -128,36 +125,10 @@ Error explained(const Options& options, Error error) {
     return error;
 }
 
-/// Has what is said of a process tell of an agent of another version.
-void note_version(control::Outcome& outcome) {
-    auto* const report = std::get_if<model::Report>(&outcome.answer);
-    if (!report || outcome.by_driver || report->version == GPU_SLEEP_VERSION) return;
-    report->notes.push_back(report->version.empty()
-                                ? "its agent is older than these commands, which can only wake it: start the "
-                                  "process again for the rest"
-                                : fmt::format("its agent has version {}, and these commands {}",
-                                              report->version, GPU_SLEEP_VERSION));
-}
-
-/// Asks whoever is selected. Errors: those of find_all() and find_targets().
+/// Asks whoever is selected. Errors: those of control::list().
 Result<std::vector<control::Outcome>> ask(const Options& options) {
-    control::Finder finder;
-    auto targets = options.target.empty() ? control::find_all(finder, options.user)
-                                          : control::find_targets(finder, options.target,
-                                                                  {options.user, true, *options.timeout});
-    if (!targets && targets.error().code == ErrorCode::no_agent) {
-        const auto process = control::find_process_without_agent(finder, options.target, options.user);
-        auto outcome = process ? control::describe_without_agent(*process) : std::nullopt;
-        if (outcome) return std::vector{*std::move(outcome)};
-    }
-    if (!targets) return explained(options, targets.error());
-    auto outcomes = control::ask_status(finder, *std::move(targets), *options.timeout);
-    for (auto& outcome : outcomes) note_version(outcome);
-    if (!options.target.empty()) return outcomes;
-    control::drop_ended(outcomes);
-    auto others = control::find_without_agent(finder, options.user, outcomes);
-    std::move(others.begin(), others.end(), std::back_inserter(outcomes));
-    return outcomes;
+    auto outcomes = control::list(options.target, options.user, *options.timeout);
+    return outcomes ? std::move(outcomes) : explained(options, std::move(outcomes).error());
 }
 
 /// Whether each process has one line, without its tags.

@@ -36,11 +36,7 @@ std::string words(const control::Need& need, const control::Made& done) {
 /// Prints why processes did not sleep, and what is missing. Returns the exit status.
 int print_errors(const std::string& program, const control::Need& need, const control::Made& done) {
     for (const auto& outcome : done.outcomes)
-        if (const auto* const error = peers::error_of(outcome.answer)) {
-            const auto subject = title(outcome.process);
-            print_error(
-                render_error(program, fmt::format("put {} to sleep", subject), without(subject, *error)));
-        }
+        print_error(render_failure(program, "put {} to sleep", outcome));
     if (!done.error) return exit_status::done;
     print_error(render_error(program,
                              fmt::format("free {} on GPU {}", format_bytes(need.bytes), done.room.gpu.index),

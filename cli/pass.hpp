@@ -5,12 +5,11 @@
 #pragma once
 
 #include "cli/options.hpp"
-#include "control/policy/policies.hpp"
+#include "control/policy/pass.hpp"
 
 #include <sys/types.h>
 
 #include <map>
-#include <optional>
 #include <string>
 
 namespace gpu_sleep::cli {
@@ -19,11 +18,8 @@ namespace policy = control::policy;
 
 struct PassOptions {
     std::string program; ///< for messages
-    std::string target;  ///< empty: all processes with an agent that may be asked
-    std::optional<uid_t> user;
+    policy::PassRequest request;
     policy::Sources sources;
-    bool dry_run = false;
-    std::optional<Milliseconds> timeout; ///< for each process
     OutputOptions output;
 };
 

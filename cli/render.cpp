@@ -198,6 +198,15 @@ std::string render_error(std::string_view program, std::string_view purpose, con
     return printable(text) + '\n';
 }
 
+std::string render_failure(std::string_view program, std::string_view purpose,
+                           const control::Outcome& outcome) {
+    const auto* const error = peers::error_of(outcome.answer);
+    if (!error) return {};
+    const auto subject = title(outcome.process);
+    return render_error(program, fmt::format(fmt::runtime(purpose), subject), without(subject, *error),
+                        outcome.has_waited);
+}
+
 Error without(const std::string& subject, Error error) {
     auto& message = error.message;
     if (message.starts_with(subject + ": ")) message.erase(0, subject.size() + 2);

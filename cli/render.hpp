@@ -25,6 +25,10 @@ namespace gpu_sleep::cli {
 /// "80.0 GiB of GPU memory freed in all", where several have done something; else empty.
 [[nodiscard]] std::string render_total(const std::vector<control::Outcome>& outcomes);
 
+/// A line that says what has become of all that go together. `sleep` is what was asked, or null for a wake.
+[[nodiscard]] std::string render_together(const std::vector<control::Outcome>& outcomes,
+                                          const model::SleepRequest* sleep);
+
 /// Whether sleeps of a process are refused: a line.
 [[nodiscard]] std::string render_inhibition(const control::Process& process, const model::Report& report);
 
@@ -48,6 +52,10 @@ enum class Detail : std::uint8_t {
 /// and the line then begins with the reason. `has_waited`: see advice_from().
 [[nodiscard]] std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
                                        bool has_waited = false);
+
+/// The same of an outcome; empty where it did not fail. `purpose` has "{}" in place of the process.
+[[nodiscard]] std::string render_failure(std::string_view program, std::string_view purpose,
+                                         const control::Outcome& outcome);
 
 /// `error` with "it" in place of `subject` (a title() or a file), for a sentence that has named it already.
 [[nodiscard]] Error without(const std::string& subject, Error error);

@@ -106,7 +106,7 @@ int show_policies(const PassOptions& options) {
     auto policies = policy::Policies::load(options.sources);
     if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
     control::Finder finder;
-    const auto found = look(finder, *policies, {options.target, options.user});
+    const auto found = look(finder, *policies, options.request.whom);
     if (!found) {
         print_error(render_error(options.program, "", found.error()));
         return traits(found.error().code).exit_status;
@@ -126,7 +126,7 @@ std::map<pid_t, std::string> describe_policies(const PassOptions& options) {
     if (!policies) print_error(render_error(options.program, "", policies.error()));
     if (!policies) return lines;
     control::Finder finder;
-    const auto found = look(finder, *policies, {options.target, options.user});
+    const auto found = look(finder, *policies, options.request.whom);
     if (!found) return lines; // who asks about the process itself says why
     print_failures(options, *found, *policies);
     for (const auto& [process, report, policy, decision] : found->seen)

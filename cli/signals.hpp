@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/fd.hpp"
-#include "control/interruptions.hpp"
+#include "control/listener.hpp"
 
 namespace gpu_sleep::cli {
 

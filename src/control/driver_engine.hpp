@@ -6,7 +6,7 @@
 #pragma once
 
 #include "control/gpu_moves.hpp"
-#include "control/interruptions.hpp"
+#include "control/listener.hpp"
 #include "control/targets.hpp"
 #include "driver/checkpoint.hpp"
 

@@ -259,13 +259,12 @@ std::vector<std::string> holders_without_agent(const Finder& finder, const drive
 
 std::string holders_beside(const Process& process, bool others_alone, const std::vector<GpuPair>& moves) {
     Finder finder;
-    auto targets = find_all(finder);
-    if (!targets) return {};
-    const auto outcomes = ask_status(finder, *std::move(targets), k_agent_patience);
+    const auto outcomes = ask_all(finder, {}, k_agent_patience);
+    if (!outcomes) return {};
     peers::BytesByGpu gpus;
     std::vector<peers::Holder> holders;
     std::vector<peers::Candidate> candidates;
-    for (const auto& outcome : outcomes) {
+    for (const auto& outcome : *outcomes) {
         const auto* const report = report_of(outcome);
         if (!report) continue;
         if (outcome.process.pid == process.pid)
@@ -280,7 +279,7 @@ std::string holders_beside(const Process& process, bool others_alone, const std:
     if (const auto looked = driver::look_at_gpus())
         for (const auto& [uuid, bytes] : gpus)
             if (const auto* const gpu = find(*looked, uuid)) {
-                auto others = holders_without_agent(finder, *gpu, outcomes);
+                auto others = holders_without_agent(finder, *gpu, *outcomes);
                 std::move(others.begin(), others.end(), std::back_inserter(lines));
             }
     return fmt::format("{}", fmt::join(lines, "; "));

@@ -102,9 +102,9 @@ Result<Made> make_room(const Need& need) {
     Finder finder;
     const auto only = selected(finder, need);
     if (!only) return only.error();
-    auto targets = find_all(finder, need.user);
-    if (!targets) return std::move(targets).error();
-    auto processes = ask_status(finder, *std::move(targets), k_answer_patience);
+    auto found = ask_all(finder, need.user, k_answer_patience);
+    if (!found) return std::move(found).error();
+    auto& processes = *found;
     drop_ended(processes);
     const Gpus gpus(finder, processes);
     auto gpu = gpus.choose(need.gpu);
@@ -137,10 +137,9 @@ Result<Made> make_room(const Need& need) {
 
 Result<std::vector<driver::Gpu>> visible_gpus(const char* names, const char* order) {
     Finder finder;
-    auto targets = find_all(finder);
-    if (!targets) return std::move(targets).error();
-    const auto processes = ask_status(finder, *std::move(targets), k_answer_patience);
-    const Gpus gpus(finder, processes);
+    const auto processes = ask_all(finder, {}, k_answer_patience);
+    if (!processes) return processes.error();
+    const Gpus gpus(finder, *processes);
     return visible_of(gpus.all(), gpus.are_numbered(), names, order);
 }
 

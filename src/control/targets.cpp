@@ -182,11 +182,10 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     std::vector<Process> named;
     std::vector<Process> called; // by their programs
     std::vector<Outcome> doubtful;
-    auto all = find_all(finder, search.user);
-    if (!all) return std::move(all).error();
-    auto outcomes = ask_status(finder, *std::move(all), search.name_timeout);
-    drop_ended(outcomes);
-    for (auto& outcome : outcomes) {
+    auto outcomes = ask_all(finder, search.user, search.name_timeout);
+    if (!outcomes) return std::move(outcomes).error();
+    drop_ended(*outcomes);
+    for (auto& outcome : *outcomes) {
         if (is_called(outcome.process.program, name)) called.push_back(outcome.process);
         if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
             if (report->name == name) named.push_back(std::move(outcome.process));
@@ -299,11 +298,10 @@ Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& s
 
 Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search) {
     std::vector<Process> members;
-    auto all = find_all(finder, search.user);
-    if (!all) return std::move(all).error();
-    auto outcomes = ask_status(finder, *std::move(all), search.name_timeout);
-    drop_ended(outcomes);
-    for (auto& outcome : outcomes) {
+    auto outcomes = ask_all(finder, search.user, search.name_timeout);
+    if (!outcomes) return std::move(outcomes).error();
+    drop_ended(*outcomes);
+    for (auto& outcome : *outcomes) {
         const auto* report = std::get_if<model::Report>(&outcome.answer);
         const bool belongs = report ? report->group == group
                                     : was_named(finder, outcome.process, model::environment::k_group, group);
@@ -365,23 +363,15 @@ Result<void> add_found(Finder& finder, const std::vector<std::string>& words, st
     return {};
 }
 
-void connect_again(Finder& finder, Targets& targets) {
-    std::vector<Target> reached;
-    for (auto& target : targets.reached) {
-        auto socket = finder.connect(target.process);
-        if (socket)
-            reached.push_back({std::move(target.process), *std::move(socket)});
-        else
-            targets.unreached.push_back({std::move(target.process), std::move(socket).error()});
-    }
-    targets.reached = std::move(reached);
+void disconnect(Targets& targets) noexcept {
+    for (auto& target : targets.reached) target.socket.reset();
 }
 
 Result<Targets> find_each(Finder& finder, const std::vector<std::string>& words, const Search& search) {
     Targets all;
     for (const auto& word : words)
         GPU_SLEEP_TRY(add_found(finder, words, word, find_targets(finder, word, search), all));
-    if (words.size() > 1) connect_again(finder, all);
+    if (words.size() > 1) disconnect(all);
     return all;
 }
 
@@ -469,12 +459,14 @@ std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::R
     return outcomes;
 }
 
-std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets, Milliseconds timeout) {
+std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout) {
     return ask_each(finder, std::move(targets), model::StatusRequest{}, timeout);
 }
 
-std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout) {
-    return ask_each(finder, std::move(targets), model::StatusRequest{}, timeout);
+Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user, Milliseconds timeout) {
+    auto all = find_all(finder, user);
+    if (!all) return std::move(all).error();
+    return ask_status(finder, *std::move(all), timeout);
 }
 
 void drop_ended(std::vector<Outcome>& outcomes) {

@@ -20,7 +20,7 @@ using peers::Answer;
 /// A process and a connection to its agent.
 struct Target {
     Process process;
-    UniqueFd socket; ///< good for one request
+    UniqueFd socket; ///< good for one request; where there is none, one is made for it
 };
 
 /// A process and what its agent answered.
@@ -81,8 +81,8 @@ void identify(const ProcFs& proc, Process& process);
 [[nodiscard]] Result<void> add_found(Finder& finder, const std::vector<std::string>& words,
                                      std::string_view word, Result<Targets> found, Targets& all);
 
-/// Connects again to those that are reached, because agents wait for a request for a short time only.
-void connect_again(Finder& finder, Targets& targets);
+/// Closes the connections, because agents wait for a request for a short time only: who asks connects again.
+void disconnect(Targets& targets) noexcept;
 
 /// `text`, as for find_targets(), and all descendants: of these, those that have an agent. None is hidden by
 /// a parent that has one, or is left out because it may not be asked. At least one of the lists is not empty.
@@ -116,10 +116,12 @@ struct Membership {
 [[nodiscard]] std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
                                             Milliseconds timeout);
 
-/// Both for their status.
-[[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, std::vector<Target> targets,
-                                              Milliseconds timeout);
+/// The same for their status.
 [[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout);
+
+/// The status of all that find_all() finds. Errors: as there.
+[[nodiscard]] Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user,
+                                                   Milliseconds timeout);
 
 /// `failure`, and if the process is stopped how it was before, as far as it has said.
 [[nodiscard]] Error with_last_state(const ProcFs& proc, const Process& process, Error failure);

@@ -457,7 +457,7 @@ TEST_CASE("Progress: the bar is as long as the terminal is wide", "[render]") {
     const winsize size{24, 41, 0, 0};
     REQUIRE(::ioctl(end.get(), TIOCSWINSZ, &size) == 0);
     {
-        ProgressBar bar(end.get(), true, 1);
+        ProgressBar bar(end.get(), true);
         std::this_thread::sleep_for(Milliseconds{210});
         bar.show(0, {model::Progress::Phase::transfer, k_gib, 4 * k_gib});
     }
@@ -480,7 +480,7 @@ TEST_CASE("Progress: the bar appears only where it is wanted, and is wiped", "[r
     const UniqueFd writer(pipe[1]);
     const auto drawn = [&](bool visible) {
         {
-            ProgressBar bar(writer.get(), visible, 2);
+            ProgressBar bar(writer.get(), visible);
             bar.show(0, {model::Progress::Phase::transfer, k_gib, 2 * k_gib}); // too early to draw
             std::this_thread::sleep_for(Milliseconds{210});
             bar.show(1, {model::Progress::Phase::transfer, 0, 2 * k_gib});

@@ -1,49 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Who belongs to those that go together, and what is said of them.
+// What is said of processes that go together.
 
-#include "cli/joint_operation.hpp"
-
+#include "cli/render.hpp"
 #include "cli/render_lines.hpp"
 
-#include <algorithm>
 #include <utility>
 
 namespace gpu_sleep::cli {
 namespace {
-
-/// When all that go together must be ready; max() where only each has its limit.
-Clock::time_point end_of(const CommandRun& operation) {
-    if (const auto* sleep = std::get_if<model::SleepRequest>(&operation.request))
-        return sleep->bounds_all ? Clock::now() + sleep->timeout : Clock::time_point::max();
-    const auto& wake = std::get<model::WakeRequest>(operation.request);
-    return wake.bounds_all ? Clock::now() + wake.timeout + wake.wait : Clock::time_point::max();
-}
-
-/// A last look at those that go together, before any passes the point of no return. Errors: cancelled: there
-/// is one more by now, or one could not go on.
-Result<void> check_members(const CommandRun& operation, const std::vector<control::Target>& targets,
-                           const control::Finder& finder) {
-    control::Membership membership{{}, operation.selection.group, operation.user};
-    std::vector<control::Process> known;
-    for (const auto& target : targets) {
-        if (finder.proc().is_stopped(target.process))
-            return make_error(ErrorCode::cancelled, "process {} is stopped", title(target.process));
-        known.push_back(target.process);
-        membership.roots.push_back(target.process.pid);
-    }
-    for (const auto& word : operation.targets) {
-        if (!model::is_number(word)) continue;
-        if (const auto root = find_process(finder, word, {})) membership.roots.push_back(root->pid);
-    }
-    const auto newcomer = find_newcomer(finder, membership, known);
-    if (!newcomer) return newcomer.error();
-    if (!newcomer->has_value()) return {};
-    return make_error(
-        ErrorCode::cancelled,
-        "process {} belongs to them too, and has started to use the GPU in the meantime; try again",
-        title(**newcomer));
-}
 
 /// "3 processes are", "1 process is".
 std::string subject(std::size_t count, std::string_view one, std::string_view several) {
@@ -88,23 +53,6 @@ private:
 };
 
 } // namespace
-
-peers::Joint joint_of(const CommandRun& operation, const std::vector<control::Target>& targets,
-                      const control::Finder& finder) {
-    return {std::holds_alternative<model::SleepRequest>(operation.request), end_of(operation),
-            [&] { return check_members(operation, targets, finder); }};
-}
-
-std::vector<control::Outcome> refuse_all(control::Targets found, model::Operation asked) {
-    std::vector<control::Outcome> outcomes;
-    for (auto& outcome : found.unreached)
-        outcomes.push_back({std::move(outcome.process), std::move(outcome.answer), asked});
-    for (auto& target : found.reached)
-        outcomes.push_back(
-            {std::move(target.process),
-             make_error(ErrorCode::cancelled, "it was not asked, because another cannot be reached"), asked});
-    return outcomes;
-}
 
 std::string render_together(const std::vector<control::Outcome>& outcomes, const model::SleepRequest* sleep) {
     const bool pauses = sleep && sleep->level == model::Level::pause; // of which some may sleep already

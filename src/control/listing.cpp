@@ -3,7 +3,7 @@
 // NVML says who has what, our own notes who has nothing because it was checkpointed, and the driver how each
 // stands.
 
-#include "control/without_agent.hpp"
+#include "control/listing.hpp"
 
 #include "control/checkpoint_record.hpp"
 #include "driver/checkpoint.hpp"
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -86,12 +87,8 @@ private:
     std::vector<driver::Gpu> gpus_;
 };
 
-} // namespace
-
-std::optional<Outcome> describe_without_agent(const Process& process) {
-    return Driver().describe(process);
-}
-
+/// All that this user may put to sleep, of everybody or of `user`, but for those that are in `known`. None
+/// where either library is missing.
 std::vector<Outcome> find_without_agent(const Finder& finder, std::optional<uid_t> user,
                                         const std::vector<Outcome>& known) {
     const Driver driver;
@@ -109,6 +106,75 @@ std::vector<Outcome> find_without_agent(const Finder& finder, std::optional<uid_
         if (auto outcome = driver.describe(*process)) found.push_back(*std::move(outcome));
     }
     return found;
+}
+
+/// Has what is said of a process tell of an agent of another version.
+void note_version(Outcome& outcome) {
+    auto* const report = std::get_if<model::Report>(&outcome.answer);
+    if (!report || report->version == GPU_SLEEP_VERSION) return;
+    report->notes.push_back(report->version.empty()
+                                ? "its agent is older than these commands, which can only wake it: start the "
+                                  "process again for the rest"
+                                : fmt::format("its agent has version {}, and these commands {}",
+                                              report->version, GPU_SLEEP_VERSION));
+}
+
+/// Whether a sleep that was rehearsed would free memory.
+bool would_free(const model::Report& report) {
+    return std::any_of(report.devices.begin(), report.devices.end(),
+                       [](const model::DeviceReport& each) { return each.released > 0; });
+}
+
+} // namespace
+
+Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t> user,
+                                  Milliseconds timeout) {
+    Finder finder;
+    auto targets =
+        target.empty() ? find_all(finder, user) : find_targets(finder, target, {user, true, timeout});
+    if (!targets && targets.error().code == ErrorCode::no_agent) {
+        const auto process = find_process_without_agent(finder, target, user);
+        auto outcome = process ? Driver().describe(*process) : std::nullopt;
+        if (outcome) return std::vector{*std::move(outcome)};
+    }
+    if (!targets) return std::move(targets).error();
+    auto outcomes = ask_status(finder, *std::move(targets), timeout);
+    for (auto& outcome : outcomes) note_version(outcome);
+    if (!target.empty()) return outcomes;
+    drop_ended(outcomes);
+    auto others = find_without_agent(finder, user, outcomes);
+    std::move(others.begin(), others.end(), std::back_inserter(outcomes));
+    return outcomes;
+}
+
+Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional<uid_t> user,
+                                        model::SleepRequest request, Milliseconds patience) {
+    request.dry_run = true;
+    request.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
+    Finder finder;
+    const auto ask = [&]() -> Result<std::vector<Outcome>> {
+        auto targets = find_targets(finder, target, {.user = user});
+        if (!targets) return std::move(targets).error();
+        return ask_each(finder, *std::move(targets), request, patience);
+    };
+    const auto now = ask();
+    if (!now) return now.error();
+    request.only_if_idle.reset();
+    request.ignore_inhibitors = true;
+    const auto outcomes = ask();
+    if (!outcomes) return outcomes.error();
+    std::vector<Rehearsal> rehearsals;
+    for (const auto& outcome : *outcomes) {
+        const auto verdict = std::find_if(now->begin(), now->end(), [&](const Outcome& other) {
+            return other.process.pid == outcome.process.pid;
+        });
+        if (verdict == now->end()) continue;
+        const auto* const said = std::get_if<model::Report>(&verdict->answer);
+        const bool is_prevented = said && !would_free(*said) && !peers::error_of(outcome.answer);
+        rehearsals.push_back(
+            {said ? outcome : *verdict, is_prevented ? said->notes : std::vector<std::string>()});
+    }
+    return rehearsals;
 }
 
 } // namespace gpu_sleep::control
