@@ -98,12 +98,9 @@ const std::string* contradiction(const model::SleepRequest& request) {
 }
 
 /// Whether anything is asked for besides that it sleeps.
-bool asks_for_more(const model::SleepRequest& request) {
-    return request.level != model::Level::keep || !request.tags.empty() || !request.keep.empty() ||
-           !request.discard.empty() || request.require_refill || request.on_touch || request.gate ||
-           request.touch_limit || request.force || !request.stores.empty() || request.store_is_named ||
-           request.spill || request.copy_all || request.ignore_inhibitors || request.check_copies ||
-           request.deep;
+bool asks_for_more(model::SleepRequest request) {
+    request.dry_run = request.release_retained = false;
+    return request != model::SleepRequest();
 }
 
 /// What is wrong with options that are good one by one, or nothing.
