@@ -58,18 +58,19 @@ usage::Table table_of(Options& options) {
 }
 
 /// The processes that `options` names, each with its agent's status or why there is none.
-Result<std::vector<cli::Outcome>> ask(const Options& options, cli::Finder& finder) {
-    if (options.target.empty()) return std::vector<cli::Outcome>();
-    auto targets = cli::find_targets(finder, options.target, {options.user, true, options.questions.timeout});
-    if (targets) return cli::ask_status(finder, *std::move(targets), options.questions.timeout);
-    const auto found = cli::find_process_without_agent(finder, options.target, options.user);
+Result<std::vector<control::Outcome>> ask(const Options& options, control::Finder& finder) {
+    if (options.target.empty()) return std::vector<control::Outcome>();
+    auto targets =
+        control::find_targets(finder, options.target, {options.user, true, options.questions.timeout});
+    if (targets) return control::ask_status(finder, *std::move(targets), options.questions.timeout);
+    const auto found = control::find_process_without_agent(finder, options.target, options.user);
     if (!found) return targets.error();
-    return std::vector{cli::Outcome{*found, targets.error()}}; // the kernel tells of it all the same
+    return std::vector{control::Outcome{*found, targets.error()}}; // the kernel tells of it all the same
 }
 
 int examine(const Options& options) {
-    cli::raise_descriptor_limit();
-    cli::Finder finder;
+    control::raise_descriptor_limit();
+    control::Finder finder;
     auto outcomes = ask(options, finder);
     if (!outcomes) return cli::tell_failure(k_program, options.output, outcomes.error());
     const auto machine = cli::doctor::examine_machine(options.questions);

@@ -3,7 +3,7 @@
 // gpu-inhibit: has a process refuse to be put to sleep, for a time or while a command runs.
 
 #include "base/text.hpp"
-#include "cli/asking.hpp"
+#include "cli/command_run.hpp"
 #include "cli/output.hpp"
 #include "cli/program_file.hpp"
 #include "cli/render.hpp"
@@ -80,14 +80,14 @@ int execute(const model::InhibitRequest& request, char** command) {
 
 int ask(const Options& options) {
     constexpr Milliseconds k_timeout{5'000};
-    cli::raise_descriptor_limit();
-    cli::Finder finder;
+    control::raise_descriptor_limit();
+    control::Finder finder;
     auto targets = options.targets.empty()
-                       ? cli::find_all(finder, options.user)
-                       : cli::find_each(finder, options.targets, {options.user, options.takes_all});
+                       ? control::find_all(finder, options.user)
+                       : control::find_each(finder, options.targets, {options.user, options.takes_all});
     if (!targets) return cli::tell_failure("gpu-inhibit", options.output, targets.error());
-    auto outcomes = cli::ask_each(finder, *std::move(targets), options.request, k_timeout);
-    if (options.targets.empty()) cli::drop_ended(outcomes);
+    auto outcomes = control::ask_each(finder, *std::move(targets), options.request, k_timeout);
+    if (options.targets.empty()) control::drop_ended(outcomes);
     return cli::tell_all("gpu-inhibit", options.output, outcomes, cli::render_inhibition);
 }
 

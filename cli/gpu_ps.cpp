@@ -4,7 +4,6 @@
 
 #include "base/fd.hpp"
 #include "base/whole_file.hpp"
-#include "cli/gpus.hpp"
 #include "cli/json.hpp"
 #include "cli/live_table.hpp"
 #include "cli/metrics.hpp"
@@ -12,7 +11,8 @@
 #include "cli/output.hpp"
 #include "cli/render.hpp"
 #include "cli/screen.hpp"
-#include "cli/without_agent.hpp"
+#include "control/gpus.hpp"
+#include "control/listing.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -21,7 +21,6 @@
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
-#include <iterator>
 #include <optional>
 #include <string_view>
 #include <thread>
@@ -84,13 +83,11 @@ usage::Table table_of(Options& options) {
         cli::k_exit_statuses};
 }
 
-std::vector<std::string> errors_in(const std::vector<cli::Outcome>& outcomes) {
+std::vector<std::string> errors_in(const std::vector<control::Outcome>& outcomes) {
     std::vector<std::string> errors;
-    for (const auto& outcome : outcomes) {
-        const auto subject = cli::title(outcome.process);
-        if (const auto* const error = peers::error_of(outcome.answer))
-            errors.push_back(cli::render_error("gpu-ps", "ask " + subject, cli::without(subject, *error)));
-    }
+    for (const auto& outcome : outcomes)
+        if (peers::error_of(outcome.answer))
+            errors.push_back(cli::render_failure("gpu-ps", "ask {}", outcome));
     return errors;
 }
 
@@ -101,12 +98,12 @@ struct Listed {
     bool is_empty = false; ///< of what was asked for by pid or name, nothing is there
 };
 
-bool is_absent(const cli::Outcome& outcome) {
+bool is_absent(const control::Outcome& outcome) {
     const auto* error = std::get_if<Error>(&outcome.answer);
     return error && traits(error->code).exit_status == exit_status::no_process;
 }
 
-bool is_all_absent(const std::vector<cli::Outcome>& outcomes) {
+bool is_all_absent(const std::vector<control::Outcome>& outcomes) {
     return std::all_of(outcomes.begin(), outcomes.end(), is_absent);
 }
 
@@ -128,36 +125,10 @@ Error explained(const Options& options, Error error) {
     return error;
 }
 
-/// Has what is said of a process tell of an agent of another version.
-void note_version(cli::Outcome& outcome) {
-    auto* const report = std::get_if<model::Report>(&outcome.answer);
-    if (!report || outcome.by_driver || report->version == GPU_SLEEP_VERSION) return;
-    report->notes.push_back(report->version.empty()
-                                ? "its agent is older than these commands, which can only wake it: start the "
-                                  "process again for the rest"
-                                : fmt::format("its agent has version {}, and these commands {}",
-                                              report->version, GPU_SLEEP_VERSION));
-}
-
-/// Asks whoever is selected. Errors: those of find_all() and find_targets().
-Result<std::vector<cli::Outcome>> ask(const Options& options) {
-    cli::Finder finder;
-    auto targets = options.target.empty()
-                       ? cli::find_all(finder, options.user)
-                       : cli::find_targets(finder, options.target, {options.user, true, *options.timeout});
-    if (!targets && targets.error().code == ErrorCode::no_agent) {
-        const auto process = cli::find_process_without_agent(finder, options.target, options.user);
-        auto outcome = process ? cli::describe_without_agent(*process) : std::nullopt;
-        if (outcome) return std::vector{*std::move(outcome)};
-    }
-    if (!targets) return explained(options, targets.error());
-    auto outcomes = cli::ask_status(finder, *std::move(targets), *options.timeout);
-    for (auto& outcome : outcomes) note_version(outcome);
-    if (!options.target.empty()) return outcomes;
-    cli::drop_ended(outcomes);
-    auto others = cli::find_without_agent(finder, options.user, outcomes);
-    std::move(others.begin(), others.end(), std::back_inserter(outcomes));
-    return outcomes;
+/// Asks whoever is selected. Errors: those of control::list().
+Result<std::vector<control::Outcome>> ask(const Options& options) {
+    auto outcomes = control::list(options.target, options.user, *options.timeout);
+    return outcomes ? std::move(outcomes) : explained(options, std::move(outcomes).error());
 }
 
 /// Whether each process has one line, without its tags.
@@ -167,7 +138,8 @@ bool is_short(const Options& options) noexcept {
 
 /// For people, `columns` wide where each process has one line. Of what was asked for by pid or name, all is
 /// told.
-std::string text_of(const Options& options, const std::vector<cli::Outcome>& outcomes, std::size_t columns) {
+std::string text_of(const Options& options, const std::vector<control::Outcome>& outcomes,
+                    std::size_t columns) {
     if (outcomes.empty()) return k_nobody;
     if (is_short(options)) return cli::render_live(outcomes, columns);
     return cli::render_listing(outcomes, options.target.empty() ? cli::Detail::some : cli::Detail::all);
@@ -185,11 +157,11 @@ Listed list(const Options& options) {
         return write(text, status, status == exit_status::no_process);
     }
     if (options.order) cli::sort(*outcomes, *options.order);
-    cli::note_gpu_use(*outcomes);
-    if (!options.output.json) cli::GpuNumbers().put_into(*outcomes);
+    control::note_gpu_use(*outcomes);
+    if (!options.output.json) control::GpuNumbers().put_into(*outcomes);
     const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
                                           : text_of(options, *outcomes, cli::Screen::size().columns);
-    const auto listed = write(text, cli::exit_status_of(*outcomes), is_all_absent(*outcomes));
+    const auto listed = write(text, control::exit_status_of(*outcomes), is_all_absent(*outcomes));
     for (const auto& error : errors_in(*outcomes)) cli::print_error(error);
     return listed;
 }
@@ -241,7 +213,7 @@ int repeat(const Options& options, Milliseconds interval) {
 }
 
 /// What a terminal shows, `columns` wide: of one process its tags, too.
-std::string live_text(const Options& options, const Result<std::vector<cli::Outcome>>& outcomes,
+std::string live_text(const Options& options, const Result<std::vector<control::Outcome>>& outcomes,
                       std::size_t columns) {
     if (!outcomes) return cli::render_error("gpu-ps", "", outcomes.error());
     auto text = text_of(options, *outcomes, columns);
@@ -253,12 +225,12 @@ std::string live_text(const Options& options, const Result<std::vector<cli::Outc
 /// The same on a terminal, in place, and at once after a change of its size.
 int watch(const Options& options, Milliseconds interval) {
     std::optional<cli::Screen> screen(std::in_place);
-    cli::GpuNumbers numbers;
+    control::GpuNumbers numbers;
     for (;;) {
         auto outcomes = ask(options);
         if (outcomes) cli::sort(*outcomes, options.order.value_or(cli::Order::gpu));
         if (outcomes && !is_short(options)) { // the table does not show it
-            cli::note_gpu_use(*outcomes);
+            control::note_gpu_use(*outcomes);
             numbers.put_into(*outcomes);
         }
         const bool is_absent = outcomes
@@ -283,7 +255,7 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
     const bool is_live = !options.watch.empty() && !options.output.json && cli::Screen::is_possible();
     if (!options.timeout) options.timeout = is_live ? k_live_timeout : k_timeout;
-    cli::raise_descriptor_limit();
+    control::raise_descriptor_limit();
     const auto refuse = [&](const std::string& problem) {
         return cli::usage_error("gpu-ps", problem, options.output.json);
     };

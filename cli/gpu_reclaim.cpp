@@ -2,16 +2,15 @@
 // Copyright the gpu-sleep authors.
 // gpu-reclaim: puts to sleep what has been idle, or says why not.
 
-#include "cli/asking.hpp"
+#include "cli/command_run.hpp"
 #include "cli/need.hpp"
-#include "cli/operation.hpp"
 #include "cli/options.hpp"
-#include "cli/policy/decision.hpp"
-#include "cli/policy/pass.hpp"
-#include "cli/policy/policy_options.hpp"
+#include "cli/pass.hpp"
+#include "cli/policy_options.hpp"
 #include "cli/render.hpp"
+#include "control/listing.hpp"
+#include "control/policy/decision.hpp"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -33,55 +32,27 @@ constexpr const char* k_examples =
 
 constexpr const char* k_program = "gpu-reclaim";
 
-/// Whether a sleep that was rehearsed would free memory.
-bool would_free(const model::Report& report) {
-    return std::any_of(report.devices.begin(), report.devices.end(),
-                       [](const model::DeviceReport& each) { return each.released > 0; });
-}
-
-/// The sleep that is asked about, with time to wait for another operation, or for one who holds sleeps back.
-model::SleepRequest rehearsal(model::SleepRequest request, Milliseconds patience) {
-    request.dry_run = true;
-    request.timeout = patience / 2;
-    return request;
-}
-
-/// Asks what prevents a sleep, and then what it would free if nothing did. `policies`: what else to say of
-/// each. Changes nothing.
-int explain(const cli::CommandRun& operation, std::map<pid_t, std::string> policies) {
+/// Says what prevents a sleep, and what it would free if nothing did. `policies`: what else to say of each.
+int explain(const cli::CommandRun& run, std::map<pid_t, std::string> policies) {
     constexpr Milliseconds k_patience{10'000};
-    const auto& asked = std::get<model::SleepRequest>(operation.request);
-    const auto patience = asked.bounds_all ? asked.timeout : k_patience;
-    auto request = rehearsal(asked, patience);
-    cli::Finder finder;
-    const auto& target = operation.targets.front();
-    auto verdicts = cli::ask_targets(finder, target, operation.user, request, patience);
-    if (!verdicts) return cli::tell_failure(k_program, operation.output, verdicts.error());
-    request.only_if_idle.reset();
-    request.ignore_inhibitors = true;
-    auto outcomes = cli::ask_targets(finder, target, operation.user, request, patience);
-    if (!outcomes) return cli::tell_failure(k_program, operation.output, outcomes.error());
-    const auto verdict_of = [&](const cli::Process& process) {
-        return std::find_if(verdicts->begin(), verdicts->end(),
-                            [&](const cli::Outcome& other) { return other.process.pid == process.pid; });
-    };
-    std::erase_if(*outcomes, [&](const auto& each) { return verdict_of(each.process) == verdicts->end(); });
+    const auto& whom = run.command.whom;
+    const auto& request = std::get<model::SleepRequest>(run.command.request);
+    auto rehearsals = control::rehearse(whom.words.front(), whom.user, request,
+                                        request.bounds_all ? request.timeout : k_patience);
+    if (!rehearsals) return cli::tell_failure(k_program, run.output, rehearsals.error());
+    std::vector<control::Outcome> outcomes;
     std::map<pid_t, std::vector<std::string>> against;
-    for (auto& outcome : *outcomes) {
-        const auto& verdict = *verdict_of(outcome.process);
-        const auto* const said = std::get_if<model::Report>(&verdict.answer);
+    for (auto& [outcome, reasons] : *rehearsals) {
         auto* const report = std::get_if<model::Report>(&outcome.answer);
-        if (!said) outcome = verdict;
-        if (!said || !report || would_free(*said)) continue;
-        against[outcome.process.pid] = said->notes;
-        if (operation.output.json)
-            report->notes.insert(report->notes.begin(), said->notes.begin(), said->notes.end());
+        if (report && run.output.json)
+            report->notes.insert(report->notes.begin(), reasons.begin(), reasons.end());
+        against[outcome.process.pid] = std::move(reasons);
+        outcomes.push_back(std::move(outcome));
     }
-    return cli::tell_all(k_program, operation.output, *outcomes,
-                         [&](const cli::Process& process, const model::Report& report) {
-                             return cli::render_reasons(process, report, against[process.pid]) +
-                                    policies[process.pid];
-                         });
+    return cli::tell_all(
+        k_program, run.output, outcomes, [&](const control::Process& process, const model::Report& report) {
+            return cli::render_reasons(process, report, against[process.pid]) + policies[process.pid];
+        });
 }
 
 /// What was typed.
@@ -96,7 +67,7 @@ struct Typed {
     std::optional<Milliseconds> min_awake;
     bool shows_policies = false; ///< the former --show-config
     cli::TypedStores stores;
-    cli::policy::TypedPolicy policy;
+    cli::TypedPolicy policy;
     cli::OutputOptions output;
 
     /// Whether it is about all policies, and no process.
@@ -121,7 +92,7 @@ usage::Table table_of(Typed& typed) {
         k_program,
         "Puts idle GPU processes to sleep until they are used again; for cron or a timer.",
         {"[OPTION]... [PID]", "--need SIZE [OPTION]... [PID]", "--why [OPTION]... [PID]"},
-        {cli::policy::policy_rows(typed.policy),
+        {cli::policy_rows(typed.policy),
          {"Room on a GPU",
           {usage::brief(
                {"--need", usage::size(typed.need), "Put processes to sleep until this much is free"}),
@@ -161,22 +132,25 @@ std::string problem(const Typed& typed) {
 }
 
 /// Room on a GPU, by sleeps that heed the policy of each process.
-int make_room(const Typed& typed, const cli::policy::Sources& sources) {
-    auto policies = cli::policy::Policies::load(sources);
+int make_room(const Typed& typed, const control::policy::Sources& sources) {
+    auto policies = control::policy::Policies::load(sources);
     if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
-    cli::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request, typed.output};
-    need.adapt = [&](const cli::Process& process, const model::Report& report, auto& request) {
+    cli::tell_complaints(k_program, *policies);
+    control::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request};
+    need.adapt = [&](const control::Process& process, const model::Report& report, auto& request) {
         heed(policies->of(process, report.name), report, request);
         if (!request.min_awake) request.min_awake = model::WakeRequest().min_awake;
     };
-    return cli::run_need(need);
+    return cli::run_need(need, typed.output);
 }
 
-int run(Typed typed, cli::policy::Sources sources) {
+int run(Typed typed, control::policy::Sources sources) {
     auto& request = typed.request;
     const bool is_one_time = sources.ladder.has_value();
-    const cli::policy::PassOptions options{k_program,       typed.target,  typed.user,  std::move(sources),
-                                           request.dry_run, typed.timeout, typed.output};
+    const cli::PassOptions options{k_program,
+                                   {{typed.target, typed.user}, request.dry_run, typed.timeout},
+                                   std::move(sources),
+                                   typed.output};
     if (typed.is_about_policies()) return show_policies(options);
     if (typed.is_by_policies()) return run_pass(options);
     request.bounds_all = typed.timeout.has_value();
@@ -187,11 +161,11 @@ int run(Typed typed, cli::policy::Sources sources) {
         return make_room(typed, options.sources);
     }
     if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
-    cli::CommandRun operation{k_program, {}, typed.user, std::move(request), typed.output};
-    if (!typed.target.empty()) operation.targets.push_back(std::move(typed.target));
-    if (!typed.why) return cli::run(operation);
+    cli::CommandRun run{k_program, {{.user = typed.user}, std::move(request)}, typed.output};
+    if (!typed.target.empty()) run.command.whom.words.push_back(std::move(typed.target));
+    if (!typed.why) return cli::run(run);
     const bool is_told = !is_one_time && !typed.output.json && !typed.output.quiet;
-    return explain(operation, is_told ? describe_policies(options) : std::map<pid_t, std::string>());
+    return explain(run, is_told ? describe_policies(options) : std::map<pid_t, std::string>());
 }
 
 } // namespace
@@ -200,8 +174,8 @@ int main(int argc, char** argv) {
     Typed typed;
     typed.request.on_touch = model::OnTouch::wake;
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
-    cli::policy::Sources sources;
-    auto text = cli::policy::read_policy(typed.policy, sources);
+    control::policy::Sources sources;
+    auto text = cli::read_policy(typed.policy, sources);
     if (text.empty()) text = problem(typed);
     if (text.empty())
         text = typed.is_by_policies() ? read_rest(typed.request, typed.stores, sources)

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-sleep: puts a process to sleep.
 
-#include "cli/operation.hpp"
+#include "cli/command_run.hpp"
 #include "cli/options.hpp"
 
 #include <algorithm>
@@ -12,6 +12,7 @@ using namespace gpu_sleep;
 namespace {
 
 namespace usage = cli::usage;
+using control::Engine;
 
 constexpr const char* k_examples =
     "  gpu-sleep 4242                            keep contents in host memory\n"
@@ -21,25 +22,28 @@ constexpr const char* k_examples =
 
 /// What was typed, as far as it is not read into a request at once.
 struct Typed {
-    cli::CommandRun operation{"gpu-sleep", {}, {}, {}, {}};
+    cli::CommandRun run{"gpu-sleep"};
     model::SleepRequest request;
     std::optional<Milliseconds> timeout;
     cli::TypedStores stores;
-    cli::Engine engine = cli::Engine::agent;
 };
 
 usage::Table table_of(Typed& typed) {
-    auto& operation = typed.operation;
+    auto& run = typed.run;
+    auto& whom = run.command.whom;
     auto& request = typed.request;
-    const auto set_engine = [&typed](const std::string& word) { typed.engine = cli::engine_of(word); };
+    const auto set_engine = [&run](const std::string& word) {
+        run.command.engine = word == "auto"     ? Engine::automatic
+                             : word == "driver" ? Engine::driver
+                                                : Engine::agent;
+    };
     return {
         "gpu-sleep",
         "Frees the GPU memory of a process that keeps running; gpu-wake brings it back.",
         {"[OPTION]... PID...", "[OPTION]... --all|--group GROUP"},
         {{"Which processes",
-          {cli::targets_row(operation.targets), cli::all_row(operation.takes_several),
-           usage::brief(cli::tree_row(operation.selection)), cli::group_row(operation.selection),
-           cli::user_row(operation.user)}},
+          {cli::targets_row(whom.words), cli::all_row(whom.takes_several), usage::brief(cli::tree_row(whom)),
+           cli::group_row(whom), cli::user_row(whom.user)}},
          {"What sleeps",
           {usage::brief({"--tags", cli::tags(request.tags),
                          "Only these tags. The program waits when it next uses the GPU; --gate checked "
@@ -50,7 +54,7 @@ usage::Table table_of(Typed& typed) {
             "Drop the contents of these tags, whatever their policy"},
            {"--require-refill", usage::flag(request.require_refill),
             "Fail, and change nothing, if a tag would be dropped that the program cannot refill"},
-           {"--yes", usage::flag(operation.accepts_losses),
+           {"--yes", usage::flag(run.accepts_losses),
             "Do not ask or warn before dropping what the program cannot refill"},
            usage::brief({"--deep", usage::flag(request.deep), "Also free what the CUDA driver holds for it"}),
            usage::brief({"--engine", usage::choice("agent|driver|auto", set_engine),
@@ -74,7 +78,7 @@ usage::Table table_of(Typed& typed) {
             "Sleep even if gpu-inhibit or the program refuses sleeps"},
            {"--force", usage::flag(request.force),
             "Sleep even if the process uses the GPU in a way that the agent cannot see"}}},
-         {"Output", {cli::json_row(operation.output.json), cli::quiet_row(operation.output.quiet)}},
+         {"Output", {cli::json_row(run.output.json), cli::quiet_row(run.output.quiet)}},
          {"For tests and repair",
           {{"--copy-all", usage::flag(request.copy_all),
             "Also copy what has not changed since the last sleep"},
@@ -94,19 +98,16 @@ const std::string* contradiction(const model::SleepRequest& request) {
 }
 
 /// Whether anything is asked for besides that it sleeps.
-bool asks_for_more(const model::SleepRequest& request) {
-    return request.level != model::Level::keep || !request.tags.empty() || !request.keep.empty() ||
-           !request.discard.empty() || request.require_refill || request.on_touch || request.gate ||
-           request.touch_limit || request.force || !request.stores.empty() || request.store_is_named ||
-           request.spill || request.copy_all || request.ignore_inhibitors || request.check_copies ||
-           request.deep;
+bool asks_for_more(model::SleepRequest request) {
+    request.dry_run = request.release_retained = false;
+    return request != model::SleepRequest();
 }
 
 /// What is wrong with options that are good one by one, or nothing.
-std::string problem(const model::SleepRequest& request, cli::Engine engine) {
+std::string problem(const model::SleepRequest& request, Engine engine) {
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
-    if (engine != cli::Engine::agent && (asks_for_more(request) || request.release_retained))
+    if (engine != Engine::agent && (asks_for_more(request) || request.release_retained))
         return "--engine driver and --engine auto put all of a process to sleep, in host memory, and cannot "
                "be used with options that ask for anything else";
     if (request.deep && (!request.tags.empty() || request.gate == model::GateMode::checked))
@@ -122,20 +123,21 @@ std::string problem(const model::SleepRequest& request, cli::Engine engine) {
 
 int main(int argc, char** argv) {
     Typed typed;
-    auto& [operation, request, timeout, stores, engine] = typed;
+    auto& [run, request, timeout, stores] = typed;
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
-    auto text = cli::selection_problem(operation.selection, operation.targets, operation.takes_several);
+    auto& command = run.command;
+    const bool is_by_agent = command.engine == Engine::agent;
+    auto text = cli::selection_problem(command.whom);
     if (text.empty()) text = cli::read_stores(stores, request);
-    if (text.empty()) text = problem(request, engine);
-    if (text.empty() && engine != cli::Engine::agent && operation.selection.is_joint())
+    if (text.empty()) text = problem(request, command.engine);
+    if (text.empty() && !is_by_agent && command.whom.is_joint())
         text = "--engine driver and --engine auto are for single processes, without --tree or --group";
-    if (text.empty() && engine != cli::Engine::agent && operation.targets.empty())
+    if (text.empty() && !is_by_agent && command.whom.words.empty())
         text = "PID is missing: --engine driver and --engine auto need it";
-    if (!text.empty()) return cli::usage_error("gpu-sleep", text, operation.output.json);
+    if (!text.empty()) return cli::usage_error(run.program, text, run.output.json);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
-    request.joint = operation.selection.is_joint() && !request.dry_run && !request.release_retained;
-    operation.request = std::move(request);
-    operation.engine = engine;
-    return cli::run(operation);
+    request.joint = command.whom.is_joint() && !request.dry_run && !request.release_retained;
+    command.request = std::move(request);
+    return cli::run(run);
 }

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-wake: wakes a process.
 
-#include "cli/operation.hpp"
+#include "cli/command_run.hpp"
 
 using namespace gpu_sleep;
 
@@ -17,22 +17,22 @@ constexpr const char* k_examples = "  gpu-wake 4242                  everything 
 
 /// What was typed, as far as it is not read into a request at once.
 struct Typed {
-    cli::CommandRun operation{"gpu-wake", {}, {}, {}, {}};
+    cli::CommandRun run{"gpu-wake"};
     model::WakeRequest request;
     std::optional<Milliseconds> timeout, wait, min_awake;
     std::vector<std::string> moves;
 };
 
 usage::Table table_of(Typed& typed) {
-    auto& operation = typed.operation;
+    auto& run = typed.run;
+    auto& whom = run.command.whom;
     auto& request = typed.request;
     return {"gpu-wake",
             "Wakes a process that gpu-sleep has put to sleep: its GPU memory returns.",
             {"[OPTION]... PID...", "[OPTION]... --all|--group GROUP"},
             {{"Which processes",
-              {cli::targets_row(operation.targets), cli::all_row(operation.takes_several),
-               usage::brief(cli::tree_row(operation.selection)), cli::group_row(operation.selection),
-               cli::user_row(operation.user)}},
+              {cli::targets_row(whom.words), cli::all_row(whom.takes_several),
+               usage::brief(cli::tree_row(whom)), cli::group_row(whom), cli::user_row(whom.user)}},
              {"What wakes, and where",
               {usage::brief(
                    {"--tags", cli::tags(request.tags),
@@ -50,7 +50,7 @@ usage::Table table_of(Typed& typed) {
                              "If GPU memory is short, put others of the same user to sleep, the least "
                              "recently used first"}),
                cli::min_awake_row(typed.min_awake, "--make-room"),
-               {"--force", usage::flag(operation.force),
+               {"--force", usage::flag(run.command.force),
                 "Restore a process without an agent even if it is not known whether there is room"}}},
              {"How it wakes",
               {usage::brief({"--dry-run", usage::flag(request.dry_run),
@@ -58,7 +58,7 @@ usage::Table table_of(Typed& typed) {
                {"--timeout", usage::duration(typed.timeout),
                 "Time limit, not counting --wait, until memory is back, and again for callbacks "
                 "(default: 30 s for callbacks, none for copying that advances)"}}},
-             {"Output", {cli::json_row(operation.output.json), cli::quiet_row(operation.output.quiet)}}},
+             {"Output", {cli::json_row(run.output.json), cli::quiet_row(run.output.quiet)}}},
             k_examples,
             cli::k_exit_statuses};
 }
@@ -67,27 +67,29 @@ usage::Table table_of(Typed& typed) {
 
 int main(int argc, char** argv) {
     Typed typed;
-    auto& [operation, request, timeout, wait, min_awake, moves] = typed;
+    auto& [run, request, timeout, wait, min_awake, moves] = typed;
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
-    auto text = cli::selection_problem(operation.selection, operation.targets, operation.takes_several);
+    auto& command = run.command;
+    const auto& whom = command.whom;
+    auto text = cli::selection_problem(whom);
     for (const auto& word : moves) {
-        auto move = cli::parse_gpu_move(word);
+        auto move = control::parse_gpu_move(word);
         if (!move && text.empty()) text = "--gpu: " + move.error().message;
-        if (move) operation.moves.push_back(*std::move(move));
+        if (move) command.moves.push_back(*std::move(move));
     }
     if (text.empty() && min_awake && !request.make_room)
         text = "--min-awake can be used only with --make-room";
-    if (text.empty() && operation.selection.is_joint() && (!request.order.empty() || request.make_room))
+    if (text.empty() && whom.is_joint() && (!request.order.empty() || request.make_room))
         text = "--order and --make-room are for one process, without --tree or --group";
-    if (text.empty() && (operation.selection.is_joint() || operation.targets.size() != 1) && !moves.empty())
+    if (text.empty() && (whom.is_joint() || whom.words.size() != 1) && !moves.empty())
         text = "--gpu is for one process, without --tree or --group";
-    if (!text.empty()) return cli::usage_error("gpu-wake", text, operation.output.json);
+    if (!text.empty()) return cli::usage_error(run.program, text, run.output.json);
     constexpr Milliseconds k_wait_for_room{10'000};
     request.wait = wait.value_or(request.make_room ? k_wait_for_room : Milliseconds(0));
     request.min_awake = min_awake.value_or(request.min_awake);
-    request.joint = operation.selection.is_joint() && !request.dry_run;
+    request.joint = whom.is_joint() && !request.dry_run;
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
-    operation.request = std::move(request);
-    return cli::run(operation);
+    command.request = std::move(request);
+    return cli::run(run);
 }

@@ -143,12 +143,12 @@ OrderedJson to_value(const model::Report& report) {
     return value;
 }
 
-OrderedJson to_value(std::string_view program, const Outcome& outcome) {
+OrderedJson to_value(std::string_view program, const control::Outcome& outcome) {
     const auto& process = outcome.process;
     OrderedJson value{{"pid", process.pid}};
     if (!process.command.empty()) { // else there is no such process
         value["namespace_pid"] = process.inner_pid;
-        value["user"] = user_name(process.uid);
+        value["user"] = control::user_name(process.uid);
         value["uid"] = process.uid;
         value["command"] = process.command;
         value["display_name"] = display_name(process);
@@ -200,7 +200,8 @@ std::string escaped(std::string_view json) {
 }
 
 /// The document with what became of each process.
-OrderedJson document_of(std::string_view program, const std::vector<Outcome>& outcomes, int exit_status) {
+OrderedJson document_of(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                        int exit_status) {
     auto value = document(program, exit_status);
     for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
     return value;
@@ -228,19 +229,19 @@ std::string written(const OrderedJson& value, int indent) {
     return escaped(value.dump(indent, ' ', false, OrderedJson::error_handler_t::replace)); // UTF-8 by then
 }
 
-std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, int indent) {
+std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes, int indent) {
     return written(document_of(program, outcomes, exit_status_of(outcomes)), indent);
 }
 
-std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, const Error& error,
-                    int exit_status) {
+std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                    const Error& error, int exit_status) {
     auto value = document_of(program, outcomes, exit_status);
     value["error"] = error_value(program, error);
     return written(value);
 }
 
-std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes, const GpuRoom& room,
-                    const std::optional<Error>& error) {
+std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                    const control::GpuRoom& room, const std::optional<Error>& error) {
     auto value = document_of(program, outcomes, error ? traits(error->code).exit_status : exit_status::done);
     value["gpu"] = {{"index", room.gpu.index},     {"uuid", room.gpu.uuid},
                     {"name", room.gpu.name},       {"total_bytes", room.gpu.total},

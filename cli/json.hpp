@@ -4,8 +4,8 @@
 
 #pragma once
 
-#include "cli/targets.hpp"
-#include "driver/management.hpp"
+#include "control/need.hpp"
+#include "control/targets.hpp"
 
 #include <optional>
 #include <string>
@@ -19,25 +19,18 @@ inline constexpr int k_json_schema = 1;
 
 /// One document: what `program` did to each process, sizes in bytes and times in seconds. Text that is not
 /// UTF-8 is made so. `indent` is the number of spaces a level, or -1 for a single line.
-[[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   int indent = 2);
 
 /// The document for a command that did nothing: the usage was wrong, or it found no process.
 [[nodiscard]] std::string to_json(std::string_view program, const Error& error, int indent = 2);
 
 /// The same, with an error that is no process's, and the status with which the command ends.
-[[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   const Error& error, int exit_status);
 
-/// How much of a GPU is free, and was to be.
-struct GpuRoom {
-    driver::Gpu gpu;
-    Bytes needed = 0;
-    std::vector<std::string> against; ///< who has what of it, and what stands against each one's sleep
-};
-
 /// The outcomes of those that were to sleep for it, the GPU, and why that was not enough if it was not.
-[[nodiscard]] std::string to_json(std::string_view program, const std::vector<Outcome>& outcomes,
-                                  const GpuRoom& room, const std::optional<Error>& error);
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                                  const control::GpuRoom& room, const std::optional<Error>& error);
 
 } // namespace gpu_sleep::cli

@@ -44,7 +44,7 @@ std::string short_state(const Report& report) {
     return "unknown";
 }
 
-Row row_of(const Outcome& outcome) {
+Row row_of(const control::Outcome& outcome) {
     Row row;
     row.name = display_name(outcome.process);
     row.state = silence(outcome);
@@ -105,7 +105,7 @@ struct Widths {
     std::size_t origin = 0;
 };
 
-Table table_of(const std::vector<Outcome>& outcomes, const std::vector<Row>& rows, Widths widths) {
+Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<Row>& rows, Widths widths) {
     constexpr std::size_t k_user_columns = 8;
     const bool has_origins =
         std::any_of(rows.begin(), rows.end(), [](const Row& row) { return !row.origin.empty(); });
@@ -123,7 +123,7 @@ Table table_of(const std::vector<Outcome>& outcomes, const std::vector<Row>& row
         const auto& row = rows[i];
         const auto& process = outcomes[i].process;
         std::vector<std::string> cells{std::to_string(process.pid),
-                                       shortened(user_name(process.uid), k_user_columns),
+                                       shortened(control::user_name(process.uid), k_user_columns),
                                        shortened(row.name, widths.name),
                                        row.state,
                                        short_time(row.idle),
@@ -156,9 +156,9 @@ std::optional<Order> parse_order(std::string_view word) noexcept {
     return std::nullopt;
 }
 
-void sort(std::vector<Outcome>& outcomes, Order order) {
+void sort(std::vector<control::Outcome>& outcomes, Order order) {
     using Key = std::tuple<bool, double, std::string, pid_t>;
-    const auto key_of = [order](const Outcome& outcome) {
+    const auto key_of = [order](const control::Outcome& outcome) {
         const auto row = row_of(outcome);
         const double figure = order == Order::gpu    ? static_cast<double>(row.gpu)
                               : order == Order::host ? static_cast<double>(row.host)
@@ -166,7 +166,7 @@ void sort(std::vector<Outcome>& outcomes, Order order) {
                                                      : 0;
         return Key(!row.answers, -figure, order == Order::name ? row.name : "", outcome.process.pid);
     };
-    std::vector<std::pair<Key, Outcome>> keyed;
+    std::vector<std::pair<Key, control::Outcome>> keyed;
     keyed.reserve(outcomes.size());
     for (auto& outcome : outcomes) {
         auto key = key_of(outcome);
@@ -177,7 +177,7 @@ void sort(std::vector<Outcome>& outcomes, Order order) {
     for (std::size_t i = 0; i < keyed.size(); ++i) outcomes[i] = std::move(keyed[i].second);
 }
 
-std::string render_live(const std::vector<Outcome>& outcomes, std::size_t columns) {
+std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns) {
     constexpr std::size_t k_least = 8;
     constexpr std::size_t k_most = 64;
     std::vector<Row> rows;

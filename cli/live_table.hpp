@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "cli/targets.hpp"
+#include "control/targets.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -30,9 +30,9 @@ inline constexpr std::string_view k_order_words = "gpu|host|idle|pid|name";
 [[nodiscard]] std::optional<Order> parse_order(std::string_view word) noexcept;
 
 /// Sorts by `order`, and what is equal there by pid. Who does not answer comes last.
-void sort(std::vector<Outcome>& outcomes, Order order);
+void sort(std::vector<control::Outcome>& outcomes, Order order);
 
 /// A line with the sums, and a table with a line for each process, `columns` wide at most: names are cut.
-[[nodiscard]] std::string render_live(const std::vector<Outcome>& outcomes, std::size_t columns);
+[[nodiscard]] std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns);
 
 } // namespace gpu_sleep::cli

@@ -160,7 +160,7 @@ struct Metrics {
 };
 
 /// The name that a program gave itself, or its file's: its arguments may be secrets, and are many.
-std::string name_of(const Process& process, const Report* report) {
+std::string name_of(const control::Process& process, const Report* report) {
     if (report && !report->name.empty()) return report->name;
     const auto program = process.command.substr(0, process.command.find(' '));
     return shortened(program.substr(program.rfind('/') + 1), model::k_max_name_length);
@@ -226,13 +226,13 @@ void add_process(Metrics& metrics, const Labels& whose, const Report& report, st
 
 } // namespace
 
-std::string render_metrics(const std::vector<Outcome>& outcomes, const std::vector<driver::Gpu>& gpus,
-                           std::int64_t now) {
+std::string render_metrics(const std::vector<control::Outcome>& outcomes,
+                           const std::vector<driver::Gpu>& gpus, std::int64_t now) {
     Metrics metrics;
     for (const auto& outcome : outcomes) {
         const auto* const report = std::get_if<Report>(&outcome.answer);
         const auto whose = Labels()
-                               .with("user", user_name(outcome.process.uid))
+                               .with("user", control::user_name(outcome.process.uid))
                                .with("name", name_of(outcome.process, report));
         if (outcome.by_driver) {
             const auto state = report ? model::to_string(report->state) : std::string_view("unknown");

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "cli/targets.hpp"
+#include "control/targets.hpp"
 #include "driver/management.hpp"
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace gpu_sleep::cli {
 /// them. `gpus`: the machine's, as far as they are known; `now`: seconds since 1970. Labels are the UUID of a
 /// GPU, the user and the name of a process: processes with the same are added up. Source: Prometheus,
 /// Exposition formats, Text-based format.
-[[nodiscard]] std::string render_metrics(const std::vector<Outcome>& outcomes,
+[[nodiscard]] std::string render_metrics(const std::vector<control::Outcome>& outcomes,
                                          const std::vector<driver::Gpu>& gpus, std::int64_t now);
 
 } // namespace gpu_sleep::cli

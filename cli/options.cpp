@@ -6,8 +6,8 @@
 
 #include "cli/json.hpp"
 #include "cli/output.hpp"
-#include "cli/process_info.hpp"
 #include "cli/render.hpp"
+#include "control/process_info.hpp"
 
 #include <CLI/CLI.hpp>
 
@@ -184,11 +184,11 @@ usage::Row all_row(bool& takes_all) {
             "Instead of PID: all processes with an agent; with a name: all that have it"};
 }
 
-usage::Row tree_row(Selection& selection) {
+usage::Row tree_row(control::Selection& selection) {
     return {"--tree", usage::flag(selection.tree), "PID and its descendants, all of them or none"};
 }
 
-usage::Row group_row(Selection& selection) {
+usage::Row group_row(control::Selection& selection) {
     const auto read = [&selection](const std::string& name) {
         return selection.group = name, name_problem(name);
     };
@@ -196,13 +196,13 @@ usage::Row group_row(Selection& selection) {
             "Instead of PID: the processes of this group, all or none"};
 }
 
-std::string selection_problem(const Selection& selection, const std::vector<std::string>& targets,
-                              bool takes_all) {
-    if (selection.tree && !selection.group.empty()) return "--tree and --group cannot be used together";
+std::string selection_problem(const control::Selection& selection) {
+    const auto& [words, is_tree, group, takes_all, user] = selection;
+    if (is_tree && !group.empty()) return "--tree and --group cannot be used together";
     if (selection.is_joint() && takes_all) return "--all cannot be used with --tree or --group";
-    if (!selection.group.empty() && !targets.empty()) return "--group is used instead of PID";
-    if (selection.tree && targets.size() > 1) return "--tree takes only one PID";
-    return targets.empty() && selection.group.empty() && !takes_all ? "PID is missing" : "";
+    if (!group.empty() && !words.empty()) return "--group is used instead of PID";
+    if (is_tree && words.size() > 1) return "--tree takes only one PID";
+    return selection.is_for_all() && !takes_all ? "PID is missing" : "";
 }
 
 std::string name_problem(const std::string& name) {
@@ -211,7 +211,7 @@ std::string name_problem(const std::string& name) {
 }
 
 usage::Row user_row(std::optional<uid_t>& user) {
-    return {"--user", usage::parsed("NAME|UID", parse_user, user),
+    return {"--user", usage::parsed("NAME|UID", control::parse_user, user),
             "Only processes of this user (default: all users)"};
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/units.hpp"
 #include "cli/usage.hpp"
+#include "control/selection.hpp"
 #include "model/model.hpp"
 
 #include <optional>
@@ -15,13 +16,6 @@
 #include <vector>
 
 namespace gpu_sleep::cli {
-
-/// Processes that go together, as one operation.
-struct Selection {
-    bool tree = false; ///< the target and its descendants
-    std::string group; ///< in place of a target; may be empty
-    [[nodiscard]] bool is_joint() const noexcept { return tree || !group.empty(); }
-};
 
 /// The output options of a command.
 struct OutputOptions {
@@ -44,12 +38,11 @@ inline constexpr const char* k_exit_statuses = "0 done, 1 failed (the process is
 [[nodiscard]] usage::Row all_row(bool& takes_all);
 
 /// --tree and --group, of which the latter takes the place of PID; see selection_problem().
-[[nodiscard]] usage::Row tree_row(Selection& selection);
-[[nodiscard]] usage::Row group_row(Selection& selection);
+[[nodiscard]] usage::Row tree_row(control::Selection& selection);
+[[nodiscard]] usage::Row group_row(control::Selection& selection);
 
 /// What is wrong with them, PID and --all together, or nothing.
-[[nodiscard]] std::string selection_problem(const Selection& selection,
-                                            const std::vector<std::string>& targets, bool takes_all);
+[[nodiscard]] std::string selection_problem(const control::Selection& selection);
 
 /// What is wrong with the name of a process or of a group, or nothing.
 [[nodiscard]] std::string name_problem(const std::string& name);

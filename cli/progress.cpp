@@ -73,20 +73,20 @@ void ProgressBar::wipe() noexcept {
     if (std::exchange(drawn_, false)) write(k_start_of_line);
 }
 
-void ProgressBar::end(std::size_t index) {
-    latest_[index] = {};
+void ProgressBar::end(pid_t pid) {
+    latest_.erase(pid);
     wipe();
 }
 
-void ProgressBar::show(std::size_t index, const model::Progress& progress) {
+void ProgressBar::show(pid_t pid, const model::Progress& progress) {
     constexpr Milliseconds k_interval{100};
     if (!visible_) return;
-    latest_[index] = progress;
+    latest_[pid] = progress;
     const auto now = Clock::now();
     if (now < next_) return;
     next_ = now + k_interval;
     model::Progress sum{progress.phase, 0, 0, progress.tag};
-    for (const auto& each : latest_) {
+    for (const auto& [each_pid, each] : latest_) {
         sum.done += each.done;
         sum.total += each.total;
     }

@@ -6,10 +6,12 @@
 
 #include "model/model.hpp"
 
+#include <sys/types.h>
+
 #include <cstddef>
+#include <map>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace gpu_sleep::cli {
 
@@ -21,16 +23,16 @@ namespace gpu_sleep::cli {
 class ProgressBar {
 public:
     /// `fd` is borrowed and is written to only if `visible`.
-    ProgressBar(int fd, bool visible, std::size_t agents) : fd_(fd), visible_(visible), latest_(agents) {}
+    ProgressBar(int fd, bool visible) noexcept : fd_(fd), visible_(visible) {}
     ProgressBar(const ProgressBar&) = delete;
     ProgressBar& operator=(const ProgressBar&) = delete;
     /// Wipes the line.
     ~ProgressBar();
 
-    /// Takes the progress of agent `index`. Draws nothing during the first 200 ms.
-    void show(std::size_t index, const model::Progress& progress);
-    /// Removes agent `index`, which has ended, and wipes the line for other output.
-    void end(std::size_t index);
+    /// Takes the progress of a process. Draws nothing during the first 200 ms.
+    void show(pid_t pid, const model::Progress& progress);
+    /// Removes the process, which has ended, and wipes the line for other output.
+    void end(pid_t pid);
     void wipe() noexcept;
 
 private:
@@ -40,7 +42,7 @@ private:
     bool visible_;
     bool drawn_ = false;
     Clock::time_point next_ = Clock::now() + Milliseconds{200}; ///< when to draw again
-    std::vector<model::Progress> latest_;                       ///< by agent
+    std::map<pid_t, model::Progress> latest_;
 };
 
 } // namespace gpu_sleep::cli

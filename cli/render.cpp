@@ -58,7 +58,7 @@ bool only_relocates(const Report& report) {
            });
 }
 
-std::string headline(const Process& process, const Report& report) {
+std::string headline(const control::Process& process, const Report& report) {
     const auto subject = fmt::format("{} {}", process.pid, label(process, report));
     const bool sleeps = report.operation == Operation::sleep;
     const auto level = sleeps && report.level != model::Level::pause // beside which other levels may sleep
@@ -89,7 +89,7 @@ std::string headline(const Process& process, const Report& report) {
 
 } // namespace
 
-std::string render_operation(const Process& process, const Report& report,
+std::string render_operation(const control::Process& process, const Report& report,
                              const model::SleepRequest* request) {
     auto text = headline(process, report);
     if (!report.devices.empty() && !only_relocates(report)) text += device_table(report).text(2);
@@ -119,7 +119,7 @@ std::string render_operation(const Process& process, const Report& report,
     return text;
 }
 
-std::string render_driver_operation(const Process& process, const Report& report) {
+std::string render_driver_operation(const control::Process& process, const Report& report) {
     const auto subject = fmt::format("{} {}", process.pid, label(process, report));
     const bool sleeps = report.operation == Operation::sleep;
     const bool is_left = sleeps && report.state == State::awake && released(report) == 0;
@@ -136,7 +136,7 @@ std::string render_driver_operation(const Process& process, const Report& report
     return text;
 }
 
-std::string render_total(const std::vector<Outcome>& outcomes) {
+std::string render_total(const std::vector<control::Outcome>& outcomes) {
     Bytes sum = 0;
     int count = 0;
     const Report* last = nullptr;
@@ -154,11 +154,11 @@ std::string render_total(const std::vector<Outcome>& outcomes) {
                        last->operation == Operation::sleep ? "freed" : "taken");
 }
 
-std::string render_inhibition(const Process& process, const Report& report) {
+std::string render_inhibition(const control::Process& process, const Report& report) {
     return fmt::format("{} {}: {}\n", process.pid, label(process, report), inhibition_line(report));
 }
 
-std::string render_reasons(const Process& process, const Report& report,
+std::string render_reasons(const control::Process& process, const Report& report,
                            const std::vector<std::string>& against) {
     auto text = fmt::format("{} {}: {} {}\n", process.pid, label(process, report), state_words(report),
                             format_seconds(report.state_seconds));
@@ -196,6 +196,15 @@ std::string render_error(std::string_view program, std::string_view purpose, con
     if (const auto advice = advice_from(program, error.code, has_waited); !advice.empty())
         text += fmt::format("; {}", advice);
     return printable(text) + '\n';
+}
+
+std::string render_failure(std::string_view program, std::string_view purpose,
+                           const control::Outcome& outcome) {
+    const auto* const error = peers::error_of(outcome.answer);
+    if (!error) return {};
+    const auto subject = title(outcome.process);
+    return render_error(program, fmt::format(fmt::runtime(purpose), subject), without(subject, *error),
+                        outcome.has_waited);
 }
 
 Error without(const std::string& subject, Error error) {

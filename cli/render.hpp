@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "cli/targets.hpp"
+#include "control/targets.hpp"
 
 #include <cstdint>
 #include <string>
@@ -15,21 +15,26 @@ namespace gpu_sleep::cli {
 
 /// What a sleep or a wake did, or would do: a line, a table of devices, and notes. `request`: the sleep that
 /// was asked for, if that is known.
-[[nodiscard]] std::string render_operation(const Process& process, const model::Report& report,
+[[nodiscard]] std::string render_operation(const control::Process& process, const model::Report& report,
                                            const model::SleepRequest* request = nullptr);
 
 /// The same where the driver did it, which knows no tags.
-[[nodiscard]] std::string render_driver_operation(const Process& process, const model::Report& report);
+[[nodiscard]] std::string render_driver_operation(const control::Process& process,
+                                                  const model::Report& report);
 
 /// "80.0 GiB of GPU memory freed in all", where several have done something; else empty.
-[[nodiscard]] std::string render_total(const std::vector<Outcome>& outcomes);
+[[nodiscard]] std::string render_total(const std::vector<control::Outcome>& outcomes);
+
+/// A line that says what has become of all that go together. `sleep` is what was asked, or null for a wake.
+[[nodiscard]] std::string render_together(const std::vector<control::Outcome>& outcomes,
+                                          const model::SleepRequest* sleep);
 
 /// Whether sleeps of a process are refused: a line.
-[[nodiscard]] std::string render_inhibition(const Process& process, const model::Report& report);
+[[nodiscard]] std::string render_inhibition(const control::Process& process, const model::Report& report);
 
 /// For gpu-reclaim --why: when the process worked last, what a sleep would free, what prevents it, and
 /// how long waking would take. `report` is of a dry run.
-[[nodiscard]] std::string render_reasons(const Process& process, const model::Report& report,
+[[nodiscard]] std::string render_reasons(const control::Process& process, const model::Report& report,
                                          const std::vector<std::string>& against);
 
 /// How much a listing says of each process.
@@ -39,13 +44,18 @@ enum class Detail : std::uint8_t {
 };
 
 /// The listing of gpu-ps: for each process a line, and one for each of its tags on each device.
-[[nodiscard]] std::string render_listing(const std::vector<Outcome>& outcomes, Detail detail = Detail::some);
+[[nodiscard]] std::string render_listing(const std::vector<control::Outcome>& outcomes,
+                                         Detail detail = Detail::some);
 
 /// The line for standard error when a request failed: "PROGRAM: cannot PURPOSE: REASON; ADVICE\n". `purpose`
 /// names the process, such as "wake 4242 (python3 serve.py)"; empty when there was no process to speak of,
 /// and the line then begins with the reason. `has_waited`: see advice_from().
 [[nodiscard]] std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
                                        bool has_waited = false);
+
+/// The same of an outcome; empty where it did not fail. `purpose` has "{}" in place of the process.
+[[nodiscard]] std::string render_failure(std::string_view program, std::string_view purpose,
+                                         const control::Outcome& outcome);
 
 /// `error` with "it" in place of `subject` (a title() or a file), for a sentence that has named it already.
 [[nodiscard]] Error without(const std::string& subject, Error error);

@@ -66,7 +66,7 @@ std::string_view state_words(const Report& report) noexcept {
     return report.deep && report.state == State::asleep ? "deeply asleep" : state_words(report.state);
 }
 
-std::string label(const Process& process, const Report& report) {
+std::string label(const control::Process& process, const Report& report) {
     return shortened(report.name.empty() ? display_name(process) : report.name, k_label_columns);
 }
 
@@ -140,6 +140,13 @@ bool rehearses_pause(const Report& report) noexcept {
     if (!report.dry_run) return false;
     if (report.operation == model::Operation::wake) return report.state == State::paused;
     return report.level == model::Level::pause && report.state == State::awake; // else a note says it
+}
+
+bool does_something(const Report& report) noexcept {
+    if (rehearses_pause(report)) return true;
+    if (!report.dry_run) return report.changed;
+    return std::any_of(report.devices.begin(), report.devices.end(),
+                       [](const auto& device) { return device.released > 0 || device.relocated > 0; });
 }
 
 Bytes released(const Report& report) {

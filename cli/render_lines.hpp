@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "cli/process_info.hpp"
+#include "control/process_info.hpp"
 #include "model/model.hpp"
 
 #include <cstddef>
@@ -20,10 +20,12 @@ inline constexpr std::size_t k_label_columns = 40;
 [[nodiscard]] std::string_view state_words(model::State state) noexcept;
 [[nodiscard]] std::string_view state_words(const model::Report& report) noexcept;
 /// The name that it was given, or else its program's; see display_name().
-[[nodiscard]] std::string label(const Process& process, const model::Report& report);
+[[nodiscard]] std::string label(const control::Process& process, const model::Report& report);
 [[nodiscard]] std::string joined(const std::vector<std::string>& words);
 /// Whether it is the dry run of a pause, or of the wake of one, that would not be in vain.
 [[nodiscard]] bool rehearses_pause(const model::Report& report) noexcept;
+/// Whether something was done, or would be.
+[[nodiscard]] bool does_something(const model::Report& report) noexcept;
 /// What its devices say is released, all together.
 [[nodiscard]] Bytes released(const model::Report& report);
 

@@ -81,14 +81,14 @@ std::string deep_refusal_line(const Report& report) {
                                        : "cannot sleep deeply: " + printable(report.deep_refusal);
 }
 
-void add_origin(Table& table, const Process& process) {
+void add_origin(Table& table, const control::Process& process) {
     if (const auto text = to_text(process.origin); !text.empty()) table.add_line(text);
 }
 
 /// Of one that has no agent: its GPUs in one line, for it has no tags.
-void add_without_agent(Table& table, const Process& process, const Report& report) {
+void add_without_agent(Table& table, const control::Process& process, const Report& report) {
     const auto bytes = released(report);
-    table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
+    table.add({std::to_string(process.pid), control::user_name(process.uid), label(process, report),
                std::string(state_words(report)), "-",
                report.devices.empty() ? "-" : counted(report.devices.size(), "GPU"),
                bytes == 0 ? "-" : format_bytes(bytes), report.devices.empty() ? "host" : "GPU"});
@@ -102,10 +102,10 @@ std::string use_line(Bytes bytes) {
     return fmt::format("still on the GPUs: {} of contexts, modules and what stays", format_bytes(bytes));
 }
 
-void add_process(Table& table, const Outcome& outcome, const Report& report, Detail detail) {
+void add_process(Table& table, const control::Outcome& outcome, const Report& report, Detail detail) {
     const auto& process = outcome.process;
     const Sums sums(report);
-    table.add({std::to_string(process.pid), user_name(process.uid), label(process, report),
+    table.add({std::to_string(process.pid), control::user_name(process.uid), label(process, report),
                state_column(report), counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
                format_bytes(sums.all.bytes), where(sums.all)});
     for (const auto& tag : report.tags)
@@ -129,7 +129,7 @@ void add_process(Table& table, const Outcome& outcome, const Report& report, Det
 
 } // namespace
 
-std::string render_listing(const std::vector<Outcome>& outcomes, Detail detail) {
+std::string render_listing(const std::vector<control::Outcome>& outcomes, Detail detail) {
     using enum Table::Align;
     Table table({{"PID", right},
                  {"USER", left},
@@ -148,7 +148,7 @@ std::string render_listing(const std::vector<Outcome>& outcomes, Detail detail) 
         else if (report)
             add_process(table, outcome, *report, detail);
         else
-            table.add({std::to_string(process.pid), user_name(process.uid),
+            table.add({std::to_string(process.pid), control::user_name(process.uid),
                        shortened(display_name(process), k_label_columns), silence(outcome)});
     }
     return table.text();

@@ -10,23 +10,6 @@
 
 namespace gpu_sleep::cli {
 
-std::string shortened(std::string_view text, std::size_t columns) {
-    constexpr std::string_view k_ellipsis = "...";
-    const auto most_characters = 2 * columns; // marks take no column, and are as many as a stranger likes
-    auto safe = printable(text);
-    std::size_t characters = 0;
-    std::size_t width = 0;
-    std::size_t end = 0; // of what stays beside the ellipsis
-    for (std::size_t at = 0; at < safe.size();) {
-        const auto next = first_character(std::string_view(safe).substr(at));
-        at += next.bytes;
-        width += next.columns;
-        if (width > columns || ++characters > most_characters) return safe.substr(0, end).append(k_ellipsis);
-        if (width + k_ellipsis.size() <= columns) end = at;
-    }
-    return safe;
-}
-
 void Table::add(std::vector<std::string> cells) {
     for (auto& cell : cells) cell = printable(cell);
     rows_.push_back(std::move(cells));

@@ -12,10 +12,6 @@
 
 namespace gpu_sleep::cli {
 
-/// At most `columns` columns of printable(text), and 3 at least; the last three of them "..." if some are
-/// missing.
-[[nodiscard]] std::string shortened(std::string_view text, std::size_t columns);
-
 /// Rows of cells under headings, each column as wide as its widest cell. Cells may come from other users, so
 /// they are made printable.
 class Table {

@@ -74,7 +74,7 @@ std::string to_json(const Diagnosis& diagnosis) {
     for (const auto& [process, findings] : diagnosis.processes)
         value["processes"].push_back({{"pid", process.pid},
                                       {"namespace_pid", process.inner_pid},
-                                      {"user", user_name(process.uid)},
+                                      {"user", control::user_name(process.uid)},
                                       {"uid", process.uid},
                                       {"command", process.command},
                                       {"exit_status", exit_status_of(findings)},

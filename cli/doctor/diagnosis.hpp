@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/error.hpp"
-#include "cli/process_info.hpp"
+#include "control/process_info.hpp"
 
 #include <cstdint>
 #include <string>
@@ -51,7 +51,7 @@ using Findings = std::vector<Finding>;
 }
 
 struct ProcessDiagnosis {
-    Process process;
+    control::Process process;
     Findings findings;
 };
 

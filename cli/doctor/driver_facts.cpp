@@ -85,7 +85,7 @@ MachineFacts examine_machine(const MachineQuestions& questions) {
     return facts;
 }
 
-ProcessFacts examine_process(Finder& finder, Outcome outcome, Milliseconds timeout) {
+ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome, Milliseconds timeout) {
     ProcessFacts facts{outcome.process, read_process(outcome.process.pid), std::move(outcome.answer), {}, {}};
     facts.rehearsal = facts.status;
     const auto* const error = std::get_if<Error>(&facts.status);
@@ -101,7 +101,7 @@ ProcessFacts examine_process(Finder& finder, Outcome outcome, Milliseconds timeo
     request.dry_run = true;
     request.ignore_inhibitors = true; // whether there are any, the status says
     request.timeout = timeout / 2;    // to wait for another operation
-    std::vector<Target> target;
+    std::vector<control::Target> target;
     target.push_back({facts.process, *std::move(socket)});
     facts.rehearsal = ask_each(finder, std::move(target), request, timeout).front().answer;
     return facts;

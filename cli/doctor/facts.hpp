@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "cli/targets.hpp"
+#include "control/targets.hpp"
 #include "driver/capabilities.hpp"
 #include "driver/checkpoint.hpp"
 #include "driver/management.hpp"
@@ -60,10 +60,10 @@ struct ProcessKernelFacts {
 };
 
 struct ProcessFacts {
-    Process process;
+    control::Process process;
     ProcessKernelFacts kernel;
-    Answer status;    ///< of its agent
-    Answer rehearsal; ///< of a sleep of all of it at level 1, whatever inhibits it
+    peers::Answer status;    ///< of its agent
+    peers::Answer rehearsal; ///< of a sleep of all of it at level 1, whatever inhibits it
     /// By the driver; missing where it was not asked: the agent is to be.
     std::optional<Result<driver::CheckpointState>> checkpoint;
 };
@@ -84,6 +84,7 @@ struct MachineQuestions {
 
 /// The same of one process, whose agent `outcome` has been asked for its status. Changes nothing in it, and
 /// wakes nobody.
-[[nodiscard]] ProcessFacts examine_process(Finder& finder, Outcome outcome, Milliseconds timeout);
+[[nodiscard]] ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome,
+                                           Milliseconds timeout);
 
 } // namespace gpu_sleep::cli::doctor

@@ -142,6 +142,23 @@ std::size_t width_of(std::string_view text) noexcept {
     return columns;
 }
 
+std::string shortened(std::string_view text, std::size_t columns) {
+    constexpr std::string_view k_ellipsis = "...";
+    const auto most_characters = 2 * columns; // marks take no column, and are as many as a stranger likes
+    auto safe = printable(text);
+    std::size_t characters = 0;
+    std::size_t width = 0;
+    std::size_t end = 0; // of what stays beside the ellipsis
+    for (std::size_t at = 0; at < safe.size();) {
+        const auto next = first_character(std::string_view(safe).substr(at));
+        at += next.bytes;
+        width += next.columns;
+        if (width > columns || ++characters > most_characters) return safe.substr(0, end).append(k_ellipsis);
+        if (width + k_ellipsis.size() <= columns) end = at;
+    }
+    return safe;
+}
+
 std::string counted(std::uint64_t count, std::string_view noun) {
     return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }

@@ -44,6 +44,10 @@ struct Character {
 /// Columns of a terminal that printable text takes.
 [[nodiscard]] std::size_t width_of(std::string_view text) noexcept;
 
+/// At most `columns` columns of printable(text), and 3 at least; the last three of them "..." if some are
+/// missing.
+[[nodiscard]] std::string shortened(std::string_view text, std::size_t columns);
+
 /// "1 byte", "2 bytes". The noun's plural is formed by an s.
 [[nodiscard]] std::string counted(std::uint64_t count, std::string_view noun);
 

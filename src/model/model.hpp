@@ -160,6 +160,7 @@ struct SleepRequest {
     /// One of several processes that sleep together: once drained, and once all is ready, it waits for a
     /// Directive.
     bool joint = false;
+    friend bool operator==(const SleepRequest&, const SleepRequest&) = default;
 };
 
 /// Whether it keeps anything in files, but for what spills.

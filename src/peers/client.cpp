@@ -27,10 +27,10 @@ public:
     Conversations(std::vector<Question> questions, const Observer& observer, const Joint* joint = nullptr)
         : observer_(observer), joint_(joint) {
         all_.reserve(questions.size());
-        for (auto& question : questions) all_.push_back({Conversation(std::move(question))});
+        for (auto& question : questions)
+            all_.push_back({Conversation(std::move(question), joint != nullptr)});
         if (!joint) return;
         together_.emplace(all_.size(), joint->is_sleep, joint->end);
-        for (auto& each : all_) each.conversation.put_off();
         coordinate();
     }
 

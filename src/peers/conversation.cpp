@@ -44,8 +44,10 @@ const Error* error_of(const Answer& answer) noexcept {
     return failure ? &failure->error : std::get_if<Error>(&answer);
 }
 
-Conversation::Conversation(Question question)
-    : question_(std::move(question)), start_(Clock::now()), timeout_(question_.timeout, start_) {
+Conversation::Conversation(Question question, bool goes_together)
+    : question_(std::move(question)), start_(Clock::now()), timeout_(question_.timeout, start_),
+      is_joint_(goes_together) {
+    if (!is_joint_) begin();
     auto bytes = protocol::encode(question_.request);
     if (bytes)
         unsent_ = *std::move(bytes);
@@ -57,7 +59,7 @@ void Conversation::begin() {
     start_ = Clock::now();
     timeout_ = AnswerTimeout(question_.timeout, start_);
     is_begun_ = true;
-    if (!question_.connect) return;
+    if (!question_.connect || (question_.socket && !is_joint_)) return;
     auto socket = question_.connect();
     if (socket)
         question_.socket = *std::move(socket);

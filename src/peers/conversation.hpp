@@ -36,8 +36,8 @@ struct Question {
     /// called one after another until one fails, each on a thread of its own, which may outlive the question.
     /// A failure becomes the answer, with how the agent says that the process stands then.
     std::vector<std::function<Result<void>()>> deep_steps = {};
-    /// Makes the socket when the request is sent, if it is set, for ask_together() may send it late; and
-    /// another, where the agent is of version 7 of the protocol, and is asked again in that.
+    /// Makes the socket when the request is sent, if it is set, and there is none or ask_together() sends it
+    /// late; and another, where the agent is of version 7 of the protocol, and is asked again in that.
     std::function<Result<UniqueFd>()> connect = {};
 };
 
@@ -47,15 +47,11 @@ class Conversation {
 public:
     using OnProgress = std::function<void(const model::Progress&)>;
 
-    explicit Conversation(Question question);
+    /// `goes_together`: with others, and begins later.
+    explicit Conversation(Question question, bool goes_together = false);
 
     /// Begins it, if it was not to begin at once.
     void begin();
-    /// It is one of several that go together, and begins later.
-    void put_off() noexcept {
-        is_begun_ = false;
-        is_joint_ = true;
-    }
 
     [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
     [[nodiscard]] bool is_past_return() const noexcept { return timeout_.is_past_return(); }
@@ -125,8 +121,8 @@ private:
     Clock::time_point start_;
     AnswerTimeout timeout_;
     Clock::time_point looked_{}; ///< at whether it is stopped
-    bool is_begun_ = true;
     bool is_joint_ = false;
+    bool is_begun_ = false;
     bool is_withdrawn_ = false;
     std::optional<Error> why_withdrawn_;
     Clock::time_point withdrawn_until_{};

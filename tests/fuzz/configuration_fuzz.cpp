@@ -3,12 +3,12 @@
 // Feeds the reader of configurations with anything. A mistake is told with its file; what is read as the
 // user's own loosens nothing of what is read as the administrator's.
 
-#include "cli/policy/config_file.hpp"
+#include "control/policy/config_file.hpp"
 
 #include <cstdint>
 #include <cstdlib>
 
-using namespace gpu_sleep::cli::policy;
+using namespace gpu_sleep::control::policy;
 
 namespace {
 

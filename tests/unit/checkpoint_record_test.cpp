@@ -3,7 +3,7 @@
 // Notes of processes that the driver has checkpointed, and whose turn it is to come back. In a program that
 // forks.
 
-#include "cli/checkpoint_record.hpp"
+#include "control/checkpoint_record.hpp"
 
 #include "base/process.hpp"
 #include "support/catch.hpp"
@@ -19,7 +19,7 @@
 #include <vector>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 using namespace gpu_sleep::test;
 
 namespace {

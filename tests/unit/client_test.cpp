@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Conversations with agents that answer, err, fall silent and vanish; and the exit status of each end.
 
-#include "cli/operation.hpp"
+#include "control/tasks.hpp"
 #include "peers/client.hpp"
 #include "protocol/version_7.hpp"
 
@@ -23,7 +23,7 @@
 #include <vector>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 using namespace gpu_sleep::peers;
 using namespace std::chrono_literals;
 

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Configuration files: what is read, what is said of mistakes, and whose files are trusted.
 
-#include "cli/policy/config_file.hpp"
+#include "control/policy/config_file.hpp"
 
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
@@ -17,7 +17,7 @@
 #include <fstream>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::cli::policy;
+using namespace gpu_sleep::control::policy;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
 

@@ -51,8 +51,8 @@ MachineFacts good_machine() {
     return machine;
 }
 
-cli::Process sample_process() {
-    cli::Process process;
+control::Process sample_process() {
+    control::Process process;
     process.pid = 4242;
     process.command = "python3 serve.py";
     return process;

@@ -5,8 +5,8 @@
 
 #pragma once
 
-#include "cli/find.hpp"
-#include "cli/targets.hpp"
+#include "control/find.hpp"
+#include "control/targets.hpp"
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
 #include "support/proc_tree.hpp"
@@ -14,7 +14,7 @@
 
 #include <string>
 
-namespace gpu_sleep::cli {
+namespace gpu_sleep::control {
 
 /// The name says which user its own namespace sees; it need not be ours.
 inline const std::string k_directory = "gpu-sleep-77";
@@ -33,4 +33,4 @@ template <class Value>
     return result.error().code;
 }
 
-} // namespace gpu_sleep::cli
+} // namespace gpu_sleep::control

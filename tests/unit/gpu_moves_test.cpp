@@ -2,12 +2,12 @@
 // Copyright the gpu-sleep authors.
 // From FROM=TO to the list that the driver takes.
 
-#include "cli/gpu_moves.hpp"
+#include "control/gpu_moves.hpp"
 
-#include "cli/gpus.hpp"
+#include "control/gpus.hpp"
 #include "support/catch.hpp"
 
-namespace gpu_sleep::cli {
+namespace gpu_sleep::control {
 namespace {
 
 std::vector<driver::Gpu> machine(int count) {
@@ -118,4 +118,4 @@ TEST_CASE("GPUs: those that a program sees are those of CUDA_VISIBLE_DEVICES, up
     CHECK(seen(mixed, nullptr) == "0123");
 }
 
-} // namespace gpu_sleep::cli
+} // namespace gpu_sleep::control

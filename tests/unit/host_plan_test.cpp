@@ -2,12 +2,12 @@
 // Copyright the gpu-sleep authors.
 // What is given back of host memory when a budget is exceeded.
 
-#include "cli/policy/host_plan.hpp"
+#include "control/policy/host_plan.hpp"
 
 #include "support/catch.hpp"
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::cli::policy;
+using namespace gpu_sleep::control::policy;
 
 namespace {
 

@@ -14,6 +14,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 using nlohmann::json;
 
 namespace {

@@ -14,6 +14,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 
 namespace {
 
@@ -34,7 +35,7 @@ model::Report report_of(const std::string& name, Bytes resident, Bytes host, std
     return report;
 }
 
-std::vector<cli::Outcome> sample() {
+std::vector<control::Outcome> sample() {
     const auto silent = make_error(ErrorCode::timed_out, "no answer");
     return {{process_of(4), silent},
             {process_of(3), report_of("b", 2 * k_gib, k_gib, 7500)},

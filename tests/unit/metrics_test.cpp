@@ -13,6 +13,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 
 namespace {
 
@@ -42,7 +43,7 @@ bool has_line(const std::string& text, const std::string& line) {
     return false;
 }
 
-std::string render(const std::vector<cli::Outcome>& outcomes) {
+std::string render(const std::vector<control::Outcome>& outcomes) {
     return render_metrics(outcomes, {}, k_now);
 }
 

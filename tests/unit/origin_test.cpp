@@ -2,13 +2,13 @@
 // Copyright the gpu-sleep authors.
 // What tells processes of one name apart, read from command lines and control groups.
 
-#include "cli/origin.hpp"
+#include "control/origin.hpp"
 
 #include "support/catch.hpp"
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 
 TEST_CASE("Origin: a kernel's id stands in its connection file's name", "[find]") {
     CHECK(kernel_in("python3 -m ipykernel_launcher -f /home/ann/my files/runtime/kernel-1f0c-5a.json") ==

@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // Ladders, and what follows from the administrator's file and the user's own.
 
-#include "cli/policy/decision.hpp"
-#include "cli/policy/look.hpp"
-#include "cli/policy/policy.hpp"
+#include "control/policy/decision.hpp"
+#include "control/policy/look.hpp"
+#include "control/policy/policy.hpp"
 
 #include "support/catch.hpp"
 
@@ -13,8 +13,8 @@
 #include <optional>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::cli::policy;
-namespace policy = gpu_sleep::cli::policy;
+using namespace gpu_sleep::control::policy;
+namespace policy = gpu_sleep::control::policy;
 using namespace std::chrono_literals;
 
 namespace {
@@ -48,8 +48,8 @@ model::Report report(model::State state, double idle, double in_state = 0) {
     return report;
 }
 
-cli::policy::Policy with(Ladder rungs) {
-    cli::policy::Policy policy;
+control::policy::Policy with(Ladder rungs) {
+    control::policy::Policy policy;
     policy.ladder = std::move(rungs);
     policy.directory = "/d";
     return policy;

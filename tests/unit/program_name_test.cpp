@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // What a process is called by its command line, and by which words it is found.
 
-#include "cli/program_name.hpp"
+#include "control/program_name.hpp"
 
 #include "support/catch.hpp"
 
-using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 
 TEST_CASE("Program name: the program's file, and what an interpreter runs", "[find]") {
     struct Row {

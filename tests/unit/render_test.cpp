@@ -24,6 +24,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 
 namespace {
 
@@ -130,7 +131,7 @@ TEST_CASE("Render: the listing says of a deep sleeper what the driver took, and 
     auto report = test::sample_sleep();
     report.deep = true;
     report.deep_bytes = k_gib;
-    cli::Outcome outcome{listed_process(), report};
+    control::Outcome outcome{listed_process(), report};
     outcome.gpu_bytes = 0;
     Printed printed(render_listing({outcome}));
     CHECK(printed.rows.at(0).at("STATE") == "deeply asleep 0 us");
@@ -217,7 +218,7 @@ TEST_CASE("Render: what others free and take meanwhile is not said of a process"
 
 TEST_CASE("Render: of several the total is said, what the driver has taken among it", "[render]") {
     auto report = test::sample_sleep(); // 39 GiB
-    std::vector<cli::Outcome> outcomes{{listed_process(), report}};
+    std::vector<control::Outcome> outcomes{{listed_process(), report}};
     CHECK(render_total(outcomes).empty());
     report.deep_bytes = k_gib;
     outcomes.push_back({listed_process(), report});
@@ -456,7 +457,7 @@ TEST_CASE("Progress: the bar is as long as the terminal is wide", "[render]") {
     const winsize size{24, 41, 0, 0};
     REQUIRE(::ioctl(end.get(), TIOCSWINSZ, &size) == 0);
     {
-        ProgressBar bar(end.get(), true, 1);
+        ProgressBar bar(end.get(), true);
         std::this_thread::sleep_for(Milliseconds{210});
         bar.show(0, {model::Progress::Phase::transfer, k_gib, 4 * k_gib});
     }
@@ -479,7 +480,7 @@ TEST_CASE("Progress: the bar appears only where it is wanted, and is wiped", "[r
     const UniqueFd writer(pipe[1]);
     const auto drawn = [&](bool visible) {
         {
-            ProgressBar bar(writer.get(), visible, 2);
+            ProgressBar bar(writer.get(), visible);
             bar.show(0, {model::Progress::Phase::transfer, k_gib, 2 * k_gib}); // too early to draw
             std::this_thread::sleep_for(Milliseconds{210});
             bar.show(1, {model::Progress::Phase::transfer, 0, 2 * k_gib});

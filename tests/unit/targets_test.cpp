@@ -9,7 +9,7 @@
 #include <functional>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::cli;
+using namespace gpu_sleep::control;
 using namespace std::string_literals;
 namespace fs = std::filesystem;
 

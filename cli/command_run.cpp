@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// From the command line's request to the exit status: results on standard output, failures on standard error.
+
+#include "cli/command_run.hpp"
+
+#include "base/text.hpp"
+#include "cli/json.hpp"
+#include "cli/output.hpp"
+#include "cli/progress.hpp"
+#include "cli/render.hpp"
+#include "cli/render_lines.hpp"
+#include "cli/signals.hpp"
+#include "control/gpus.hpp"
+#include "control/tasks.hpp"
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace gpu_sleep::cli {
+namespace {
+
+/// Says on standard error what would be lost. At a terminal asks whether to go on; returns the answer,
+/// elsewhere true.
+bool accepts(const CommandRun& run, const std::vector<control::Loss>& losses) {
+    const bool is_asked = ::isatty(STDIN_FILENO) == 1 && ::isatty(STDERR_FILENO) == 1;
+    if (losses.empty() || (run.output.quiet && !is_asked)) return true;
+    std::string text;
+    for (const auto& [process, bytes, tags] : losses)
+        text += fmt::format("{}: {} loses {} that it has not declared refillable: {}\n", run.program,
+                            title(process), format_bytes(bytes),
+                            printable(fmt::format("{}", fmt::join(tags, ", "))));
+    if (is_asked) text += fmt::format("{}: go on? [y/N] ", run.program);
+    print_error(text);
+    if (!is_asked) return true;
+    std::string answer;
+    std::getline(std::cin, answer);
+    if (answer == "y" || answer == "yes") return true;
+    print_error(fmt::format("{}: nothing was changed\n", run.program));
+    return false;
+}
+
+/// What could not be done, for render_failure(). `sleep`: what was asked, or null for a wake.
+std::string_view purpose(const model::SleepRequest* sleep, ErrorCode failure) noexcept {
+    if (failure == ErrorCode::outcome_unknown)
+        return sleep ? "say whether {} is asleep" : "say whether {} is awake";
+    if (sleep && sleep->release_retained) return "have {} give back what it retains";
+    if (sleep && sleep->level == model::Level::pause) return "pause {}";
+    return sleep ? "put {} to sleep" : "wake {}";
+}
+
+/// Says what becomes of each process: failures on standard error, what was done on standard output. Not
+/// thread-safe; the run outlives it.
+class Teller : public control::Listener {
+public:
+    explicit Teller(const CommandRun& run)
+        : run_(run), bar_(STDERR_FILENO, !run.output.quiet && ::isatty(STDERR_FILENO) == 1) {}
+
+    void progress(const control::Process& process, const model::Progress& progress) override {
+        bar_.show(process.pid, progress);
+    }
+
+    void past_return(const control::Process& process) override {
+        bar_.wipe();
+        print_error(fmt::format("{}: {} is past the point of no return; waiting for it to end\n",
+                                run_.program, title(process)));
+    }
+
+    void ended(const control::Outcome& outcome) override {
+        bar_.end(outcome.process.pid);
+        if (const auto* const error = peers::error_of(outcome.answer)) {
+            has_told_ = true;
+            return print_error(render_failure(run_.program, purpose(sleep_, error->code), outcome));
+        }
+        const auto& report = std::get<model::Report>(outcome.answer);
+        if (run_.command.whom.is_for_all() && !does_something(report)) return;
+        has_told_ = true;
+        if (is_silent_) return;
+        print(outcome.by_driver ? render_driver_operation(outcome.process, numbers_.in(report))
+                                : render_operation(outcome.process, numbers_.in(report), sleep_));
+    }
+
+    /// Says what all come to, and that there was nothing to do if nothing was told; or prints all as JSON.
+    void tell_all(const std::vector<control::Outcome>& outcomes) {
+        bar_.wipe();
+        const auto& whom = run_.command.whom;
+        const auto sum = whom.is_joint() ? render_together(outcomes, sleep_) : render_total(outcomes);
+        const bool has_failed = exit_status_of(outcomes) != exit_status::done;
+        if (whom.is_joint() && has_failed) print_error(fmt::format("{}: {}", run_.program, sum));
+        if (run_.output.json) print(to_json(run_.program, outcomes) + '\n');
+        if (is_silent_) return;
+        if (whom.is_for_all() && !has_told_) print("nothing to do\n");
+        if (!whom.is_joint() || !has_failed) print(sum);
+    }
+
+private:
+    /// The status says how the processes are, so it stays what it is if nobody gets to read the result.
+    void print(const std::string& text) {
+        const auto written = write_result(text);
+        if (written || std::exchange(has_complained_, true)) return;
+        print_error(fmt::format("{}: cannot write the result: {}; the exit status is valid all the same\n",
+                                run_.program, written.error().message));
+    }
+
+    const CommandRun& run_;
+    const model::SleepRequest* const sleep_ = std::get_if<model::SleepRequest>(&run_.command.request);
+    const bool is_silent_ = run_.output.json || run_.output.quiet; ///< on standard output, in words
+    ProgressBar bar_;
+    control::GpuNumbers numbers_;
+    bool has_complained_ = false; ///< of standard output
+    bool has_told_ = false;       ///< of a process
+};
+
+} // namespace
+
+int run(const CommandRun& run) {
+    control::raise_descriptor_limit();
+    auto dispatch = control::Dispatch::select(run.command);
+    if (!dispatch) return tell_failure(run.program, run.output, dispatch.error());
+    if (!run.accepts_losses && !accepts(run, dispatch->losses())) return exit_status::failed_awake;
+    Signals signals;
+    Teller teller(run);
+    const auto outcomes = dispatch->carry_out(teller, signals);
+    if (!outcomes) return tell_failure(run.program, run.output, outcomes.error());
+    teller.tell_all(*outcomes);
+    if (std::any_of(outcomes->begin(), outcomes->end(), control::is_withdrawn)) signals.end_by_first();
+    return end_beside_driver(exit_status_of(*outcomes));
+}
+
+int tell_all(const std::string& program, const OutputOptions& output,
+             const std::vector<control::Outcome>& outcomes, const Words& words) {
+    std::string text;
+    for (const auto& outcome : outcomes) {
+        print_error(render_failure(program, "ask {}", outcome));
+        const auto* const report = std::get_if<model::Report>(&outcome.answer);
+        if (report && !output.quiet) text += words(outcome.process, *report);
+    }
+    if (output.json) text = to_json(program, outcomes) + '\n';
+    const int written = print_result(program, text);
+    const int status = exit_status_of(outcomes);
+    return status == exit_status::done ? written : status;
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is told of a pass.
+
+#include "cli/pass.hpp"
+
+#include "cli/json.hpp"
+#include "cli/output.hpp"
+#include "cli/render.hpp"
+#include "cli/render_lines.hpp"
+#include "cli/signals.hpp"
+#include "control/gpus.hpp"
+
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace gpu_sleep::cli {
+namespace {
+
+/// Prints all of it. Returns the exit status.
+int tell(const PassOptions& options, const policy::Passed& passed) {
+    const auto& [outcomes, errors] = passed;
+    const bool is_told = !options.output.json && !options.output.quiet; // on standard output, in words
+    control::GpuNumbers numbers;
+    std::string text;
+    int status = exit_status::done;
+    for (const auto& outcome : outcomes) {
+        print_error(render_failure(options.program, "put {} to sleep", outcome));
+        const auto* const report = std::get_if<model::Report>(&outcome.answer);
+        if (report && is_told && (does_something(*report) || !options.request.whom.target.empty()))
+            text += render_operation(outcome.process, numbers.in(*report));
+        status = control::worse_of(status, exit_status_of(outcome));
+    }
+    for (const auto& error : errors) {
+        print_error(fmt::format("{}: {}\n", options.program, error.message));
+        if (status == exit_status::done) status = traits(error.code).exit_status;
+    }
+    if (options.output.json)
+        text = (errors.empty() ? to_json(options.program, outcomes)
+                               : to_json(options.program, outcomes, errors.front(), status)) +
+               '\n';
+    else if (is_told && text.empty() && status == exit_status::done)
+        text = "nothing to do\n";
+    else if (is_told)
+        text += render_total(outcomes);
+    const int written = print_result(options.program, text);
+    return status == exit_status::done ? written : status;
+}
+
+} // namespace
+
+int run_pass(const PassOptions& options) {
+    control::raise_descriptor_limit();
+    auto policies = policy::Policies::load(options.sources);
+    if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
+    const auto passed = pass(options.request, *policies);
+    tell_complaints(options.program, *policies);
+    if (passed) return end_beside_driver(tell(options, *passed));
+    return tell_failure(options.program, options.output, passed.error());
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One pass of gpu-reclaim by policies: each process is judged by its own, and host memory by its budgets.
+
+#pragma once
+
+#include "cli/options.hpp"
+#include "control/policy/pass.hpp"
+
+#include <sys/types.h>
+
+#include <map>
+#include <string>
+
+namespace gpu_sleep::cli {
+
+namespace policy = control::policy;
+
+struct PassOptions {
+    std::string program; ///< for messages
+    policy::PassRequest request;
+    policy::Sources sources;
+    OutputOptions output;
+};
+
+/// Says on standard error what is wrong with the files of policies.
+void tell_complaints(const std::string& program, policy::Policies& policies);
+
+/// Gives host memory back until the budgets are kept, then puts to sleep, or further down, what has been idle
+/// for long enough. Says what it did, and why it cannot keep a budget. Returns the exit status.
+[[nodiscard]] int run_pass(const PassOptions& options);
+
+/// Changes nothing: says of each process which policy holds for it, and what a pass would do now. Returns the
+/// exit status.
+[[nodiscard]] int show_policies(const PassOptions& options);
+
+/// The same in two lines for each process, by its pid. Says on standard error why it knows nothing of one.
+[[nodiscard]] std::map<pid_t, std::string> describe_policies(const PassOptions& options);
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the policies are, for people and as JSON.
+
+#include "cli/json_value.hpp"
+#include "cli/output.hpp"
+#include "cli/pass.hpp"
+#include "cli/render.hpp"
+#include "control/policy/look.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::cli {
+namespace {
+
+std::string words_for(const policy::Policy& policy, const std::string& user) {
+    auto text = to_text(policy.ladder);
+    if (!policy.directory.empty()) text += fmt::format("; files in {}", policy.directory);
+    if (policy.spill) text += "; spills";
+    if (policy.min_awake)
+        text += fmt::format("; awake for at least {}", format_seconds(policy::seconds_of(*policy.min_awake)));
+    if (policy.host_budget)
+        text += fmt::format("; {} of host memory for all of {}'s", format_bytes(*policy.host_budget), user);
+    for (const auto& [tag, settings] : policy.tags) {
+        if (settings.exempt.value_or(false))
+            text += fmt::format("; tag {} is exempt", tag);
+        else if (settings.store)
+            text += fmt::format("; tag {} in {}", tag, model::to_string(*settings.store));
+    }
+    return text;
+}
+
+std::string words_for(const policy::Decision& decision) {
+    if (!decision.request) return "nothing now: " + decision.reason;
+    return fmt::format("now: to {}{}",
+                       decision.request->store == model::Store::file ? "files" : "host memory",
+                       decision.request->deep ? ", deep" : "");
+}
+
+OrderedJson json_of(const policy::Seen& seen) {
+    OrderedJson rungs = OrderedJson::array();
+    for (const auto& [idle, depth] : seen.policy.ladder)
+        rungs.push_back({{"idle_seconds", policy::seconds_of(idle)}, {"place", to_string(depth)}});
+    OrderedJson tags = OrderedJson::object();
+    for (const auto& [name, tag] : seen.policy.tags)
+        tags[name] = {{"store", tag.store ? OrderedJson(model::to_string(*tag.store)) : OrderedJson()},
+                      {"exempt", tag.exempt.value_or(false)}};
+    const auto& policy = seen.policy;
+    return {{"pid", seen.process.pid},
+            {"user", control::user_name(seen.process.uid)},
+            {"idle", std::move(rungs)},
+            {"min_awake_seconds",
+             policy.min_awake ? OrderedJson(policy::seconds_of(*policy.min_awake)) : OrderedJson()},
+            {"directory", policy.directory},
+            {"spill", policy.spill},
+            {"user_host_budget_bytes", policy.host_budget ? OrderedJson(*policy.host_budget) : OrderedJson()},
+            {"tags", std::move(tags)},
+            {"acts_now", seen.decision.request.has_value()},
+            {"reason", seen.decision.reason}};
+}
+
+std::string as_json(const PassOptions& options, const policy::Look& look, const policy::Policies& policies,
+                    const policy::Budgets& budgets) {
+    auto all = document(options.program, exit_status_of(look.failed));
+    all["files"] = policies.files();
+    all["host_budget_bytes"] = budgets.machine ? OrderedJson(*budgets.machine) : OrderedJson();
+    for (const auto& each : look.seen) all["processes"].push_back(json_of(each));
+    return written(all) + '\n';
+}
+
+std::string as_text(const policy::Look& look, const policy::Policies& policies,
+                    const policy::Budgets& budgets) {
+    std::string text;
+    for (const auto& file : policies.files()) text += fmt::format("read {}\n", file);
+    if (budgets.machine)
+        text += fmt::format("{} of host memory for all processes\n", format_bytes(*budgets.machine));
+    for (const auto& [process, report, policy, decision] : look.seen) {
+        const auto user = control::user_name(process.uid);
+        text += fmt::format("{} of {}: {}\n  {}\n", title(process), user, words_for(policy, user),
+                            words_for(decision));
+    }
+    return text;
+}
+
+/// Says of which files and processes nothing is known, and why.
+void print_failures(const PassOptions& options, const policy::Look& look, policy::Policies& policies) {
+    tell_complaints(options.program, policies);
+    for (const auto& each : look.failed) {
+        const auto purpose = fmt::format("say what becomes of {}", title(each.process));
+        print_error(render_error(options.program, purpose, *peers::error_of(each.answer)));
+    }
+}
+
+} // namespace
+
+void tell_complaints(const std::string& program, policy::Policies& policies) {
+    for (const auto& complaint : policies.take_complaints())
+        print_error(fmt::format("{}: {}\n", program, complaint));
+}
+
+int show_policies(const PassOptions& options) {
+    control::raise_descriptor_limit();
+    auto policies = policy::Policies::load(options.sources);
+    if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
+    control::Finder finder;
+    const auto found = look(finder, *policies, options.request.whom);
+    if (!found) {
+        print_error(render_error(options.program, "", found.error()));
+        return traits(found.error().code).exit_status;
+    }
+    print_failures(options, *found, *policies);
+    const auto budgets = policies->budgets(processes_of(*found));
+    const auto text = options.output.json ? as_json(options, *found, *policies, budgets)
+                                          : as_text(*found, *policies, budgets);
+    const int written = print_result(options.program, text);
+    const int status = exit_status_of(found->failed);
+    return status == exit_status::done ? written : status;
+}
+
+std::map<pid_t, std::string> describe_policies(const PassOptions& options) {
+    std::map<pid_t, std::string> lines;
+    auto policies = policy::Policies::load(options.sources);
+    if (!policies) print_error(render_error(options.program, "", policies.error()));
+    if (!policies) return lines;
+    control::Finder finder;
+    const auto found = look(finder, *policies, options.request.whom);
+    if (!found) return lines; // who asks about the process itself says why
+    print_failures(options, *found, *policies);
+    for (const auto& [process, report, policy, decision] : found->seen)
+        lines[process.pid] = fmt::format(
+            "  policy: {}\n  {}\n", words_for(policy, control::user_name(process.uid)), words_for(decision));
+    return lines;
+}
+
+} // namespace gpu_sleep::cli

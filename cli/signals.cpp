@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Signals as a descriptor.
+
+#include "cli/signals.hpp"
+
+#include "peers/background_call.hpp"
+
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <csignal>
+
+namespace gpu_sleep::cli {
+namespace {
+
+/// Of the signals that ask to end, those that would. Blocked ones that are ignored could be taken, too.
+sigset_t wanted_signals() noexcept {
+    sigset_t wanted;
+    ::sigemptyset(&wanted);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+        struct sigaction now {};
+        if (::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_DFL)
+            ::sigaddset(&wanted, number);
+    }
+    return wanted;
+}
+
+} // namespace
+
+Signals::Signals() noexcept {
+    const auto wanted = wanted_signals();
+    fd_.reset(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (fd_) ::sigprocmask(SIG_BLOCK, &wanted, nullptr);
+}
+
+Signals::~Signals() {
+    restore();
+}
+
+void Signals::restore() noexcept {
+    const auto wanted = wanted_signals();
+    if (fd_) ::sigprocmask(SIG_UNBLOCK, &wanted, nullptr);
+}
+
+void Signals::take() noexcept {
+    signalfd_siginfo taken{};
+    if (::read(fd_.get(), &taken, sizeof(taken)) != sizeof(taken)) return;
+    if (first_ == 0) first_ = static_cast<int>(taken.ssi_signo);
+}
+
+bool Signals::has_come() noexcept {
+    take();
+    return first_ != 0;
+}
+
+void Signals::end_by_first() noexcept {
+    if (first_ == 0) return;
+    restore();
+    ::raise(first_);
+}
+
+int end_beside_driver(int status) noexcept {
+    if (peers::BackgroundCall::is_any_under_way()) ::_exit(status); // all is written: nothing is buffered
+    return status;
+}
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The file: a line that says what it is, a line a GPU, and a last one without which it is not whole.
+
+#include "control/checkpoint_record.hpp"
+
+#include "base/agent_directory.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::control {
+namespace {
+
+constexpr const char* k_first_line = "gpu-sleep checkpoint 1";
+constexpr const char* k_last_line = "end";
+/// In place of the GPUs.
+constexpr const char* k_lost = "lost";
+constexpr std::string_view k_ending = ".checkpoint";
+
+UniqueFd open_tmp() {
+    return UniqueFd(::open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+/// Where the agents of `owner` have their sockets.
+UniqueFd open_directory(uid_t owner, bool makes_it = false) {
+    const auto tmp = open_tmp();
+    const auto name = std::filesystem::path(agent_directory(owner)).filename().string();
+    const bool is_made = tmp && makes_it && ::mkdirat(tmp.get(), name.c_str(), S_IRWXU) == 0;
+    if (is_made && owner != ::geteuid())
+        static_cast<void>(
+            ::fchownat(tmp.get(), name.c_str(), owner, -1, AT_SYMLINK_NOFOLLOW)); // or it is refused
+    return tmp ? open_private_directory(tmp.get(), name, owner) : UniqueFd();
+}
+
+Error failed(int failure, std::string_view call, const std::string& name) {
+    return errno_error(ErrorCode::io_failed, failure, call, name);
+}
+
+/// Locks `file`, which others may hold. Errors: timed_out.
+Result<void> lock(const LockedFile& file, Milliseconds timeout, const char* why) {
+    constexpr Milliseconds k_look_again{20};
+    const auto deadline = Clock::now() + timeout;
+    while (file.lock() != LockedFile::Lock::taken) {
+        if (Clock::now() >= deadline) return make_error(ErrorCode::timed_out, "{}", why);
+        std::this_thread::sleep_for(k_look_again);
+    }
+    return {};
+}
+
+std::optional<std::vector<GpuNeed>> parse(const std::string& text) {
+    std::istringstream lines(text);
+    std::string line;
+    if (!std::getline(lines, line) || line != k_first_line) return {};
+    std::vector<GpuNeed> needs;
+    while (std::getline(lines, line) && line != k_last_line) {
+        std::istringstream words(line);
+        GpuNeed need;
+        if (!(words >> need.uuid >> need.bytes)) return {};
+        needs.push_back(std::move(need));
+    }
+    return line == k_last_line ? std::optional(std::move(needs)) : std::nullopt;
+}
+
+std::string read_file(int file) {
+    std::array<char, 16'384> text{};
+    const auto got = ::pread(file, text.data(), text.size(), 0);
+    return {text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))};
+}
+
+std::string text_of(const std::vector<std::string>& lines) {
+    std::string text = fmt::format("{}\n", k_first_line);
+    for (const auto& line : lines) text += line + '\n';
+    return text + fmt::format("{}\n", k_last_line);
+}
+
+/// Of a process as this command's pid namespace numbers it.
+std::string name_of(const ProcessIdentity& process) {
+    return fmt::format("{}-{}-{}{}", process.pid, process.start_time, pid_namespace(), k_ending);
+}
+
+/// Removes what processes left that ended asleep, those of this pid namespace.
+void remove_leftovers(int directory) {
+    const auto names = names_in(directory, k_max_entries);
+    if (!names || pid_namespace() == 0) return;
+    for (const auto& name : *names) {
+        std::istringstream words(name);
+        ProcessIdentity process;
+        char dash = 0;
+        if (!(words >> process.pid >> dash >> process.start_time) || name != name_of(process)) continue;
+        const auto start = start_time_of(process.pid);
+        if (start ? *start != process.start_time : start.error().code == ErrorCode::no_process)
+            ::unlinkat(directory, name.c_str(), 0);
+    }
+}
+
+} // namespace
+
+Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Milliseconds timeout) {
+    const auto name = name_of({process.pid, process.start_time});
+    auto directory = open_directory(process.uid, true);
+    if (!directory) return failed(errno, "open", name);
+    remove_leftovers(directory.get());
+    const auto deadline = Clock::now() + timeout;
+    for (;;) {
+        auto file = LockedFile::open(directory.get(), name);
+        if (!file) return std::move(file).error();
+        const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+        if (auto locked = lock(*file, left, "another command is working on it"); !locked)
+            return std::move(locked).error();
+        const bool is_removed = !file->is_named(directory.get(), name.c_str());
+        if (!is_removed) return CheckpointRecord(std::move(directory), *std::move(file), name);
+    }
+}
+
+std::optional<std::vector<GpuNeed>> CheckpointRecord::read() const {
+    return parse(read_file(file_.get()));
+}
+
+bool CheckpointRecord::is_lost() const {
+    return read_file(file_.get()) == text_of({k_lost});
+}
+
+Result<void> CheckpointRecord::write(const std::vector<GpuNeed>& needs) const {
+    std::vector<std::string> lines;
+    lines.reserve(needs.size());
+    for (const auto& need : needs) lines.push_back(fmt::format("{} {}", need.uuid, need.bytes));
+    return write_text(text_of(lines));
+}
+
+Result<void> CheckpointRecord::write_lost() const {
+    return write_text(text_of({k_lost}));
+}
+
+Result<void> CheckpointRecord::write_text(const std::string& text) const {
+    if (::ftruncate(file_.get(), 0) != 0) return failed(errno, "ftruncate", name_);
+    const auto written = ::pwrite(file_.get(), text.data(), text.size(), 0);
+    if (written == static_cast<ssize_t>(text.size())) return {};
+    return failed(written < 0 ? errno : ENOSPC, "write", name_);
+}
+
+bool is_recorded_as_lost(const Process& process) {
+    const auto directory = open_directory(process.uid);
+    const auto name = name_of({process.pid, process.start_time});
+    const auto file = directory ? LockedFile::find(directory.get(), name.c_str()) : LockedFile();
+    return file && read_file(file.get()) == text_of({k_lost});
+}
+
+std::set<pid_t> recorded_processes() {
+    std::set<pid_t> pids;
+    const auto own = ::geteuid();
+    const auto tmp = open_tmp();
+    const auto found = tmp ? find_agent_directories(tmp.get()) : Result<AgentDirectories>(AgentDirectories());
+    if (!found) return pids;
+    for (const auto& [owner, directories] : found->names) {
+        if (own != 0 && own != owner) continue;
+        const auto directory = open_directory(owner);
+        const auto names = directory ? names_in(directory.get(), k_max_entries)
+                                     : Result<std::vector<std::string>>(std::vector<std::string>());
+        if (!names) continue;
+        for (const auto& name : *names)
+            if (name.ends_with(k_ending))
+                pids.insert(static_cast<pid_t>(std::strtol(name.c_str(), nullptr, 10)));
+    }
+    return pids;
+}
+
+void CheckpointRecord::remove() const {
+    ::unlinkat(directory_.get(), name_.c_str(), 0);
+}
+
+void CheckpointRecord::lock_gpus(const std::vector<std::string>& uuids) {
+    lines_.clear();
+    for (const auto& uuid : uuids)
+        if (auto line = peers::GpuLine::open(directory_.get(), uuid); line && line->lock())
+            lines_.push_back(*std::move(line));
+}
+
+Result<bool> CheckpointRecord::set_room_aside(
+    const std::vector<GpuNeed>& needs,
+    const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check) {
+    lines_.clear();
+    peers::BytesByGpu room;
+    for (const auto& need : needs) {
+        room[need.uuid] += need.bytes;
+        auto line = peers::GpuLine::open(directory_.get(), need.uuid);
+        if (line) lines_.push_back(*std::move(line)); // without a line there are no turns
+    }
+    std::vector<peers::GpuLine*> lines;
+    for (auto& line : lines_) lines.push_back(&line);
+    const auto of_others = peers::begin_counting(lines);
+    if (!of_others) return false;
+    const auto checked = check(*of_others);
+    return peers::end_counting(lines, *of_others,
+                               checked ? Result<peers::BytesByGpu>(std::move(room)) : checked.error());
+}
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What a command leaves for the next one about a process that the driver has checkpointed, since the driver
+// does not tell: how much memory of which GPU it needs to come back.
+
+#pragma once
+
+#include "base/locked_file.hpp"
+#include "base/units.hpp"
+#include "control/process_info.hpp"
+#include "peers/gpu_line.hpp"
+
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::control {
+
+/// Memory of one GPU.
+struct GpuNeed {
+    std::string uuid; ///< as NVML has it
+    Bytes bytes = 0;
+    friend bool operator==(const GpuNeed&, const GpuNeed&) = default;
+};
+
+/// The file /tmp/gpu-sleep-UID/PID-STARTTIME-NAMESPACE.checkpoint of the process's owner, whoever asks,
+/// locked while this lives: one command at a time is at work with a process. It stays while the process is
+/// checkpointed, and names the process beyond its end. The owner can change it, and hold its locks for ever.
+class CheckpointRecord {
+public:
+    /// Makes the file if it is missing. Errors: io_failed, timed_out (another command has it).
+    [[nodiscard]] static Result<CheckpointRecord> open(const Process& process, Milliseconds timeout);
+
+    /// What was written last; nothing if that is not known, or it is lost.
+    [[nodiscard]] std::optional<std::vector<GpuNeed>> read() const;
+    /// Errors: io_failed (what was there is gone).
+    [[nodiscard]] Result<void> write(const std::vector<GpuNeed>& needs) const;
+    /// A restore has found too little: the driver tries no other. Errors: io_failed.
+    [[nodiscard]] Result<void> write_lost() const;
+    [[nodiscard]] bool is_lost() const;
+    /// Removes the file: the process is awake.
+    void remove() const;
+
+    /// Sets aside what `needs` says, as the owner's agents do while they come back from deep sleeps
+    /// (peers::begin_counting()), until this dies. `check` looks, while nobody else counts, whether that is
+    /// free besides what others have set aside. False: somebody else is in the way, and may be done soon.
+    /// Errors: those of `check`.
+    [[nodiscard]] Result<bool>
+    set_room_aside(const std::vector<GpuNeed>& needs,
+                   const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check);
+    /// For a restore of which nobody knows whether there is room: takes the locks of these GPUs, as far as
+    /// they can be had, so that nobody counts on their memory until this dies.
+    void lock_gpus(const std::vector<std::string>& uuids);
+
+private:
+    CheckpointRecord(UniqueFd directory, LockedFile file, std::string name)
+        : directory_(std::move(directory)), file_(std::move(file)), name_(std::move(name)) {}
+    [[nodiscard]] Result<void> write_text(const std::string& text) const;
+
+    UniqueFd directory_;
+    LockedFile file_;
+    std::string name_;
+    std::vector<peers::GpuLine> lines_; ///< with room set aside
+};
+
+/// Whether its record says so. Waits for no command that is at work with it.
+[[nodiscard]] bool is_recorded_as_lost(const Process& process);
+
+/// The processes of this user, for root of all users, of which there is such a file; they may have ended
+/// since.
+[[nodiscard]] std::set<pid_t> recorded_processes();
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Find, ask agents, ask the driver.
+
+#include "control/dispatch.hpp"
+
+#include "control/driver_engine.hpp"
+#include "control/tasks.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+#include <variant>
+
+namespace gpu_sleep::control {
+namespace {
+
+constexpr Milliseconds k_patience{5'000}; ///< with questions that change nothing
+
+const model::SleepRequest* sleep_of(const Command& command) noexcept {
+    return std::get_if<model::SleepRequest>(&command.request);
+}
+
+const model::WakeRequest& wake_of(const Command& command) {
+    return std::get<model::WakeRequest>(command.request);
+}
+
+/// Whether the processes go together, as one operation: not so where it only looks, or gives back.
+bool is_joint(const Command& command) {
+    const auto* const sleep = sleep_of(command);
+    return sleep ? sleep->joint : wake_of(command).joint;
+}
+
+/// When all that go together must be ready; max() where only each has its limit.
+Clock::time_point end_of(const Command& command) {
+    if (const auto* sleep = sleep_of(command))
+        return sleep->bounds_all ? Clock::now() + sleep->timeout : Clock::time_point::max();
+    const auto& wake = wake_of(command);
+    return wake.bounds_all ? Clock::now() + wake.timeout + wake.wait : Clock::time_point::max();
+}
+
+Error has_agent(const Process& process) {
+    return make_error(ErrorCode::invalid_argument,
+                      "process {} has an agent, which puts it to sleep: leave out --engine driver",
+                      title(process));
+}
+
+/// Why the driver is not to wake the process, which stands so. Errors: invalid_argument.
+Result<void> check_wake_by_driver(const Command& command, const Process& process,
+                                  driver::CheckpointState state) {
+    const auto& wake = wake_of(command);
+    if (!wake.tags.empty() || !wake.order.empty())
+        return make_error(
+            ErrorCode::invalid_argument,
+            "process {} has no agent: the driver wakes all of it, and --tags and --order are for "
+            "those that have one",
+            title(process));
+    if (wake.make_room)
+        return make_error(ErrorCode::invalid_argument,
+                          "process {} has no agent, and --make-room is for those that have one",
+                          title(process));
+    if (state == driver::CheckpointState::running && !command.moves.empty())
+        return make_error(
+            ErrorCode::invalid_argument,
+            "process {} is awake: put it to sleep by gpu-sleep --engine driver, and then wake it "
+            "on another GPU",
+            title(process));
+    return {};
+}
+
+DriverRequest driver_request(const Command& command) {
+    if (const auto* sleep = sleep_of(command))
+        return {model::Operation::sleep, sleep->dry_run, sleep->timeout, {}, false};
+    const auto& wake = wake_of(command);
+    return {model::Operation::wake, wake.dry_run, wake.timeout, wake.wait, command.force, command.moves};
+}
+
+/// The error of tags that none of the processes has, so that somebody may have mistyped one; nothing if there
+/// is none.
+std::optional<Error> error_of_tags(const std::vector<Outcome>& outcomes) {
+    std::optional<Error> found;
+    std::size_t count = 0;
+    for (const auto& outcome : outcomes) {
+        const auto* const error = peers::error_of(outcome.answer);
+        if (!error || !is_passed_over(outcome)) return std::nullopt;
+        if (error->code != ErrorCode::unknown_tag || ++count > 1) continue;
+        found = *error;
+        found->message = fmt::format("{}: {}", title(outcome.process), error->message);
+    }
+    if (count > 1)
+        found->message = fmt::format("none of {} processes has all of these tags; {}", count, found->message);
+    return found;
+}
+
+} // namespace
+
+// ---- Finding
+
+Result<Dispatch> Dispatch::select(Command command, Finder finder) {
+    Dispatch dispatch(std::move(command), std::move(finder));
+    GPU_SLEEP_TRY(dispatch.find());
+    GPU_SLEEP_TRY(dispatch.plan_moves());
+    return dispatch;
+}
+
+Result<void> Dispatch::find() {
+    const auto& whom = command_.whom;
+    if (!whom.is_joint() && !whom.words.empty()) {
+        for (const auto& word : whom.words) GPU_SLEEP_TRY(find(word));
+        if (whom.words.size() > 1) disconnect(targets_);
+        return {};
+    }
+    const Search search{.user = whom.user, .takes_several = whom.takes_several};
+    auto found = !whom.group.empty() ? find_group(finder_, whom.group, search)
+                 : whom.tree         ? find_tree(finder_, whom.words.front(), search)
+                                     : find_all(finder_, whom.user);
+    if (!found) return std::move(found).error();
+    targets_ = *std::move(found);
+    return {};
+}
+
+Result<void> Dispatch::find(const std::string& word) {
+    const auto& whom = command_.whom;
+    const bool is_by_driver = command_.engine == Engine::driver;
+    Result<Targets> found = Targets{};
+    if (!is_by_driver)
+        found = find_targets(finder_, word, {.user = whom.user, .takes_several = whom.takes_several});
+    if (is_by_driver || (!found && found.error().code == ErrorCode::no_agent)) {
+        auto process = choose_driver(word, found);
+        if (process) {
+            const auto is_it = [&](const Process& each) { return each.pid == process->pid; };
+            if (std::none_of(without_agent_.begin(), without_agent_.end(), is_it))
+                without_agent_.push_back(*std::move(process));
+            return {};
+        }
+        found = std::move(process).error();
+    }
+    return add_found(finder_, whom.words, word, std::move(found), targets_);
+}
+
+/// The process that `word` names and the driver is to be asked about, because it has no agent. `found` is
+/// what looking for agents came to, if there was a look. Errors: why the driver is not asked.
+Result<Process> Dispatch::choose_driver(const std::string& word, const Result<Targets>& found) {
+    const auto engine = command_.engine;
+    const auto user = command_.whom.user;
+    auto process = find_process_without_agent(finder_, word, user);
+    if (!process && process.error().code == ErrorCode::no_process && engine == Engine::driver &&
+        !model::is_number(word)) {
+        const auto others = find_targets(finder_, word, {.user = user, .takes_several = true});
+        if (others && !others->reached.empty()) return has_agent(others->reached.front().process);
+    }
+    if (!process) return process;
+    if (engine == Engine::driver) {
+        auto socket = finder_.connect(*process);
+        if (!socket && socket.error().code == ErrorCode::no_agent) return process;
+        if (!socket && socket.error().code != ErrorCode::agent_unreachable) return std::move(socket).error();
+        return has_agent(*process);
+    }
+    if (engine == Engine::automatic) return process;
+    if (!sleep_of(command_)) {
+        const auto state = state_by_driver(*process);
+        if (!state) return state.error().code == ErrorCode::stopped ? state.error() : found.error();
+        GPU_SLEEP_TRY(check_wake_by_driver(command_, *process, *state));
+        return process;
+    }
+    auto error = found.error();
+    error.message += fmt::format(
+        "; or have the driver put it to sleep, slowly and as a whole: gpu-sleep {} --engine driver",
+        process->pid);
+    return error;
+}
+
+/// Has the request name the GPUs that the only process with an agent comes back to.
+Result<void> Dispatch::plan_moves() {
+    if (command_.moves.empty() || targets_.reached.empty()) return {};
+    std::vector<Target> asked;
+    for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
+    if (asked.size() + targets_.unreached.size() != 1)
+        return make_error(ErrorCode::invalid_argument, "--gpu is for one process, and these are {}",
+                          asked.size() + targets_.unreached.size());
+    const auto outcome =
+        std::move(ask_each(finder_, std::move(asked), model::StatusRequest(), k_patience).front());
+    if (const auto* const error = peers::error_of(outcome.answer)) return *error;
+    const auto gpus = driver::look_at_gpus();
+    if (!gpus)
+        return make_error(gpus.error().code, "cannot find out which GPUs there are ({})",
+                          gpus.error().message);
+    std::vector<GpuNeed> needs;
+    for (const auto& device : std::get<model::Report>(outcome.answer).devices)
+        if (!device.uuid.empty()) needs.push_back({device.uuid, 0}); // it looks for room itself
+    if (needs.empty())
+        return make_error(ErrorCode::invalid_argument, "--gpu: it is not known which GPU process {} was on",
+                          title(outcome.process));
+    auto pairs = plan_gpu_moves(command_.moves, *gpus, needs);
+    if (!pairs) return std::move(pairs).error();
+    std::get<model::WakeRequest>(command_.request).gpus = *std::move(pairs);
+    return {};
+}
+
+// ---- Asking
+
+std::vector<Loss> Dispatch::losses() {
+    const auto* const sleep = sleep_of(command_);
+    if (!sleep || sleep->dry_run || (sleep->level != model::Level::drop && sleep->discard.empty())) return {};
+    auto rehearsal = *sleep;
+    rehearsal.dry_run = true;
+    rehearsal.joint = false;
+    std::vector<Target> asked; // an agent waits for another request less long than a person thinks
+    for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
+    std::vector<Loss> losses;
+    for (const auto& outcome : ask_each(finder_, std::move(asked), rehearsal, k_patience)) {
+        const auto* const report = std::get_if<model::Report>(&outcome.answer);
+        if (!report || report->dropped_without_refill.empty()) continue;
+        const auto& tags = report->dropped_without_refill;
+        Bytes bytes = 0;
+        for (const auto& row : report->tags)
+            if (std::find(tags.begin(), tags.end(), row.tag) != tags.end()) bytes += row.bytes - row.dropped;
+        losses.push_back({outcome.process, bytes, tags});
+    }
+    return losses;
+}
+
+Result<std::vector<Outcome>> Dispatch::carry_out(Listener& listener, Interruptions& interruptions) {
+    auto outcomes =
+        is_joint(command_) ? ask_together(listener, interruptions) : ask_agents(listener, interruptions);
+    const auto* const sleep = sleep_of(command_);
+    const bool is_scheduled = sleep && sleep->only_if_idle; // it may find nothing each time
+    if (command_.whom.words.empty() && !is_joint(command_) && !is_scheduled)
+        if (auto error = error_of_tags(outcomes)) return *std::move(error);
+    if (command_.whom.is_for_all()) std::erase_if(outcomes, is_passed_over);
+    ask_driver(listener, interruptions, outcomes);
+    return outcomes;
+}
+
+std::vector<Outcome> Dispatch::ask_agents(Listener& listener, Interruptions& interruptions) {
+    const bool is_for_all = command_.whom.is_for_all();
+    std::vector<Outcome> unreached;
+    for (auto& [process, answer, asked, waited, by_driver, bytes] : targets_.unreached) {
+        unreached.push_back(outcome_of(command_.request, std::move(process), std::move(answer)));
+        if (!is_for_all || !is_passed_over(unreached.back())) listener.ended(unreached.back());
+    }
+    std::vector<Task> tasks;
+    for (auto& target : targets_.reached) tasks.push_back({std::move(target), command_.request});
+    auto outcomes =
+        control::carry_out(finder_, std::move(tasks), {.passes_over = is_for_all}, listener, interruptions);
+    std::move(unreached.begin(), unreached.end(), std::back_inserter(outcomes));
+    return outcomes;
+}
+
+std::vector<Outcome> Dispatch::ask_together(Listener& listener, Interruptions& interruptions) {
+    if (!targets_.unreached.empty()) {
+        auto outcomes = std::move(targets_.unreached);
+        for (auto& target : targets_.reached)
+            outcomes.push_back(outcome_of(
+                command_.request, std::move(target.process),
+                make_error(ErrorCode::cancelled, "it was not asked, because another cannot be reached")));
+        for (const auto& outcome : outcomes) listener.ended(outcome);
+        return outcomes;
+    }
+    std::vector<Process> members;
+    std::vector<Task> tasks;
+    for (auto& target : targets_.reached) {
+        members.push_back(target.process);
+        tasks.push_back({std::move(target), command_.request});
+    }
+    const peers::Joint joint{sleep_of(command_) != nullptr, end_of(command_),
+                             [&] { return check_members(members); }};
+    return control::carry_out(finder_, std::move(tasks), {.joint = &joint}, listener, interruptions);
+}
+
+/// A last look at those that go together, before any passes the point of no return. Errors: cancelled: there
+/// is one more by now, or one could not go on.
+Result<void> Dispatch::check_members(const std::vector<Process>& members) const {
+    const auto& whom = command_.whom;
+    Membership membership{{}, whom.group, whom.user};
+    for (const auto& member : members) {
+        if (finder_.proc().is_stopped(member))
+            return make_error(ErrorCode::cancelled, "process {} is stopped", title(member));
+        membership.roots.push_back(member.pid);
+    }
+    for (const auto& word : whom.words) {
+        if (!model::is_number(word)) continue;
+        if (const auto root = find_process(finder_, word, {})) membership.roots.push_back(root->pid);
+    }
+    const auto newcomer = find_newcomer(finder_, membership, members);
+    if (!newcomer) return newcomer.error();
+    if (!newcomer->has_value()) return {};
+    return make_error(
+        ErrorCode::cancelled,
+        "process {} belongs to them too, and has started to use the GPU in the meantime; try again",
+        title(**newcomer));
+}
+
+/// One process after another. An interruption is for the rest, too.
+void Dispatch::ask_driver(Listener& listener, Interruptions& interruptions, std::vector<Outcome>& outcomes) {
+    const auto request = driver_request(command_);
+    bool is_over = false;
+    for (auto& process : without_agent_) {
+        outcomes.push_back(is_over ? outcome_of(command_.request, std::move(process),
+                                                make_error(ErrorCode::cancelled, "it was not started"))
+                                   : run_by_driver(process, request, interruptions));
+        listener.ended(outcomes.back());
+        is_over = is_over || is_withdrawn(outcomes.back());
+    }
+}
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A sleep or a wake of whoever is selected, by their agents or by the driver, as a command asks for it.
+// Nothing is printed here: see Listener.
+
+#pragma once
+
+#include "control/gpu_moves.hpp"
+#include "control/listener.hpp"
+#include "control/selection.hpp"
+#include "control/targets.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::control {
+
+/// What puts a process to sleep.
+enum class Engine : std::uint8_t {
+    agent,
+    driver,    ///< its checkpoint of a process that has no agent
+    automatic, ///< the agent, or the driver if there is none
+};
+
+/// What is asked, and of whom.
+struct Command {
+    Selection whom{};
+    protocol::Request request{};   ///< a sleep or a wake; `joint` where the processes go together
+    Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
+    bool force = false;            ///< the driver restores also where it is not known whether there is room
+    std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
+};
+
+/// Contents that a sleep would drop, and that the program has not declared refillable.
+struct Loss {
+    Process process;
+    Bytes bytes = 0;
+    std::vector<std::string> tags;
+};
+
+/// A command for the processes that it has found. Not thread-safe.
+class Dispatch {
+public:
+    /// Finds them. Errors: those of find_each() and the like; invalid_argument, no_driver, driver_failed
+    /// (moves that cannot be); what the process to be moved answers.
+    [[nodiscard]] static Result<Dispatch> select(Command command, Finder finder = Finder());
+
+    /// What would be lost by it. Rehearses a sleep that may drop contents; who does not answer loses nothing.
+    [[nodiscard]] std::vector<Loss> losses();
+
+    /// Carries it out, once. Of processes that go together nobody is asked if one cannot be. The outcomes are
+    /// those that the listener has heard. Errors: unknown_tag (none of all processes has the tags).
+    [[nodiscard]] Result<std::vector<Outcome>> carry_out(Listener& listener, Interruptions& interruptions);
+
+private:
+    Dispatch(Command command, Finder finder) : command_(std::move(command)), finder_(std::move(finder)) {}
+
+    [[nodiscard]] Result<void> find();
+    [[nodiscard]] Result<void> find(const std::string& word);
+    [[nodiscard]] Result<Process> choose_driver(const std::string& word, const Result<Targets>& found);
+    [[nodiscard]] Result<void> plan_moves();
+    [[nodiscard]] std::vector<Outcome> ask_agents(Listener& listener, Interruptions& interruptions);
+    [[nodiscard]] std::vector<Outcome> ask_together(Listener& listener, Interruptions& interruptions);
+    [[nodiscard]] Result<void> check_members(const std::vector<Process>& members) const;
+    void ask_driver(Listener& listener, Interruptions& interruptions, std::vector<Outcome>& outcomes);
+
+    Command command_;
+    Finder finder_;
+    Targets targets_;
+    std::vector<Process> without_agent_; ///< whom the driver is asked about
+};
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The steps of a sleep and a wake by the driver, and how the process stands after each.
+
+#include "control/driver_engine.hpp"
+
+#include "base/small_file.hpp"
+#include "control/checkpoint_record.hpp"
+#include "driver/management.hpp"
+#include "model/unseen_libraries.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace gpu_sleep::control {
+namespace {
+
+using driver::Checkpoint;
+using driver::CheckpointState;
+using model::Operation;
+using model::State;
+
+/// What NVML says; nothing, and why, where it cannot be asked.
+struct Look {
+    std::vector<driver::Gpu> gpus;
+    std::string why_not;
+
+    Look() {
+        auto looked = driver::look_at_gpus();
+        if (looked)
+            gpus = *std::move(looked);
+        else
+            why_not = looked.error().message;
+    }
+    [[nodiscard]] const driver::Gpu* find(const std::string& uuid) const {
+        const auto found =
+            std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
+        return found == gpus.end() ? nullptr : &*found;
+    }
+};
+
+/// What `pid` has of each GPU, where NVML tells.
+std::vector<GpuNeed> used_by(pid_t pid, const Look& look) {
+    std::vector<GpuNeed> used;
+    for (const auto& gpu : look.gpus)
+        for (const auto& process : gpu.processes)
+            if (process.pid == pid && process.bytes) used.push_back({gpu.uuid, *process.bytes});
+    return used;
+}
+
+/// What a restore takes of each GPU, by what its checkpoint has made free. It is looked for on the GPUs that
+/// the process was known to use. Where NVML numbers processes in another way than this command it knows of
+/// none, and all are looked at. Others may come and go meanwhile, so that the larger figure counts.
+std::vector<GpuNeed> needs_of(const std::vector<GpuNeed>& used, const Look& before, const Look& after) {
+    constexpr Bytes k_noise = 16 * k_mib;
+    std::vector<GpuNeed> needs;
+    for (const auto& gpu : after.gpus) {
+        const auto known =
+            std::find_if(used.begin(), used.end(), [&](const auto& use) { return use.uuid == gpu.uuid; });
+        const auto* const earlier = before.find(gpu.uuid);
+        const Bytes more = earlier && gpu.free > earlier->free ? gpu.free - earlier->free : 0;
+        if (known != used.end())
+            needs.push_back({gpu.uuid, more >= known->bytes ? more : known->bytes + driver::k_not_counted});
+        else if (used.empty() && more > k_noise)
+            needs.push_back({gpu.uuid, more});
+    }
+    return needs;
+}
+
+/// Who asks the driver about a stopped process waits until that goes on. Errors: timed_out.
+Result<void> check_not_stopped(const Process& process) {
+    if (!ProcFs().is_stopped(process)) return {};
+    return make_error(ErrorCode::stopped, "process {} is stopped, and does not answer the driver",
+                      title(process));
+}
+
+/// The operation on one process.
+class Run {
+public:
+    Run(const Process& process, const DriverRequest& request, Interruptions& interruptions)
+        : process_(process), request_(request), interruptions_(interruptions) {}
+
+    Answer answer() {
+        if (::geteuid() != 0 && ::geteuid() != process_.uid)
+            return make_error(ErrorCode::not_permitted,
+                              "it belongs to {}: only its owner and root may control it",
+                              user_name(process_.uid));
+        if (auto answers = check_not_stopped(process_); !answers) return std::move(answers).error();
+        auto loaded = Checkpoint::load();
+        if (!loaded) return std::move(loaded).error();
+        checkpoint_ = *loaded;
+        auto record = CheckpointRecord::open(process_, request_.timeout);
+        if (!record) return std::move(record).error();
+        record_ = *std::move(record);
+        auto answer = begin();
+        const auto state = stands();
+        if (state != CheckpointState::locked && state != CheckpointState::checkpointed) record_->remove();
+        return answer;
+    }
+
+private:
+    Answer begin() {
+        const auto state = checkpoint_->state(process_.pid);
+        if (!state) return state.error();
+        if (*state == CheckpointState::failed) return failure(is_failed(), State::asleep);
+        if (*state == CheckpointState::checkpointed && record_->is_lost())
+            return failure(is_lost("an earlier restore found too little GPU memory"), State::asleep);
+        return request_.operation == Operation::sleep ? sleep(*state) : wake(*state);
+    }
+
+    // ---- Sleeping
+
+    Answer sleep(CheckpointState state) {
+        const Look before;
+        const auto used = used_by(process_.pid, before);
+        if (state == CheckpointState::checkpointed) return report(State::asleep, false, {}, before, before);
+        if (const auto mappings = read_small_file(fmt::format("/proc/{}/maps", process_.pid)))
+            if (const auto why = model::why_not_restored(model::unseen_libraries(*mappings)); !why.empty())
+                return make_error(ErrorCode::driver_failed, "{}", why);
+        if (request_.dry_run) return report(State::awake, true, used, before, before);
+        // Locked by a command that was killed it may still be at work: the lock waits for that.
+        if (state == CheckpointState::locked)
+            if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
+                return failure(std::move(unlocked).error(), standing());
+        if (auto locked = lock(); !locked) return failure(std::move(locked).error(), standing());
+        times_.drain = seconds_since(begin_);
+        if (is_interrupted()) return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
+        // Before the checkpoint, so that it is there whenever this command ends.
+        if (!used.empty())
+            if (auto written = record_->write(needs_of(used, before, before)); !written)
+                return undo(std::move(written).error());
+        const auto copying = Clock::now();
+        if (auto done = checkpoint_->checkpoint(process_.pid); !done) return undo(std::move(done).error());
+        times_.transfer = seconds_since(copying);
+        const Look after;
+        const auto needs = needs_of(used, before, after);
+        std::string note;
+        if (auto written = record_->write(needs); !written && !needs.empty())
+            note = "what it needs to wake could not be recorded: " + written.error().message;
+        auto answer = report(State::asleep, true, needs, before, after);
+        if (!note.empty()) std::get<model::Report>(answer).notes.push_back(note);
+        return answer;
+    }
+
+    Result<void> lock() {
+        auto locked = checkpoint_->lock(process_.pid, request_.timeout);
+        if (!locked && locked.error().code == ErrorCode::timed_out)
+            locked.error().message = fmt::format("its GPU work did not finish within {} ms ({})",
+                                                 request_.timeout.count(), locked.error().message);
+        return locked;
+    }
+
+    /// Takes the lock back after `error`.
+    Answer undo(Error error) {
+        const auto state = stands();
+        if (state == CheckpointState::locked) {
+            if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
+                error.message += fmt::format("; and it stays locked: {}", unlocked.error().message);
+        }
+        return failure(std::move(error), standing());
+    }
+
+    // ---- Waking
+
+    Answer wake(CheckpointState state) {
+        const Look before;
+        if (state == CheckpointState::running) return report(State::awake, false, {}, before, before);
+        auto needs = record_->read();
+        const bool restores = state == CheckpointState::checkpointed;
+        auto moves = plan_moves(restores, needs.value_or(std::vector<GpuNeed>{}), before);
+        if (!moves) return failure(std::move(moves).error(), State::asleep);
+        if (needs) needs = moved(*std::move(needs), *moves);
+        if (request_.dry_run)
+            return report(State::asleep, true, needs.value_or(std::vector<GpuNeed>{}), before, before);
+        if (restores) {
+            // Before the look for room, after which others may take it.
+            if (auto ready = initialise(before); !ready)
+                return failure(std::move(ready).error(), State::asleep);
+            if (auto room = wait_for_room(needs); !room)
+                return failure(std::move(room).error(), State::asleep);
+            if (auto restored = restore(*moves); !restored)
+                return failure(std::move(restored).error(), standing());
+        }
+        times_.transfer = seconds_since(begin_);
+        if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
+            return failure(std::move(unlocked).error(), standing());
+        auto answer = report(State::awake, true,
+                             restores ? needs.value_or(std::vector<GpuNeed>{}) : std::vector<GpuNeed>{},
+                             before, Look());
+        if (!restores)
+            std::get<model::Report>(answer).notes.emplace_back(
+                "a command that ended too early had left it locked, with all of its memory on the GPU");
+        return answer;
+    }
+
+    /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
+    Result<std::vector<GpuPair>> plan_moves(bool restores, const std::vector<GpuNeed>& needs,
+                                            const Look& look) {
+        if (request_.moves.empty()) return std::vector<GpuPair>{};
+        if (!restores)
+            return make_error(ErrorCode::invalid_argument, "it is locked but not checkpointed, so nothing of "
+                                                           "it can move: gpu-wake without --gpu unlocks it");
+        if (!look.why_not.empty())
+            return make_error(ErrorCode::driver_failed, "cannot find out which GPUs there are ({})",
+                              look.why_not);
+        return plan_gpu_moves(request_.moves, look.gpus, needs);
+    }
+
+    Result<void> initialise(const Look& look) {
+        const bool is_persistent =
+            !look.gpus.empty() && std::all_of(look.gpus.begin(), look.gpus.end(),
+                                              [](const auto& gpu) { return gpu.is_persistent; });
+        return is_persistent ? Result<void>() : checkpoint_->initialise();
+    }
+
+    Result<void> restore(const std::vector<GpuPair>& moves) {
+        auto restored = checkpoint_->restore(process_.pid, moves);
+        if (restored) return restored;
+        auto error = std::move(restored).error();
+        if (error.code == ErrorCode::out_of_device_memory) {
+            auto lost = is_lost(error.message);
+            if (auto noted = record_->write_lost(); !noted)
+                lost.message += "; that could not be noted: " + noted.error().message;
+            return lost;
+        }
+        error.message += error.code == ErrorCode::invalid_argument
+                             ? "; gpu-wake without --gpu brings it back to where it was"
+                             : "; if an earlier restore found too little memory, it is lost: end it then";
+        return error;
+    }
+
+    /// Waits for as long as asked until there is room for all, and sets that aside. A restore that finds too
+    /// little ends the process.
+    Result<void> wait_for_room(const std::optional<std::vector<GpuNeed>>& needs) {
+        if (request_.force) {
+            record_->lock_gpus(uuids_of(needs.value_or(std::vector<GpuNeed>())));
+            return {};
+        }
+        if (!needs || needs->empty())
+            return make_error(
+                ErrorCode::driver_failed,
+                "how much GPU memory it needs is not known, and a restore that finds too little cannot be "
+                "undone; make sure that there is enough, then use gpu-wake --force");
+        constexpr Milliseconds k_look_again{100};
+        const auto deadline = Clock::now() + request_.wait;
+        for (;;) {
+            const auto is_set_aside = record_->set_room_aside(
+                *needs, [&](const peers::BytesByGpu& of_others) { return check_room(*needs, of_others); });
+            if (is_set_aside && *is_set_aside) return {};
+            if (Clock::now() >= deadline + (is_set_aside ? request_.timeout : Milliseconds(0)))
+                return is_set_aside ? is_taken() : is_set_aside.error();
+            if (is_interrupted()) return make_error(ErrorCode::cancelled, "the command was interrupted");
+            std::this_thread::sleep_for(k_look_again);
+        }
+    }
+
+    /// Those of `needs`; all GPUs where these are not known.
+    static std::vector<std::string> uuids_of(const std::vector<GpuNeed>& needs) {
+        const auto all = needs.empty() ? Look().gpus : std::vector<driver::Gpu>();
+        std::vector<std::string> uuids;
+        uuids.reserve(needs.size() + all.size());
+        for (const auto& need : needs) uuids.push_back(need.uuid);
+        for (const auto& gpu : all) uuids.push_back(gpu.uuid);
+        return uuids;
+    }
+
+    static Error is_taken() {
+        return make_error(ErrorCode::out_of_device_memory,
+                          "another process is waking on the same GPU, and was not done in time");
+    }
+
+    static Result<void> check_room(const std::vector<GpuNeed>& needs, const peers::BytesByGpu& of_others) {
+        const Look look;
+        if (!look.why_not.empty())
+            return make_error(ErrorCode::driver_failed,
+                              "cannot find out whether the GPU has room ({}); make sure that there is "
+                              "enough, then use gpu-wake --force",
+                              look.why_not);
+        for (const auto& need : needs) {
+            const auto* const gpu = look.find(need.uuid);
+            if (!gpu)
+                return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there",
+                                  need.uuid);
+            const auto free = peers::free_besides(of_others, need.uuid, gpu->free);
+            if (free < need.bytes)
+                return make_error(
+                    ErrorCode::out_of_device_memory,
+                    "it needs {} on GPU {}, {} free; gpu-wake --force tries anyway, and may lose it",
+                    format_bytes(need.bytes), gpu->index, format_bytes(free));
+        }
+        return {};
+    }
+
+    // ---- What is said
+
+    [[nodiscard]] std::optional<CheckpointState> stands() const {
+        const auto state = checkpoint_->state(process_.pid);
+        return state ? std::optional(*state) : std::nullopt;
+    }
+    [[nodiscard]] State standing() const {
+        return stands() == CheckpointState::running ? State::awake : State::asleep;
+    }
+
+    static Error is_failed() {
+        return make_error(ErrorCode::context_lost,
+                          "the driver failed partway: its calls to the driver never return; end it");
+    }
+
+    static Error is_lost(std::string_view why) {
+        return make_error(
+            ErrorCode::context_lost,
+            "{}; the driver restores no process a second time: it is lost, and what it had on the "
+            "GPU cannot be saved; end it",
+            why);
+    }
+
+    /// `error`, and how the process stands after it.
+    [[nodiscard]] Answer failure(Error error, State state) const {
+        const auto now = stands();
+        if (!now && !request_.dry_run)
+            return error; // it has ended, most likely: `error` says so, or what came before it
+        if (now == CheckpointState::failed && error.code != ErrorCode::context_lost)
+            error.message += fmt::format("; {}", is_failed().message);
+        else if (now == CheckpointState::running)
+            error.message += "; it is awake as before";
+        else if (now == CheckpointState::locked)
+            error.message += "; it is locked: gpu-wake unlocks it";
+        return model::Failure{std::move(error), state};
+    }
+
+    [[nodiscard]] Answer report(State state, bool changed, const std::vector<GpuNeed>& moved,
+                                const Look& before, const Look& after) const {
+        model::Report report;
+        report.operation = request_.operation;
+        report.dry_run = request_.dry_run;
+        report.changed = changed && !request_.dry_run;
+        report.pid = process_.inner_pid;
+        report.state = state;
+        report.times = times_;
+        report.times.total = seconds_since(begin_);
+        for (const auto& [uuid, bytes] : moved) {
+            const auto* const then = before.find(uuid);
+            const auto* const now = after.find(uuid);
+            if (!then || !now) continue;
+            report.devices.push_back(
+                {now->index, now->name, bytes, bytes, 0, then->free, now->free, now->total});
+            report.devices.back().uuid = uuid;
+            report.host_bytes += state == State::asleep ? bytes : 0;
+        }
+        if (changed && !after.why_not.empty())
+            report.notes.push_back("how much memory this concerns is not known: " + after.why_not);
+        return report;
+    }
+
+    [[nodiscard]] bool is_interrupted() { return interruptions_.has_come(); }
+
+    const Process& process_;
+    const DriverRequest& request_;
+    Interruptions& interruptions_;
+    std::optional<Checkpoint> checkpoint_;
+    std::optional<CheckpointRecord> record_;
+    model::PhaseTimes times_;
+    const Clock::time_point begin_ = Clock::now();
+};
+
+/// What the agent has done stays: it is asleep, though not deeply. So no time has run out for it.
+Error not_deeply(Error error, std::string_view step) {
+    if (error.code != ErrorCode::not_permitted && error.code != ErrorCode::no_driver)
+        error.code = ErrorCode::driver_failed;
+    error.message = fmt::format("it is asleep, but not deeply: {}: {}", step, error.message);
+    return error;
+}
+
+Result<void> lock(const Result<Checkpoint>& loaded, pid_t pid, Milliseconds timeout) {
+    if (!loaded) return not_deeply(loaded.error(), "the driver cannot be asked");
+    auto locked = loaded->lock(pid, timeout);
+    if (!locked) return not_deeply(std::move(locked).error(), "the driver did not lock it");
+    return {};
+}
+
+/// Unlocks it where it fails.
+Result<void> checkpoint(const Checkpoint& driver, pid_t pid) {
+    auto done = driver.checkpoint(pid);
+    if (done) return done;
+    auto error = not_deeply(std::move(done).error(), "the driver did not checkpoint it");
+    const auto state = driver.state(pid);
+    if (state && *state == CheckpointState::failed)
+        return make_error(ErrorCode::context_lost,
+                          "the driver could not checkpoint it, and its calls never return: gpu-sleep "
+                          "--store file --dir DIR --keep-files saves what is kept of it, then end it");
+    if (auto unlocked = driver.unlock(pid); !unlocked)
+        error.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
+    return error;
+}
+
+} // namespace
+
+Outcome run_by_driver(const Process& process, const DriverRequest& request, Interruptions& interruptions) {
+    return {process, Run(process, request, interruptions).answer(), request.operation,
+            request.wait.count() > 0, true};
+}
+
+DeepLocker::DeepLocker() : loaded_(std::async(std::launch::async, [] { return Checkpoint::load(); })) {}
+
+std::vector<std::function<Result<void>()>> DeepLocker::steps(const Process& process,
+                                                             Milliseconds timeout) const {
+    return {[loaded = loaded_, pid = process.pid, timeout] { return lock(loaded.get(), pid, timeout); },
+            [loaded = loaded_, pid = process.pid] { return checkpoint(*loaded.get(), pid); }};
+}
+
+Result<driver::CheckpointState> state_by_driver(const Process& process) {
+    if (auto answers = check_not_stopped(process); !answers) return std::move(answers).error();
+    auto loaded = Checkpoint::load();
+    if (!loaded) return std::move(loaded).error();
+    return loaded->state(process.pid);
+}
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Looking for sockets, and telling the right one from leftovers and impostors.
+
+#include "control/find.hpp"
+
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <tuple>
+
+namespace gpu_sleep::control {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Sockets of one pid in the directories of one user: of its process, and of those that were killed and had
+/// the same number.
+constexpr std::size_t k_max_candidates = 16;
+
+/// A part of the agent's file name.
+constexpr std::string_view k_agent_library = "gpu-sleep-agent";
+
+/// Opens /tmp beneath `root`: no link in another's file tree may lead out of it. Where the kernel, or a
+/// container's filter, does not know openat2, no link is followed at all.
+UniqueFd open_tmp(int root) {
+    open_how how{};
+    how.flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+    how.resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS;
+    const auto opened = ::syscall(SYS_openat2, root, "tmp", &how, sizeof(how));
+    if (opened >= 0) return UniqueFd(static_cast<int>(opened));
+    if (errno != ENOSYS && errno != EPERM) return UniqueFd();
+    return UniqueFd(::openat(root, "tmp", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+
+/// Connects to the socket `name` in `directory`, by a path short enough for a socket address. Returns an
+/// errno or 0.
+int connect_in(int directory, const std::string& name, UniqueFd& socket) {
+    const auto path = fmt::format("/proc/self/fd/{}/{}", directory, name);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof(address.sun_path)) return ENAMETOOLONG;
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    socket.reset(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket) return errno;
+    while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
+        if (errno != EINTR) return errno;
+    return 0;
+}
+
+/// Whether `process` itself listens at the other end. The kernel says so, and nobody can pretend.
+bool is_peer(int socket, const Process& process) {
+    ucred peer{};
+    socklen_t length = sizeof(peer);
+    return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid == process.pid &&
+           peer.uid == process.uid;
+}
+
+Error not_permitted(const Process& process) {
+    return make_error(ErrorCode::not_permitted,
+                      "process {} belongs to {}: only its owner and root may control it", title(process),
+                      user_name(process.uid));
+}
+
+Error has_ended(const Process& process) {
+    return make_error(ErrorCode::no_process, "process {} has ended", title(process));
+}
+
+} // namespace
+
+Result<std::vector<UniqueFd>> Finder::open_roots(const Process& process,
+                                                 const std::optional<fs::path>& listener) const {
+    constexpr int k_flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
+    std::vector<UniqueFd> roots;
+    int reason = 0;
+    const auto add = [&](const fs::path& path) {
+        UniqueFd root(::open(path.c_str(), k_flags));
+        if (root)
+            roots.push_back(std::move(root));
+        else
+            reason = errno;
+    };
+    if (listener) add(*listener / "root");
+    add(proc_.directory(process.pid) / "root");
+    if (roots.empty() && reason == ENOENT)
+        for (const auto& thread : proc_.threads(process.pid))
+            if (roots.empty()) add(thread / "root");
+    if (!roots.empty()) return roots;
+    if (lacks_descriptors(reason)) return lack_of_descriptors(reason);
+    const bool is_forbidden = reason == EACCES || reason == EPERM;
+    if (is_forbidden && process.uid != ::geteuid()) return not_permitted(process);
+    if (!is_forbidden) return has_ended(process);
+    add(plain_root_);
+    if (roots.empty()) return errno_error(ErrorCode::io_failed, reason, "open", plain_root_.string());
+    return roots;
+}
+
+Result<Finder::Tmp*> Finder::look_into(int tmp) {
+    struct stat status {};
+    if (::fstat(tmp, &status) != 0) return errno_error(ErrorCode::io_failed, errno, "fstat", "/tmp");
+    const std::pair place(status.st_dev, status.st_ino);
+    if (const auto known = known_.find(place); known != known_.end()) return &known->second;
+    auto directories = find_agent_directories(tmp);
+    if (!directories && lacks_descriptors(directories.error().driver_status))
+        return lack_of_descriptors(directories.error().driver_status);
+    if (!directories) return std::move(directories).error();
+    return &(known_[place] = Tmp{*std::move(directories), {}});
+}
+
+Result<std::vector<Finder::Candidate>> Finder::read_candidates(uid_t owner, int tmp, const Tmp& seen) {
+    std::vector<Candidate> all;
+    std::vector<std::string> directories;
+    if (const auto named = seen.directories.names.find(owner); named != seen.directories.names.end())
+        directories = named->second;
+    if (!seen.directories.is_whole) // the look ended before it, perhaps: the commonest is known
+        directories.push_back(fs::path(agent_directory(owner)).filename());
+    auto left = k_max_entries;
+    for (const auto& directory : directories) {
+        const auto opened = open_private_directory(tmp, directory, owner);
+        if (!opened && lacks_descriptors(errno)) return lack_of_descriptors(errno);
+        if (!opened) continue;
+        const auto names = names_in(opened.get(), left);
+        if (!names && lacks_descriptors(names.error().driver_status))
+            return lack_of_descriptors(names.error().driver_status);
+        if (!names) continue;
+        for (const auto& name : *names)
+            if (const auto identity = parse_agent_socket_name(name))
+                all.push_back({directory, name, *identity});
+        left -= names->size();
+    }
+    return all;
+}
+
+Result<std::vector<Finder::Candidate>> Finder::candidates_for(const Process& process, int tmp, Tmp& seen) {
+    auto known = seen.candidates.find(process.uid);
+    if (known == seen.candidates.end()) {
+        auto read = read_candidates(process.uid, tmp, seen);
+        if (!read) return read;
+        known = seen.candidates.emplace(process.uid, *std::move(read)).first;
+    }
+    std::vector<Candidate> its;
+    std::copy_if(known->second.begin(), known->second.end(), std::back_inserter(its),
+                 [&](const Candidate& each) { return each.identity.pid == process.inner_pid; });
+    std::stable_partition(its.begin(), its.end(), [&](const Candidate& each) {
+        return each.identity.start_time == process.start_time;
+    });
+    if (its.size() > k_max_candidates) its.resize(k_max_candidates);
+    return its;
+}
+
+Result<UniqueFd> Finder::connect_beneath(int root, const Process& process, std::string& reason) {
+    const auto tmp = open_tmp(root);
+    if (!tmp && lacks_descriptors(errno)) return lack_of_descriptors(errno);
+    reason = "its /tmp cannot be read";
+    if (!tmp) return UniqueFd();
+    const auto seen = look_into(tmp.get());
+    if (!seen && lacks_descriptors(seen.error().driver_status)) return seen.error();
+    if (!seen) return UniqueFd();
+    reason = (*seen)->directories.is_whole ? "it has no socket in /tmp" : "too many files lie in its /tmp";
+    const auto candidates = candidates_for(process, tmp.get(), **seen);
+    if (!candidates) return candidates.error();
+    const bool same_clock = proc_.shares_time_namespace(process.pid);
+    for (const auto& candidate : *candidates) {
+        const auto directory = open_private_directory(tmp.get(), candidate.directory, process.uid);
+        if (!directory && lacks_descriptors(errno)) return lack_of_descriptors(errno);
+        if (!directory) continue;
+        const bool is_leftover = same_clock && candidate.identity.start_time != process.start_time;
+        UniqueFd socket;
+        const int failure = connect_in(directory.get(), candidate.name, socket);
+        if (is_leftover && failure == ECONNREFUSED) ::unlinkat(directory.get(), candidate.name.c_str(), 0);
+        if (is_leftover) continue;
+        if (failure == 0 && is_peer(socket.get(), process)) return socket;
+        if (failure == EACCES || failure == EPERM) return not_permitted(process);
+        if (lacks_descriptors(failure)) return lack_of_descriptors(failure);
+        if (failure == EAGAIN)
+            return make_error(ErrorCode::timed_out, "process {} does not accept connections", title(process));
+        reason = failure == 0 ? "its socket belongs to another process" : "nobody listens on its socket";
+    }
+    return UniqueFd();
+}
+
+Error Finder::unreached(const Process& process, const std::optional<std::string>& listener,
+                        const std::string& reason) const {
+    const auto who = title(process);
+    if (!listener && proc_.has_mapped(process.pid, k_agent_library))
+        return make_error(ErrorCode::no_agent, "the agent in process {} has not started", who);
+    if (!listener)
+        return make_error(ErrorCode::no_agent,
+                          "there is no agent in process {}: start the program with gpu-run", who);
+    // Who ends takes its socket away first.
+    const auto now = proc_.find_thread(process.pid, k_control_thread);
+    if (!now || now->second == k_control_thread_ending || !proc_.is_running(process))
+        return has_ended(process);
+    return make_error(ErrorCode::agent_unreachable,
+                      "the agent in process {} cannot be reached: {}; within seconds it makes a new one, or "
+                      "says on the program's standard error why it cannot",
+                      who, reason);
+}
+
+Result<UniqueFd> Finder::connect(const Process& process) {
+    std::optional<fs::path> thread;
+    std::optional<std::string> name;
+    if (auto listener = proc_.find_thread(process.pid, k_control_thread))
+        std::tie(thread, name) = *std::move(listener);
+    const auto roots = open_roots(process, thread);
+    if (!roots) return roots.error();
+    std::string reason;
+    for (const auto& root : *roots) {
+        std::string why_not;
+        auto socket = connect_beneath(root.get(), process, why_not);
+        if (!socket || *socket) return socket;
+        if (reason.empty()) reason = std::move(why_not); // where it should be
+    }
+    return unreached(process, name, reason);
+}
+
+Result<UniqueFd> Finder::directory_of(const Process& process) {
+    const auto listener = proc_.find_thread(process.pid, k_control_thread);
+    const auto roots = open_roots(process, listener ? std::optional(listener->first) : std::nullopt);
+    if (!roots) return roots.error();
+    for (const auto& root : *roots) {
+        const auto tmp = open_tmp(root.get());
+        const auto seen = tmp ? look_into(tmp.get()) : Result<Tmp*>(nullptr);
+        if (!seen) return seen.error();
+        if (!*seen) continue;
+        const auto candidates = candidates_for(process, tmp.get(), **seen);
+        if (!candidates) return candidates.error();
+        if (candidates->empty()) continue;
+        auto directory = open_private_directory(tmp.get(), candidates->front().directory, process.uid);
+        if (directory) return directory;
+    }
+    return make_error(ErrorCode::no_agent, "process {} has no socket in /tmp", title(process));
+}
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Completing moves to a list in which every GPU has one place.
+
+#include "control/gpu_moves.hpp"
+
+#include "model/model.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+
+namespace gpu_sleep::control {
+namespace {
+
+using driver::Gpu;
+
+/// The place of the GPU of this number or uuid in `gpus`. Errors: invalid_argument.
+Result<std::size_t> find_gpu(const std::string& word, const std::vector<Gpu>& gpus) {
+    const auto is_meant = [&](const Gpu& gpu) {
+        return model::is_number(word) ? std::to_string(gpu.index) == word : gpu.uuid == word;
+    };
+    const auto found = std::find_if(gpus.begin(), gpus.end(), is_meant);
+    if (found != gpus.end()) return static_cast<std::size_t>(found - gpus.begin());
+    return make_error(ErrorCode::invalid_argument,
+                      "--gpu: there is no GPU '{}'; nvidia-smi -L lists their numbers and uuids", word);
+}
+
+/// For each GPU, which takes its place; nothing where nobody has said.
+using Places = std::vector<std::optional<std::size_t>>;
+
+/// Errors: invalid_argument.
+Result<Places> places_of(const std::vector<GpuMove>& moves, const std::vector<Gpu>& gpus) {
+    Places places(gpus.size());
+    std::vector<bool> is_taken(gpus.size());
+    for (const auto& move : moves) {
+        const auto from = find_gpu(move.from, gpus);
+        if (!from) return from.error();
+        const auto to = find_gpu(move.to, gpus);
+        if (!to) return to.error();
+        if (places[*from] || is_taken[*to])
+            return make_error(ErrorCode::invalid_argument, "--gpu: GPU {} is named twice on the same side",
+                              gpus[places[*from] ? *from : *to].index);
+        const auto& source = gpus[*from];
+        const auto& target = gpus[*to];
+        if (source.name != target.name || source.total != target.total)
+            return make_error(
+                ErrorCode::invalid_argument,
+                "--gpu: the driver restores on a GPU of the same kind: GPU {} is {} with {}, GPU {} "
+                "is {} with {}",
+                source.index, source.name, format_bytes(source.total), target.index, target.name,
+                format_bytes(target.total));
+        places[*from] = *to;
+        is_taken[*to] = true;
+    }
+    return places;
+}
+
+/// Gives each GPU that has no place the one that is left: its own, or the one that the chain of moves which
+/// ends there has begun at.
+void complete(Places& places) {
+    for (std::size_t gpu = 0; gpu < places.size(); ++gpu) {
+        if (places[gpu]) continue;
+        std::size_t place = gpu;
+        const auto comes_from = [&](std::size_t to) {
+            return std::find(places.begin(), places.end(), std::optional(to));
+        };
+        for (auto from = comes_from(place); from != places.end(); from = comes_from(place))
+            place = static_cast<std::size_t>(from - places.begin());
+        places[gpu] = place;
+    }
+}
+
+/// Whether what was typed goes with what the process has. Errors: invalid_argument.
+Result<void> check_needs(const Places& typed, const Places& places, const std::vector<Gpu>& gpus,
+                         const std::vector<GpuNeed>& needs) {
+    if (needs.empty()) return {};
+    const auto is_needed = [&](std::size_t gpu) {
+        return std::any_of(needs.begin(), needs.end(),
+                           [&](const GpuNeed& need) { return need.uuid == gpus[gpu].uuid; });
+    };
+    for (std::size_t i = 0; i < gpus.size(); ++i)
+        if (typed[i] && !is_needed(i))
+            return make_error(ErrorCode::invalid_argument, "--gpu: it had nothing on GPU {}", gpus[i].index);
+    for (std::size_t i = 0; i < gpus.size(); ++i)
+        if (!typed[i] && is_needed(i) && places[i] != i)
+            return make_error(ErrorCode::invalid_argument,
+                              "--gpu: it also had memory on GPU {}: say where that goes, too", gpus[i].index);
+    return {};
+}
+
+} // namespace
+
+Result<GpuMove> parse_gpu_move(const std::string& text) {
+    const auto equals = text.find('=');
+    const bool is_whole = equals != std::string::npos && equals != 0 && equals + 1 != text.size() &&
+                          text.find('=', equals + 1) == std::string::npos;
+    if (is_whole) return GpuMove{text.substr(0, equals), text.substr(equals + 1)};
+    return make_error(ErrorCode::invalid_argument,
+                      "'{}' is not FROM=TO, two GPUs by their numbers or uuids, such as 0=1", text);
+}
+
+Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves, const std::vector<Gpu>& gpus,
+                                            const std::vector<GpuNeed>& needs) {
+    const auto typed = places_of(moves, gpus);
+    if (!typed) return typed.error();
+    auto places = *typed;
+    complete(places);
+    GPU_SLEEP_TRY(check_needs(*typed, places, gpus, needs));
+    std::vector<GpuPair> pairs;
+    for (std::size_t i = 0; i < gpus.size(); ++i) pairs.push_back({gpus[i].uuid, gpus[*places[i]].uuid});
+    return pairs;
+}
+
+std::vector<GpuNeed> moved(std::vector<GpuNeed> needs, const std::vector<GpuPair>& pairs) {
+    for (auto& need : needs) need.uuid = place_of(need.uuid, pairs);
+    return needs;
+}
+
+} // namespace gpu_sleep::control

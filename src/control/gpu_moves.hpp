@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Which GPU takes the place of which when the driver restores a process: from what was typed to the list that
+// the driver wants.
+
+#pragma once
+
+#include "control/checkpoint_record.hpp"
+#include "driver/checkpoint.hpp"
+#include "driver/management.hpp"
+
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::control {
+
+/// FROM=TO as typed: each a number of NVML's or a uuid.
+struct GpuMove {
+    std::string from;
+    std::string to;
+};
+
+/// Reads "FROM=TO". Errors: invalid_argument.
+[[nodiscard]] Result<GpuMove> parse_gpu_move(const std::string& text);
+
+/// The list that the driver takes: all `gpus`, each once on each side. One that has to give its place and was
+/// given none gets that of the last that moves in its chain; nothing of the process may be on it. `needs` is
+/// what the process needs of which GPU; where it is not known, `gpus` alone is looked at. Errors:
+/// invalid_argument (no such GPU; twice the same; not of the same kind; FROM has nothing of the process, or
+/// TO has something that would have to go elsewhere).
+[[nodiscard]] Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves,
+                                                          const std::vector<driver::Gpu>& gpus,
+                                                          const std::vector<GpuNeed>& needs);
+
+/// `needs` where `pairs` puts them.
+[[nodiscard]] std::vector<GpuNeed> moved(std::vector<GpuNeed> needs, const std::vector<GpuPair>& pairs);
+
+} // namespace gpu_sleep::control

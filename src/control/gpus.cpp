@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Asking NVML, and agents in its place; by NVML's pids, and by UUIDs.
+
+#include "control/gpus.hpp"
+
+#include "base/process.hpp"
+#include "peers/room.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fmt/ranges.h>
+#include <iterator>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <variant>
+
+namespace gpu_sleep::control {
+namespace {
+
+/// Its report, if it has an agent and all of it sleeps.
+const model::Report* sleeper(const Outcome& outcome) noexcept {
+    const auto* const report = std::get_if<model::Report>(&outcome.answer);
+    const bool has_agent = report && !outcome.by_driver;
+    const bool sleeps =
+        has_agent && (report->state == model::State::asleep || report->state == model::State::damaged);
+    return sleeps ? report : nullptr;
+}
+
+/// What a process has of all GPUs.
+struct Use {
+    bool is_listed = false;
+    std::optional<Bytes> bytes = Bytes{0}; ///< nothing where NVML does not say how much
+};
+
+Use use_of(pid_t pid, const std::vector<driver::Gpu>& gpus) {
+    Use use;
+    for (const auto& gpu : gpus)
+        for (const auto& process : gpu.processes) {
+            if (process.pid != pid) continue;
+            use.is_listed = true;
+            use.bytes =
+                use.bytes && process.bytes ? std::optional(*use.bytes + *process.bytes) : std::nullopt;
+        }
+    return use;
+}
+
+/// Whether numbers may differ. Where the driver does not list the GPUs, there may be any number of them.
+bool may_be_several() {
+    std::error_code none;
+    std::filesystem::directory_iterator gpus("/proc/driver/nvidia/gpus", none);
+    return none || std::distance(begin(gpus), end(gpus)) > 1;
+}
+
+std::map<std::string, int> numbers() {
+    std::map<std::string, int> by_uuid;
+    if (!may_be_several()) return by_uuid;
+    if (const auto gpus = driver::look_at_gpus())
+        for (const auto& gpu : *gpus) by_uuid[gpu.uuid] = gpu.index;
+    return by_uuid;
+}
+
+constexpr Milliseconds k_agent_patience{2'000};
+
+const model::Report* report_of(const Outcome& outcome) {
+    return std::get_if<model::Report>(&outcome.answer);
+}
+
+/// What an agent says of a GPU, or null.
+const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) {
+    const auto* const report = std::get_if<model::Report>(&answer);
+    if (!report) return nullptr;
+    const auto found = std::find_if(report->devices.begin(), report->devices.end(),
+                                    [&](const auto& device) { return device.uuid == uuid; });
+    return found == report->devices.end() ? nullptr : &*found;
+}
+
+const driver::Gpu* find(const std::vector<driver::Gpu>& gpus, const std::string& uuid) {
+    const auto found =
+        std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
+    return found == gpus.end() ? nullptr : &*found;
+}
+
+/// What agents know of GPUs, without figures.
+std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
+    std::vector<driver::Gpu> all;
+    for (const auto& process : processes) {
+        const auto* const report = report_of(process);
+        if (!report) continue;
+        for (const auto& device : report->devices)
+            if (!device.uuid.empty() && !find(all, device.uuid))
+                all.push_back({device.device, device.uuid, device.name, 0, 0, false, {}});
+    }
+    return all;
+}
+
+Error nobody_knows() {
+    return make_error(ErrorCode::no_driver, "no GPU is known: NVML is missing, and no agent answers");
+}
+
+bool is_meant(const driver::Gpu& gpu, const std::string& text) {
+    int index = -1;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), index);
+    if (failure == std::errc{} && end == text.data() + text.size()) return gpu.index == index;
+    return gpu.uuid.starts_with(text);
+}
+
+/// Requests that change nothing: an agent answers one of them with the figures of its GPUs, whether its
+/// process sleeps or not.
+std::vector<protocol::Request> rehearsals() {
+    model::SleepRequest sleep;
+    sleep.dry_run = true;
+    sleep.ignore_inhibitors = true;
+    model::WakeRequest wake;
+    wake.dry_run = true;
+    return {sleep, wake};
+}
+
+} // namespace
+
+void note_gpu_use(std::vector<Outcome>& outcomes) {
+    if (std::none_of(outcomes.begin(), outcomes.end(), sleeper)) return;
+    const auto gpus = driver::look_at_gpus();
+    if (!gpus) return;
+    const bool has_its_pids = pid_namespace() == k_first_pid_namespace;
+    for (auto& outcome : outcomes) {
+        const auto* const report = sleeper(outcome);
+        if (!report) continue;
+        const auto use = use_of(outcome.process.pid, *gpus);
+        // Who has a context is listed, if it is known by that pid at all.
+        if (use.is_listed || (report->deep && has_its_pids)) outcome.gpu_bytes = use.bytes;
+    }
+}
+
+model::Report GpuNumbers::in(model::Report report) {
+    if (report.devices.empty()) return report;
+    if (!by_uuid_) by_uuid_ = numbers();
+    std::map<int, int> known;
+    for (const auto& device : report.devices)
+        if (const auto found = by_uuid_->find(device.uuid); found != by_uuid_->end())
+            known[device.device] = found->second;
+    const auto is_known = [&](const auto& each) { return known.contains(each.device); };
+    const auto are_known = [&](const auto& all) { return std::all_of(all.begin(), all.end(), is_known); };
+    if (!are_known(report.devices) || !are_known(report.tags) || !are_known(report.residual)) return report;
+    const auto number = [&](auto& all) {
+        for (auto& each : all) each.device = known[each.device];
+    };
+    number(report.devices);
+    number(report.tags);
+    number(report.residual);
+    return report;
+}
+
+void GpuNumbers::put_into(std::vector<Outcome>& outcomes) {
+    for (auto& outcome : outcomes)
+        if (auto* const report = std::get_if<model::Report>(&outcome.answer))
+            *report = in(std::move(*report));
+}
+
+Gpus::Gpus(Finder& finder, const std::vector<Outcome>& processes) : finder_(finder), processes_(processes) {
+    auto looked = driver::look_at_gpus();
+    has_management_ = static_cast<bool>(looked);
+    all_ = looked ? *std::move(looked) : gpus_of(processes);
+}
+
+Result<driver::Gpu> Gpus::choose(const std::string& text) const {
+    if (all_.empty()) return nobody_knows();
+    std::vector<driver::Gpu> meant;
+    std::copy_if(all_.begin(), all_.end(), std::back_inserter(meant),
+                 [&](const auto& gpu) { return text.empty() || is_meant(gpu, text); });
+    if (meant.size() == 1) return meant.front();
+    std::vector<std::string> names;
+    for (const auto& gpu : all_) names.push_back(fmt::format("{} ({})", gpu.index, gpu.uuid));
+    return make_error(ErrorCode::invalid_argument, "--gpu: {} of {}",
+                      text.empty()    ? std::string("there are several GPUs: choose one")
+                      : meant.empty() ? fmt::format("'{}' is none", text)
+                                      : fmt::format("'{}' is several", text),
+                      fmt::join(names, ", "));
+}
+
+Result<driver::Gpu> Gpus::look(const std::string& uuid) const {
+    if (!has_management_) return ask_agent(uuid);
+    auto gpus = driver::look_at_gpus();
+    if (!gpus) return std::move(gpus).error();
+    const auto* const gpu = find(*gpus, uuid);
+    if (!gpu) return make_error(ErrorCode::no_driver, "GPU {} has gone", uuid);
+    return *gpu;
+}
+
+Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
+    auto gpu = *find(all_, uuid);
+    for (const auto& process : processes_) {
+        if (!device_of(process.answer, uuid)) continue;
+        std::vector<peers::Question> questions;
+        for (const auto& request : rehearsals())
+            if (auto socket = finder_.connect(process.process))
+                questions.push_back({*std::move(socket), request, {.answer = k_agent_patience}});
+        for (const auto& answer : peers::ask_all(std::move(questions))) {
+            const auto* const device = device_of(answer, uuid);
+            if (!device || device->total == 0) continue;
+            gpu.total = device->total;
+            gpu.free = device->free_before;
+            return gpu;
+        }
+    }
+    return make_error(ErrorCode::no_driver, "how much of GPU {} is free is not known: NVML is missing", uuid);
+}
+
+Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all, bool are_numbered,
+                                            const char* names, const char* order) {
+    if (all.empty()) return nobody_knows();
+    if (!names) return all;
+    std::vector<driver::Gpu> seen;
+    bool is_by_number = false;
+    std::istringstream list(names);
+    for (std::string name; std::getline(list, name, ',');) {
+        std::erase(name, ' ');
+        const bool is_number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
+        const auto named = [&](const driver::Gpu& gpu) { return is_meant(gpu, name); };
+        const bool is_one =
+            (is_number || name.starts_with("GPU-")) && std::count_if(all.begin(), all.end(), named) == 1;
+        if (!is_one) break; // nor does the driver look at what follows
+        is_by_number = is_by_number || is_number;
+        seen.push_back(*std::find_if(all.begin(), all.end(), named));
+    }
+    if (seen.empty())
+        return make_error(ErrorCode::invalid_argument,
+                          "CUDA_VISIBLE_DEVICES={} names no whole GPU that is known here", names);
+    if (is_by_number && !are_numbered)
+        return make_error(ErrorCode::invalid_argument,
+                          "NVML, which numbers the GPUs, is missing: give UUIDs in CUDA_VISIBLE_DEVICES");
+    const bool are_alike =
+        std::all_of(all.begin(), all.end(), [&](const auto& gpu) { return gpu.name == all.front().name; });
+    if (is_by_number && !are_alike && std::string_view(order ? order : "") != "PCI_BUS_ID")
+        return make_error(ErrorCode::invalid_argument,
+                          "the GPUs are of several kinds, and CUDA numbers the fastest first: set "
+                          "CUDA_DEVICE_ORDER=PCI_BUS_ID, or give UUIDs in CUDA_VISIBLE_DEVICES");
+    return seen;
+}
+
+std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
+                                               const std::vector<Outcome>& known) {
+    std::vector<std::string> lines;
+    for (const auto& holder : gpu.processes) {
+        const bool is_known = std::any_of(known.begin(), known.end(), [&](const Outcome& each) {
+            return each.process.pid == holder.pid && report_of(each);
+        });
+        if (is_known) continue;
+        const auto process = finder.proc().read(holder.pid);
+        lines.push_back(fmt::format("{} has {}: it has no agent that answers",
+                                    process ? title(*process) : std::to_string(holder.pid),
+                                    holder.bytes ? format_bytes(*holder.bytes) : "memory"));
+    }
+    return lines;
+}
+
+std::string holders_beside(const Process& process, bool others_alone, const std::vector<GpuPair>& moves) {
+    Finder finder;
+    const auto outcomes = ask_all(finder, {}, k_agent_patience);
+    if (!outcomes) return {};
+    peers::BytesByGpu gpus;
+    std::vector<peers::Holder> holders;
+    std::vector<peers::Candidate> candidates;
+    for (const auto& outcome : *outcomes) {
+        const auto* const report = report_of(outcome);
+        if (!report) continue;
+        if (outcome.process.pid == process.pid)
+            for (const auto& device : report->devices) gpus[place_of(device.uuid, moves)] = 0;
+        else {
+            holders.push_back({title(outcome.process), *report, {}});
+            candidates.push_back(peers::candidate_of(*report, model::WakeRequest().min_awake));
+        }
+    }
+    std::vector<std::string> lines;
+    if (!others_alone) lines = peers::describe(holders, candidates, gpus);
+    if (const auto looked = driver::look_at_gpus())
+        for (const auto& [uuid, bytes] : gpus)
+            if (const auto* const gpu = find(*looked, uuid)) {
+                auto others = holders_without_agent(finder, *gpu, *outcomes);
+                std::move(others.begin(), others.end(), std::back_inserter(lines));
+            }
+    return fmt::format("{}", fmt::join(lines, "; "));
+}
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// NVML says who has what, our own notes who has nothing because it was checkpointed, and the driver how each
+// stands.
+
+#include "control/listing.hpp"
+
+#include "control/checkpoint_record.hpp"
+#include "driver/checkpoint.hpp"
+#include "driver/management.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+
+namespace gpu_sleep::control {
+namespace {
+
+using driver::CheckpointState;
+
+/// What both libraries say, loaded once for a listing. A process is looked up in it by its pid.
+class Driver {
+public:
+    Driver() {
+        auto checkpoint = driver::Checkpoint::load();
+        if (checkpoint) checkpoint_ = *checkpoint;
+        if (!checkpoint_) return;
+        if (auto gpus = driver::look_at_gpus()) gpus_ = *std::move(gpus);
+    }
+
+    /// Those that have memory of a GPU, by NVML's numbers.
+    [[nodiscard]] std::set<pid_t> users() const {
+        std::set<pid_t> pids;
+        for (const auto& gpu : gpus_)
+            for (const auto& process : gpu.processes) pids.insert(process.pid);
+        return pids;
+    }
+
+    [[nodiscard]] std::optional<Outcome> describe(const Process& process) const {
+        if (!checkpoint_) return {};
+        if (ProcFs().is_stopped(process)) // the driver would wait for it
+            return Outcome{process, make_error(ErrorCode::stopped, "it has no agent, and is stopped"),
+                           model::Operation::status, false, true};
+        const auto state = checkpoint_->state(process.pid);
+        if (!state) return {};
+        model::Report report;
+        report.pid = process.inner_pid;
+        const bool runs = *state == CheckpointState::running;
+        report.state = runs ? model::State::awake : model::State::asleep;
+        report.notes.push_back(note(process, *state));
+        for (const auto& gpu : gpus_)
+            for (const auto& user : gpu.processes)
+                if (user.pid == process.pid) {
+                    report.devices.push_back(
+                        {gpu.index, gpu.name, user.bytes.value_or(0), 0, 0, gpu.free, gpu.free, gpu.total});
+                    report.devices.back().uuid = gpu.uuid;
+                }
+        return Outcome{process, std::move(report), model::Operation::status, false, true};
+    }
+
+private:
+    static std::string note(const Process& process, CheckpointState state) {
+        const auto pid = process.pid;
+        switch (state) {
+        case CheckpointState::running:
+            return fmt::format("no agent; gpu-sleep {} --engine driver puts it to sleep as a whole", pid);
+        case CheckpointState::locked:
+            return fmt::format("locked by the driver: its calls wait, and its memory is where it was; "
+                               "gpu-wake {} unlocks it",
+                               pid);
+        case CheckpointState::checkpointed:
+            if (is_recorded_as_lost(process))
+                return "lost: a restore found too little GPU memory, and the driver allows no second one; "
+                       "what it had on the GPU cannot be saved; end it";
+            return fmt::format(
+                "checkpointed by the driver: all of it is in its host memory; gpu-wake {} restores it", pid);
+        case CheckpointState::failed:
+            return "lost: the driver could not checkpoint or restore it, and its calls never return; end it";
+        }
+        return {};
+    }
+
+    std::optional<driver::Checkpoint> checkpoint_;
+    std::vector<driver::Gpu> gpus_;
+};
+
+/// All that this user may put to sleep, of everybody or of `user`, but for those that are in `known`. None
+/// where either library is missing.
+std::vector<Outcome> find_without_agent(const Finder& finder, std::optional<uid_t> user,
+                                        const std::vector<Outcome>& known) {
+    const Driver driver;
+    auto pids = driver.users();
+    pids.merge(recorded_processes());
+    pids.erase(::getpid());
+    for (const auto& outcome : known) pids.erase(outcome.process.pid);
+    std::vector<Outcome> found;
+    const auto own = ::geteuid();
+    for (const auto pid : pids) {
+        auto process = finder.proc().read(pid);
+        if (!process || (own != 0 && process->uid != own) || (user && process->uid != *user)) continue;
+        identify(finder.proc(), *process);
+        // In a container NVML may mean another process by this number: the driver knows those that are meant.
+        if (auto outcome = driver.describe(*process)) found.push_back(*std::move(outcome));
+    }
+    return found;
+}
+
+/// Has what is said of a process tell of an agent of another version.
+void note_version(Outcome& outcome) {
+    auto* const report = std::get_if<model::Report>(&outcome.answer);
+    if (!report || report->version == GPU_SLEEP_VERSION) return;
+    report->notes.push_back(report->version.empty()
+                                ? "its agent is older than these commands, which can only wake it: start the "
+                                  "process again for the rest"
+                                : fmt::format("its agent has version {}, and these commands {}",
+                                              report->version, GPU_SLEEP_VERSION));
+}
+
+/// Whether a sleep that was rehearsed would free memory.
+bool would_free(const model::Report& report) {
+    return std::any_of(report.devices.begin(), report.devices.end(),
+                       [](const model::DeviceReport& each) { return each.released > 0; });
+}
+
+} // namespace
+
+Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t> user,
+                                  Milliseconds timeout) {
+    Finder finder;
+    auto targets =
+        target.empty() ? find_all(finder, user) : find_targets(finder, target, {user, true, timeout});
+    if (!targets && targets.error().code == ErrorCode::no_agent) {
+        const auto process = find_process_without_agent(finder, target, user);
+        auto outcome = process ? Driver().describe(*process) : std::nullopt;
+        if (outcome) return std::vector{*std::move(outcome)};
+    }
+    if (!targets) return std::move(targets).error();
+    auto outcomes = ask_status(finder, *std::move(targets), timeout);
+    for (auto& outcome : outcomes) note_version(outcome);
+    if (!target.empty()) return outcomes;
+    drop_ended(outcomes);
+    auto others = find_without_agent(finder, user, outcomes);
+    std::move(others.begin(), others.end(), std::back_inserter(outcomes));
+    return outcomes;
+}
+
+Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional<uid_t> user,
+                                        model::SleepRequest request, Milliseconds patience) {
+    request.dry_run = true;
+    request.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
+    Finder finder;
+    const auto ask = [&]() -> Result<std::vector<Outcome>> {
+        auto targets = find_targets(finder, target, {.user = user});
+        if (!targets) return std::move(targets).error();
+        return ask_each(finder, *std::move(targets), request, patience);
+    };
+    const auto now = ask();
+    if (!now) return now.error();
+    request.only_if_idle.reset();
+    request.ignore_inhibitors = true;
+    const auto outcomes = ask();
+    if (!outcomes) return outcomes.error();
+    std::vector<Rehearsal> rehearsals;
+    for (const auto& outcome : *outcomes) {
+        const auto verdict = std::find_if(now->begin(), now->end(), [&](const Outcome& other) {
+            return other.process.pid == outcome.process.pid;
+        });
+        if (verdict == now->end()) continue;
+        const auto* const said = std::get_if<model::Report>(&verdict->answer);
+        const bool is_prevented = said && !would_free(*said) && !peers::error_of(outcome.answer);
+        rehearsals.push_back(
+            {said ? outcome : *verdict, is_prevented ? said->notes : std::vector<std::string>()});
+    }
+    return rehearsals;
+}
+
+} // namespace gpu_sleep::control

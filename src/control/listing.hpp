@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// How processes stand, those among them that have no agent, and why they do not sleep.
+
+#pragma once
+
+#include "control/targets.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::control {
+
+/// How the processes stand that `target`, a pid or a name, stands for; if it is empty, all that this user may
+/// put to sleep, of everybody or of `user`. Of one without an agent, a report without tags, whose devices say
+/// what it has of them (`released`): all are known that have memory on a GPU, as NVML tells, or were
+/// checkpointed by a command. Errors: those of find_all() and find_targets().
+[[nodiscard]] Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t> user,
+                                                Milliseconds timeout);
+
+/// What a sleep would be.
+struct Rehearsal {
+    Outcome outcome;                  ///< if nothing prevented it
+    std::vector<std::string> against; ///< what prevents it
+};
+
+/// Asks the processes that `target` stands for what `request` would free now, and what it would if nothing
+/// prevented it. Changes nothing. Errors: those of find_targets().
+[[nodiscard]] Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional<uid_t> user,
+                                                      model::SleepRequest request, Milliseconds patience);
+
+} // namespace gpu_sleep::control

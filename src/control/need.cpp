@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Look, lock, make room.
+
+#include "control/need.hpp"
+
+#include "control/gpus.hpp"
+#include "peers/gpu_line.hpp"
+#include "peers/room.hpp"
+
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <thread>
+#include <utility>
+#include <variant>
+
+namespace gpu_sleep::control {
+namespace {
+
+constexpr Milliseconds k_answer_patience{2'000};
+
+/// The locks of one GPU, each user's whose processes have something of it: they let nobody wake meanwhile who
+/// makes room himself.
+class Locks {
+public:
+    /// Errors: timed_out, out of descriptors.
+    Result<void> take(Finder& finder, const std::string& gpu, const std::vector<Outcome>& processes) {
+        std::set<std::pair<dev_t, ino_t>> known;
+        for (const auto& each : processes) {
+            const auto* const report = std::get_if<model::Report>(&each.answer);
+            const bool has_some = report && peers::candidate_of(*report, {}).frees.contains(gpu);
+            const auto directory =
+                has_some ? finder.directory_of(each.process) : Result<UniqueFd>(UniqueFd());
+            struct stat status = {};
+            if (!directory || !*directory || ::fstat(directory->get(), &status) != 0) continue;
+            if (!known.emplace(status.st_dev, status.st_ino).second) continue;
+            auto line = peers::GpuLine::open(directory->get(), gpu);
+            if (line) lines_.push_back(*std::move(line));
+        }
+        return lock_all();
+    }
+
+private:
+    Result<void> lock_all() {
+        constexpr Milliseconds k_lock_patience{10'000};
+        constexpr Milliseconds k_between{20};
+        const auto deadline = Clock::now() + k_lock_patience;
+        for (auto& line : lines_)
+            while (!line.lock()) {
+                if (Clock::now() >= deadline)
+                    return make_error(ErrorCode::timed_out, "process {} is already making room on the GPU",
+                                      line.holder());
+                std::this_thread::sleep_for(k_between);
+            }
+        return {};
+    }
+
+    std::vector<peers::GpuLine> lines_;
+};
+
+/// The processes that `need` names; nothing if it names none. Errors: those of find_targets().
+Result<std::optional<std::set<pid_t>>> selected(Finder& finder, const Need& need) {
+    if (need.target.empty()) return std::optional<std::set<pid_t>>();
+    const auto targets = find_targets(finder, need.target, {.user = need.user});
+    if (!targets) return targets.error();
+    std::set<pid_t> pids;
+    for (const auto& target : targets->reached) pids.insert(target.process.pid);
+    return std::optional(std::move(pids));
+}
+
+/// Those of `processes` that may be asked to sleep, and in the same order the processes.
+std::vector<peers::Holder> holders_of(Finder& finder, const Need& need, const std::vector<Outcome>& processes,
+                                      const std::optional<std::set<pid_t>>& only,
+                                      std::vector<const Process*>& asked) {
+    std::vector<peers::Holder> holders;
+    for (const auto& each : processes) {
+        const auto* const report = std::get_if<model::Report>(&each.answer);
+        if (!report || (only && !only->contains(each.process.pid))) continue;
+        asked.push_back(&each.process);
+        holders.push_back(
+            {title(each.process), *report, [&finder, &each] { return finder.connect(each.process); }});
+        if (need.adapt) need.adapt(each.process, *report, holders.back().request.emplace(need.request));
+    }
+    return holders;
+}
+
+Error too_little(const Need& need, const GpuRoom& room) {
+    auto error = make_error(ErrorCode::out_of_device_memory, "{} of {} are free", format_bytes(room.gpu.free),
+                            format_bytes(room.gpu.total));
+    if (need.bytes > room.gpu.total) error.message += ", and the GPU has no more";
+    if (!room.against.empty()) error.message += fmt::format("; {}", fmt::join(room.against, "; "));
+    return error;
+}
+
+} // namespace
+
+Result<Made> make_room(const Need& need) {
+    Finder finder;
+    const auto only = selected(finder, need);
+    if (!only) return only.error();
+    auto found = ask_all(finder, need.user, k_answer_patience);
+    if (!found) return std::move(found).error();
+    auto& processes = *found;
+    drop_ended(processes);
+    const Gpus gpus(finder, processes);
+    auto gpu = gpus.choose(need.gpu);
+    if (!gpu) return std::move(gpu).error();
+    Locks locks;
+    if (!need.request.dry_run) GPU_SLEEP_TRY(locks.take(finder, gpu->uuid, processes));
+    Made done;
+    done.room.needed = need.bytes;
+    const auto look = [&]() -> Result<peers::BytesByGpu> {
+        auto now = gpus.look(gpu->uuid);
+        if (!now) return std::move(now).error();
+        done.room.gpu = *std::move(now);
+        const auto missing = need.bytes - std::min(need.bytes, done.room.gpu.free);
+        return peers::BytesByGpu{{gpu->uuid, missing}};
+    };
+    std::vector<const Process*> asked;
+    const auto holders = holders_of(finder, need, processes, *only, asked);
+    auto made = peers::make_room(holders, look, need.request);
+    if (!made) return std::move(made).error();
+    for (auto& slept : made->slept) done.outcomes.push_back({*asked[slept.holder], std::move(slept.answer)});
+    const bool would_do =
+        need.request.dry_run && !done.outcomes.empty() && exit_status_of(done.outcomes) == exit_status::done;
+    if (made->is_enough() || would_do) return done;
+    done.room.against = std::move(made->against);
+    auto others = holders_without_agent(finder, done.room.gpu, processes);
+    std::move(others.begin(), others.end(), std::back_inserter(done.room.against));
+    done.error = too_little(need, done.room);
+    return done;
+}
+
+Result<std::vector<driver::Gpu>> visible_gpus(const char* names, const char* order) {
+    Finder finder;
+    const auto processes = ask_all(finder, {}, k_answer_patience);
+    if (!processes) return processes.error();
+    const Gpus gpus(finder, *processes);
+    return visible_of(gpus.all(), gpus.are_numbered(), names, order);
+}
+
+} // namespace gpu_sleep::control

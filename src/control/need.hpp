@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Having processes sleep until a GPU has room, from outside of them.
+
+#pragma once
+
+#include "control/targets.hpp"
+#include "driver/management.hpp"
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::control {
+
+/// Room that a GPU is to have.
+struct Need {
+    Bytes bytes = 0;               ///< that are to be free
+    std::string gpu{};             ///< a number or a UUID; empty: the only one
+    std::string target{};          ///< a pid or a name: only these processes sleep; empty: all
+    std::optional<uid_t> user{};   ///< whose processes; unset: all that may be asked
+    model::SleepRequest request{}; ///< see peers::room_request()
+    /// Puts what holds for one process alone into its request; may be empty.
+    std::function<void(const Process&, const model::Report&, model::SleepRequest&)> adapt{};
+};
+
+/// How much of a GPU is free, and was to be.
+struct GpuRoom {
+    driver::Gpu gpu;
+    Bytes needed = 0;
+    std::vector<std::string> against; ///< who has what of it, and what stands against each one's sleep
+};
+
+/// What came of a need.
+struct Made {
+    std::vector<Outcome> outcomes; ///< of those that were asked to sleep
+    GpuRoom room;
+    std::optional<Error> error; ///< there is too little
+};
+
+/// Puts the least recently used to sleep, one after another, until there is room; a rehearsal only says whom.
+/// Errors: those of Gpus::choose(), find_all() and find_targets(); timed_out (somebody else makes room
+/// there).
+[[nodiscard]] Result<Made> make_room(const Need& need);
+
+/// The GPUs that a program with these values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER would see; null
+/// where one is not set. Errors: those of visible_of().
+[[nodiscard]] Result<std::vector<driver::Gpu>> visible_gpus(const char* names, const char* order);
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the parts of a configuration are read into. Knows no TOML: config_file.cpp takes that apart.
+
+#pragma once
+
+#include "control/policy/policy.hpp"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace gpu_sleep::control::policy {
+
+/// A value of a file that a setting can have; anything else is `other`, by the word that TOML has for it.
+struct OtherValue {
+    std::string kind;
+};
+/// A section without keys.
+struct EmptySection {};
+using Value = std::variant<bool, std::string, std::vector<std::string>, OtherValue, EmptySection>;
+
+/// A key and its value, such as {"user", "alice", "min-awake"}, and the line in which it is.
+struct Entry {
+    std::vector<std::string> path;
+    Value value;
+    std::uint32_t line = 0;
+};
+
+/// Puts the entry into `file`. Returns what is wrong with it, or nothing: without file and line.
+[[nodiscard]] std::string put_entry(Configuration& file, const Entry& entry, Author author);
+
+/// That one of `known` which `word` looks most like, as " (did you mean 'idle'?)", or nothing.
+[[nodiscard]] std::string suggestion(std::string_view word, const std::vector<std::string_view>& known);
+
+} // namespace gpu_sleep::control::policy

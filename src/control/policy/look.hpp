@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Asking all processes how they are, and deciding what becomes of each.
+
+#pragma once
+
+#include "control/policy/decision.hpp"
+#include "control/policy/policies.hpp"
+#include "control/targets.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::control::policy {
+
+/// A process that has said how it is, and what its policy does now.
+struct Seen {
+    Process process;
+    model::Report report;
+    Policy policy;
+    Decision decision;
+};
+
+struct Look {
+    std::vector<Seen> seen;
+    std::vector<Outcome> failed; ///< unreached, or the policy cannot be carried out
+};
+
+/// Whom to look at.
+struct Whom {
+    std::string target; ///< empty: all processes with an agent that may be asked
+    std::optional<uid_t> user;
+    Milliseconds patience{2'000}; ///< with each
+};
+
+/// Errors: as find_all() and find_targets().
+[[nodiscard]] Result<Look> look(Finder& finder, Policies& policies, const Whom& whom);
+
+/// What each holds of host memory, and is about to add.
+[[nodiscard]] std::vector<Holder> holders_of(const std::vector<Seen>& seen);
+
+/// The processes that were seen.
+[[nodiscard]] std::vector<Process> processes_of(const Look& look);
+
+} // namespace gpu_sleep::control::policy

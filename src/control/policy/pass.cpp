@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Host memory first, then sleeps.
+
+#include "control/policy/pass.hpp"
+
+#include "control/tasks.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace gpu_sleep::control::policy {
+namespace {
+
+std::string whose(const HostPlan::Excess& excess) {
+    return excess.user ? user_name(*excess.user) + "'s processes" : "all processes";
+}
+
+Task task_of(Process process, model::SleepRequest request) {
+    return {{std::move(process), {}}, std::move(request)};
+}
+
+/// What the budgets ask for.
+std::vector<Task> tasks_for(const HostPlan& plan, const Look& look) {
+    std::vector<Task> tasks;
+    model::SleepRequest release;
+    release.release_retained = true;
+    for (const auto i : plan.release) tasks.push_back(task_of(look.seen[i].process, release));
+    for (const auto i : plan.move)
+        tasks.push_back(task_of(look.seen[i].process, request_to_move(look.seen[i].policy.directory)));
+    return tasks;
+}
+
+/// What becomes of a process for which the budgets leave no room in host memory.
+Decision without_room(Decision decision, const Policy& policy) {
+    if (policy.directory.empty())
+        return {{}, "it does not fit into the host memory budget, and no directory is set for files"};
+    decision.request->store = model::Store::file;
+    decision.request->stores.clear();
+    decision.request->spill = false;
+    decision.request->directory = policy.directory;
+    return decision;
+}
+
+/// What the decisions ask for. Those of whom nothing is asked are added to `outcomes`, with the reason,
+/// unless they are there.
+std::vector<Task> tasks_for(Look& look, const Budgets& budgets, std::vector<Outcome>& outcomes) {
+    const auto has_room = find_room(holders_of(look.seen), budgets);
+    std::vector<Task> tasks;
+    for (std::size_t i = 0; i < look.seen.size(); ++i) {
+        auto& [process, report, policy, decision] = look.seen[i];
+        if (!has_room[i]) decision = without_room(std::move(decision), policy);
+        const auto is_it = [pid = process.pid](const Outcome& each) { return each.process.pid == pid; };
+        if (decision.request) {
+            tasks.push_back(task_of(std::move(process), *std::move(decision.request)));
+        } else if (std::none_of(outcomes.begin(), outcomes.end(), is_it)) {
+            report.operation = model::Operation::sleep;
+            report.notes.insert(report.notes.begin(), decision.reason);
+            outcomes.push_back({std::move(process), std::move(report)});
+        }
+    }
+    return tasks;
+}
+
+void append(std::vector<Outcome> more, std::vector<Outcome>& outcomes) {
+    std::move(more.begin(), more.end(), std::back_inserter(outcomes));
+}
+
+std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, std::vector<Task> tasks) {
+    for (auto& task : tasks) {
+        auto& request = std::get<model::SleepRequest>(task.request);
+        request.dry_run = pass.dry_run;
+        request.bounds_all = pass.timeout.has_value();
+        request.timeout = pass.timeout.value_or(request.timeout);
+    }
+    Listener nobody;
+    Interruptions none;
+    auto outcomes = control::carry_out(finder, std::move(tasks), {}, nobody, none);
+    if (pass.whom.target.empty()) drop_ended(outcomes);
+    return outcomes;
+}
+
+} // namespace
+
+Result<Passed> pass(const PassRequest& request, Policies& policies) {
+    Finder finder;
+    auto whom = request.whom;
+    whom.patience = request.timeout.value_or(whom.patience);
+    auto found = look(finder, policies, whom);
+    if (!found) return std::move(found).error();
+    const auto budgets = policies.budgets(processes_of(*found));
+    const auto plan = plan_host_memory(holders_of(found->seen), budgets);
+    auto tasks = tasks_for(plan, *found);
+    const bool gives_back = !tasks.empty();
+    Passed passed;
+    append(carry_out(request, finder, std::move(tasks)), passed.outcomes);
+    for (const auto& excess : plan.left)
+        passed.errors.push_back(make_error(
+            ErrorCode::out_of_host_memory,
+            "cannot keep to the budget of {} for the host memory of {}: {} would still be held, and "
+            "nothing is left to give back or to move to a directory",
+            format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
+    if (gives_back && !request.dry_run) found = look(finder, policies, whom);
+    if (!found) return std::move(found).error();
+    tasks = tasks_for(*found, budgets, passed.outcomes);
+    append(std::move(found->failed), passed.outcomes);
+    append(carry_out(request, finder, std::move(tasks)), passed.outcomes);
+    return passed;
+}
+
+} // namespace gpu_sleep::control::policy

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One pass by policies: each process is judged by its own, and host memory by its budgets.
+
+#pragma once
+
+#include "control/policy/look.hpp"
+#include "control/policy/policies.hpp"
+
+#include <optional>
+#include <vector>
+
+namespace gpu_sleep::control::policy {
+
+struct PassRequest {
+    Whom whom;
+    bool dry_run = false;
+    std::optional<Milliseconds> timeout; ///< for each process
+};
+
+/// What a pass came to.
+struct Passed {
+    std::vector<Outcome>
+        outcomes;              ///< where nothing was asked of a process, a report whose first note says why
+    std::vector<Error> errors; ///< that are no process's: budgets that cannot be kept
+};
+
+/// Gives host memory back until the budgets are kept, then puts to sleep, or further down, what has been idle
+/// for long enough. Errors: those of look().
+[[nodiscard]] Result<Passed> pass(const PassRequest& request, Policies& policies);
+
+} // namespace gpu_sleep::control::policy

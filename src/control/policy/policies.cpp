@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading the files, and putting the policies together.
+
+#include "control/policy/policies.hpp"
+
+#include "base/text.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::control::policy {
+namespace {
+
+/// The name of the program's file: of "/usr/bin/python3 serve.py", python3.
+std::string program_of(const Process& process) {
+    auto word = process.command.substr(0, process.command.find(' '));
+    if (word.starts_with('[') && word.ends_with(']')) word = word.substr(1, word.size() - 2);
+    return word.substr(word.rfind('/') + 1); // npos + 1 is 0
+}
+
+/// Whether a section names a directory, which may hold for any user's processes.
+bool names_directory(const Configuration& file) {
+    const auto names = [](const auto& section) { return section.second.directory.has_value(); };
+    return file.reclaim.directory || std::any_of(file.users.begin(), file.users.end(), names) ||
+           std::any_of(file.commands.begin(), file.commands.end(), names);
+}
+
+} // namespace
+
+Result<Policies> Policies::load(const Sources& sources) {
+    Policies policies;
+    if (sources.ladder || sources.host_budget) {
+        policies.limits_.reclaim.idle = sources.ladder;
+        policies.limits_.reclaim.directory = sources.directory;
+        policies.limits_.machine_budget = sources.host_budget;
+        return policies;
+    }
+    policies.otherwise_ = sources.otherwise;
+    const auto own = ::geteuid();
+    const auto system = sources.config.value_or(k_system_file);
+    auto limits = policies.read(system, Author::administrator, sources.config ? own : 0);
+    if (limits && !*limits && sources.config)
+        limits = make_error(ErrorCode::invalid_argument, "{}: there is no such file", system.string());
+    if (!limits && sources.config) limits.error().message.insert(0, "--config: ");
+    if (!limits) return std::move(limits).error();
+    if (*limits) policies.limits_ = **std::move(limits);
+    const auto mine = user_file(own);
+    auto wishes = mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
+                               : policies.read(mine, Author::user, own, names_directory(policies.limits_));
+    if (!wishes) return std::move(wishes).error();
+    policies.wishes_[own] = wishes->value_or(Configuration());
+    return policies;
+}
+
+Result<std::optional<Configuration>> Policies::read(const std::filesystem::path& path, Author author,
+                                                    uid_t owner, bool has_directory) {
+    auto file = read_configuration(path, author, owner, has_directory);
+    if (file && *file) {
+        files_.push_back(path.string());
+        for (const auto& warning : (*file)->warnings) complaints_.push_back(printable(warning));
+    }
+    return file;
+}
+
+const Configuration& Policies::file_of(uid_t user) {
+    const auto known = wishes_.find(user);
+    if (known != wishes_.end()) return known->second;
+    auto& file = wishes_[user];
+    const auto path = otherwise_ ? user_file(user) : std::filesystem::path();
+    if (path.empty()) return file;
+    auto wishes = read(path, Author::user, user, names_directory(limits_));
+    if (!wishes)
+        complaints_.push_back(wishes.error().message);
+    else if (*wishes)
+        file = **std::move(wishes);
+    return file;
+}
+
+Policy Policies::policy_for(uid_t user, const Subject& subject) {
+    const auto& wishes = file_of(user);
+    auto merged = merge(policy_of(limits_, subject), policy_of(wishes, subject));
+    const auto says_when = [&](const Configuration& file) {
+        const auto settings = settings_for(file, subject);
+        return settings.idle || settings.exempt;
+    };
+    if (otherwise_ && !says_when(limits_) && !says_when(wishes)) merged.ladder = *otherwise_;
+    return merged;
+}
+
+Policy Policies::of(const Process& process, const std::string& name) {
+    const auto known = names_.find(process.uid);
+    const auto& user = known != names_.end()
+                           ? known->second
+                           : names_.emplace(process.uid, user_name(process.uid)).first->second;
+    return policy_for(process.uid, {user, name, program_of(process)});
+}
+
+Budgets Policies::budgets(const std::vector<Process>& processes) {
+    Budgets budgets;
+    budgets.machine = limits_.machine_budget;
+    for (const auto& process : processes)
+        if (const auto own = of(process, "").host_budget) budgets.users[process.uid] = *own;
+    return budgets;
+}
+
+} // namespace gpu_sleep::control::policy

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The policies of all processes that a pass sees: the administrator's file, those of users, or the command
+// line in place of both.
+
+#pragma once
+
+#include "control/policy/config_file.hpp"
+#include "control/policy/host_plan.hpp"
+#include "control/process_info.hpp"
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::control::policy {
+
+/// Where policies come from.
+struct Sources {
+    std::optional<std::filesystem::path> config;      ///< in place of the administrator's file
+    std::optional<Ladder> ladder;                     ///< of all processes: no file is read
+    std::optional<Bytes> host_budget;                 ///< of all processes together: no file is read
+    Ladder otherwise{Rung{std::chrono::minutes(15)}}; ///< of those of whom no file says when they sleep
+    std::string directory;                            ///< goes with `ladder` and `host_budget`
+};
+
+/// Reads each file once, when it is needed first. Not thread-safe.
+class Policies {
+public:
+    /// Errors: of the administrator's file and of this user's own, as read_configuration(); invalid_argument
+    /// (there is no such file as `config`).
+    [[nodiscard]] static Result<Policies> load(const Sources& sources);
+
+    /// What holds for a process that has given itself `name`. Another user's file that cannot be used is
+    /// complained about once, and the administrator's holds alone.
+    [[nodiscard]] Policy of(const Process& process, const std::string& name);
+
+    /// Of the machine, and of the users of `processes`.
+    [[nodiscard]] Budgets budgets(const std::vector<Process>& processes);
+
+    /// The files that were read.
+    [[nodiscard]] const std::vector<std::string>& files() const noexcept { return files_; }
+    /// Sentences about what is wrong with files, each once, also of those of other users that cannot be used:
+    /// takes them.
+    [[nodiscard]] std::vector<std::string> take_complaints() { return std::exchange(complaints_, {}); }
+
+private:
+    /// read_configuration(), and notes the file and its warnings.
+    [[nodiscard]] Result<std::optional<Configuration>> read(const std::filesystem::path& path, Author author,
+                                                            uid_t owner, bool has_directory = false);
+    /// The user's own; empty where there is none, or none that can be used.
+    [[nodiscard]] const Configuration& file_of(uid_t user);
+    [[nodiscard]] Policy policy_for(uid_t user, const Subject& subject);
+
+    Configuration limits_;                  ///< the administrator's
+    std::map<uid_t, Configuration> wishes_; ///< of the users that were looked for
+    std::map<uid_t, std::string> names_;    ///< the same
+    std::optional<Ladder> otherwise_;       ///< unset: no files are read
+    std::vector<std::string> files_;
+    std::vector<std::string> complaints_;
+};
+
+} // namespace gpu_sleep::control::policy

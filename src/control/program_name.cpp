@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading the options of interpreters as far as it takes to find the script.
+
+#include "control/program_name.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+
+namespace gpu_sleep::control {
+namespace {
+
+/// How an interpreter's short options are read. Sources: python(1), perlrun(1), ruby(1), bash(1), dash(1),
+/// zsh(1), node(1), julia(1).
+struct Interpreter {
+    std::string_view name;          ///< without a version
+    std::string_view code;          ///< the options whose value is the program
+    std::string_view module;        ///< the option whose value is a module
+    std::string_view valued;        ///< other options with a value, in the same word or the next
+    std::string_view attached = {}; ///< those whose value, if any, is the rest of the word
+};
+
+constexpr Interpreter k_interpreters[] = {
+    {"python", "c", "m", "QWX"}, {"pypy", "c", "m", "QWX"},     {"perl", "eE", "", "FIMm", "i"},
+    {"ruby", "e", "", "CEIr"},   {"bash", "c", "", "oO"},       {"sh", "c", "", "o"},
+    {"dash", "c", "", "o"},      {"zsh", "c", "", "o"},         {"ksh", "c", "", "o"},
+    {"node", "ep", "", "r"},     {"julia", "eE", "", "CHJLpt"},
+};
+
+/// "python" of "python3.12".
+const Interpreter* known_interpreter(std::string_view program) {
+    if (program.starts_with('-')) program.remove_prefix(1); // of a login shell
+    const auto name = program.substr(0, program.find_first_of("0123456789"));
+    const auto* const found = std::find_if(std::begin(k_interpreters), std::end(k_interpreters),
+                                           [=](const Interpreter& each) { return each.name == name; });
+    return found == std::end(k_interpreters) ? nullptr : found;
+}
+
+/// The last part of a path.
+std::string file_name(std::string_view path) {
+    while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
+    return std::string(path.size() > 1 ? path.substr(path.rfind('/') + 1) : path); // npos + 1 is 0
+}
+
+/// "sshd: user@pts/0" is a title, and no path.
+std::string program_of(std::string_view word) {
+    return word.find(' ') < word.find('/') ? std::string(word) : file_name(word);
+}
+
+/// Whether a long option's value is the next word.
+bool takes_next_word(std::string_view option) {
+    constexpr std::string_view k_options[] = {
+        "--check-hash-based-pycs", "--import", "--loader", "--procs", "--require", "--sysimage", "--threads"};
+    return std::find(std::begin(k_options), std::end(k_options), option) != std::end(k_options);
+}
+
+/// Sets what `interpreter` runs, given the arguments behind its name.
+void read_script(const Interpreter& interpreter, const std::vector<std::string>& arguments,
+                 ProgramName& name) {
+    for (std::size_t i = 1; i < arguments.size(); ++i) {
+        std::string_view word = arguments[i];
+        const bool is_end = word == "--";
+        if (word.size() > 1 && word.front() == '+' && !interpreter.code.empty()) continue; // a shell's +x
+        if (is_end || !word.starts_with('-')) {
+            if (i + is_end < arguments.size()) name.script = file_name(arguments[i + is_end]);
+            return;
+        }
+        if (word == "-") return; // from standard input
+        if (word.starts_with("--")) {
+            i += takes_next_word(word);
+            continue;
+        }
+        for (word.remove_prefix(1); !word.empty();) {
+            const char letter = word.front();
+            word.remove_prefix(1);
+            if (interpreter.code.find(letter) != word.npos) return;
+            if (interpreter.attached.find(letter) != word.npos) break;
+            const bool is_module = interpreter.module.find(letter) != word.npos;
+            if (!is_module && interpreter.valued.find(letter) == word.npos) continue;
+            if (word.empty() && ++i < arguments.size()) word = arguments[i];
+            if (is_module) {
+                name.script = word;
+                name.is_module = true;
+                return;
+            }
+            break;
+        }
+    }
+}
+
+} // namespace
+
+ProgramName program_name(const std::vector<std::string>& arguments) {
+    ProgramName name;
+    if (arguments.empty()) return name;
+    name.program = program_of(arguments.front());
+    if (const auto* const interpreter = known_interpreter(name.program))
+        read_script(*interpreter, arguments, name);
+    return name;
+}
+
+std::string to_string(const ProgramName& name) {
+    if (name.script.empty()) return name.program;
+    return name.program + (name.is_module ? " -m " : " ") + name.script;
+}
+
+bool is_called(const ProgramName& name, std::string_view text) {
+    return !text.empty() && (text == name.program || text == name.script || text == to_string(name));
+}
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,512 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// From what a person typed to connections.
+
+#include "control/targets.hpp"
+
+#include "model/environment.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <set>
+
+namespace gpu_sleep::control {
+namespace {
+
+/// The name that the process was started under, as long as it has not given itself another. Asks no agent.
+std::string given_name(const ProcFs& proc, pid_t pid) {
+    auto name = proc.variable(pid, model::environment::k_name);
+    if (!name || !model::is_valid_name(*name)) return {};
+    const auto thread = proc.find_thread(pid, k_control_thread);
+    return thread && thread->second != k_control_thread ? std::string() : *std::move(name);
+}
+
+bool is_empty(const Targets& targets) {
+    return targets.reached.empty() && targets.unreached.empty();
+}
+
+/// Whether the process is among them.
+bool contains(const Targets& targets, const Process& process) {
+    const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
+    return std::any_of(targets.reached.begin(), targets.reached.end(), is_it) ||
+           std::any_of(targets.unreached.begin(), targets.unreached.end(), is_it);
+}
+
+/// Connects to those of `processes` that have an agent and may be asked. Errors: io_failed.
+Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
+    Targets targets;
+    for (auto& process : processes) {
+        auto socket = finder.connect(process);
+        if (!socket && lacks_descriptors(socket.error().driver_status))
+            return std::move(socket).error(); // rather none than some, and nobody the wiser
+        if (!socket && socket.error().code != ErrorCode::timed_out &&
+            socket.error().code != ErrorCode::agent_unreachable)
+            continue; // as most of a machine's processes
+        if (process.name.empty()) identify(finder.proc(), process);
+        if (socket)
+            targets.reached.push_back({std::move(process), *std::move(socket)});
+        else
+            targets.unreached.push_back({std::move(process), std::move(socket).error()});
+    }
+    return targets;
+}
+
+Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional<uid_t> user) {
+    auto process = find_process(finder, text, user);
+    if (!process) return std::move(process).error();
+    auto socket = finder.connect(*process);
+    if (socket) {
+        Targets targets;
+        targets.reached.push_back({*std::move(process), *std::move(socket)});
+        return targets;
+    }
+    if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
+    if (process->inner_pid == 1) {
+        auto error = std::move(socket).error();
+        error.message +=
+            "; without --tree, the first process of a pid namespace does not stand for its descendants";
+        return error;
+    }
+    const auto processes = finder.proc().list();
+    if (!processes) return processes.error();
+    auto descendants = descendants_of(process->pid, *processes);
+    if (user) std::erase_if(descendants, [=](const Process& each) { return each.uid != *user; });
+    auto targets = connect_to_those_with_agents(finder, std::move(descendants));
+    if (targets && is_empty(*targets)) return std::move(socket).error();
+    return targets;
+}
+
+/// How its last sleep or wake has left a process that does not answer; see k_work_thread. The process may say
+/// what it likes there: nothing is done by it.
+std::string_view last_state(const ProcFs& proc, const Process& process) {
+    const auto thread = proc.find_thread(process.pid, k_work_thread);
+    const auto name = thread ? thread->second : std::string();
+    if (name == k_work_thread) return "awake";
+    if (name == k_work_thread_partial) return "partly asleep";
+    if (name == k_work_thread_asleep) return "asleep";
+    if (name == k_work_thread_paused) return "paused";
+    return name == k_work_thread_deep ? "deeply asleep" : "";
+}
+
+/// Why `process` did not answer: it has ended, it runs another program, or `failure`.
+Error explain(Finder& finder, const Process& process, const Error& failure) {
+    if (!finder.proc().is_running(process))
+        return make_error(ErrorCode::no_process, "the process has ended meanwhile");
+    if (failure.code == ErrorCode::stopped) return with_last_state(finder.proc(), process, failure);
+    if (failure.code != ErrorCode::connection_lost) return failure;
+    auto socket = finder.connect(process);
+    return !socket && socket.error().code == ErrorCode::no_agent ? std::move(socket).error() : failure;
+}
+
+/// Whether the process was started under `name`, or in the group of that name, as `variable` has it.
+bool was_named(const Finder& finder, const Process& process, const char* variable, std::string_view name) {
+    const auto given = finder.proc().variable(process.pid, variable);
+    return given && model::is_valid_name(*given) && *given == name;
+}
+
+/// Whether the process may have given itself another name since.
+bool may_be_renamed(const Finder& finder, const Process& process) {
+    return !finder.proc().has_thread(process.pid, k_control_thread);
+}
+
+/// Whether the process has begun to end, and so is nobody any more.
+bool is_ending(const Finder& finder, const Process& process) {
+    return !finder.proc().is_running(process) ||
+           finder.proc().has_thread(process.pid, k_control_thread_ending);
+}
+
+Error unnamed(std::string_view name, const Error& reason) {
+    auto error = reason;
+    error.message = fmt::format("it may have the name '{}', and cannot be asked: {}", name, reason.message);
+    return error;
+}
+
+/// "4711 (llama) of ann, 4712 (llama) of bob", with their users if those differ, and what else tells them
+/// apart.
+std::string listed(const std::vector<Process>& processes, bool has_users) {
+    constexpr std::size_t k_max = 10;
+    std::string list;
+    for (std::size_t i = 0; i < std::min(processes.size(), k_max); ++i) {
+        const auto whose = has_users ? " of " + user_name(processes[i].uid) : std::string();
+        const auto origin = to_word(processes[i].origin);
+        list += fmt::format("{}{}{}{}", i == 0 ? "" : ", ", title(processes[i]), whose,
+                            origin.empty() ? "" : ": " + origin);
+    }
+    if (processes.size() > k_max) list += fmt::format(", and {} more", processes.size() - k_max);
+    return list;
+}
+
+bool are_of_several_users(const std::vector<Process>& processes) {
+    return std::any_of(processes.begin(), processes.end(),
+                       [&](const Process& each) { return each.uid != processes.front().uid; });
+}
+
+/// A name is anybody's to take, so it does not choose between users. Errors: ambiguous_name.
+Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named) {
+    if (!are_of_several_users(named)) return {};
+    return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name,
+                      listed(named, true));
+}
+
+/// A program's name is no choice: whoever types it may not know that there are several. Errors:
+/// ambiguous_name.
+Result<void> check_only_one(std::string_view name, const std::vector<Process>& called) {
+    if (called.size() < 2) return {};
+    return make_error(ErrorCode::ambiguous_name, "{} processes are called '{}': {}", called.size(), name,
+                      listed(called, are_of_several_users(called)));
+}
+
+Error nobody_named(std::string_view name, std::optional<uid_t> user) {
+    const auto whose = user ? " of " + user_name(*user) : std::string();
+    return make_error(ErrorCode::no_process, "there is no process{} named '{}'", whose, name);
+}
+
+/// Whether this user may ask the process, and it is of `user` if that is set.
+bool is_ours(const Process& process, std::optional<uid_t> user) {
+    const auto own = ::geteuid();
+    return (own == 0 || process.uid == own) && (!user || process.uid == *user);
+}
+
+/// Removes those that are in `others`.
+void remove(std::vector<Outcome>& outcomes, const std::vector<Process>& others) {
+    std::erase_if(outcomes, [&](const Outcome& outcome) {
+        return std::any_of(others.begin(), others.end(),
+                           [&](const Process& each) { return each.pid == outcome.process.pid; });
+    });
+}
+
+Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search& search) {
+    std::vector<Process> named;
+    std::vector<Process> called; // by their programs
+    std::vector<Outcome> doubtful;
+    auto outcomes = ask_all(finder, search.user, search.name_timeout);
+    if (!outcomes) return std::move(outcomes).error();
+    drop_ended(*outcomes);
+    for (auto& outcome : *outcomes) {
+        if (is_called(outcome.process.program, name)) called.push_back(outcome.process);
+        if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
+            if (report->name == name) named.push_back(std::move(outcome.process));
+            continue;
+        }
+        const auto& reason = *peers::error_of(outcome.answer);
+        if (may_be_renamed(finder, outcome.process)) {
+            // Asked last: who ends loses its thread, or that thread's name, first.
+            if (!is_ending(finder, outcome.process))
+                doubtful.push_back({std::move(outcome.process), unnamed(name, reason)});
+        } else if (was_named(finder, outcome.process, model::environment::k_name, name))
+            named.push_back(std::move(outcome.process));
+    }
+    auto either = named;
+    for (const auto& process : called)
+        if (std::none_of(named.begin(), named.end(),
+                         [&](const auto& each) { return each.pid == process.pid; }))
+            either.push_back(process);
+    if (!search.takes_several)
+        GPU_SLEEP_TRY(named.empty() ? check_only_one(name, either) : check_of_one_user(name, either));
+    if (search.takes_several || named.empty()) { // else a name that was given goes before a program's
+        remove(doubtful, called);
+        named = std::move(either);
+    }
+    auto targets = connect_to_those_with_agents(finder, std::move(named));
+    if (!targets) return targets;
+    std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets->unreached));
+    if (!is_empty(*targets)) return targets;
+    auto process = find_process_without_agent(finder, name, search.user);
+    if (!process) return std::move(process).error();
+    auto socket = finder.connect(*process);
+    if (!socket) return std::move(socket).error();
+    targets->reached.push_back({*std::move(process), *std::move(socket)}); // its agent has just started
+    return targets;
+}
+
+/// Whether the process has an agent, which anybody may see, and does not end.
+bool has_live_agent(const Finder& finder, pid_t pid) {
+    const auto thread = finder.proc().find_thread(pid, k_control_thread);
+    return thread && thread->second != k_control_thread_ending;
+}
+
+/// Adds to `targets` those of `processes` that have an agent and are not among them. Errors: io_failed.
+Result<void> add_all_with_agents(Finder& finder, std::vector<Process> processes, Targets& targets) {
+    for (auto& process : processes) {
+        if (contains(targets, process)) continue;
+        auto socket = finder.connect(process);
+        if (socket) {
+            targets.reached.push_back({std::move(process), *std::move(socket)});
+            continue;
+        }
+        auto error = std::move(socket).error();
+        if (lacks_descriptors(error.driver_status)) return error;
+        const bool has_agent =
+            error.code == ErrorCode::timed_out || error.code == ErrorCode::agent_unreachable ||
+            (error.code == ErrorCode::not_permitted && has_live_agent(finder, process.pid));
+        if (has_agent) targets.unreached.push_back({std::move(process), std::move(error)});
+    }
+    return {};
+}
+
+/// Those of `processes` that are a root, or descend from one.
+std::vector<Process> trees_of(const std::vector<pid_t>& roots, const std::vector<Process>& processes) {
+    std::vector<Process> all;
+    for (const auto root : roots) {
+        const auto descendants = descendants_of(root, processes);
+        std::copy_if(processes.begin(), processes.end(), std::back_inserter(all),
+                     [=](const Process& each) { return each.pid == root; });
+        all.insert(all.end(), descendants.begin(), descendants.end());
+    }
+    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.pid < b.pid; });
+    all.erase(
+        std::unique(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.pid == b.pid; }),
+        all.end());
+    return all;
+}
+
+} // namespace
+
+Error with_last_state(const ProcFs& proc, const Process& process, Error failure) {
+    const auto state = failure.code == ErrorCode::stopped ? last_state(proc, process) : std::string_view();
+    if (!state.empty()) failure.message += fmt::format("; it was {} before", state);
+    return failure;
+}
+
+Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search) {
+    std::vector<pid_t> roots;
+    std::optional<Error> why_none;
+    if (model::is_number(text)) {
+        const auto root = find_process(finder, text, search.user);
+        if (!root) return root.error();
+        roots.push_back(root->pid);
+        why_none =
+            make_error(ErrorCode::no_agent, "there is no agent in process {}, or below it", title(*root));
+    } else {
+        auto named = find_targets(finder, text, search);
+        if (!named || !named->unreached.empty()) return named;
+        for (const auto& each : named->reached) roots.push_back(each.process.pid);
+        why_none = make_error(ErrorCode::no_process, "the processes named '{}' have ended", text);
+    }
+    const auto processes = finder.proc().list();
+    if (!processes) return processes.error();
+    auto members = trees_of(roots, *processes);
+    if (search.user) std::erase_if(members, [&](const Process& each) { return each.uid != *search.user; });
+    Targets targets;
+    GPU_SLEEP_TRY(add_all_with_agents(finder, std::move(members), targets));
+    if (is_empty(targets)) return *std::move(why_none);
+    return targets;
+}
+
+Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search) {
+    std::vector<Process> members;
+    auto outcomes = ask_all(finder, search.user, search.name_timeout);
+    if (!outcomes) return std::move(outcomes).error();
+    drop_ended(*outcomes);
+    for (auto& outcome : *outcomes) {
+        const auto* report = std::get_if<model::Report>(&outcome.answer);
+        const bool belongs = report ? report->group == group
+                                    : was_named(finder, outcome.process, model::environment::k_group, group);
+        if (belongs) members.push_back(std::move(outcome.process));
+    }
+    GPU_SLEEP_TRY(check_of_one_user(group, members));
+    Targets targets;
+    GPU_SLEEP_TRY(add_all_with_agents(finder, std::move(members), targets));
+    if (!is_empty(targets)) return targets;
+    const auto whose = search.user ? " of " + user_name(*search.user) : std::string();
+    return make_error(ErrorCode::no_process, "there is no process{} in the group '{}'", whose, group);
+}
+
+Result<std::optional<Process>> find_newcomer(const Finder& finder, const Membership& membership,
+                                             const std::vector<Process>& known) {
+    auto processes = finder.proc().list();
+    if (!processes) return std::move(processes).error();
+    if (membership.group.empty())
+        *processes = trees_of(membership.roots, *processes);
+    else
+        std::erase_if(*processes, [&](const Process& each) {
+            return !was_named(finder, each, model::environment::k_group, membership.group);
+        });
+    for (auto& process : *processes) {
+        if (membership.user && process.uid != *membership.user) continue;
+        const auto is_it = [&](const Process& each) {
+            return each.pid == process.pid && each.start_time == process.start_time;
+        };
+        if (std::any_of(known.begin(), known.end(), is_it)) continue;
+        if (has_live_agent(finder, process.pid)) return std::optional(std::move(process));
+    }
+    return std::optional<Process>();
+}
+
+Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search) {
+    if (text.empty())
+        return make_error(ErrorCode::invalid_argument, "a pid or a name is needed, and it is empty");
+    return model::is_number(text) ? find_by_pid(finder, text, search.user)
+                                  : find_by_name(finder, text, search);
+}
+
+Result<void> add_found(Finder& finder, const std::vector<std::string>& words, std::string_view word,
+                       Result<Targets> found, Targets& all) {
+    if (!found) {
+        if (words.size() == 1 || !model::is_number(word)) return std::move(found).error();
+        Process process;
+        const auto* const end = word.data() + word.size();
+        if (std::from_chars(word.data(), end, process.pid).ec != std::errc{})
+            return make_error(ErrorCode::invalid_argument, "'{}' is not a process id", word);
+        if (auto known = finder.proc().read(process.pid)) process = *std::move(known);
+        auto error = std::move(found).error();
+        found = Targets{};
+        found->unreached.push_back({std::move(process), std::move(error)});
+    }
+    for (auto& target : found->reached)
+        if (!contains(all, target.process)) all.reached.push_back(std::move(target));
+    for (auto& outcome : found->unreached)
+        if (!contains(all, outcome.process)) all.unreached.push_back(std::move(outcome));
+    return {};
+}
+
+void disconnect(Targets& targets) noexcept {
+    for (auto& target : targets.reached) target.socket.reset();
+}
+
+Result<Targets> find_each(Finder& finder, const std::vector<std::string>& words, const Search& search) {
+    Targets all;
+    for (const auto& word : words)
+        GPU_SLEEP_TRY(add_found(finder, words, word, find_targets(finder, word, search), all));
+    if (words.size() > 1) disconnect(all);
+    return all;
+}
+
+void identify(const ProcFs& proc, Process& process) {
+    process.name = given_name(proc, process.pid);
+    // Whose process it is may have written what it likes.
+    const auto bounded = [](std::string text) {
+        constexpr std::size_t k_longest = 120;
+        return text.size() > k_longest ? text.substr(0, k_longest) + "..." : text;
+    };
+    process.origin.notebook = bounded(proc.variable(process.pid, "JPY_SESSION_NAME").value_or(""));
+    process.origin.kernel = bounded(kernel_in(process.command));
+    process.origin.job = bounded(proc.variable(process.pid, "SLURM_JOB_ID").value_or(""));
+    process.origin.unit = bounded(unit_in(proc.control_groups(process.pid)));
+}
+
+Result<Process> find_process(const Finder& finder, std::string_view text, std::optional<uid_t> user) {
+    pid_t pid = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);
+    if (failure != std::errc{}) return make_error(ErrorCode::no_process, "there is no process {}", text);
+    auto process = finder.proc().read(pid);
+    if (process) identify(finder.proc(), *process);
+    if (!process || !user || process->uid == *user) return process;
+    return make_error(ErrorCode::no_process, "process {} belongs to {}, not to {}", title(*process),
+                      user_name(process->uid), user_name(*user));
+}
+
+Result<Process> find_process_without_agent(const Finder& finder, std::string_view text,
+                                           std::optional<uid_t> user) {
+    if (model::is_number(text)) return find_process(finder, text, user);
+    const auto processes = finder.proc().list();
+    if (!processes) return processes.error();
+    std::vector<Process> found;
+    for (const auto& process : *processes) {
+        if (process.pid == ::getpid() || !is_ours(process, user)) continue;
+        const bool is_named = was_named(finder, process, model::environment::k_name, text);
+        if (!is_named && !is_called(process.program, text)) continue;
+        if (finder.proc().find_thread(process.pid, k_control_thread)) continue;
+        found.push_back(process);
+        identify(finder.proc(), found.back());
+    }
+    std::set<pid_t> below;
+    for (const auto& process : found)
+        for (const auto& descendant : descendants_of(process.pid, found)) below.insert(descendant.pid);
+    std::erase_if(found, [&](const Process& each) { return below.contains(each.pid); });
+    if (found.empty()) return nobody_named(text, user);
+    GPU_SLEEP_TRY(check_only_one(text, found));
+    return std::move(found.front());
+}
+
+Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
+    auto processes = finder.proc().list();
+    if (!processes) return std::move(processes).error();
+    std::erase_if(*processes, [=](const Process& process) { return !is_ours(process, user); });
+    return connect_to_those_with_agents(finder, *std::move(processes));
+}
+
+std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const protocol::Request& request,
+                              Milliseconds timeout) {
+    std::vector<peers::Question> questions;
+    questions.reserve(targets.size());
+    for (auto& target : targets)
+        questions.push_back({std::move(target.socket),
+                             request,
+                             {.answer = timeout},
+                             [&] { return finder.proc().is_stopped(target.process); },
+                             {},
+                             [&] { return finder.connect(target.process); }});
+    auto answers = peers::ask_all(std::move(questions));
+    std::vector<Outcome> outcomes;
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+        if (const auto* report = std::get_if<model::Report>(&answers[i]))
+            targets[i].process.name = report->name;
+        if (const auto* error = std::get_if<Error>(&answers[i]))
+            answers[i] = explain(finder, targets[i].process, *error);
+        outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});
+    }
+    return outcomes;
+}
+
+std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
+                              Milliseconds timeout) {
+    auto outcomes = ask_each(finder, std::move(targets.reached), request, timeout);
+    std::move(targets.unreached.begin(), targets.unreached.end(), std::back_inserter(outcomes));
+    return outcomes;
+}
+
+std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout) {
+    return ask_each(finder, std::move(targets), model::StatusRequest{}, timeout);
+}
+
+Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user, Milliseconds timeout) {
+    auto all = find_all(finder, user);
+    if (!all) return std::move(all).error();
+    return ask_status(finder, *std::move(all), timeout);
+}
+
+void drop_ended(std::vector<Outcome>& outcomes) {
+    std::erase_if(outcomes, [](const Outcome& outcome) {
+        const auto* error = std::get_if<Error>(&outcome.answer);
+        return error && (error->code == ErrorCode::no_process || error->code == ErrorCode::no_agent);
+    });
+}
+
+const char* silence(const Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && error->code == ErrorCode::stopped ? "stopped" : "no answer";
+}
+
+int exit_status_of(const Outcome& outcome) noexcept {
+    if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
+        return model::exit_status_of(*failure, outcome.asked);
+    if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
+    return exit_status::done;
+}
+
+int worse_of(int one, int other) noexcept {
+    constexpr int k_worst_first[] = {exit_status::damaged,        exit_status::outcome_unknown,
+                                     exit_status::failed_asleep,  exit_status::timed_out,
+                                     exit_status::no_host_memory, exit_status::failed_awake,
+                                     exit_status::not_permitted,  exit_status::no_process,
+                                     exit_status::usage,          exit_status::done};
+    return *std::find_if(std::begin(k_worst_first), std::end(k_worst_first) - 1,
+                         [=](int status) { return status == one || status == other; });
+}
+
+int exit_status_of(const std::vector<Outcome>& outcomes) noexcept {
+    int status = exit_status::done;
+    int withdrawn = exit_status::done;
+    for (const auto& outcome : outcomes) {
+        const auto* error = peers::error_of(outcome.answer);
+        auto& worst = error && error->code == ErrorCode::cancelled ? withdrawn : status;
+        worst = worse_of(worst, exit_status_of(outcome));
+    }
+    return status == exit_status::done ? withdrawn : status;
+}
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Asking agents, hearing them, and asking again those that were lost.
+
+#include "control/tasks.hpp"
+
+#include "control/driver_engine.hpp"
+#include "control/gpus.hpp"
+
+#include <optional>
+#include <utility>
+#include <variant>
+
+namespace gpu_sleep::control {
+namespace {
+
+/// Whether the agent has not had the last word.
+bool is_lost(const peers::Answer& answer) noexcept {
+    const auto* error = std::get_if<Error>(&answer);
+    return error && (error->code == ErrorCode::connection_lost || error->code == ErrorCode::timed_out ||
+                     error->code == ErrorCode::outcome_unknown);
+}
+
+bool is_gone(ErrorCode code) noexcept {
+    return code == ErrorCode::no_process || code == ErrorCode::no_agent;
+}
+
+peers::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
+    // The agent keeps the request's own limit, and then undoes what it did.
+    constexpr Milliseconds k_grace{5'000};
+    if (const auto* sleep = std::get_if<model::SleepRequest>(&request))
+        return {sleep->timeout, k_grace, !sleep->bounds_all, {}, 1};
+    const auto& wake = std::get<model::WakeRequest>(request);
+    return {wake.timeout + wake.wait, k_grace, !wake.bounds_all, wake.timeout, wake.order.size() + 1};
+}
+
+/// Has a wake that has found too little GPU memory say who has it.
+void add_holders(const protocol::Request& request, Outcome& outcome) {
+    const auto* const wake = std::get_if<model::WakeRequest>(&request);
+    auto* const failure = std::get_if<model::Failure>(&outcome.answer);
+    if (!wake || !failure || failure->error.code != ErrorCode::out_of_device_memory) return;
+    const auto holders =
+        holders_beside(outcome.process, wake->make_room, wake->gpus); // an agent names others
+    if (!holders.empty()) failure->error.message += "; " + holders;
+}
+
+} // namespace
+
+std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Manner& manner,
+                               Listener& listener, Interruptions& interruptions) {
+    std::vector<peers::Question> questions;
+    questions.reserve(tasks.size());
+    std::optional<DeepLocker> locker;
+    for (auto& [target, request] : tasks) {
+        questions.push_back(
+            {std::move(target.socket),
+             request,
+             limits_of(request),
+             [&finder, &process = target.process] { return finder.proc().is_stopped(process); },
+             {},
+             [&finder, &process = target.process] { return finder.connect(process); }});
+        const auto* const sleep = std::get_if<model::SleepRequest>(&request);
+        if (!sleep || !sleep->deep || sleep->dry_run) continue;
+        if (!locker) locker.emplace();
+        questions.back().deep_steps = locker->steps(target.process, sleep->timeout);
+    }
+    std::vector<std::optional<Outcome>> told(tasks.size());
+    const auto tell = [&](const Outcome& outcome) {
+        if (!manner.passes_over || !is_passed_over(outcome)) listener.ended(outcome);
+    };
+    peers::Observer observer;
+    observer.progress = [&](std::size_t index, const model::Progress& progress) {
+        listener.progress(tasks[index].target.process, progress);
+    };
+    observer.answered = [&](std::size_t index, const peers::Answer& answer) {
+        if (manner.joint || is_lost(answer)) return;
+        const auto& [target, request] = tasks[index];
+        auto& outcome = told[index].emplace(outcome_of(request, target.process, answer));
+        add_holders(request, outcome);
+        tell(outcome);
+    };
+    observer.past_return = [&](std::size_t index) { listener.past_return(tasks[index].target.process); };
+    observer.interruptions = interruptions.fd();
+    observer.take_interruption = [&] { interruptions.take(); };
+    auto answers = manner.joint ? peers::ask_together(std::move(questions), *manner.joint, observer)
+                                : peers::ask_all(std::move(questions), observer);
+    std::vector<Outcome> outcomes;
+    for (std::size_t i = 0; i < tasks.size(); ++i)
+        outcomes.push_back(
+            told[i] ? std::move(*told[i])
+                    : outcome_of(tasks[i].request, tasks[i].target.process, std::move(answers[i])));
+    ask_again(finder, outcomes);
+    for (std::size_t i = 0; i < tasks.size(); ++i)
+        if (!told[i]) tell(outcomes[i]);
+    return outcomes;
+}
+
+Outcome outcome_of(const protocol::Request& request, Process process, peers::Answer answer) {
+    const auto* const wake = std::get_if<model::WakeRequest>(&request);
+    if (auto* const error = std::get_if<Error>(&answer))
+        *error = with_last_state(ProcFs(), process, std::move(*error));
+    return {std::move(process), std::move(answer), wake ? model::Operation::wake : model::Operation::sleep,
+            wake && wake->wait.count() > 0};
+}
+
+bool is_passed_over(const Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
+}
+
+bool is_withdrawn(const Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && error->code == ErrorCode::cancelled;
+}
+
+void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
+    constexpr Milliseconds k_patience{2'000};
+    std::vector<Target> targets;
+    std::vector<Outcome*> asked;
+    for (auto& outcome : outcomes) {
+        if (!is_lost(outcome.answer)) continue;
+        if (!finder.proc().is_running(outcome.process)) {
+            outcome.answer = make_error(ErrorCode::no_process, "the process has ended meanwhile");
+            continue;
+        }
+        auto socket = finder.connect(outcome.process);
+        if (!socket && is_gone(socket.error().code)) {
+            outcome.answer = std::move(socket).error();
+            continue;
+        }
+        // What an agent says while it is still at work is how all was before.
+        const bool is_unknown = std::get<Error>(outcome.answer).code == ErrorCode::outcome_unknown;
+        if (!socket || is_unknown || finder.proc().is_stopped(outcome.process)) continue;
+        targets.push_back({outcome.process, *std::move(socket)});
+        asked.push_back(&outcome);
+    }
+    const auto found = ask_each(finder, std::move(targets), model::StatusRequest(), k_patience);
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+        auto& answer = asked[i]->answer;
+        if (const auto* report = std::get_if<model::Report>(&found[i].answer))
+            answer = model::Failure{std::get<Error>(answer), report->state};
+        else if (const auto* error = std::get_if<Error>(&found[i].answer); error && is_gone(error->code))
+            answer = *error;
+    }
+}
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Having agents put their processes to sleep, or wake them, several side by side.
+
+#pragma once
+
+#include "control/listener.hpp"
+#include "control/targets.hpp"
+
+#include <vector>
+
+namespace gpu_sleep::control {
+
+/// A sleep or a wake of one process.
+struct Task {
+    Target target;
+    protocol::Request request;
+};
+
+/// What holds for all of several tasks.
+struct Manner {
+    const peers::Joint* joint = nullptr; ///< they go together
+    bool passes_over = false;            ///< nothing is said of one that is_passed_over()
+};
+
+/// Carries out all, and has the driver do its part of deep sleeps. The listener hears of each as soon as it
+/// has ended, of those that go together once all have; of one whose agent has not had the last word, when it
+/// was asked how its process stands. The outcomes are in the order of the tasks.
+[[nodiscard]] std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Manner& manner,
+                                             Listener& listener, Interruptions& interruptions);
+
+/// What `answer` says of a process that `request`, a sleep or a wake, was for.
+[[nodiscard]] Outcome outcome_of(const protocol::Request& request, Process process, peers::Answer answer);
+
+/// Whether the process has gone, or has none of the tags that were asked for. Where it was one of all, nobody
+/// has named it, and it is no failure.
+[[nodiscard]] bool is_passed_over(const Outcome& outcome) noexcept;
+
+/// Whether the request was withdrawn before the process has changed.
+[[nodiscard]] bool is_withdrawn(const Outcome& outcome) noexcept;
+
+/// Asks the processes whose connection was lost, or that did not answer in time, for their state, all at
+/// once: they may have ended or may have no agent any more. Does not ask those that are stopped or whose
+/// outcome is unknown, which cannot answer.
+void ask_again(Finder& finder, std::vector<Outcome>& outcomes);
+
+} // namespace gpu_sleep::control

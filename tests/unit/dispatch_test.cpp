@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What a command does, without a terminal: select, hear, withdraw.
+
+#include "find_fixture.hpp"
+
+#include "control/dispatch.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::control;
+
+namespace {
+
+/// This process with a scripted agent inside.
+class ScriptedProcess {
+public:
+    explicit ScriptedProcess(test::FakeAgent::Script script)
+        : agent_(tree_.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
+                 std::move(script)) {
+        tree_.add({.pid = ::getpid(), .start_time = 99});
+    }
+    [[nodiscard]] Result<Dispatch> select(Selection whom, protocol::Request request) const {
+        return Dispatch::select({.whom = std::move(whom), .request = std::move(request)}, finder_of(tree_));
+    }
+    [[nodiscard]] std::vector<protocol::Request> requests() const { return agent_.requests(); }
+    [[nodiscard]] const test::ProcTree& tree() const { return tree_; }
+
+private:
+    test::ProcTree tree_;
+    test::FakeAgent agent_;
+};
+
+Selection this_process() {
+    return {.words = {std::to_string(::getpid())}};
+}
+
+class Heard : public Listener {
+public:
+    void progress(const Process& process, const model::Progress& progress) override {
+        CHECK(process.pid == ::getpid());
+        done = progress.done;
+    }
+    void past_return(const Process& /*process*/) override { ++past_returns; }
+    void ended(const Outcome& outcome) override { outcomes.push_back(outcome); }
+
+    Bytes done = 0;
+    int past_returns = 0;
+    std::vector<Outcome> outcomes;
+};
+
+/// Comes whenever the agent's script says so.
+class Interrupted : public Interruptions {
+public:
+    Interrupted() {
+        int ends[2] = {-1, -1};
+        REQUIRE(::pipe(ends) == 0);
+        read_.reset(ends[0]);
+        write_.reset(ends[1]);
+    }
+    void interrupt() const { CHECK(::write(write_.get(), "!", 1) == 1); }
+    [[nodiscard]] int fd() const noexcept override { return read_.get(); }
+    void take() noexcept override {
+        char taken = 0;
+        [[maybe_unused]] const auto got = ::read(read_.get(), &taken, 1);
+    }
+
+private:
+    UniqueFd read_;
+    UniqueFd write_;
+};
+
+} // namespace
+
+TEST_CASE("Dispatch: progress and outcomes are heard as they come", "[dispatch]") {
+    const ScriptedProcess process([](const protocol::Request&, test::FakeConnection& connection) {
+        connection.send(model::Progress{model::Progress::Phase::transfer, 5, 8});
+        connection.send(test::sample_sleep());
+    });
+    model::SleepRequest request;
+    request.tags = {"weights"};
+    auto dispatch = process.select(this_process(), request);
+    REQUIRE(dispatch);
+    CHECK(dispatch->losses().empty());
+    Heard heard;
+    Interruptions none;
+    const auto outcomes = dispatch->carry_out(heard, none);
+    REQUIRE(outcomes);
+    REQUIRE(outcomes->size() == 1);
+    CHECK(std::get<model::Report>(outcomes->front().answer).state == model::State::asleep);
+    REQUIRE(process.requests().size() == 1);
+    CHECK(std::get<model::SleepRequest>(process.requests().front()).tags == request.tags);
+    CHECK(heard.done == 5);
+    REQUIRE(heard.outcomes.size() == 1);
+    CHECK(std::holds_alternative<model::Report>(heard.outcomes.front().answer));
+}
+
+TEST_CASE("Dispatch: what a sleep drops is known before, and is asked for afterwards", "[dispatch]") {
+    const ScriptedProcess process([](const protocol::Request& request, test::FakeConnection& connection) {
+        auto report = test::sample_sleep();
+        report.dry_run = std::get<model::SleepRequest>(request).dry_run;
+        connection.send(report);
+    });
+    model::SleepRequest request;
+    request.level = model::Level::drop;
+    auto dispatch = process.select(this_process(), request);
+    REQUIRE(dispatch);
+    const auto losses = dispatch->losses();
+    REQUIRE(losses.size() == 1);
+    CHECK(losses.front().tags == std::vector<std::string>{"kv_cache"});
+    REQUIRE(process.requests().size() == 1);
+    CHECK(std::get<model::SleepRequest>(process.requests().front()).dry_run);
+    Heard heard;
+    Interruptions none;
+    const auto outcomes = dispatch->carry_out(heard, none);
+    REQUIRE(outcomes);
+    CHECK_FALSE(std::get<model::Report>(outcomes->front().answer).dry_run);
+}
+
+TEST_CASE("Dispatch: an interruption withdraws it, and comes too late past the point of no return",
+          "[dispatch]") {
+    const bool is_late = GENERATE(false, true);
+    Interrupted interrupted;
+    Heard heard;
+    const ScriptedProcess process([&](const protocol::Request&, test::FakeConnection& connection) {
+        if (is_late) connection.send(model::Progress{model::Progress::Phase::release, 0, 0});
+        interrupted.interrupt();
+        if (!is_late) return connection.wait_for_close();
+        const auto end = Clock::now() + Milliseconds(5'000);
+        while (heard.past_returns == 0 && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
+        connection.send(test::sample_sleep());
+    });
+    auto dispatch = process.select(this_process(), model::SleepRequest());
+    REQUIRE(dispatch);
+    const auto outcomes = dispatch->carry_out(heard, interrupted);
+    REQUIRE(outcomes);
+    CHECK(heard.past_returns == (is_late ? 1 : 0));
+    const auto* const error = peers::error_of(outcomes->front().answer);
+    if (is_late)
+        CHECK_FALSE(error);
+    else
+        CHECK((error && error->code == ErrorCode::cancelled));
+    CHECK(heard.outcomes.size() == 1);
+}
+
+TEST_CASE("Dispatch: of all processes, none that has nothing to do with it is heard of", "[dispatch]") {
+    const auto code = GENERATE(ErrorCode::unknown_tag, ErrorCode::inhibited);
+    const ScriptedProcess process([=](const protocol::Request&, test::FakeConnection& connection) {
+        connection.send(model::Failure{make_error(code, "no"), model::State::awake});
+    });
+    auto dispatch = process.select({}, model::SleepRequest());
+    REQUIRE(dispatch);
+    Heard heard;
+    Interruptions none;
+    const auto outcomes = dispatch->carry_out(heard, none);
+    if (code == ErrorCode::unknown_tag) {
+        CHECK(code_of(outcomes) == code); // somebody may have mistyped it
+        CHECK(heard.outcomes.empty());
+    } else {
+        REQUIRE(outcomes);
+        CHECK(exit_status_of(*outcomes) == exit_status::failed_awake);
+        CHECK(heard.outcomes.size() == 1);
+    }
+}
+
+TEST_CASE("Dispatch: where one of those that go together cannot be asked, nobody is", "[dispatch]") {
+    const ScriptedProcess process([](const protocol::Request&, test::FakeConnection&) {});
+    process.tree().add({.pid = 20, .parent = ::getpid()});
+    process.tree().write("proc/20/task/5/comm", "gpu-sleep-ctl\n");
+    auto whom = this_process();
+    whom.tree = true;
+    model::SleepRequest request;
+    request.joint = true;
+    auto dispatch = process.select(whom, request);
+    REQUIRE(dispatch);
+    Heard heard;
+    Interruptions none;
+    const auto outcomes = dispatch->carry_out(heard, none);
+    REQUIRE(outcomes);
+    CHECK(process.requests().empty());
+    REQUIRE(heard.outcomes.size() == 2);
+    CHECK(peers::error_of(heard.outcomes[0].answer)->code == ErrorCode::agent_unreachable);
+    CHECK(peers::error_of(heard.outcomes[1].answer)->code == ErrorCode::cancelled);
+}
