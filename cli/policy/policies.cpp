@@ -15,13 +15,6 @@
 namespace gpu_sleep::cli::policy {
 namespace {
 
-/// The name of the program's file: of "/usr/bin/python3 serve.py", python3.
-std::string program_of(const Process& process) {
-    auto word = process.command.substr(0, process.command.find(' '));
-    if (word.starts_with('[') && word.ends_with(']')) word = word.substr(1, word.size() - 2);
-    return word.substr(word.rfind('/') + 1); // npos + 1 is 0
-}
-
 /// read_configuration(), whose warnings are printed.
 Result<std::optional<Configuration>> read_file(const std::filesystem::path& path, Author author, uid_t owner,
                                                bool has_directory = false) {
