@@ -49,8 +49,10 @@ model::Operation asked_by(const CommandRun& operation) noexcept {
 
 Outcome outcome_of(const CommandRun& operation, Process process, Answer answer) {
     const auto* const wake = std::get_if<model::WakeRequest>(&operation.request);
-    if (const auto* const error = std::get_if<Error>(&answer))
-        answer = with_last_state(ProcFs(), process, *error);
+    if (const auto* const error = std::get_if<Error>(&answer)) {
+        Finder finder;
+        answer = with_last_state(finder, process, *error);
+    }
     return {std::move(process), std::move(answer), asked_by(operation), wake && wake->wait.count() > 0};
 }
 

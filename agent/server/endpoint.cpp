@@ -18,6 +18,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <utility>
 
 namespace gpu_sleep::agent::server {
@@ -198,6 +199,11 @@ bool Endpoint::is_in_place() const {
     struct stat status {};
     return is_held() && ::lstat(path_.c_str(), &status) == 0 && status.st_dev == device_ &&
            status.st_ino == inode_;
+}
+
+void Endpoint::note_change() const noexcept {
+    const timespec times[] = {{0, UTIME_OMIT}, {std::time(nullptr), 0}};
+    if (directory_.is_held()) ::utimensat(directory_.get(), name_.c_str(), times, AT_SYMLINK_NOFOLLOW);
 }
 
 void Endpoint::remove() const noexcept {

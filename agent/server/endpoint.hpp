@@ -32,6 +32,10 @@ public:
     /// Whether it is, and the file that names the socket is still there: /tmp is cleaned by others.
     [[nodiscard]] bool is_in_place() const;
 
+    /// Has the file's time of change say when the process came to be in its state, for who cannot ask: in
+    /// whole seconds, which tells it from the time at which the socket was made.
+    void note_change() const noexcept;
+
     /// Accepts the next connection in line. Where the process has no descriptors left, a spare one is given
     /// up for it. Empty, with errno set as by accept(2), when there is none, or no room for it.
     [[nodiscard]] UniqueFd accept() noexcept;

@@ -213,6 +213,7 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     CHECK(asked.status == 4);
     const auto* const before = "it was partly asleep before";
     CHECK_THAT(asked.err, mentions(before));
+    CHECK_THAT(asked.err, mentions("and has been for "));
     CHECK(woken.status == 4);
     CHECK_THAT(woken.err, mentions("it is stopped") && mentions("kill -CONT") && mentions(before));
     host.process().signal(SIGCONT);
