@@ -350,6 +350,9 @@ TEST_CASE("Render: advice fits the command", "[render]") {
           "gpu-wake: cannot wake 1: no; free GPU memory, or let gpu-wake try for longer than this --wait\n");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);
+    for (const auto* const program : {"gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-run", "gpu-inhibit"})
+        for (const auto& row : all_errors()) // a directory is the user's to choose
+            CHECK(advice(program, row.code).find('/') == std::string::npos);
     for (const auto& row : all_errors())
         if (row.code != ErrorCode::internal && row.code != ErrorCode::out_of_disk)
             CHECK(advice("gpu-snapshot", row.code).find("gpu-") == std::string::npos);
