@@ -204,9 +204,12 @@ TEST_CASE(
                 "setpriv",  "--reuid=61235", "--regid=61235", "--clear-groups", stage.file("gpu-reclaim"),
                 "--config", config,          "--why",         "--json"};
             words.insert(words.end(), more.begin(), more.end());
-            return run({std::move(words)});
+            return run({std::move(words), {"HOME=" + scratch.path().string()}});
         };
-        CHECK(asked({}).json("/processes/0") == "none");
+        const auto all = asked({});
+        CHECK(all.status == 0);
+        CHECK(all.err.empty());
+        CHECK(all.json("/processes/0") == "none");
         CHECK(asked({std::to_string(host.pid())}).status == 5);
         CHECK(pass({"--why", "--json"}).json("/processes/0/state") == "awake");
     }

@@ -185,7 +185,7 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
 
 TEST_CASE("Deep together: one that shares memory once all are checked sleeps plainly, and is never locked",
           "[deep][deep_together]") {
-    DeepFamily family(2, {}, {delay("nvmlDeviceGetMemoryInfo", "1000ms")});
+    DeepFamily family(2, {}, {delay("nvmlDeviceGetMemoryInfo", "2000ms")});
     const auto shared = make_piece(family[0], "plain", k_piece_bytes);
     const auto trace = family.file("trace");
     Process sleeping(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace}));

@@ -30,7 +30,7 @@ HandleTable<CUexternalSemaphore, OutsideObject>& external_semaphores() {
     return outside_objects<CUexternalSemaphore>(14);
 }
 HandleTable<CUmemGenericAllocationHandle, OutsideObject>& multicast_groups() {
-    return outside_objects<CUmemGenericAllocationHandle>(15);
+    return outside_objects<CUmemGenericAllocationHandle>(16);
 }
 
 template <class Handle>
