@@ -245,6 +245,7 @@ ProgramName program_of(const Process& process) {
     const std::string_view command = process.command;
     if (name.program.empty() && command.starts_with('[') && command.ends_with(']'))
         name.program = command.substr(1, command.size() - 2);
+    name.program = name.program.substr(0, name.program.find(' '));
     return name;
 }
 

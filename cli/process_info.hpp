@@ -96,7 +96,8 @@ private:
 /// Raises the limit of open files as far as allowed: a command has a connection to each process.
 void raise_descriptor_limit() noexcept;
 
-/// What its program is called; of one that shows no arguments, what the kernel calls it.
+/// What its program is called; of one that shows no arguments, what the kernel calls it. Of a title that it
+/// has set the first word alone: the others may be secrets, and change.
 [[nodiscard]] ProgramName program_of(const Process& process);
 
 /// The name that it was given, or else that of its program: "python3 serve.py".

@@ -109,6 +109,9 @@ TEST_CASE("Metrics: who has no name is called by its program and script, never b
     const auto text = render({{server(1), named("")}});
     CHECK(text.find("name=\"python3 serve.py\"") != std::string::npos);
     CHECK(text.find("secret") == std::string::npos);
+    auto titled = server(1, "trainer: secret");
+    titled.program = program_name({"trainer: secret"});
+    CHECK(render({{titled, named("")}}).find("name=\"trainer:\"") != std::string::npos);
     auto bare = server(1, "[kernel]");
     bare.program = {};
     CHECK(render({{bare, named("")}}).find("name=\"kernel\"") != std::string::npos);

@@ -193,6 +193,10 @@ TEST_CASE("Policy: a command is called by its program, its script, both, or its 
     CHECK(policy_of(limits, {"bob", "", {"sh", "serve.py"}}).ladder == ladder({"3m"}));
     CHECK(policy_of(limits, {"bob", "", {"python3", "other.py"}}).ladder == ladder({"2m"}));
     CHECK(policy_of(limits, {"bob", "", {"serve.py", ""}}).ladder == ladder({"3m"}));
+    limits.commands["trainer:"].idle = ladder({"6m"});
+    Process titled;
+    titled.program = program_name({"trainer: epoch 1"});
+    CHECK(policy_of(limits, {"bob", "", program_of(titled)}).ladder == ladder({"6m"}));
 }
 
 TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "[policy]") {
