@@ -74,7 +74,8 @@ constexpr Object ended_by(Entry entry) noexcept {
     }
 }
 
-/// What its first argument may be as well, and is not after the call, which is not put off for that.
+/// What its first argument may be as well, and is not after the call, which is not put off for that. External
+/// memory and pools are not among these: what was mapped or allocated of them lives on.
 constexpr Object forgotten_by(Entry entry) noexcept {
     switch (entry) {
     case Entry::cuMemFreeAsync:
@@ -82,8 +83,6 @@ constexpr Object forgotten_by(Entry entry) noexcept {
     case Entry::cuEventDestroy:
     case Entry::cuEventDestroy_v2: return Object::shared_event;
     case Entry::cuMemFree_v2: return Object::shared_memory;
-    case Entry::cuMemPoolDestroy: return Object::shared_pool;
-    case Entry::cuDestroyExternalMemory: return Object::external_memory;
     case Entry::cuDestroyExternalSemaphore: return Object::external_semaphore;
     default: return Object::none;
     }

@@ -18,6 +18,8 @@ namespace gpu_sleep::test {
     X(cuGetErrorName)                                                                                        \
     X(cuDevicePrimaryCtxRetain)                                                                              \
     X(cuDevicePrimaryCtxReset)                                                                               \
+    X(cuCtxCreate)                                                                                           \
+    X(cuCtxDestroy)                                                                                          \
     X(cuCtxSetCurrent)                                                                                       \
     X(cuCtxSynchronize)                                                                                      \
     X(cuEventCreate)                                                                                         \

@@ -6,6 +6,7 @@
 
 #include "base/fd.hpp"
 
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -93,25 +94,44 @@ std::function<CUresult()>& destroy_last() {
     return destroy;
 }
 
-/// Which is exported; `is_passed_on`: and lives on only where that is imported again.
-Result<void> make_shared_pool(bool is_passed_on) {
+/// Exported; `is_imported`: from another process, for all that the agent sees.
+Result<void> make_shared_pool(bool is_imported) {
     CUmemoryPool pool = nullptr;
-    CUmemPoolProps wanted{};
-    wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    wanted.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    GPU_SLEEP_TEST_CALL(cuMemPoolCreate, &pool, &wanted);
-    int exported = -1;
-    GPU_SLEEP_TEST_CALL(cuMemPoolExportToShareableHandle, &exported, pool,
-                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    const UniqueFd descriptor(exported);
-    if (is_passed_on) {
-        GPU_SLEEP_TEST_CALL(cuMemPoolDestroy, pool);
+    if (is_imported) {
+        const UniqueFd descriptor(::memfd_create("pool", MFD_CLOEXEC));
         GPU_SLEEP_TEST_CALL(cuMemPoolImportFromShareableHandle, &pool,
-                            reinterpret_cast<void*>(static_cast<std::intptr_t>(exported)),
+                            reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get())),
                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    } else {
+        CUmemPoolProps wanted{};
+        wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+        wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+        wanted.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        GPU_SLEEP_TEST_CALL(cuMemPoolCreate, &pool, &wanted);
+        int exported = -1;
+        GPU_SLEEP_TEST_CALL(cuMemPoolExportToShareableHandle, &exported, pool,
+                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        ::close(exported);
     }
     destroy_last() = [pool] { return cuda().cuMemPoolDestroy(pool); };
+    return {};
+}
+
+Result<void> import_outside_memory() {
+    CUexternalMemory memory = nullptr;
+    const CUDA_EXTERNAL_MEMORY_HANDLE_DESC wanted{};
+    GPU_SLEEP_TEST_CALL(cuImportExternalMemory, &memory, &wanted);
+    destroy_last() = [memory] { return cuda().cuDestroyExternalMemory(memory); };
+    return {};
+}
+
+/// In a context that ends then.
+template <class Make>
+Result<void> in_passing_context(Make&& make) {
+    CUcontext context = nullptr;
+    GPU_SLEEP_TEST_CALL(cuCtxCreate, &context, nullptr, 0, 0);
+    GPU_SLEEP_TRY(make());
+    GPU_SLEEP_TEST_CALL(cuCtxDestroy, context);
     return {};
 }
 
@@ -127,12 +147,9 @@ Result<std::string> make_shared_object(const std::string& kind, const std::strin
         from_hexadecimal(handle, event_handle.reserved);
         GPU_SLEEP_TEST_CALL(cuIpcOpenEventHandle, &event, event_handle);
     } else if (kind == "pool" || kind == "imported_pool") {
-        GPU_SLEEP_TRY(make_shared_pool(kind == "imported_pool"));
+        GPU_SLEEP_TRY(in_passing_context([&] { return make_shared_pool(kind == "imported_pool"); }));
     } else if (kind == "memory") {
-        CUexternalMemory memory = nullptr;
-        const CUDA_EXTERNAL_MEMORY_HANDLE_DESC wanted{};
-        GPU_SLEEP_TEST_CALL(cuImportExternalMemory, &memory, &wanted);
-        destroy_last() = [memory] { return cuda().cuDestroyExternalMemory(memory); };
+        GPU_SLEEP_TRY(in_passing_context(import_outside_memory));
     } else if (kind == "semaphore") {
         CUexternalSemaphore semaphore = nullptr;
         const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC wanted{};
