@@ -46,7 +46,7 @@ Result<void> Server::start() {
         operations->detach();
         is_operating_ = true;
     }
-    if (auto opened = open_endpoint(); !opened) {
+    if (auto opened = endpoint_.open(); !opened) {
         if (opened.error().code == ErrorCode::refused) return opened; // another copy has the process
         log::error("this process cannot be controlled from outside: {}", opened.error().message);
     }
@@ -62,7 +62,6 @@ Result<void> Server::start() {
         });
     });
     if (!listening) {
-        const MutexLock endpoint_lock(endpoint_mutex_);
         endpoint_.shut(); // commands would wait for an answer
         return std::move(listening).error();
     }
@@ -195,7 +194,6 @@ void Server::show_state() noexcept {
     ignoring_errors([&] { // a filter might end the process for it
         if (has_call_filter()) return;
         ::pthread_setname_np(::pthread_self(), name);
-        const MutexLock lock(endpoint_mutex_);
         endpoint_.note_change();
     });
 }
@@ -256,14 +254,9 @@ void Server::expire_jobs(bool own_alone) {
     }
 }
 
-Result<void> Server::open_endpoint() {
-    const MutexLock lock(endpoint_mutex_);
-    return endpoint_.open();
-}
-
 void Server::keep_in_place() {
     if (is_ending_ || endpoint_.is_in_place()) return;
-    if (auto opened = open_endpoint(); !opened) log::debug("no socket yet: {}", opened.error().message);
+    if (auto opened = endpoint_.open(); !opened) log::debug("no socket yet: {}", opened.error().message);
     if (is_ending_) endpoint_.remove(); // it has begun to end meanwhile
 }
 

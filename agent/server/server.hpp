@@ -115,7 +115,6 @@ private:
     [[nodiscard]] Outcome outcome_of(Line::Place& place) noexcept;
     /// What the agent says of the process, and the wakes that wait.
     [[nodiscard]] model::Report status();
-    [[nodiscard]] Result<void> open_endpoint();
     void keep_in_place();
     void accept_all();
     /// Where there are no descriptors, or no memory, for those in line.
@@ -140,10 +139,9 @@ private:
     Operations& operations_;
     std::atomic<pid_t> stopped_asker_{0}; ///< Connection::stopped_peer() of the operation that runs
     bool is_operating_ = false;           ///< the operations thread runs; used by start() alone
-    Mutex endpoint_mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< guards where its file is
-    Endpoint endpoint_; ///< used by the listening thread, at fork and exit, and for note_change()
-    std::atomic<bool> is_rooted_{false}; ///< the listening thread has its own root, or does without
-    std::atomic<bool> is_ending_{false}; ///< the process
+    Endpoint endpoint_;                   ///< used by the listening thread, and at fork and exit
+    std::atomic<bool> is_rooted_{false};  ///< the listening thread has its own root, or does without
+    std::atomic<bool> is_ending_{false};  ///< the process
     std::vector<std::unique_ptr<Connection>> connections_; ///< used by the listening thread alone
 
     const char* work_thread_name_ = k_work_thread; ///< used by the operations thread alone
