@@ -237,6 +237,8 @@ Result<Finder::SocketFile> Finder::socket_of(const Process& process) {
         if (!candidates) return candidates.error();
         if (candidates->empty()) continue;
         auto& found = candidates->front();
+        if (found.identity.start_time != process.start_time && proc_.shares_time_namespace(process.pid))
+            continue; // a leftover
         auto directory = open_private_directory(tmp.get(), found.directory, process.uid);
         if (directory) return SocketFile{std::move(directory), found.name};
     }

@@ -96,14 +96,14 @@ std::string_view last_state(const ProcFs& proc, const Process& process) {
 
 /// How long it has been so, which the time of its socket's file says; nothing where that is not known, as of
 /// one that was awake all the time.
-std::optional<double> seconds_in_state(Finder& finder, const Process& process) {
+std::optional<std::time_t> seconds_in_state(Finder& finder, const Process& process) {
     const auto socket = finder.socket_of(process);
     struct stat file = {};
     if (!socket ||
         ::fstatat(socket->directory.get(), socket->name.c_str(), &file, AT_SYMLINK_NOFOLLOW) != 0 ||
         file.st_mtim.tv_nsec != 0) // the agent sets whole seconds
         return std::nullopt;
-    return static_cast<double>(std::max<std::time_t>(1, std::time(nullptr) - file.st_mtim.tv_sec));
+    return std::max<std::time_t>(1, std::time(nullptr) - file.st_mtim.tv_sec);
 }
 
 /// Why `process` did not answer: it has ended, it runs another program, or `failure`.
@@ -287,7 +287,8 @@ Error with_last_state(Finder& finder, const Process& process, Error failure) {
     if (state.empty()) return failure;
     failure.message += fmt::format("; it was {} before", state);
     if (const auto seconds = seconds_in_state(finder, process))
-        failure.message += fmt::format(", and has been for {}", format_seconds(*seconds));
+        failure.message += fmt::format(", for {} so far", *seconds < 60 ? fmt::format("{} s", *seconds)
+                                                                        : format_seconds(*seconds));
     return failure;
 }
 
