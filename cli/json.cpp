@@ -119,6 +119,7 @@ OrderedJson to_value(const model::Report& report) {
     value["host_bytes"] = report.host_bytes;
     value["file_bytes"] = report.file_bytes;
     value["in_files_bytes"] = in_files(report);
+    value["directories"] = report.directories;
     value["retained_bytes"] = report.retained_bytes;
     value["woken_bytes"] = report.woken_bytes;
     value["woken_seconds"] = report.woken_seconds;

@@ -159,11 +159,11 @@ struct Metrics {
     }
 };
 
-/// The name that a program gave itself, or its file's: its arguments may be secrets, and are many.
+/// The name that it was given, or that of its program: its other arguments may be secrets, and are many.
 std::string name_of(const control::Process& process, const Report* report) {
     if (report && !report->name.empty()) return report->name;
-    const auto program = process.command.substr(0, process.command.find(' '));
-    return shortened(program.substr(program.rfind('/') + 1), model::k_max_name_length);
+    return shortened(process.name.empty() ? to_string(control::program_of(process)) : process.name,
+                     model::k_max_name_length);
 }
 
 /// The UUIDs of a report's devices, by their numbers.

@@ -108,7 +108,7 @@ std::string render_operation(const control::Process& process, const Report& repo
                     "it\n",
                     printable(tag.tag), tag.device);
     if (report.operation == Operation::sleep && !report.dry_run && in_files(report) != 0)
-        text += fmt::format("  {}\n", files_line(report, request));
+        text += fmt::format("  {}\n", files_line(report));
     if (report.operation == Operation::sleep)
         for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
     if (report.deep) text += fmt::format("  {}\n", deep_line(report));

@@ -106,15 +106,10 @@ Bytes in_files(const Report& report) {
     return sum;
 }
 
-std::string files_line(const Report& report, const model::SleepRequest* request) {
-    Bytes kept = 0;
-    Bytes moved = 0;
-    for (const auto& tag : report.tags) kept += tag.kept;
-    for (const auto& device : report.devices) moved += device.kept + device.relocated;
-    const bool is_known = request && !request->directory.empty() && moved == kept;
-    return printable(fmt::format("contents in files{}: {}, {} on disk",
-                                 is_known ? " in " + request->directory : "", format_bytes(in_files(report)),
-                                 format_bytes(report.file_bytes)));
+std::string files_line(const Report& report) {
+    const auto where = report.directories.empty() ? std::string() : " in " + joined(report.directories);
+    return fmt::format("contents in files{}: {}, {} on disk", where, format_bytes(in_files(report)),
+                       format_bytes(report.file_bytes));
 }
 
 std::string retained_line(const Report& report) {

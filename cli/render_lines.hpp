@@ -39,9 +39,9 @@ inline constexpr std::size_t k_label_columns = 40;
 [[nodiscard]] std::string residual_line(const model::Residual& residual);
 /// What the process keeps in files.
 [[nodiscard]] Bytes in_files(const model::Report& report);
-/// "contents in files in /scratch: 5.00 GiB, 3.00 GiB on disk"; the directory only where all that is kept was
-/// moved by `request`, because what an earlier sleep kept may be elsewhere.
-[[nodiscard]] std::string files_line(const model::Report& report, const model::SleepRequest* request);
+/// "contents in files in /scratch: 5.00 GiB, 3.00 GiB on disk"; without the directory if the agent is too old
+/// to say it.
+[[nodiscard]] std::string files_line(const model::Report& report);
 /// "13.0 GiB of host memory is retained for the next sleep".
 [[nodiscard]] std::string retained_line(const model::Report& report);
 /// "a wake of weights has waited 12.50 s for GPU memory: waking needs 32.0 MiB on GPU 0, ...", or "for room,

@@ -74,6 +74,20 @@ constexpr Object ended_by(Entry entry) noexcept {
     }
 }
 
+/// What its first argument may be as well, and is not after the call, which is not put off for that. External
+/// memory and pools are not among these: what was mapped or allocated of them lives on.
+constexpr Object forgotten_by(Entry entry) noexcept {
+    switch (entry) {
+    case Entry::cuMemFreeAsync:
+    case Entry::cuMemFreeAsync_ptsz: return Object::memory;
+    case Entry::cuEventDestroy:
+    case Entry::cuEventDestroy_v2: return Object::shared_event;
+    case Entry::cuMemFree_v2: return Object::shared_memory;
+    case Entry::cuDestroyExternalSemaphore: return Object::external_semaphore;
+    default: return Object::none;
+    }
+}
+
 /// What an answer is about where a call asks or waits for work that was given to the GPU.
 enum class Asks : std::uint8_t { nothing, stream, event, context, current_context };
 
@@ -135,10 +149,10 @@ constexpr bool asks_for_context(Entry entry) noexcept {
 /// Whether anything of the call is noted, or answered in a deep sleep.
 constexpr bool is_noted(Entry entry) noexcept {
     return made_by(entry) != Object::none || ended_by(entry) != Object::none ||
-           asks_about(entry) != Asks::nothing || enters(entry) != Enters::nothing ||
-           asks_for_context(entry) || entry == Entry::cuThreadExchangeStreamCaptureMode ||
-           entry == Entry::cuMemGetInfo_v2 || entry == Entry::cuMemFreeAsync ||
-           entry == Entry::cuMemFreeAsync_ptsz;
+           forgotten_by(entry) != Object::none || asks_about(entry) != Asks::nothing ||
+           enters(entry) != Enters::nothing || asks_for_context(entry) ||
+           entry == Entry::cuThreadExchangeStreamCaptureMode || entry == Entry::cuMemGetInfo_v2 ||
+           entry == Entry::cuMemPoolExportToShareableHandle;
 }
 
 template <class First, class... Rest>
@@ -152,21 +166,6 @@ std::uint64_t bits_of(Handle handle) noexcept {
         return reinterpret_cast<std::uint64_t>(handle);
     else
         return handle;
-}
-
-/// What its first argument may be as well, and is not after the call, which is not put off for that.
-constexpr Object forgotten_by(Entry entry) noexcept {
-    switch (entry) {
-    case Entry::cuMemFreeAsync:
-    case Entry::cuMemFreeAsync_ptsz: return Object::memory;
-    case Entry::cuEventDestroy:
-    case Entry::cuEventDestroy_v2: return Object::shared_event;
-    case Entry::cuMemFree_v2: return Object::shared_memory;
-    case Entry::cuMemPoolDestroy: return Object::shared_pool;
-    case Entry::cuDestroyExternalMemory: return Object::external_memory;
-    case Entry::cuDestroyExternalSemaphore: return Object::external_semaphore;
-    default: return Object::none;
-    }
 }
 
 /// Before a call that destroys something.

@@ -47,6 +47,11 @@ struct Objects {
     std::atomic<bool> is_known{false}; ///< what is done
 };
 
+/// Pools belong to devices; memory from outside CUDA may be mapped in another context.
+constexpr bool outlives_contexts(Object kind) noexcept {
+    return kind == Object::shared_pool || kind == Object::external_memory;
+}
+
 constinit thread_local CUcontext t_current __attribute__((tls_model("initial-exec"))) = nullptr;
 
 std::uint64_t bits(const void* handle) noexcept {
@@ -129,7 +134,9 @@ bool has_any(Object kind) noexcept {
 void objects_end_with(CUcontext context) noexcept {
     auto& objects = immortal<Objects>();
     const MutexLock lock(objects.mutex);
-    std::erase_if(objects.all, [=](const auto& made) { return made.second.context == context; });
+    std::erase_if(objects.all, [=](const auto& made) {
+        return made.second.context == context && !outlives_contexts(made.first.first);
+    });
 }
 
 void set_current_context(CUcontext context) noexcept {

@@ -42,7 +42,7 @@ void object_made(Object kind, std::uint64_t handle) noexcept;
 /// It is about to be destroyed: another may get its handle at once. False: it is not known.
 bool object_ends(Object kind, std::uint64_t handle) noexcept;
 [[nodiscard]] bool has_any(Object kind) noexcept;
-/// The context takes all that was made in it with it.
+/// The context takes what was made in it with it, but for pools and memory from outside CUDA.
 void objects_end_with(CUcontext context) noexcept;
 
 /// The calling thread's current context; null: it is not known, or there is none.

@@ -68,7 +68,7 @@ const char* why_not_objects() noexcept {
     if (intercepted::has_any(Object::shared_pool) || intercepted::has_any(Object::shared_memory))
         return k_shares_memory;
     if (intercepted::has_any(Object::external_memory) || intercepted::has_any(Object::external_semaphore))
-        return "it has memory or semaphores from outside CUDA, which the driver may not bring back";
+        return "it has used memory or semaphores from outside CUDA, which the driver may not bring back";
     return nullptr;
 }
 

@@ -108,6 +108,7 @@ void LockedMemory::describe(model::Report& report) const {
         for (const auto store : model::k_stores) model::held_in(report, store) = contents().held(store);
         report.retained_bytes = contents().retained();
         report.host_bytes -= std::min(report.host_bytes, report.retained_bytes);
+        report.directories = contents().directories();
     }
     // Asking walks all blocks of the range, with the mutex held.
     const bool has_files = report.file_bytes != 0;

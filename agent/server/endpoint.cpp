@@ -18,6 +18,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <utility>
 
 namespace gpu_sleep::agent::server {
@@ -168,8 +169,8 @@ Result<void> Endpoint::try_to_open() {
     remove_stale_sockets(directory, directory_path);
     const auto started = own_start_time();
     if (!started) return started.error();
-    name_ = agent_socket_name(::getpid(), *started);
-    path_ = directory_path + "/" + name_;
+    auto name = agent_socket_name(::getpid(), *started);
+    path_ = directory_path + "/" + name;
 
     const auto address = address_of(path_);
     if (!address) return address.error();
@@ -177,17 +178,21 @@ Result<void> Endpoint::try_to_open() {
         return make_error(ErrorCode::refused, "another copy of the agent is at work in this process");
     auto socket = new_socket(path_);
     if (!socket) return std::move(socket).error();
-    ::unlinkat(directory, name_.c_str(), 0);
+    ::unlinkat(directory, name.c_str(), 0);
     if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0)
         return errno_error(ErrorCode::io_failed, errno, "bind", path_);
     struct stat status {};
-    if (::fchmodat(directory, name_.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0 ||
-        ::fstatat(directory, name_.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
+    if (::fchmodat(directory, name.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0 ||
+        ::fstatat(directory, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
         return errno_error(ErrorCode::io_failed, errno, "listen", path_);
     device_ = status.st_dev;
     inode_ = status.st_ino;
     spare_directory_ = place->is_spare ? std::move(directory_path) : std::string();
-    directory_ = HeldFile(std::move(place->directory));
+    {
+        const MutexLock lock(mutex_);
+        directory_ = HeldFile(std::move(place->directory));
+        name_ = std::move(name);
+    }
     spare_ = HeldFile(); // of the socket that was
     socket_ = HeldFile(*std::move(socket));
     keep_spare();
@@ -198,6 +203,12 @@ bool Endpoint::is_in_place() const {
     struct stat status {};
     return is_held() && ::lstat(path_.c_str(), &status) == 0 && status.st_dev == device_ &&
            status.st_ino == inode_;
+}
+
+void Endpoint::note_change() noexcept {
+    const MutexLock lock(mutex_);
+    const timespec times[] = {{0, UTIME_OMIT}, {std::time(nullptr), 0}};
+    if (directory_.is_held()) ::utimensat(directory_.get(), name_.c_str(), times, AT_SYMLINK_NOFOLLOW);
 }
 
 void Endpoint::remove() const noexcept {
@@ -212,7 +223,10 @@ void Endpoint::remove() const noexcept {
 
 void Endpoint::shut() noexcept {
     remove();
-    directory_ = HeldFile();
+    {
+        const MutexLock lock(mutex_);
+        directory_ = HeldFile();
+    }
     spare_ = HeldFile();
     socket_ = HeldFile();
 }

@@ -6,6 +6,8 @@
 
 #include "base/fd.hpp"
 #include "base/result.hpp"
+#include "base/thread_safety.hpp"
+#include "common/lock_order.hpp"
 
 #include <sys/types.h>
 
@@ -13,8 +15,7 @@
 
 namespace gpu_sleep::agent::server {
 
-/// A listening socket in the user's agent directory. Used by one thread, but for the two functions that say
-/// so.
+/// A listening socket in the user's agent directory. Used by one thread, but for the functions that say so.
 class Endpoint {
 public:
     /// Makes the directory if need be (private, owned by this user, not a link; when somebody else took its
@@ -31,6 +32,11 @@ public:
     [[nodiscard]] bool is_held() const noexcept { return socket_.is_held(); }
     /// Whether it is, and the file that names the socket is still there: /tmp is cleaned by others.
     [[nodiscard]] bool is_in_place() const;
+
+    /// Has the file's time of modification say when the process came to be in its state, for who cannot ask:
+    /// in whole seconds, which tells it from the time at which the socket was made. Errors are ignored.
+    /// Thread-safe.
+    void note_change() noexcept;
 
     /// Accepts the next connection in line. Where the process has no descriptors left, a spare one is given
     /// up for it. Empty, with errno set as by accept(2), when there is none, or no room for it.
@@ -51,9 +57,10 @@ private:
     [[nodiscard]] Result<void> try_to_open();
 
     HeldFile socket_;
-    HeldFile spare_;     ///< the same socket once more: who waits at the gate may hold all other descriptors
-    HeldFile directory_; ///< the socket's
-    std::string name_;   ///< of the socket in it
+    HeldFile spare_; ///< the same socket once more: who waits at the gate may hold all other descriptors
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< of the next two, for note_change()
+    HeldFile directory_;                                          ///< the socket's
+    std::string name_;                                            ///< of the socket in it
     std::string path_;
     std::string spare_directory_; ///< the socket's, if its name is not the fixed one
     dev_t device_ = 0;            ///< identity of the file that we made

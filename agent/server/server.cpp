@@ -192,7 +192,9 @@ void Server::show_state() noexcept {
     const auto* const name = operations_.work_thread_name();
     if (name == std::exchange(work_thread_name_, name)) return;
     ignoring_errors([&] { // a filter might end the process for it
-        if (!has_call_filter()) ::pthread_setname_np(::pthread_self(), name);
+        if (has_call_filter()) return;
+        ::pthread_setname_np(::pthread_self(), name);
+        endpoint_.note_change();
     });
 }
 

@@ -109,7 +109,8 @@ private:
     void listen_once(Clock::time_point& next_look);
     void operate_for_ever();
     void operate(Line::Place& place);
-    /// By the operations thread's name, for who cannot ask. On that thread.
+    /// By the operations thread's name, and the time of the socket's file, for who cannot ask. On that
+    /// thread.
     void show_state() noexcept;
     [[nodiscard]] Outcome outcome_of(Line::Place& place) noexcept;
     /// What the agent says of the process, and the wakes that wait.

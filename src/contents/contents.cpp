@@ -402,6 +402,13 @@ bool Contents::unpin() noexcept {
     return are_all_unpinned;
 }
 
+std::vector<std::string> Contents::directories() const {
+    std::set<std::string> found;
+    for (const auto& batch : batches_)
+        if (auto directory = batch->directory(); !directory.empty()) found.insert(directory.native());
+    return {found.begin(), found.end()};
+}
+
 std::vector<std::filesystem::path> Contents::files_left_behind() const {
     std::vector<std::filesystem::path> files;
     for (const auto& batch : retired_)

@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -156,6 +157,8 @@ public:
     [[nodiscard]] Bytes held(model::Store store) const noexcept {
         return held_by(batches_, store) + (store == model::Store::host ? host_.prepared() : 0);
     }
+    /// Where the files of these are, each once.
+    [[nodiscard]] std::vector<std::string> directories() const;
     /// Host memory of those that are retired.
     [[nodiscard]] Bytes retired_bytes() const noexcept { return held_by(retired_, model::Store::host); }
     /// Files of retired batches that could not be removed.

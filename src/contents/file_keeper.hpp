@@ -24,6 +24,9 @@ public:
     [[nodiscard]] Bytes held() const noexcept override {
         return snapshot_ && !snapshot_->file.is_left() ? snapshot_->header.file_bytes : 0;
     }
+    [[nodiscard]] std::filesystem::path directory() const override {
+        return held() != 0 ? directory_->path() : std::filesystem::path();
+    }
     /// A file that stays anyway, for a sleep that keeps the same.
     [[nodiscard]] bool retain() noexcept override;
     [[nodiscard]] bool take_back(std::string_view tag, const SaveOptions& options) override;

@@ -122,6 +122,8 @@ public:
     [[nodiscard]] virtual Result<void> read(Span span, std::byte* to) const;
     /// What it holds, in bytes of its kind.
     [[nodiscard]] virtual Bytes held() const noexcept = 0;
+    /// Where its file is; empty if it has none.
+    [[nodiscard]] virtual std::filesystem::path directory() const { return {}; }
     /// `span` is no longer needed. Returns whether more has become worth giving back.
     [[nodiscard]] virtual bool forget(Span span) noexcept;
     [[nodiscard]] bool is_needed() const noexcept { return live_ != 0; }

@@ -224,7 +224,7 @@ Result<UniqueFd> Finder::connect(const Process& process) {
     return unreached(process, name, reason);
 }
 
-Result<UniqueFd> Finder::directory_of(const Process& process) {
+Result<Finder::SocketFile> Finder::socket_of(const Process& process) {
     const auto listener = proc_.find_thread(process.pid, k_control_thread);
     const auto roots = open_roots(process, listener ? std::optional(listener->first) : std::nullopt);
     if (!roots) return roots.error();
@@ -236,8 +236,11 @@ Result<UniqueFd> Finder::directory_of(const Process& process) {
         const auto candidates = candidates_for(process, tmp.get(), **seen);
         if (!candidates) return candidates.error();
         if (candidates->empty()) continue;
-        auto directory = open_private_directory(tmp.get(), candidates->front().directory, process.uid);
-        if (directory) return directory;
+        auto& found = candidates->front();
+        if (found.identity.start_time != process.start_time && proc_.shares_time_namespace(process.pid))
+            continue; // a leftover
+        auto directory = open_private_directory(tmp.get(), found.directory, process.uid);
+        if (directory) return SocketFile{std::move(directory), found.name};
     }
     return make_error(ErrorCode::no_agent, "process {} has no socket in /tmp", title(process));
 }

@@ -32,8 +32,12 @@ public:
     /// no_process (it has ended).
     [[nodiscard]] Result<UniqueFd> connect(const Process& process);
 
-    /// The agent directory in which the process's socket is, as far as names tell. Errors: as for connect().
-    [[nodiscard]] Result<UniqueFd> directory_of(const Process& process);
+    struct SocketFile {
+        UniqueFd directory;
+        std::string name; ///< in it
+    };
+    /// Where the process's socket is, as far as names tell. Errors: as for connect().
+    [[nodiscard]] Result<SocketFile> socket_of(const Process& process);
 
     [[nodiscard]] const ProcFs& proc() const noexcept { return proc_; }
 

@@ -33,12 +33,12 @@ public:
         for (const auto& each : processes) {
             const auto* const report = std::get_if<model::Report>(&each.answer);
             const bool has_some = report && peers::candidate_of(*report, {}).frees.contains(gpu);
-            const auto directory =
-                has_some ? finder.directory_of(each.process) : Result<UniqueFd>(UniqueFd());
+            if (!has_some) continue;
+            const auto socket = finder.socket_of(each.process);
             struct stat status = {};
-            if (!directory || !*directory || ::fstat(directory->get(), &status) != 0) continue;
+            if (!socket || ::fstat(socket->directory.get(), &status) != 0) continue;
             if (!known.emplace(status.st_dev, status.st_ino).second) continue;
-            auto line = peers::GpuLine::open(directory->get(), gpu);
+            auto line = peers::GpuLine::open(socket->directory.get(), gpu);
             if (line) lines_.push_back(*std::move(line));
         }
         return lock_all();

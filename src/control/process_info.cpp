@@ -240,6 +240,15 @@ void raise_descriptor_limit() noexcept {
     ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+ProgramName program_of(const Process& process) {
+    auto name = process.program;
+    const std::string_view command = process.command;
+    if (name.program.empty() && command.starts_with('[') && command.ends_with(']'))
+        name.program = command.substr(1, command.size() - 2);
+    name.program = name.program.substr(0, name.program.find(' '));
+    return name;
+}
+
 std::string display_name(const Process& process) {
     if (!process.name.empty()) return process.name;
     return process.program.program.empty() ? process.command : to_string(process.program);

@@ -96,6 +96,10 @@ private:
 /// Raises the limit of open files as far as allowed: a command has a connection to each process.
 void raise_descriptor_limit() noexcept;
 
+/// What its program is called; of one that shows no arguments, what the kernel calls it. Of a title that it
+/// has set the first word alone: the others may be secrets, and change.
+[[nodiscard]] ProgramName program_of(const Process& process);
+
 /// The name that it was given, or else that of its program: "python3 serve.py".
 [[nodiscard]] std::string display_name(const Process& process);
 

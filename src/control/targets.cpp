@@ -6,10 +6,13 @@
 
 #include "model/environment.hpp"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <ctime>
 #include <iterator>
 #include <set>
 
@@ -91,11 +94,23 @@ std::string_view last_state(const ProcFs& proc, const Process& process) {
     return name == k_work_thread_deep ? "deeply asleep" : "";
 }
 
+/// How long it has been so, which the time of its socket's file says; nothing where that is not known, as of
+/// one that was awake all the time.
+std::optional<std::time_t> seconds_in_state(Finder& finder, const Process& process) {
+    const auto socket = finder.socket_of(process);
+    struct stat file = {};
+    if (!socket ||
+        ::fstatat(socket->directory.get(), socket->name.c_str(), &file, AT_SYMLINK_NOFOLLOW) != 0 ||
+        file.st_mtim.tv_nsec != 0) // the agent sets whole seconds
+        return std::nullopt;
+    return std::max<std::time_t>(1, std::time(nullptr) - file.st_mtim.tv_sec);
+}
+
 /// Why `process` did not answer: it has ended, it runs another program, or `failure`.
 Error explain(Finder& finder, const Process& process, const Error& failure) {
     if (!finder.proc().is_running(process))
         return make_error(ErrorCode::no_process, "the process has ended meanwhile");
-    if (failure.code == ErrorCode::stopped) return with_last_state(finder.proc(), process, failure);
+    if (failure.code == ErrorCode::stopped) return with_last_state(finder, process, failure);
     if (failure.code != ErrorCode::connection_lost) return failure;
     auto socket = finder.connect(process);
     return !socket && socket.error().code == ErrorCode::no_agent ? std::move(socket).error() : failure;
@@ -265,9 +280,14 @@ std::vector<Process> trees_of(const std::vector<pid_t>& roots, const std::vector
 
 } // namespace
 
-Error with_last_state(const ProcFs& proc, const Process& process, Error failure) {
-    const auto state = failure.code == ErrorCode::stopped ? last_state(proc, process) : std::string_view();
-    if (!state.empty()) failure.message += fmt::format("; it was {} before", state);
+Error with_last_state(Finder& finder, const Process& process, Error failure) {
+    const auto state =
+        failure.code == ErrorCode::stopped ? last_state(finder.proc(), process) : std::string_view();
+    if (state.empty()) return failure;
+    failure.message += fmt::format("; it was {} before", state);
+    if (const auto seconds = seconds_in_state(finder, process))
+        failure.message += fmt::format(", for {} so far", *seconds < 60 ? fmt::format("{} s", *seconds)
+                                                                        : format_seconds(*seconds));
     return failure;
 }
 

@@ -123,8 +123,8 @@ struct Membership {
 [[nodiscard]] Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user,
                                                    Milliseconds timeout);
 
-/// `failure`, and if the process is stopped how it was before, as far as it has said.
-[[nodiscard]] Error with_last_state(const ProcFs& proc, const Process& process, Error failure);
+/// `failure`, and if the process is stopped how it was before, and since when, as far as it has said.
+[[nodiscard]] Error with_last_state(Finder& finder, const Process& process, Error failure);
 
 /// Removes the outcomes of processes that have ended or run another program by now; for listings without a
 /// PID.

@@ -97,8 +97,10 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
 
 Outcome outcome_of(const protocol::Request& request, Process process, peers::Answer answer) {
     const auto* const wake = std::get_if<model::WakeRequest>(&request);
-    if (auto* const error = std::get_if<Error>(&answer))
-        *error = with_last_state(ProcFs(), process, std::move(*error));
+    if (auto* const error = std::get_if<Error>(&answer)) {
+        Finder finder;
+        *error = with_last_state(finder, process, std::move(*error));
+    }
     return {std::move(process), std::move(answer), wake ? model::Operation::wake : model::Operation::sleep,
             wake && wake->wait.count() > 0};
 }

@@ -373,7 +373,8 @@ struct Report {
     std::optional<double> seconds_since_wake; ///< since memory came back last; unset if it never slept
     std::string group;   ///< of processes that belong together, given by the environment; may be empty
     std::string version; ///< of the agent; empty if it is too old to say
-    std::vector<std::string> features; ///< of k_features, or of those of its own version
+    std::vector<std::string> features;    ///< of k_features, or of those of its own version
+    std::vector<std::string> directories; ///< of its files of contents, as it sees them, afterwards
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.

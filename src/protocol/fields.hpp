@@ -182,7 +182,8 @@ auto fields(Is<model::Report> auto& r) {
         may<23>(r.residual), may<24>(r.wakes_waiting), may<25>(r.idle_seconds), may<26>(r.inhibited),
         may<27>(r.inhibited_seconds), may<28>(r.woken_bytes), may<29>(r.woken_seconds),
         may<30>(r.transitions), may<31>(r.deep), may<32>(r.deep_bytes), may<33>(r.seconds_since_wake),
-        may<34>(r.group), may<35>(r.deep_refusal), may<64>(r.version), may<65>(r.features));
+        may<34>(r.group), may<35>(r.deep_refusal), may<64>(r.version), may<65>(r.features),
+        may<66>(r.directories));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tuple(may<1>(t.callbacks), may<2>(t.drain), may<3>(t.transfer), may<4>(t.release),

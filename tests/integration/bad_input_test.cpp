@@ -9,6 +9,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <span>
 
 using namespace gpu_sleep;
@@ -203,6 +204,10 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     Host host;
     host.tell("alloc weights 4194304 0");
     host.tell("alloc kv_cache 4194304 0");
+    host.process().signal(SIGSTOP);
+    const auto* const how_long = " so far";
+    CHECK_THAT(host.command("gpu-ps").err, mentions("it was awake before") && !mentions(how_long));
+    host.process().signal(SIGCONT);
     REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache"}).status == 0);
     host.process().signal(SIGSTOP);
     const auto begun = Clock::now();
@@ -212,8 +217,14 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     CHECK(asked.status == 4);
     const auto* const before = "it was partly asleep before";
     CHECK_THAT(asked.err, mentions(before));
+    CHECK_THAT(asked.err, mentions(how_long));
     CHECK(woken.status == 4);
     CHECK_THAT(woken.err, mentions("it is stopped") && mentions("kill -CONT") && mentions(before));
+    host.process().signal(SIGCONT);
+    REQUIRE(std::filesystem::remove(socket_file(host.pid())));
+    REQUIRE(becomes_true([&] { return host.state() == "partial"; }));
+    host.process().signal(SIGSTOP); // the new socket's file does not say since when
+    CHECK_THAT(host.command("gpu-ps").err, mentions(before) && !mentions(how_long));
     host.process().signal(SIGCONT);
     REQUIRE(host.command("gpu-wake").status == 0);
     host.check_unharmed();

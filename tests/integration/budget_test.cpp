@@ -172,6 +172,7 @@ TEST_CASE("Budget: beyond the budget what is retained goes first, then what slee
     CHECK(refused.status == 8);
     CHECK_THAT(refused.err, mentions("cannot keep to the budget of 8.00 MiB for the host memory of all "
                                      "processes: 16.0 MiB would still be held"));
+    CHECK(pass(k_each / 2, {"--json"}).json("/exit_status") == "8");
     CHECK(held_by_all() == k_each);
     CHECK(pass(k_each / 2, {"--dir", place.path()}).status == 0);
     CHECK(held_by_all() == 0);

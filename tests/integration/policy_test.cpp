@@ -196,6 +196,21 @@ TEST_CASE(
         CHECK_THAT(output.err, mentions("users other than its owner may write to it"));
         CHECK(host.state() == "asleep");
     }
+    SECTION("another user is told nothing of the process") {
+        const auto asked = [&](Arguments more) {
+            Arguments words{
+                "setpriv",  "--reuid=61235", "--regid=61235", "--clear-groups", stage.file("gpu-reclaim"),
+                "--config", config,          "--why",         "--json"};
+            words.insert(words.end(), more.begin(), more.end());
+            return run({std::move(words), {"HOME=" + scratch.path().string()}});
+        };
+        const auto all = asked({});
+        CHECK(all.status == 0);
+        CHECK(all.err.empty());
+        CHECK(all.json("/processes/0") == "none");
+        CHECK(asked({std::to_string(host.pid())}).status == 5);
+        CHECK(pass({"--why", "--json"}).json("/processes/0/state") == "awake");
+    }
     SECTION("it is a link to what root alone may read: nothing of that is used or shown") {
         write_file(scratch.path() / "secret", "[reclaim]\nsecret = \"swordfish\"\n");
         REQUIRE(::chmod(scratch.file("secret").c_str(), 0600) == 0);

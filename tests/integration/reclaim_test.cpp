@@ -79,14 +79,13 @@ std::string cron_command() {
 /// What stub_agents says of its command, and what that printed.
 struct Timed {
     double seconds = 0;
-    int status = 0;
     Output output;
 };
 
 Timed timed(const Output& all) {
     Timed found;
     std::istringstream text(all.out);
-    text >> found.seconds >> found.status;
+    text >> found.seconds >> found.output.status;
     found.output.out = all.out.substr(all.out.find('\n') + 1);
     return found;
 }
@@ -270,13 +269,13 @@ TEST_CASE("Reclaim: a pass tells of what it put to sleep and of what failed, and
     CHECK(pass.output.json("/processes/3/error/code") == "driver_failed");
     CHECK(pass.output.json("/processes/4/report/changed") == "true");
     CHECK(pass.output.json("/processes/5/report/changed") == "true");
-    CHECK(pass.status == 4);
+    CHECK(pass.output.status == 4);
 }
 
 TEST_CASE("Reclaim: a pass in which there is nothing to do says so, and succeeds", "[reclaim]") {
     const auto all = among_stubs(1, 1, {"gpu-reclaim", "--idle", "15m"});
     if (!all) return;
-    CHECK(timed(*all).status == 0);
+    CHECK(timed(*all).output.status == 0);
     CHECK(timed(*all).output.out == "nothing to do\n");
     const auto quiet = among_stubs(1, 1, {"gpu-reclaim", "--idle", "15m", "--quiet"});
     CHECK(timed(*quiet).output.out.empty());
@@ -286,13 +285,13 @@ TEST_CASE("Reclaim: the line for cron does its work without an environment and a
           "[reclaim]") {
     constexpr int k_late = 4; // what a pass ends with where the machine stood still for two seconds
     std::optional<Output> all;
-    for (int tries = 0; tries < 3 && (!all || timed(*all).status == k_late); ++tries) {
+    for (int tries = 0; tries < 3 && (!all || timed(*all).output.status == k_late); ++tries) {
         all = among_stubs(
             20, 1, {"env", "-i", "PATH=/usr/bin:/bin", "setsid", "--wait", "/bin/sh", "-c", cron_command()});
         if (!all) return;
     }
     INFO(all->err);
-    CHECK(timed(*all).status == 0);
+    CHECK(timed(*all).output.status == 0);
     CHECK(timed(*all).output.out.empty());
     CHECK(all->err.empty());
 }
@@ -301,7 +300,7 @@ TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[timed]")
     const auto all = among_stubs(200, 15, {"gpu-reclaim", "--idle", "15m", "--json"});
     if (!all) return;
     const auto pass = timed(*all);
-    CHECK(pass.status == 0);
+    CHECK(pass.output.status == 0);
     CHECK(pass.output.json("/processes/199/report/changed") == "true");
     CHECK(pass.seconds < 0.2); // the least of many
 }

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 Stage::Stage() {
     REQUIRE(::chmod(directory_.path().c_str(), 0755) == 0);
-    for (const auto* program : {"gpu-sleep", "gpu-wake", "integration_host"})
+    for (const auto* program : {"gpu-reclaim", "gpu-sleep", "gpu-wake", "integration_host"})
         fs::copy_file(command_file(program), file(program));
     for (const fs::path library : {agent_file(), command_file("../simulated/libcuda.so.1")})
         fs::copy_file(library, file(library.filename().string()));

@@ -46,12 +46,14 @@ TEST_CASE("Store: contents in files come back whole, and no host memory is kept"
         REQUIRE(slept.status == 0);
         CHECK(slept.json("/processes/0/state") == "asleep");
         CHECK(slept.json("/processes/0/report/host_bytes") == "0");
+        CHECK(slept.json("/processes/0/report/directories/0") == place.path());
         CHECK(std::stoull(slept.json("/processes/0/report/file_bytes")) >= (std::size_t{20} << 20));
         CHECK(slept.tag("kv_cache", "in_files_bytes") == "4194304");
         CHECK(slept.tag("kv_cache", "kept_bytes") == "4194304");
         CHECK(place.files().size() == 3); // one for each tag on each device
         REQUIRE(host.command("gpu-wake").status == 0);
         CHECK(host.tell("check_all") == "intact");
+        CHECK(host.report("directories/0") == "none");
         CHECK(place.files().empty());
     }
     CHECK(host.tell("faults") == "0");

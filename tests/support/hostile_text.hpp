@@ -39,7 +39,7 @@ inline model::Report hostile_report(model::Operation operation) {
     report.name = report.last_touch = text;
     for (auto& tag : report.tags) tag.tag = text;
     for (auto& device : report.devices) device.name = text;
-    report.dropped_without_refill = report.notes = {text, text};
+    report.dropped_without_refill = report.notes = report.directories = {text, text};
     for (auto& residual : report.residual) residual.kind = residual.reason = text;
     report.wakes_waiting = {{{text, text}, false, 1, text}};
     return report;

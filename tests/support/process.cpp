@@ -79,8 +79,10 @@ std::vector<std::string> environment_of(const Launch& launch) {
     return variables;
 }
 
+constexpr int k_by_signal = 128; // and the signal's number
+
 int status_from(int waited) {
-    return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited);
+    return WIFEXITED(waited) ? WEXITSTATUS(waited) : k_by_signal + WTERMSIG(waited);
 }
 
 std::string text_of(const Json* value) {
@@ -88,16 +90,20 @@ std::string text_of(const Json* value) {
     return value->is_string() ? value->get<std::string>() : value->dump();
 }
 
+const Json* at(const Json& document, const std::string& pointer) {
+    const Json::json_pointer place(pointer);
+    return document.contains(place) ? &document.at(place) : nullptr;
+}
+
 Json parsed(const Output& output) {
     auto document = Json::parse(output.out, nullptr, false);
     if (document.is_discarded())
         throw ProcessFailure(fmt::format("no JSON, status {}\n{}{}", output.status, output.out, output.err));
+    const auto* const said = at(document, "/exit_status");
+    if (said && output.status < k_by_signal && *said != output.status)
+        throw ProcessFailure(
+            fmt::format("status {}, and not as it says\n{}{}", output.status, output.out, output.err));
     return document;
-}
-
-const Json* at(const Json& document, const std::string& pointer) {
-    const Json::json_pointer place(pointer);
-    return document.contains(place) ? &document.at(place) : nullptr;
 }
 
 } // namespace

@@ -48,7 +48,8 @@ struct Output {
     double seconds = 0; ///< from before it was started until its end was known
 
     /// The value in the JSON of `out` at `pointer`, such as "/processes/0/state"; texts without quotes, and
-    /// "none" where there is no such value. Throws ProcessFailure when `out` is no JSON. Source: RFC 6901.
+    /// "none" where there is no such value. Throws ProcessFailure when `out` is no JSON, or names another
+    /// exit status than the command ended with by itself. Source: RFC 6901.
     [[nodiscard]] std::string json(const std::string& pointer) const;
     /// The value at `pointer` in each of the processes; as json().
     [[nodiscard]] std::vector<std::string> of_all(const std::string& pointer) const;

@@ -67,6 +67,7 @@ inline model::Report sample_sleep_in_files() {
     auto report = sample_sleep();
     report.host_bytes = 10 * k_gib;
     report.file_bytes = 3 * k_gib;
+    report.directories = {"/fast/ann"};
     report.tags[0].in_files = 5 * k_gib;
     return report;
 }

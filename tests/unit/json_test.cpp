@@ -51,6 +51,7 @@ TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
     CHECK(report["host_bytes"] == 10 * k_gib);
     CHECK(report["file_bytes"] == 3 * k_gib);
     CHECK(report["in_files_bytes"] == 5 * k_gib);
+    CHECK(report["directories"] == json::array({"/fast/ann"}));
     CHECK(report["times"]["total_seconds"] == 0.46);
     CHECK(report["tags"][0] ==
           json::parse(R"({"tag": "weights", "device": 0, "state": "asleep", "policy": "offload",

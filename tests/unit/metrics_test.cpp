@@ -23,6 +23,7 @@ Process server(pid_t pid, const std::string& command = "/usr/bin/python3 serve.p
     Process process;
     process.pid = pid;
     process.command = command;
+    process.program = {"python3", "serve.py"};
     return process;
 }
 
@@ -104,10 +105,17 @@ TEST_CASE("Metrics: processes with the same labels are added up; the last work i
                              R"(,operation="wake",le="60"} 0)"));
 }
 
-TEST_CASE("Metrics: who has no name is called by its program, never by its arguments", "[metrics]") {
+TEST_CASE("Metrics: who has no name is called by its program and script, never by other arguments",
+          "[metrics]") {
     const auto text = render({{server(1), named("")}});
-    CHECK(text.find("name=\"python3\"") != std::string::npos);
+    CHECK(text.find("name=\"python3 serve.py\"") != std::string::npos);
     CHECK(text.find("secret") == std::string::npos);
+    auto titled = server(1, "trainer: secret");
+    titled.program = program_name({"trainer: secret"});
+    CHECK(render({{titled, named("")}}).find("name=\"trainer:\"") != std::string::npos);
+    auto bare = server(1, "[kernel]");
+    bare.program = {};
+    CHECK(render({{bare, named("")}}).find("name=\"kernel\"") != std::string::npos);
 }
 
 TEST_CASE("Metrics: who does not answer is counted, and who has no agent is apart", "[metrics]") {
@@ -120,7 +128,7 @@ TEST_CASE("Metrics: who does not answer is counted, and who has no agent is apar
                               {server(4), checkpointed, model::Operation::status, false, true},
                               {server(5), silent, model::Operation::status, false, true}});
     INFO(text);
-    const std::string who = R"(user="root",name="python3")";
+    const std::string who = R"(user="root",name="python3 serve.py")";
     CHECK(has_line(text, "gpu_sleep_unanswered{" + who + "} 3"));
     CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="asleep"} 1)"));
     CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="unknown"} 1)"));

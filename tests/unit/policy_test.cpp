@@ -33,7 +33,7 @@ Configuration file(Ladder idle) {
     return file;
 }
 
-const Subject k_subject{"alice", "llama", "python3"};
+const Subject k_subject{"alice", "llama", {"python3", "serve.py"}};
 
 model::Report report(model::State state, double idle, double in_state = 0) {
     model::Report report;
@@ -161,7 +161,7 @@ TEST_CASE("Merge: where the administrator says nothing, the user's file holds", 
 TEST_CASE("Policy: what is said of a user or a command goes before what is said of all", "[policy]") {
     auto limits = file(ladder({"15m"}));
     limits.users["alice"].idle = ladder({"30m"});
-    CHECK(policy_of(limits, {"bob", "", "python3"}).ladder == ladder({"15m"}));
+    CHECK(policy_of(limits, {"bob", "", {"python3", ""}}).ladder == ladder({"15m"}));
     CHECK(policy_of(limits, k_subject).ladder == ladder({"30m"}));
     limits.commands["python3"].idle = ladder({"45m"});
     CHECK(policy_of(limits, k_subject).ladder == ladder({"45m"}));
@@ -170,11 +170,33 @@ TEST_CASE("Policy: what is said of a user or a command goes before what is said 
     limits.commands["llama"] = {};
     limits.reclaim.exempt = true; // all, but for those of whom it is said when
     CHECK(policy_of(limits, k_subject).ladder == ladder({"45m"}));
-    CHECK(policy_of(limits, {"bob", "", "sh"}).ladder.empty());
+    CHECK(policy_of(limits, {"bob", "", {"sh", ""}}).ladder.empty());
     limits.users["alice"].host_budget = k_gib;
     limits.user_budget = 2 * k_gib;
     CHECK(policy_of(limits, k_subject).host_budget == k_gib);
-    CHECK(policy_of(limits, {"bob", "", "sh"}).host_budget == 2 * k_gib);
+    CHECK(policy_of(limits, {"bob", "", {"sh", ""}}).host_budget == 2 * k_gib);
+}
+
+TEST_CASE("Policy: a command is called by its program, its script, both, or its name, each before the last",
+          "[policy]") {
+    Configuration limits;
+    const auto add = [&](const std::string& command, const char* idle) {
+        limits.commands[command].idle = ladder({idle});
+        return policy_of(limits, k_subject).ladder == ladder({idle});
+    };
+    CHECK_FALSE(add("serve", "1m"));
+    CHECK(add("python3", "2m"));
+    CHECK(add("serve.py", "3m"));
+    CHECK(add("python3 serve.py", "4m"));
+    CHECK(add("llama", "5m"));
+    CHECK(policy_of(limits, {"bob", "", {"python3", "serve.py"}}).ladder == ladder({"4m"}));
+    CHECK(policy_of(limits, {"bob", "", {"sh", "serve.py"}}).ladder == ladder({"3m"}));
+    CHECK(policy_of(limits, {"bob", "", {"python3", "other.py"}}).ladder == ladder({"2m"}));
+    CHECK(policy_of(limits, {"bob", "", {"serve.py", ""}}).ladder == ladder({"3m"}));
+    limits.commands["trainer:"].idle = ladder({"6m"});
+    Process titled;
+    titled.program = program_name({"trainer: epoch 1"});
+    CHECK(policy_of(limits, {"bob", "", program_of(titled)}).ladder == ladder({"6m"}));
 }
 
 TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "[policy]") {

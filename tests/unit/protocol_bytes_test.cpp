@@ -140,6 +140,7 @@ Report report_to_send() {
     report.deep_refusal = "r";
     report.version = "v";
     report.features = {"f"};
+    report.directories = {"d"};
     return report;
 }
 
@@ -148,6 +149,7 @@ Report report_of_7() {
     auto report = report_to_send();
     report.version.clear();
     report.features.clear();
+    report.directories.clear();
     return report;
 }
 
@@ -316,7 +318,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "1f0001000000012000080000006200000000000000"
                 "210008000000000000000000904022000100000067"
                 "2300010000007240000100000076"
-                "4100050000000100000066");
+                "4100050000000100000066"
+                "4200050000000100000064");
 }
 
 TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {

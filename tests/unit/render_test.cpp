@@ -157,18 +157,15 @@ TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render
                     "gate checked: work that names a sleeping address fails", "a sentence of the agent"});
 }
 
-TEST_CASE("Render: a sleep in files names the directory if all that is kept is there", "[render]") {
+TEST_CASE("Render: a sleep in files names their directories", "[render]") {
     auto report = test::sample_sleep_in_files();
     report.dropped_without_refill.clear();
-    model::SleepRequest request;
-    const auto said = [&] {
-        return Printed(render_operation(listed_process(), report, &request)).sentences.at(1);
-    };
+    const auto said = [&] { return Printed(render_operation(listed_process(), report)).sentences.at(1); };
     const std::string size = ": 5.00 GiB, 3.00 GiB on disk";
-    CHECK(said() == "contents in files" + size); // by an earlier default
-    request.directory = "/scratch";
-    CHECK(said() == "contents in files in /scratch" + size);
-    report.tags[0].kept += k_gib; // by an earlier sleep, perhaps elsewhere
+    CHECK(said() == "contents in files in /fast/ann" + size);
+    report.directories.emplace_back("/slow\n");
+    CHECK(said() == "contents in files in /fast/ann, /slow?" + size);
+    report.directories.clear(); // of an older agent
     CHECK(said() == "contents in files" + size);
     report.dry_run = true;
     CHECK(said().find("in files") == std::string::npos);
@@ -354,6 +351,9 @@ TEST_CASE("Render: advice fits the command", "[render]") {
           "gpu-wake: cannot wake 1: no; free GPU memory, or let gpu-wake try for longer than this --wait\n");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);
+    for (const auto* const program : {"gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-run", "gpu-inhibit"})
+        for (const auto& row : all_errors()) // a directory is the user's to choose
+            CHECK(advice(program, row.code).find('/') == std::string::npos);
     for (const auto& row : all_errors())
         if (row.code != ErrorCode::internal && row.code != ErrorCode::out_of_disk)
             CHECK(advice("gpu-snapshot", row.code).find("gpu-") == std::string::npos);

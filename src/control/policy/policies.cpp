@@ -14,13 +14,6 @@
 namespace gpu_sleep::control::policy {
 namespace {
 
-/// The name of the program's file: of "/usr/bin/python3 serve.py", python3.
-std::string program_of(const Process& process) {
-    auto word = process.command.substr(0, process.command.find(' '));
-    if (word.starts_with('[') && word.ends_with(']')) word = word.substr(1, word.size() - 2);
-    return word.substr(word.rfind('/') + 1); // npos + 1 is 0
-}
-
 /// Whether a section names a directory, which may hold for any user's processes.
 bool names_directory(const Configuration& file) {
     const auto names = [](const auto& section) { return section.second.directory.has_value(); };

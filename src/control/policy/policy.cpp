@@ -51,9 +51,9 @@ std::string in_place_of_user(std::string directory, const std::string& user) {
 Settings settings_for(const Configuration& file, const Subject& subject) {
     auto settings = file.reclaim;
     add_section(settings, file.users, subject.user);
-    add_section(settings, file.commands, subject.program);
-    if (!subject.name.empty() && subject.name != subject.program)
-        add_section(settings, file.commands, subject.name);
+    const auto& called = subject.program;
+    for (const auto& name : {called.program, called.script, to_string(called), subject.name})
+        if (!name.empty()) add_section(settings, file.commands, name);
     return settings;
 }
 

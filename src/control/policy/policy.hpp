@@ -6,6 +6,7 @@
 #pragma once
 
 #include "control/policy/ladder.hpp"
+#include "control/program_name.hpp"
 #include "model/model.hpp"
 
 #include <functional>
@@ -49,12 +50,12 @@ struct Configuration {
 /// Whom a policy is for.
 struct Subject {
     std::string user;
-    std::string name;    ///< that the process has, or empty
-    std::string program; ///< the file's name without directories
+    std::string name; ///< that the process has, or empty
+    ProgramName program;
 };
 
 /// What `file` says of the process, section by section: one for the user goes before the general one, one for
-/// the command before both, and one for the process's name before one for its program.
+/// the command before both; of these the last of: its program, its script, both as they are shown, its name.
 [[nodiscard]] Settings settings_for(const Configuration& file, const Subject& subject);
 
 /// What holds for one process.

@@ -8,11 +8,13 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace gpu_sleep::test {
@@ -40,6 +42,25 @@ std::pair<int, int> own_calls_of(pid_t process, const std::string& trace, Step&&
     const int before = own_calls(process, trace);
     step();
     return {before + 1, own_calls(process, trace)};
+}
+
+/// The process that the agent of `pid` has started for `task`; 0: there is none.
+inline pid_t process_outside(pid_t pid, std::string_view task = "checkpoint") {
+    const auto words = fmt::format("{}{}{}{}", task, '\0', pid, '\0');
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+        const auto line = content_of(entry.path() / "cmdline");
+        if (line.find("gpu-sleep-outside") != std::string::npos && line.find(words) != std::string::npos)
+            return std::stoi(entry.path().filename().string());
+    }
+    return 0;
+}
+
+/// Waits for it, and a moment longer: it is in the call that is delayed then.
+inline pid_t await_process_outside(pid_t pid, std::string_view task = "checkpoint") {
+    pid_t found = 0;
+    REQUIRE(becomes_true([&] { return (found = process_outside(pid, task)) != 0; }));
+    pause_for(Milliseconds(200));
+    return found;
 }
 
 class DeepMachine : public Machine {

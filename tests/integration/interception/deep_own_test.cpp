@@ -28,25 +28,6 @@ std::string begin_of(gpu_sleep_status status, std::uint64_t asleep) {
     return fmt::format("{} {} ", static_cast<int>(status), asleep);
 }
 
-/// The process that the agent of `pid` has started for `task`; 0: there is none.
-pid_t process_outside(pid_t pid, std::string_view task = "checkpoint") {
-    const auto words = fmt::format("{}{}{}{}", task, '\0', pid, '\0');
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-        const auto line = content_of(entry.path() / "cmdline");
-        if (line.find("gpu-sleep-outside") != std::string::npos && line.find(words) != std::string::npos)
-            return std::stoi(entry.path().filename().string());
-    }
-    return 0;
-}
-
-/// Waits for it, and a moment longer: it is in the call that is delayed then.
-pid_t await_process_outside(pid_t pid, std::string_view task = "checkpoint") {
-    pid_t found = 0;
-    REQUIRE(becomes_true([&] { return (found = process_outside(pid, task)) != 0; }));
-    pause_for(Milliseconds(200));
-    return found;
-}
-
 /// It sleeps without the driver's part, works, and no lock is left.
 void expect_plain(DeepMachine& machine) {
     CHECK(process_outside(machine.host.pid()) == 0);

@@ -162,7 +162,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     DeepMachine machine;
     const Scratch place;
     const std::string kind =
-        GENERATE("managed", "shared", "exported", "exported on the host", "imported", "event", "decoder");
+        GENERATE("managed", "shared", "exported", "exported on the host", "imported", "multicast", "decoder");
     if (kind == "managed") machine.host.tell("alloc managed 4194304");
     if (kind == "shared") machine.host.tell("share " + machine.piece.number);
     std::optional<Host> other;
@@ -172,7 +172,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
         giver.tell(fmt::format("export {} {}", piece.number, place.file("socket")));
         CHECK(taker.process().read_line().starts_with("ok "));
     };
-    if (kind == "event") machine.host.tell("shared_event");
+    if (kind == "multicast") machine.host.tell("multicast " + machine.piece.number);
     if (kind == "decoder") {
         machine.host.tell("free " + machine.piece.number); // without memory that could sleep, too
         machine.host.tell("load " + library_file("unseen/libnvcuvid.so.1"));
@@ -182,10 +182,10 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     if (kind == "exported") pass_on(machine.host, *other, "shared");
     if (kind == "exported on the host") pass_on(machine.host, *other, "host_shared");
     if (kind == "imported") pass_on(*other, machine.host, "host_shared");
-    const std::string why = kind == "managed"   ? "managed memory"
-                            : kind == "event"   ? "events that several processes share"
-                            : kind == "decoder" ? "libnvcuvid.so.1 for the GPU's decoders"
-                                                : "shares memory";
+    const std::string why = kind == "managed"     ? "managed memory"
+                            : kind == "multicast" ? "multicast memory"
+                            : kind == "decoder"   ? "libnvcuvid.so.1 for the GPU's decoders"
+                                                  : "shares memory";
     if (kind == "managed") { // gpu-ps says so beforehand, and so does a rehearsal
         CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));
         CHECK(machine.command("deep", {"--force"}).status == 1);
@@ -197,6 +197,31 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     CHECK(refused.status == 1);
     CHECK(refused.json("/processes/0/state") == "awake");
     CHECK_THAT(refused.err, mentions(why));
+}
+
+TEST_CASE("Deep: what others have a part in is refused for as long as any of it may be there", "[deep]") {
+    DeepMachine machine;
+    const auto row =
+        GENERATE(Arguments{"event", "events that several processes share"},
+                 Arguments{"opened_event", "events that several processes share"},
+                 Arguments{"pool", "shares memory"}, Arguments{"imported_pool", "shares memory"},
+                 Arguments{"memory", "from outside CUDA"}, Arguments{"semaphore", "from outside CUDA"});
+    INFO(row[0]);
+    std::string handle;
+    if (row[0] == "opened_event") handle = Host(machine.plain()).tell("shared_object event");
+    machine.host.tell(fmt::format("shared_object {} {}", row[0], handle));
+    const auto refused = machine.command("deep");
+    CHECK(refused.status == 1);
+    CHECK(refused.json("/processes/0/state") == "awake");
+    CHECK_THAT(refused.err, mentions(row[1]));
+    machine.host.tell("destroy_shared");
+    if (row[1] == "shares memory" || row[0] == "memory") { // what was allocated or mapped there lives on
+        CHECK_THAT(machine.command("deep").err, mentions(row[1]));
+        return;
+    }
+    machine.fall_asleep();
+    machine.wake();
+    machine.expect_works();
 }
 
 TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhile, as amid an upgrade",

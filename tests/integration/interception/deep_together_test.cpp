@@ -193,6 +193,24 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
     CHECK(failed > 0);
 }
 
+TEST_CASE("Deep together: one that shares memory once all are checked sleeps plainly, and is never locked",
+          "[deep][deep_together]") {
+    DeepFamily family(2, {}, {delay("nvmlDeviceGetMemoryInfo", "2000ms")});
+    const auto shared = make_piece(family[0], "plain", k_piece_bytes);
+    const auto trace = family.file("trace");
+    Process sleeping(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace}));
+    await_process_outside(family[0].pid(), "look"); // it is asked once all else is checked
+    family[0].tell("share " + shared.number);
+    const auto slept = sleeping.finish();
+    CHECK(slept.status == 7);
+    CHECK_THAT(slept.err, mentions("asleep, but not deeply: it shares memory"));
+    CHECK_THAT(slept.err, mentions("2 processes are asleep, 1 of them deeply"));
+    CHECK(calls_done(trace, "cuCheckpointProcessLock") == 1);
+    CHECK(family.states().deep == 1);
+    family[0].tell("free " + shared.number);
+    family.check_completes();
+}
+
 TEST_CASE("Deep together: the driver works on all side by side", "[deep][deep_together]") {
     DeepFamily family(4);
     const auto options = GENERATE(Arguments{"--tree", "--deep"}, Arguments{"--deep"});

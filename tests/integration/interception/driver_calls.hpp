@@ -18,9 +18,12 @@ namespace gpu_sleep::test {
     X(cuGetErrorName)                                                                                        \
     X(cuDevicePrimaryCtxRetain)                                                                              \
     X(cuDevicePrimaryCtxReset)                                                                               \
+    X(cuCtxCreate)                                                                                           \
+    X(cuCtxDestroy)                                                                                          \
     X(cuCtxSetCurrent)                                                                                       \
     X(cuCtxSynchronize)                                                                                      \
     X(cuEventCreate)                                                                                         \
+    X(cuEventDestroy)                                                                                        \
     X(cuStreamCreate)                                                                                        \
     X(cuStreamDestroy)                                                                                       \
     X(cuStreamQuery)                                                                                         \
@@ -42,6 +45,9 @@ namespace gpu_sleep::test {
     X(cuMemAllocFromPoolAsync)                                                                               \
     X(cuMemFreeAsync)                                                                                        \
     X(cuMemPoolCreate)                                                                                       \
+    X(cuMemPoolDestroy)                                                                                      \
+    X(cuMemPoolExportToShareableHandle)                                                                      \
+    X(cuMemPoolImportFromShareableHandle)                                                                    \
     X(cuMemAddressReserve)                                                                                   \
     X(cuMemAddressFree)                                                                                      \
     X(cuMemCreate)                                                                                           \
@@ -52,6 +58,12 @@ namespace gpu_sleep::test {
     X(cuMemRetainAllocationHandle)                                                                           \
     X(cuMemExportToShareableHandle)                                                                          \
     X(cuMemImportFromShareableHandle)                                                                        \
+    X(cuImportExternalMemory)                                                                                \
+    X(cuDestroyExternalMemory)                                                                               \
+    X(cuImportExternalSemaphore)                                                                             \
+    X(cuDestroyExternalSemaphore)                                                                            \
+    X(cuMulticastCreate)                                                                                     \
+    X(cuMulticastBindAddr)                                                                                   \
     X(cuArrayCreate)                                                                                         \
     X(cuArrayDestroy)                                                                                        \
     X(cuMemcpyHtoA)                                                                                          \
@@ -61,6 +73,8 @@ namespace gpu_sleep::test {
     X(cuIpcGetMemHandle)                                                                                     \
     X(cuIpcOpenMemHandle)                                                                                    \
     X(cuIpcCloseMemHandle)                                                                                   \
+    X(cuIpcGetEventHandle)                                                                                   \
+    X(cuIpcOpenEventHandle)                                                                                  \
     X(cuMemsetD8Async)                                                                                       \
     X(cuMemcpyDtoH)                                                                                          \
     X(cuMemcpyDtoHAsync)                                                                                     \

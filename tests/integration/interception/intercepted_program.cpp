@@ -224,10 +224,16 @@ Answer do_poll(Words&) {
                        static_cast<int>(calls.cuCtxSynchronize()));
 }
 
-/// shared_event: makes one for several processes
-Answer do_shared_event(Words&) {
-    CUevent event = nullptr;
-    GPU_SLEEP_TEST_CALL(cuEventCreate, &event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+/// shared_object KIND [HANDLE]: see make_shared_object()
+Answer do_shared_object(Words& words) {
+    GPU_SLEEP_TRY(start());
+    const auto kind = next<std::string>(words);
+    return make_shared_object(kind, next<std::string>(words));
+}
+
+/// multicast NUMBER: binds it to a group
+Answer do_multicast(Memory& which, Words&) {
+    GPU_SLEEP_TRY(bind_to_multicast(which));
     return std::string();
 }
 
@@ -248,18 +254,14 @@ Answer do_query(Memory& which, Words& words) {
 Answer do_share(Memory& which, Words&) {
     CUipcMemHandle handle{};
     GPU_SLEEP_TEST_CALL(cuIpcGetMemHandle, &handle, which.address);
-    std::string text;
-    for (const char byte : handle.reserved) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-    return text;
+    return in_hexadecimal(handle.reserved);
 }
 
 /// open HANDLE BYTES: memory of another process; as alloc
 Answer do_open(Words& words) {
     GPU_SLEEP_TRY(start());
-    const auto text = next<std::string>(words);
     CUipcMemHandle handle{};
-    for (std::size_t i = 0; i < sizeof handle.reserved && 2 * i + 1 < text.size(); ++i)
-        handle.reserved[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+    from_hexadecimal(next<std::string>(words), handle.reserved);
     Memory made;
     made.kind = "opened";
     made.bytes = next<std::size_t>(words);
@@ -498,8 +500,8 @@ const Commands& commands() {
         {"replay", about(memory, do_replay)},
         {"free", about(memory, do_free)},
         {"poll", do_poll},
-        {"shared_event", do_shared_event},
-        {"query", about(memory, do_query)},
+    GPU_SLEEP_TEST_CALL(cuIpcGetMemHandle, &handle, which.address);
+    return in_hexadecimal(handle.reserved);
         {"null_stream", do_null_stream},
         {"reset", do_reset},
         {"fork", do_fork},

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Sharing virtual memory between capture programs, as programs do that use the driver's own calls for it: a
-// descriptor that goes through a socket.
+// descriptor that goes through a socket. And whatever else others have a part in.
 
 #pragma once
 
 #include "intercepted_memory.hpp"
 
+#include <span>
 #include <string>
 
 namespace gpu_sleep::test {
@@ -16,5 +17,18 @@ namespace gpu_sleep::test {
 
 /// Waits at `path` for memory of `bytes`, imports and maps it. Errors: driver_failed, io_failed.
 [[nodiscard]] Result<Memory> import_memory(const std::string& path, std::size_t bytes);
+
+/// Makes what others have a part in: "event", "pool", "imported_pool", "memory" or "semaphore" (from outside
+/// CUDA), or "opened_event" by the handle of another process's. Returns the handle of an event. Errors:
+/// driver_failed, invalid_argument.
+[[nodiscard]] Result<std::string> make_shared_object(const std::string& kind, const std::string& handle);
+/// Destroys what was made last. Errors: driver_failed.
+[[nodiscard]] Result<void> destroy_shared_object();
+/// Binds `memory` to a new multicast group. Errors: driver_failed.
+[[nodiscard]] Result<void> bind_to_multicast(const Memory& memory);
+
+/// Bytes of a handle as text, and back.
+[[nodiscard]] std::string in_hexadecimal(std::span<const char> bytes);
+void from_hexadecimal(const std::string& text, std::span<char> bytes);
 
 } // namespace gpu_sleep::test

@@ -423,7 +423,14 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     CHECK_FALSE(fs::exists(copy / "etc/profile.d/gpu-sleep.csh"));
     CHECK(tree_of(image.path()) == enabled);
     // In the spelling before gpu-enable.
-    CHECK(run({{command_file("gpu-run"), "--disable-for", "machine", "--root", image.path().native()}})
-              .status == 0);
+    const auto formerly = [&](Arguments words) {
+        words.insert(words.begin(), command_file("gpu-run"));
+        words.insert(words.end(), {"--root", image.path().native()});
+        return run({std::move(words)});
+    };
+    CHECK(formerly({"--disable-for", "machine"}).status == 0);
     CHECK(tree_of(image.path()) == before);
+    CHECK_THAT(formerly({"--show-enabled"}).out, mentions("machine: not enabled"));
+    CHECK(formerly({"--enable-for", "machine"}).status == 0);
+    CHECK(tree_of(image.path()) == enabled);
 }

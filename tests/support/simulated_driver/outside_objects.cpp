@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What other processes, or others than CUDA, have a part in: events and pools that are passed on, external
+// memory and semaphores, multicast groups. They are made and destroyed; nobody else is at the other end.
+
+#include "support/simulated_driver/contexts.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <cstring>
+
+namespace gpu_sleep::sim {
+namespace {
+
+constexpr std::uint64_t k_event_magic = 0x3031435645534753; // "SGSEVC10"
+
+struct OutsideObject {};
+
+/// Those of a kind of handle. Guarded by the driver's lock.
+template <class Handle>
+HandleTable<Handle, OutsideObject>& outside_objects(std::uint64_t kind) {
+    static auto& table = *new HandleTable<Handle, OutsideObject>(kind);
+    return table;
+}
+HandleTable<CUexternalMemory, OutsideObject>& external_memories() {
+    return outside_objects<CUexternalMemory>(13);
+}
+HandleTable<CUexternalSemaphore, OutsideObject>& external_semaphores() {
+    return outside_objects<CUexternalSemaphore>(14);
+}
+HandleTable<CUmemGenericAllocationHandle, OutsideObject>& multicast_groups() {
+    return outside_objects<CUmemGenericAllocationHandle>(16);
+}
+
+template <class Handle>
+CUresult make_outside(HandleTable<Handle, OutsideObject>& table, Handle* handle, const void* description) {
+    if (!handle || !description) return CUDA_ERROR_INVALID_VALUE;
+    *handle = table.insert(std::make_shared<OutsideObject>());
+    return CUDA_SUCCESS;
+}
+
+template <class Handle>
+CUresult destroy_outside(HandleTable<Handle, OutsideObject>& table, Handle handle) {
+    return table.remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+} // namespace
+} // namespace gpu_sleep::sim
+
+using namespace gpu_sleep::sim;
+
+SIM_ENTRY(safe, 10000)
+cuImportExternalMemory(CUexternalMemory* handle, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC* description) {
+    return call_in_context(Entry::cuImportExternalMemory, [&](Call&, Context&) {
+        return make_outside(external_memories(), handle, description);
+    });
+}
+
+SIM_ENTRY(safe, 10000) cuDestroyExternalMemory(CUexternalMemory handle) {
+    return call_in_context(Entry::cuDestroyExternalMemory,
+                           [&](Call&, Context&) { return destroy_outside(external_memories(), handle); });
+}
+
+SIM_ENTRY(safe, 10000)
+cuImportExternalSemaphore(CUexternalSemaphore* handle,
+                          const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC* description) {
+    return call_in_context(Entry::cuImportExternalSemaphore, [&](Call&, Context&) {
+        return make_outside(external_semaphores(), handle, description);
+    });
+}
+
+SIM_ENTRY(safe, 10000) cuDestroyExternalSemaphore(CUexternalSemaphore handle) {
+    return call_in_context(Entry::cuDestroyExternalSemaphore,
+                           [&](Call&, Context&) { return destroy_outside(external_semaphores(), handle); });
+}
+
+SIM_ENTRY(safe, 12010)
+cuMulticastCreate(CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp* properties) {
+    return call(Entry::cuMulticastCreate,
+                [&](Call&) { return make_outside(multicast_groups(), handle, properties); });
+}
+
+SIM_ENTRY(safe, 12010)
+cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t, CUdeviceptr address, std::size_t,
+                    unsigned long long) {
+    return call(Entry::cuMulticastBindAddr, [&](Call& c) {
+        const bool is_known = multicast_groups().find(group) && c.driver.space.find(address);
+        return is_known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    });
+}
+
+SIM_ENTRY(safe, 4010) cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
+    return call(Entry::cuIpcGetEventHandle, [&](Call& c) {
+        const auto found = c.driver.events.find(event);
+        if (!found) return CUDA_ERROR_INVALID_HANDLE;
+        if (!handle || (found->flags & CU_EVENT_INTERPROCESS) == 0) return CUDA_ERROR_INVALID_VALUE;
+        *handle = {};
+        std::memcpy(handle->reserved, &k_event_magic, sizeof k_event_magic);
+        return CUDA_SUCCESS;
+    });
+}
+
+SIM_ENTRY(safe, 4010) cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
+    return call_in_context(Entry::cuIpcOpenEventHandle, [&](Call& c, Context& context) {
+        if (!event || std::memcmp(handle.reserved, &k_event_magic, sizeof k_event_magic) != 0)
+            return CUDA_ERROR_INVALID_VALUE;
+        const auto opened = std::make_shared<Event>();
+        opened->flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
+        opened->context = context.owner;
+        *event = c.driver.events.insert(opened);
+        return CUDA_SUCCESS;
+    });
+}
+
+SIM_ENTRY(safe, 11020)
+cuMemPoolExportToShareableHandle(void* descriptor, CUmemoryPool handle, CUmemAllocationHandleType type,
+                                 unsigned long long) {
+    return call(Entry::cuMemPoolExportToShareableHandle, [&](Call& c) {
+        const auto pool = c.driver.memory_pools.find(handle);
+        if (!descriptor || !pool || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+            pool->handle_types != type)
+            return CUDA_ERROR_INVALID_VALUE;
+        const int made = ::memfd_create("simulated pool", MFD_CLOEXEC);
+        if (made < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+        *static_cast<int*>(descriptor) = made;
+        return CUDA_SUCCESS;
+    });
+}
+
+SIM_ENTRY(safe, 11020)
+cuMemPoolImportFromShareableHandle(CUmemoryPool* handle, void* descriptor, CUmemAllocationHandleType type,
+                                   unsigned long long) {
+    return call(Entry::cuMemPoolImportFromShareableHandle, [&](Call& c) {
+        const auto number = static_cast<int>(reinterpret_cast<std::intptr_t>(descriptor));
+        if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || ::fcntl(number, F_GETFD) < 0)
+            return CUDA_ERROR_INVALID_VALUE;
+        const auto pool = std::make_shared<MemoryPool>();
+        pool->handle = c.driver.memory_pools.insert(pool);
+        *handle = pool->handle;
+        return CUDA_SUCCESS;
+    });
+}
