@@ -500,8 +500,14 @@ const Commands& commands() {
         {"replay", about(memory, do_replay)},
         {"free", about(memory, do_free)},
         {"poll", do_poll},
-    GPU_SLEEP_TEST_CALL(cuIpcGetMemHandle, &handle, which.address);
-    return in_hexadecimal(handle.reserved);
+        {"shared_object", do_shared_object},
+        {"destroy_shared",
+         [](Words&) -> Answer {
+             GPU_SLEEP_TRY(destroy_shared_object());
+             return std::string();
+         }},
+        {"multicast", about(memory, do_multicast)},
+        {"query", about(memory, do_query)},
         {"null_stream", do_null_stream},
         {"reset", do_reset},
         {"fork", do_fork},
