@@ -108,6 +108,7 @@ TEST_CASE("Find: leftovers of an earlier process are passed over, and removed wh
     test::leave_stale_socket(directory / agent_socket_name(8, 98));
     const test::FakeAgent other(directory / agent_socket_name(7, 97), answer_status);
     auto finder = finder_of(tree);
+    CHECK(code_of(finder.socket_of(*finder.proc().read(::getpid()))) == ErrorCode::no_agent);
     CHECK(code_of(finder.connect(*finder.proc().read(::getpid()))) == ErrorCode::no_agent);
     CHECK_FALSE(fs::exists(directory / agent_socket_name(7, 98)));
     CHECK(fs::exists(directory / agent_socket_name(8, 98))); // not a name of this process: not ours to judge
