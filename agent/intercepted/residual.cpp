@@ -6,6 +6,7 @@
 #include "intercepted/residual.hpp"
 
 #include "base/thread_safety.hpp"
+#include "common/interception.hpp"
 #include "intercepted/handle_table.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/left.hpp"
@@ -151,7 +152,7 @@ std::vector<Residual> residual(const LockedMemory& locked) noexcept {
         add_residents(rows);
         add_left(rows);
         add_memory_that_stays(locked, rows);
-        add_graph_memory(rows);
+        if (intercepts()) add_graph_memory(rows);
     });
     std::vector<Residual> sums;
     ignoring_errors([&] {

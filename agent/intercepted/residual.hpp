@@ -29,7 +29,8 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
 /// Memory in the span has to stay where it is from now on. The caller passes the gate since before it was
 /// given away.
 void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
-/// A row for each kind, device and reason. Thins where memory is short.
+/// A row for each kind, device and reason; of a program that is not intercepted, only for what the agent has
+/// allocated. Thins where memory is short.
 [[nodiscard]] std::vector<Residual> residual(const LockedMemory& locked) noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

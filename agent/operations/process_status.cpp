@@ -155,7 +155,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     const auto inhibited = inhibitors_.now();
     report.inhibited = inhibited.has_value();
     if (inhibited) report.inhibited_seconds = inhibited->seconds;
-    if (report.intercepts && !deep_.is_deep())
+    if (!deep_.is_deep())
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     if (report.operation == model::Operation::status) add_devices(report);

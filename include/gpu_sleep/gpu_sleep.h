@@ -145,10 +145,10 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_prepare(void);
  * NOT_OWNED (not within one allocation), INVALID_ARGUMENT (zero bytes). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_preserve(void* pointer, size_t bytes);
 
-/** Has every sleep leave the allocation at `pointer` on the GPU until it is freed, and with it all small
- * allocations that share its range: for memory that a library has registered, and reaches by more than its
- * address. Under `gpu-run` gpu-ps lists it as residual. A deep sleep takes it all the same. Since version 9.
- * Errors: NOT_OWNED (in no allocation), REFUSED (it sleeps). */
+/** Has every sleep leave the allocation at `pointer` on the GPU until it is freed (of memory that the program
+ * maps itself, until it is unmapped), and with it all small allocations that share its range: for memory that
+ * a library has registered, and reaches by more than its address. gpu-ps lists it as residual. A deep sleep
+ * takes it all the same. Since version 9. Errors: NOT_OWNED (in no allocation), REFUSED (it sleeps). */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_keep_on_gpu(const void* pointer);
 
 /** Reports that the program has filled `tag` again after a drop.

@@ -3,6 +3,7 @@
 """The Python package inside of a program with an agent; python_package_test.py runs it with each way to have one."""
 
 import contextlib
+import ctypes
 import io
 import multiprocessing
 import os
@@ -519,11 +520,14 @@ class Notebook(Case):
         self.assertEqual(caught.exception._render_traceback_(), [f"UnknownTag: {caught.exception}"])
 
     def test_says_what_it_cannot_move(self):
-        list(self.tensors_of("weights"))
+        (weights,) = self.tensors_of("weights")
         self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())
         gpu_sleep.sleep()
         self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())
         gpu_sleep.wake()
+        gpu_sleep._agent.call("gpu_sleep_keep_on_gpu", ctypes.c_void_p(weights.data_ptr()))
+        self.assertIn(("pinned", BYTES), [(each.kind, each.bytes) for each in gpu_sleep.status().residual])
+        self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())
         self.tensor()
         if gpu_sleep.status().captures:
             self.assertNotIn("cannot sleep", gpu_sleep._notebook.state())

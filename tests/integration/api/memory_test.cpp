@@ -31,6 +31,16 @@ std::size_t bytes_of(const char* tag) {
     return bytes;
 }
 
+/// What `field` of the memory that the program keeps on the GPU says in gpu-ps; "none" without such memory.
+std::string kept_on_gpu(const std::string& field) {
+    const auto told = run({{command_file("gpu-ps"), std::to_string(::getpid()), "--json"}});
+    for (int i = 0;; ++i) {
+        const auto row = "/processes/0/report/residual/" + std::to_string(i) + "/";
+        const auto found = told.json(row + "kind");
+        if (found == "pinned" || found == "none") return told.json(row + field);
+    }
+}
+
 /// As PyTorch calls it; freed at the end.
 class TorchMemory {
 public:
@@ -242,6 +252,28 @@ TEST_CASE("Kept: what is retained of a shared range is nobody's", "[api]") {
     const TaggedMemory third("shared", 4 * k_kib);
     REQUIRE(third.address() == address);
     CHECK(gpu_sleep_read_kept(third.pointer(), 4 * k_kib, read.data()) == GPU_SLEEP_ERROR_REFUSED);
+}
+
+TEST_CASE("On the GPU: what the program keeps there stays with its neighbours, and is listed", "[api]") {
+    const Gpu gpu(0);
+    const TaggedMemory awake("awake", 4 * k_mib); // so that work on what is not asleep passes the gate
+    const TaggedMemory sleeps("registered", 4 * k_mib);
+    auto kept = std::make_optional<TaggedMemory>("registered", 4 * k_kib);
+    auto neighbour = std::make_optional<TaggedMemory>("registered", 4 * k_kib);
+    const auto words = random_words(4 * k_kib, 5);
+    neighbour->write(words);
+    CHECK(kept_on_gpu("bytes") == "none");
+    check(gpu_sleep_keep_on_gpu(static_cast<std::byte*>(kept->pointer()) + 100));
+    sleep("registered");
+    CHECK(gpu_sleep_asleep_bytes() == sleeps.bytes());
+    CHECK(neighbour->read() == words);
+    CHECK(kept_on_gpu("bytes") == std::to_string(2 * k_mib)); // the range that they share
+    CHECK(kept_on_gpu("reason") == "the program keeps it on the GPU");
+    CHECK(gpu_sleep_keep_on_gpu(sleeps.pointer()) == GPU_SLEEP_ERROR_REFUSED);
+    wake();
+    kept.reset();
+    neighbour.reset();
+    CHECK(kept_on_gpu("bytes") == "none");
 }
 
 TEST_CASE("Prepared: the program has host memory made ready for its next sleep", "[api]") {
