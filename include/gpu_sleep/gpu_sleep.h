@@ -301,10 +301,10 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t b
  * are awake. Source: CUDA Driver API, cuMemCreate, cuMemMap, cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake(const char* tags, uint32_t wait_ms);
 
-/** As gpu_sleep_wake(), which it is with 0, but within `timeout_ms`, as `gpu-wake --timeout` has it: they
- * bound all until the memory is back, in addition to `wait_ms`, and then the after-wake callbacks together,
- * which otherwise have 30 seconds. A callback that is late runs on, and the memory is awake. Since version 9.
- * Errors: those of gpu_sleep_wake(), TIMED_OUT. */
+/** As gpu_sleep_wake(), which it is with 0, but within `timeout_ms`, as `gpu-wake --timeout` has it: the
+ * limit covers all until the memory is back, not counting `wait_ms`; the after-wake callbacks together then
+ * have as long again (with 0, 30 seconds). A callback that is late runs on, and the memory is awake. Since
+ * version 9. Errors: those of gpu_sleep_wake(), TIMED_OUT. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake_within(const char* tags, uint32_t wait_ms, uint32_t timeout_ms);
 
 /** How much of this process is asleep, in bytes of GPU memory released. Never fails. */

@@ -276,6 +276,21 @@ TEST_CASE("On the GPU: what the program keeps there stays with its neighbours, a
     CHECK(kept_on_gpu("bytes") == "none");
 }
 
+TEST_CASE("Waking within a limit: where copying takes longer, all sleeps on with its contents", "[api]") {
+    const Gpu gpu(0);
+    const TaggedMemory weights("weights", 4 * k_mib);
+    const auto contents = random_words(4 * k_mib, 5);
+    weights.write(contents);
+    sleep();
+    sim_delay("cuMemcpyHtoDAsync", 500'000);
+    const auto limited = gpu_sleep_wake_within(nullptr, 0, 100);
+    sim_clear();
+    CHECK(limited == GPU_SLEEP_ERROR_TIMED_OUT);
+    CHECK(gpu_sleep_asleep_bytes() == weights.bytes());
+    wake();
+    CHECK(weights.read() == contents);
+}
+
 TEST_CASE("Prepared: the program has host memory made ready for its next sleep", "[api]") {
     constexpr Bytes k_two_pieces = 64 * k_mib; // two pieces
     const Gpu gpu(0);
