@@ -7,6 +7,7 @@ Usage: torch_reload_test.py TREE
 """
 
 import array
+import concurrent.futures
 import contextlib
 import json
 import math
@@ -15,6 +16,7 @@ import random
 import sys
 import tempfile
 import threading
+import time
 import types
 import unittest
 import unittest.mock
@@ -233,6 +235,26 @@ class Reload(unittest.TestCase):
                 unittest.mock.patch("os.sched_getaffinity", lambda process: {0, 1}):
             gpu_sleep.torch.reload(tensors, path)
         self.check(tensors, values)
+
+    def test_reads_no_more_after_a_failure(self):
+        tensors = {"a": Tensor([100_000])}
+        path = write(self.directory / "x", tensors, contents(*tensors.values()))
+        submit, submitted, begun = concurrent.futures.ThreadPoolExecutor.submit, [], []
+
+        def note(executor, read, descriptor, piece):
+            submitted.append(piece)
+            return submit(executor, read, descriptor, piece)
+
+        def fail(buffer, descriptor, piece):
+            begun.append(piece)
+            time.sleep(0.2)
+            raise OSError("the disk is gone")
+
+        with unittest.mock.patch.object(concurrent.futures.ThreadPoolExecutor, "submit", note), \
+                unittest.mock.patch.object(gpu_sleep.torch._Buffer, "read", fail), \
+                unittest.mock.patch("os.sched_getaffinity", lambda process: {0}), self.assertRaises(OSError):
+            gpu_sleep.torch.reload(tensors, path)
+        self.assertLess(len(begun), len(submitted))
 
     def test_says_what_differs(self):
         tensors = {name: Tensor([10]) for name in ("a", "b")}

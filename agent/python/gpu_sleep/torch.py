@@ -232,7 +232,7 @@ def _move(torch: Any, pieces: Iterable[_Piece], pinned: bool) -> None:
         while reading:
             copy_first()
     finally:
-        executor.shutdown()  # nobody reads into a buffer, or from a file, that is gone
+        executor.shutdown(cancel_futures=True)  # nobody reads into a buffer, or from a file, that is gone
         for buffer in copying:
             buffer.wait()
         for descriptor in descriptors.values():
