@@ -40,15 +40,16 @@ struct Agent {
 /// The message of this thread's last call, or "" if it has not failed. No string: memory is freed when a
 /// thread's objects are gone, too.
 thread_local char t_error[1024];
+thread_local gpu_sleep_status t_status = GPU_SLEEP_OK;
 
 void note_error(std::string_view message) noexcept {
     t_error[message.copy(t_error, sizeof(t_error) - 1)] = '\0';
 }
 
-/// What is said by tms_last_error(), and returned.
+/// What is said by tms_last_error() and tms_last_status(), and returned.
 gpu_sleep_status fail(gpu_sleep_status status, std::string_view message) {
     note_error(message);
-    return status;
+    return t_status = status;
 }
 
 /// Opens the agent that is loaded, that of GPU_SLEEP_AGENT, or the installed one. Null, and t_error, if there
@@ -251,9 +252,10 @@ Allocation* find(std::uintptr_t address, std::size_t bytes) {
 template <class Result, class Body>
 Result guarded(Result otherwise, Body&& body) noexcept {
     try {
-        note_error({});
+        fail(GPU_SLEEP_OK, {});
         return body();
     } catch (const std::exception&) {
+        fail(GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY, "too little host memory is available");
         return otherwise;
     }
 }
@@ -323,6 +325,11 @@ extern "C" {
 /// Of this thread's last call of a function of this library; "" if it has not failed.
 const char* tms_last_error() {
     return t_error;
+}
+
+/// Of the last call that could fail other than by its result; for tms_keep_resident().
+int tms_last_status() {
+    return t_status;
 }
 
 void tms_set_interesting_region(bool value) {
@@ -398,7 +405,7 @@ int tms_resume(const char* tag) {
 }
 
 /// Has no pause release the allocation that `pointer` lies in, until it is freed, and returns its size. 0 if
-/// it is in none, and, with tms_last_error(), if it sleeps.
+/// it is in none, and, with tms_last_status(), if the agent does not keep it.
 std::uint64_t tms_keep_resident(const void* pointer) {
     return guarded(std::uint64_t{0}, [&]() -> std::uint64_t {
         const std::lock_guard lock(memory().mutex);

@@ -271,6 +271,14 @@ def residents():
     assert keep(tensor(3)) == 0
     stays, sleeps = (tensor(value, tag="mixed", enable_cpu_backup=True) for value in (1, 2))
     assert keep(stays) == keep(stays) == BYTES
+    child = os.fork()
+    if child == 0:
+        try:
+            raises(gpu_sleep.NotOwned, keep, sleeps)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
     for tag in ("mixed", None):
         torch_memory_saver.pause(tag)
         asleep(1)
@@ -358,12 +366,13 @@ def own_mode():
 
     assert issubclass(HookUtilModeTorch, HookUtilBase)
     paused = []
-    register_hook_mode("own", lambda: types.SimpleNamespace(pause=lambda tag: paused.append(tag)), uses_preload=False)
+    mode = types.SimpleNamespace(pause=lambda tag: paused.append(tag), keep_resident=len)
+    register_hook_mode("own", lambda: mode, uses_preload=False)
     raises(ValueError, register_hook_mode, "own", None)
     saver = TorchMemorySaver()
     saver.hook_mode = "own"
     saver.pause("a")
-    assert paused == ["a"]
+    assert paused == ["a"] and saver.keep_resident("tensor") == 6
     torch_memory_saver.hook_mode = "own"
     before = os.environ.get("LD_PRELOAD")
     with configure_subprocess():

@@ -10,6 +10,7 @@ from gpu_sleep.errors import of_status
 
 _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {  # result and arguments
     "tms_last_error": (ctypes.c_char_p, []),
+    "tms_last_status": (ctypes.c_int, []),
     "tms_set_interesting_region": (None, [ctypes.c_bool]),
     "tms_get_interesting_region": (ctypes.c_bool, []),
     "tms_set_current_tag": (None, [ctypes.c_char_p]),

@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Literal, Optional, Tuple, get_args
 
 from gpu_sleep import _regions
-from gpu_sleep.errors import Error, Refused
+from gpu_sleep.errors import Error
 
 from .binary_wrapper import BinaryWrapper
 from .hooks import mode_preload
@@ -150,17 +150,9 @@ class TorchMemorySaver:
         """Has no pause() release the allocation that a tensor lies in, with whatever else lies in it, until PyTorch frees that:
         for memory that is registered with a library. Returns the allocation's size in bytes, 0 where it is of no region.
 
-        Errors: ValueError (not on a GPU), Refused (it is paused).
+        Errors: ValueError (not on a GPU), those of gpu_sleep, among them Refused (it is paused).
         """
-        if not tensor.is_cuda:
-            raise ValueError(f"a tensor on {tensor.device} does not stay on a GPU")
-        if tensor.numel() == 0:
-            return 0
-        library = self._started()._binary_wrapper
-        size = int(library.cdll.tms_keep_resident(tensor.data_ptr()))
-        if size == 0 and library.last_error():
-            raise Refused(library.last_error())
-        return size
+        return int(self._started().keep_resident(tensor))
 
     def pause(self, tag: Optional[str] = None) -> None:
         """Releases the memory of a tag, or of all. Does nothing where there is none.
@@ -327,6 +319,15 @@ class _TorchMemorySaverImpl:
 
     def resume(self, tag: Optional[str]) -> None:
         self._binary_wrapper.check(self._binary_wrapper.cdll.tms_resume(tag.encode() if tag else None))
+
+    def keep_resident(self, tensor: Any) -> int:
+        if not tensor.is_cuda:
+            raise ValueError(f"a tensor on {tensor.device} does not stay on a GPU")
+        if tensor.numel() == 0:
+            return 0
+        size: int = self._binary_wrapper.cdll.tms_keep_resident(tensor.data_ptr())
+        self._binary_wrapper.check(self._binary_wrapper.cdll.tms_last_status())
+        return size
 
     def _affected_devices(self, tag: Optional[str]) -> List[int]:
         query, name = self._binary_wrapper.cdll.tms_affected_devices, tag.encode() if tag else None
