@@ -189,7 +189,7 @@ class Regions(Case):
         with region:
             worker = multiprocessing.get_context("spawn").Process(target=in_worker, args=(region,))
             worker.start()
-        worker.join()
+        worker.join(SECONDS)
         self.assertEqual(worker.exitcode, 0)
 
 
@@ -379,7 +379,6 @@ class Callbacks(Case):
         self.assertIn("failed: ValueError: no file", "\n".join(woken.notes))
         self.assertTrue(tagged("dropped").needs_refill)
 
-
     def test_have_the_time_of_the_wake(self):
         list(self.tensors_of("dropped"))
         finish, ended = threading.Event(), threading.Event()
@@ -391,7 +390,7 @@ class Callbacks(Case):
 
         self.callback(gpu_sleep.on_wake, take_long)
         gpu_sleep.sleep(2)
-        gpu_sleep.wake(timeout=1)
+        gpu_sleep.wake(timeout=3)
         self.assertFalse(ended.is_set())
         self.assertTrue(tagged("dropped").needs_refill)
         finish.set()

@@ -64,8 +64,8 @@ class Saver(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout)
 
     def test_in_both_modes(self):
-        for name in ("sglang", "tags", "regions", "devices", "overlapping", "failures", "others_word", "backups", "residents", "disk", "graphs",
-                     "wrong_use"):
+        for name in ("sglang", "tags", "regions", "devices", "overlapping", "failures", "others_word", "backups",
+                     "residents", "disk", "graphs", "wrong_use"):
             for mode in ("preload", "torch"):
                 with self.subTest(function=name, mode=mode):
                     self.run_function(name, mode)

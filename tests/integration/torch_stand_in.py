@@ -162,7 +162,8 @@ def install():
     """Has `import torch` give this."""
     enter(0)
     cuda = types.SimpleNamespace(
-        init=lambda: None, is_available=lambda: True, is_initialized=lambda: True, memory_reserved=reserved.__getitem__, device_count=lambda: 2, current_device=current_device, device=device,
+        init=lambda: None, is_available=lambda: True, is_initialized=lambda: True, memory_reserved=reserved.__getitem__,
+        device_count=lambda: 2, current_device=current_device, device=device,
         memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph,
         graph_pool_handle=graph_pool_handle)
     sys.modules["torch"] = types.SimpleNamespace(
