@@ -31,7 +31,8 @@ def _out_of_reach(own: Optional[Status]) -> Optional[int]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         reserved: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
-        return max(0, reserved - sum(each.bytes for each in (*own.tags, *own.residual))) if own else reserved
+        agents = sum(tag.bytes for tag in own.tags) + sum(each.bytes for each in own.residual) if own else 0
+        return max(0, reserved - agents)
     try:
         known = [] if own else processes(os.getpid())
     except Error:
