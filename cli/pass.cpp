@@ -34,7 +34,7 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
     }
     for (const auto& error : errors) {
         print_error(fmt::format("{}: {}\n", options.program, error.message));
-        if (status == exit_status::done) status = traits(error.code).exit_status;
+        status = control::worse_of(status, traits(error.code).exit_status);
     }
     if (options.output.json)
         text = (errors.empty() ? to_json(options.program, outcomes)
