@@ -52,7 +52,7 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
 
 int run_pass(const PassOptions& options) {
     control::raise_descriptor_limit();
-    auto policies = policy::Policies::load(options.sources);
+    auto policies = load_policies(options.program, options.sources);
     if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
     const auto passed = pass(options.request, *policies);
     tell_complaints(options.program, *policies);

@@ -139,6 +139,22 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Policy: what is wrong with a file is said also where nothing comes of a pass", "[policy]") {
+    if (!reads_files()) return;
+    const Scratch home;
+    const auto config = home.file("admin.toml");
+    write_file(config, "[reclaim]\nidle = \"900\"\n");
+    const auto warned = mentions("admin.toml:2: ");
+    const auto* const option = GENERATE("--show-config", "--dry-run", "--need=1B");
+    auto output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
+    CHECK(output.status == 3);
+    CHECK_THAT(output.err, warned);
+    write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidel = \"1h\"\n");
+    output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
+    CHECK(output.status == 2);
+    CHECK_THAT(output.err, warned && mentions("gpu-sleep.toml:2: "));
+}
+
 TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that cannot be kept among it",
           "[policy]") {
     if (!reads_files()) return;
