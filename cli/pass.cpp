@@ -20,7 +20,7 @@ namespace {
 
 /// Prints all of it. Returns the exit status.
 int tell(const PassOptions& options, const policy::Passed& passed) {
-    const auto& [outcomes, errors] = passed;
+    const auto& [outcomes, errors, failure] = passed;
     const bool is_told = !options.output.json && !options.output.quiet; // on standard output, in words
     control::GpuNumbers numbers;
     std::string text;
@@ -36,9 +36,14 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
         print_error(fmt::format("{}: {}\n", options.program, error.message));
         status = control::worse_of(status, traits(error.code).exit_status);
     }
+    if (failure) {
+        print_error(render_error(options.program, "", *failure));
+        status = traits(failure->code).exit_status;
+    }
+    const auto* const error = failure ? &*failure : errors.empty() ? nullptr : &errors.front();
     if (options.output.json)
-        text = (errors.empty() ? to_json(options.program, outcomes)
-                               : to_json(options.program, outcomes, errors.front(), status)) +
+        text = (error ? to_json(options.program, outcomes, *error, status)
+                      : to_json(options.program, outcomes)) +
                '\n';
     else if (is_told && text.empty() && status == exit_status::done)
         text = "nothing to do\n";

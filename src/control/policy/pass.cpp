@@ -102,7 +102,10 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
             "nothing is left to give back or to move to a directory",
             format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
     if (gives_back && !request.dry_run) found = look(finder, policies, whom);
-    if (!found) return std::move(found).error();
+    if (!found) {
+        passed.failure = std::move(found).error();
+        return passed;
+    }
     tasks = tasks_for(*found, budgets, passed.outcomes);
     append(std::move(found->failed), passed.outcomes);
     append(carry_out(request, finder, std::move(tasks)), passed.outcomes);

@@ -23,10 +23,12 @@ struct Passed {
     std::vector<Outcome>
         outcomes;              ///< where nothing was asked of a process, a report whose first note says why
     std::vector<Error> errors; ///< that are no process's: budgets that cannot be kept
+    std::optional<Error> failure{}; ///< of the look() at what giving back has left: nobody was asked to sleep
 };
 
 /// Gives host memory back until the budgets are kept, then puts to sleep, or further down, what has been idle
-/// for long enough. Errors: those of look().
+/// for long enough. Cannot be interrupted: it takes until all who are asked have answered, or have timed out.
+/// Errors: those of look(), and nobody was asked for anything.
 [[nodiscard]] Result<Passed> pass(const PassRequest& request, Policies& policies);
 
 } // namespace gpu_sleep::control::policy
