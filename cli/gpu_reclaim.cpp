@@ -133,15 +133,16 @@ std::string problem(const Typed& typed) {
 
 /// Room on a GPU, by sleeps that heed the policy of each process.
 int make_room(const Typed& typed, const control::policy::Sources& sources) {
-    auto policies = control::policy::Policies::load(sources);
+    auto policies = cli::load_policies(k_program, sources);
     if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
-    cli::tell_complaints(k_program, *policies);
     control::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request};
     need.adapt = [&](const control::Process& process, const model::Report& report, auto& request) {
         heed(policies->of(process, report.name), report, request);
         if (!request.min_awake) request.min_awake = model::WakeRequest().min_awake;
     };
-    return cli::run_need(need, typed.output);
+    const int status = cli::run_need(need, typed.output);
+    cli::tell_complaints(k_program, *policies);
+    return status;
 }
 
 int run(Typed typed, control::policy::Sources sources) {

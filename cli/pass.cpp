@@ -18,15 +18,26 @@
 namespace gpu_sleep::cli {
 namespace {
 
-/// Prints all of it. Returns the exit status.
+/// Prints what has failed, as soon as it is known.
+class FailureTeller : public control::Listener {
+public:
+    explicit FailureTeller(std::string program) : program_(std::move(program)) {}
+    void ended(const control::Outcome& outcome) override {
+        print_error(render_failure(program_, "put {} to sleep", outcome));
+    }
+
+private:
+    std::string program_; ///< for messages
+};
+
+/// Prints the rest. Returns the exit status.
 int tell(const PassOptions& options, const policy::Passed& passed) {
-    const auto& [outcomes, errors] = passed;
+    const auto& [outcomes, errors, failure] = passed;
     const bool is_told = !options.output.json && !options.output.quiet; // on standard output, in words
     control::GpuNumbers numbers;
     std::string text;
     int status = exit_status::done;
     for (const auto& outcome : outcomes) {
-        print_error(render_failure(options.program, "put {} to sleep", outcome));
         const auto* const report = std::get_if<model::Report>(&outcome.answer);
         if (report && is_told && (does_something(*report) || !options.request.whom.target.empty()))
             text += render_operation(outcome.process, numbers.in(*report));
@@ -34,11 +45,16 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
     }
     for (const auto& error : errors) {
         print_error(fmt::format("{}: {}\n", options.program, error.message));
-        if (status == exit_status::done) status = traits(error.code).exit_status;
+        status = control::worse_of(status, traits(error.code).exit_status);
     }
+    if (failure) {
+        print_error(render_error(options.program, "", *failure));
+        status = traits(failure->code).exit_status;
+    }
+    const auto* const error = failure ? &*failure : errors.empty() ? nullptr : &errors.front();
     if (options.output.json)
-        text = (errors.empty() ? to_json(options.program, outcomes)
-                               : to_json(options.program, outcomes, errors.front(), status)) +
+        text = (error ? to_json(options.program, outcomes, *error, status)
+                      : to_json(options.program, outcomes)) +
                '\n';
     else if (is_told && text.empty() && status == exit_status::done)
         text = "nothing to do\n";
@@ -52,9 +68,10 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
 
 int run_pass(const PassOptions& options) {
     control::raise_descriptor_limit();
-    auto policies = policy::Policies::load(options.sources);
+    auto policies = load_policies(options.program, options.sources);
     if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
-    const auto passed = pass(options.request, *policies);
+    FailureTeller teller(options.program);
+    const auto passed = pass(options.request, *policies, teller);
     tell_complaints(options.program, *policies);
     if (passed) return end_beside_driver(tell(options, *passed));
     return tell_failure(options.program, options.output, passed.error());

@@ -23,8 +23,12 @@ struct PassOptions {
     OutputOptions output;
 };
 
-/// Says on standard error what is wrong with the files of policies.
+/// Says on standard error what is wrong with the files of policies, and has not been said before.
 void tell_complaints(const std::string& program, policy::Policies& policies);
+
+/// Policies::load(), and tells the complaints, whatever comes of it.
+[[nodiscard]] Result<policy::Policies> load_policies(const std::string& program,
+                                                     const policy::Sources& sources);
 
 /// Gives host memory back until the budgets are kept, then puts to sleep, or further down, what has been idle
 /// for long enough. Says what it did, and why it cannot keep a budget. Returns the exit status.

@@ -85,9 +85,8 @@ std::string as_text(const policy::Look& look, const policy::Policies& policies,
     return text;
 }
 
-/// Says of which files and processes nothing is known, and why.
-void print_failures(const PassOptions& options, const policy::Look& look, policy::Policies& policies) {
-    tell_complaints(options.program, policies);
+/// Says of which processes nothing is known, and why.
+void print_failures(const PassOptions& options, const policy::Look& look) {
     for (const auto& each : look.failed) {
         const auto purpose = fmt::format("say what becomes of {}", title(each.process));
         print_error(render_error(options.program, purpose, *peers::error_of(each.answer)));
@@ -101,17 +100,26 @@ void tell_complaints(const std::string& program, policy::Policies& policies) {
         print_error(fmt::format("{}: {}\n", program, complaint));
 }
 
+Result<policy::Policies> load_policies(const std::string& program, const policy::Sources& sources) {
+    policy::Policies policies;
+    const auto loaded = policies.load(sources);
+    tell_complaints(program, policies);
+    if (!loaded) return loaded.error();
+    return policies;
+}
+
 int show_policies(const PassOptions& options) {
     control::raise_descriptor_limit();
-    auto policies = policy::Policies::load(options.sources);
+    auto policies = load_policies(options.program, options.sources);
     if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
     control::Finder finder;
     const auto found = look(finder, *policies, options.request.whom);
+    tell_complaints(options.program, *policies);
     if (!found) {
         print_error(render_error(options.program, "", found.error()));
         return traits(found.error().code).exit_status;
     }
-    print_failures(options, *found, *policies);
+    print_failures(options, *found);
     const auto budgets = policies->budgets(processes_of(*found));
     const auto text = options.output.json ? as_json(options, *found, *policies, budgets)
                                           : as_text(*found, *policies, budgets);
@@ -122,13 +130,14 @@ int show_policies(const PassOptions& options) {
 
 std::map<pid_t, std::string> describe_policies(const PassOptions& options) {
     std::map<pid_t, std::string> lines;
-    auto policies = policy::Policies::load(options.sources);
+    auto policies = load_policies(options.program, options.sources);
     if (!policies) print_error(render_error(options.program, "", policies.error()));
     if (!policies) return lines;
     control::Finder finder;
     const auto found = look(finder, *policies, options.request.whom);
+    tell_complaints(options.program, *policies);
     if (!found) return lines; // who asks about the process itself says why
-    print_failures(options, *found, *policies);
+    print_failures(options, *found);
     for (const auto& [process, report, policy, decision] : found->seen)
         lines[process.pid] = fmt::format(
             "  policy: {}\n  {}\n", words_for(policy, control::user_name(process.uid)), words_for(decision));

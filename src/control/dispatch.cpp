@@ -221,6 +221,7 @@ std::vector<Loss> Dispatch::losses() {
 }
 
 Result<std::vector<Outcome>> Dispatch::carry_out(Listener& listener, Interruptions& interruptions) {
+    finder_.forget(); // a person may have been asked meanwhile
     auto outcomes =
         is_joint(command_) ? ask_together(listener, interruptions) : ask_agents(listener, interruptions);
     const auto* const sleep = sleep_of(command_);

@@ -19,7 +19,7 @@ namespace gpu_sleep::control {
 
 /// Finds agents' sockets under /proc/PID/task/TID/root/tmp, TID being the thread that listens, and under
 /// /proc/PID/root/tmp, and connects to them. Caches what it has read, so make a new one for each command or
-/// listing. Keeps nothing open. Not thread-safe.
+/// listing, or have it forget. Keeps nothing open. Not thread-safe.
 class Finder {
 public:
     /// `plain_root` stands in for /proc/PID/root where that cannot be opened though the process is ours.
@@ -38,6 +38,8 @@ public:
     };
     /// Where the process's socket is, as far as names tell. Errors: as for connect().
     [[nodiscard]] Result<SocketFile> socket_of(const Process& process);
+
+    void forget() noexcept { known_.clear(); }
 
     [[nodiscard]] const ProcFs& proc() const noexcept { return proc_; }
 

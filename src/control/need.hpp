@@ -40,6 +40,7 @@ struct Made {
 };
 
 /// Puts the least recently used to sleep, one after another, until there is room; a rehearsal only says whom.
+/// Cannot be interrupted: it takes until the one who is asked has answered, or has timed out.
 /// Errors: those of Gpus::choose(), find_all() and find_targets(); timed_out (somebody else makes room
 /// there).
 [[nodiscard]] Result<Made> make_room(const Need& need);

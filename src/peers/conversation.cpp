@@ -55,9 +55,13 @@ Conversation::Conversation(Question question, bool goes_together)
         answer_ = std::move(bytes).error();
 }
 
-void Conversation::begin() {
+void Conversation::start() noexcept {
     start_ = Clock::now();
     timeout_ = AnswerTimeout(question_.timeout, start_);
+}
+
+void Conversation::begin() {
+    start();
     is_begun_ = true;
     if (!question_.connect || (question_.socket && !is_joint_)) return;
     auto socket = question_.connect();
@@ -173,6 +177,7 @@ void Conversation::end_steps(Result<void> deep) {
 }
 
 void Conversation::send() {
+    if (!std::exchange(is_sent_, true)) start(); // others may have been connected since it began
     const auto sent = ::send(question_.socket.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
     if (sent >= 0)
         unsent_.erase(unsent_.begin(), unsent_.begin() + sent);

@@ -94,6 +94,8 @@ public:
     void note_end_of_step();
 
 private:
+    /// The time allowed begins.
+    void start() noexcept;
     void send();
     /// Takes what has come. False when there was nothing.
     bool receive(const OnProgress& on_progress);
@@ -123,6 +125,7 @@ private:
     Clock::time_point looked_{}; ///< at whether it is stopped
     bool is_joint_ = false;
     bool is_begun_ = false;
+    bool is_sent_ = false; ///< or some of it
     bool is_withdrawn_ = false;
     std::optional<Error> why_withdrawn_;
     Clock::time_point withdrawn_until_{};

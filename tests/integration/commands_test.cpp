@@ -279,6 +279,8 @@ TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
     CHECK(host.state() == "awake");
     for (auto* each : {&one, &other}) CHECK(each->state() == "asleep");
     CHECK(ask("gpu-sleep").out == "nothing to do\n");
+    CHECK_THAT(ask("gpu-sleep", {"--dry-run", "--store", "file", "--dir", "/var/tmp"}).out,
+               mentions("would move"));
     REQUIRE(ask("gpu-wake").status == 0);
     const auto mistyped = ask("gpu-sleep", {"--tags", "wieghts"});
     CHECK(mistyped.status == 2);

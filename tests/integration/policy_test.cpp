@@ -137,6 +137,41 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     CHECK(host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Policy: what is wrong with a file is said also where nothing comes of a pass", "[policy]") {
+    if (!reads_files()) return;
+    const Scratch home;
+    const auto config = home.file("admin.toml");
+    write_file(config, "[reclaim]\nidle = \"900\"\n");
+    const auto warned = mentions("admin.toml:2: ");
+    const auto* const option = GENERATE("--show-config", "--dry-run", "--need=1B");
+    auto output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
+    CHECK(output.status == 3);
+    CHECK_THAT(output.err, warned);
+    write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidel = \"1h\"\n");
+    output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
+    CHECK(output.status == 2);
+    CHECK_THAT(output.err, warned && mentions("gpu-sleep.toml:2: "));
+}
+
+TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that cannot be kept among it",
+          "[policy]") {
+    if (!reads_files()) return;
+    const Scratch home;
+    const auto config = home.file("admin.toml");
+    write_file(config, "[host]\nbudget = \"1MiB\"\n[command.idler]\nidle = \"10ms:file\"\n");
+    Host sleeper(captured());
+    sleeper.tell("alloc weights 4194304 0");
+    REQUIRE(sleeper.command("gpu-sleep").status == 0);
+    Host idle(captured({"GPU_SLEEP_NAME=idler"}));
+    idle.tell("alloc weights 4194304 0");
+    become_idle(idle);
+    const auto output =
+        reclaim_with(home.path(), {"--config", config, "--dry-run", std::to_string(::getpid())});
+    CHECK(output.status == 8);
+    CHECK_THAT(output.err,
+               mentions("cannot keep to the budget of 1.00 MiB") && mentions("no directory is set"));
+}
+
 TEST_CASE(
     "Policy: root's pass judges each process by its owner's file, which cannot loosen the administrator's",
     "[policy]") {

@@ -375,6 +375,23 @@ TEST_CASE("Client: one silent agent does not keep the others' answers", "[client
     CHECK(std::holds_alternative<model::Report>(answers[1]));
 }
 
+TEST_CASE("Client: an agent has its time although others are slow to connect to", "[client]") {
+    const Stage good([](const protocol::Request&, test::FakeConnection& connection) {
+        std::this_thread::sleep_for(50ms);
+        connection.send(test::sample_status());
+    });
+    std::vector<Question> questions;
+    questions.push_back(good.question(model::StatusRequest{}, 500ms));
+    questions.push_back({{}, model::StatusRequest{}, {}});
+    questions.back().connect = []() -> Result<UniqueFd> {
+        std::this_thread::sleep_for(1s);
+        return make_error(ErrorCode::no_agent, "it has gone");
+    };
+    const auto answers = ask_all(std::move(questions));
+    CHECK(std::holds_alternative<model::Report>(answers[0]));
+    CHECK(error_code(answers[1]) == ErrorCode::no_agent);
+}
+
 TEST_CASE("Client: a request too long for the protocol is not sent", "[client]") {
     const Stage stage([](const protocol::Request&, test::FakeConnection&) {});
     model::WakeRequest request;

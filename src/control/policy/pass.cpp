@@ -7,7 +7,6 @@
 #include "control/tasks.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace gpu_sleep::control::policy {
@@ -63,8 +62,11 @@ std::vector<Task> tasks_for(Look& look, const Budgets& budgets, std::vector<Outc
     return tasks;
 }
 
-void append(std::vector<Outcome> more, std::vector<Outcome>& outcomes) {
-    std::move(more.begin(), more.end(), std::back_inserter(outcomes));
+void add(std::vector<Outcome> more, std::vector<Outcome>& outcomes, Listener& listener) {
+    for (auto& outcome : more) {
+        listener.ended(outcome);
+        outcomes.push_back(std::move(outcome));
+    }
 }
 
 std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, std::vector<Task> tasks) {
@@ -83,7 +85,7 @@ std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, std::vec
 
 } // namespace
 
-Result<Passed> pass(const PassRequest& request, Policies& policies) {
+Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& listener) {
     Finder finder;
     auto whom = request.whom;
     whom.patience = request.timeout.value_or(whom.patience);
@@ -94,7 +96,7 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
     auto tasks = tasks_for(plan, *found);
     const bool gives_back = !tasks.empty();
     Passed passed;
-    append(carry_out(request, finder, std::move(tasks)), passed.outcomes);
+    add(carry_out(request, finder, std::move(tasks)), passed.outcomes, listener);
     for (const auto& excess : plan.left)
         passed.errors.push_back(make_error(
             ErrorCode::out_of_host_memory,
@@ -102,10 +104,13 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
             "nothing is left to give back or to move to a directory",
             format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
     if (gives_back && !request.dry_run) found = look(finder, policies, whom);
-    if (!found) return std::move(found).error();
+    if (!found) {
+        passed.failure = std::move(found).error();
+        return passed;
+    }
     tasks = tasks_for(*found, budgets, passed.outcomes);
-    append(std::move(found->failed), passed.outcomes);
-    append(carry_out(request, finder, std::move(tasks)), passed.outcomes);
+    add(std::move(found->failed), passed.outcomes, listener);
+    add(carry_out(request, finder, std::move(tasks)), passed.outcomes, listener);
     return passed;
 }
 

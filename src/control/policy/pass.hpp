@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "control/listener.hpp"
 #include "control/policy/look.hpp"
 #include "control/policy/policies.hpp"
 
@@ -23,10 +24,13 @@ struct Passed {
     std::vector<Outcome>
         outcomes;              ///< where nothing was asked of a process, a report whose first note says why
     std::vector<Error> errors; ///< that are no process's: budgets that cannot be kept
+    std::optional<Error> failure{}; ///< of the look() at what giving back has left: nobody was asked to sleep
 };
 
 /// Gives host memory back until the budgets are kept, then puts to sleep, or further down, what has been idle
-/// for long enough. Errors: those of look().
-[[nodiscard]] Result<Passed> pass(const PassRequest& request, Policies& policies);
+/// for long enough. The listener hears how each of the two has ended, as soon as it has for all; not of those
+/// of whom nothing is asked. Cannot be interrupted: it takes until all who are asked have answered, or have
+/// timed out. Errors: those of look(), and nobody was asked for anything.
+[[nodiscard]] Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& listener);
 
 } // namespace gpu_sleep::control::policy

@@ -23,29 +23,28 @@ bool names_directory(const Configuration& file) {
 
 } // namespace
 
-Result<Policies> Policies::load(const Sources& sources) {
-    Policies policies;
+Result<void> Policies::load(const Sources& sources) {
     if (sources.ladder || sources.host_budget) {
-        policies.limits_.reclaim.idle = sources.ladder;
-        policies.limits_.reclaim.directory = sources.directory;
-        policies.limits_.machine_budget = sources.host_budget;
-        return policies;
+        limits_.reclaim.idle = sources.ladder;
+        limits_.reclaim.directory = sources.directory;
+        limits_.machine_budget = sources.host_budget;
+        return {};
     }
-    policies.otherwise_ = sources.otherwise;
+    otherwise_ = sources.otherwise;
     const auto own = ::geteuid();
     const auto system = sources.config.value_or(k_system_file);
-    auto limits = policies.read(system, Author::administrator, sources.config ? own : 0);
+    auto limits = read(system, Author::administrator, sources.config ? own : 0);
     if (limits && !*limits && sources.config)
         limits = make_error(ErrorCode::invalid_argument, "{}: there is no such file", system.string());
     if (!limits && sources.config) limits.error().message.insert(0, "--config: ");
     if (!limits) return std::move(limits).error();
-    if (*limits) policies.limits_ = **std::move(limits);
+    if (*limits) limits_ = **std::move(limits);
     const auto mine = user_file(own);
     auto wishes = mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
-                               : policies.read(mine, Author::user, own, names_directory(policies.limits_));
+                               : read(mine, Author::user, own, names_directory(limits_));
     if (!wishes) return std::move(wishes).error();
-    policies.wishes_[own] = wishes->value_or(Configuration());
-    return policies;
+    wishes_[own] = wishes->value_or(Configuration());
+    return {};
 }
 
 Result<std::optional<Configuration>> Policies::read(const std::filesystem::path& path, Author author,

@@ -29,9 +29,10 @@ struct Sources {
 /// Reads each file once, when it is needed first. Not thread-safe.
 class Policies {
 public:
-    /// Errors: of the administrator's file and of this user's own, as read_configuration(); invalid_argument
-    /// (there is no such file as `config`).
-    [[nodiscard]] static Result<Policies> load(const Sources& sources);
+    /// To be called once, before the rest; after an error only take_complaints() may be. Errors: of the
+    /// administrator's file and of this user's own, as read_configuration(); invalid_argument (there is no
+    /// such file as `config`).
+    [[nodiscard]] Result<void> load(const Sources& sources);
 
     /// What holds for a process that has given itself `name`. Another user's file that cannot be used is
     /// complained about once, and the administrator's holds alone.
