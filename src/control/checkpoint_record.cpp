@@ -49,7 +49,7 @@ Error failed(int failure, std::string_view call, const std::string& name) {
 }
 
 /// Locks `file`, which others may hold. Errors: timed_out.
-Result<void> lock(const LockedFile& file, Milliseconds timeout, const char* why) {
+Result<void> wait_for_lock(const LockedFile& file, Milliseconds timeout, const char* why) {
     constexpr Milliseconds k_look_again{20};
     const auto deadline = Clock::now() + timeout;
     while (file.lock() != LockedFile::Lock::taken) {
@@ -117,7 +117,7 @@ Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Millisec
         auto file = LockedFile::open(directory.get(), name);
         if (!file) return std::move(file).error();
         const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
-        if (auto locked = lock(*file, left, "another command is working on it"); !locked)
+        if (auto locked = wait_for_lock(*file, left, "another command is working on it"); !locked)
             return std::move(locked).error();
         const bool is_removed = !file->is_named(directory.get(), name.c_str());
         if (!is_removed) return CheckpointRecord(std::move(directory), *std::move(file), name);

@@ -286,8 +286,9 @@ Error with_last_state(Finder& finder, const Process& process, Error failure) {
     if (state.empty()) return failure;
     failure.message += fmt::format("; it was {} before", state);
     if (const auto seconds = seconds_in_state(finder, process))
-        failure.message += fmt::format(", for {} so far", *seconds < 60 ? fmt::format("{} s", *seconds)
-                                                                        : format_seconds(*seconds));
+        failure.message +=
+            fmt::format(", for {} so far", *seconds < 60 ? fmt::format("{} s", *seconds)
+                                                         : format_seconds(static_cast<double>(*seconds)));
     return failure;
 }
 
