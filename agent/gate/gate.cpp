@@ -275,12 +275,12 @@ bool Gate::hold(Waiter& waiter) {
         if (!waiter.said && !asks && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
             waiter.said = true;
             const bool sleeps = rule_.something_sleeps() || is_deep();
-            const auto* const named =
+            const auto* const touched =
                 rule_.checked && !is_deep() ? rule_.first_sleeping(*waiter.named) : nullptr;
-            const auto address = named ? named->begin : 0;
+            const auto address = touched ? touched->begin : 0;
             mutex_.unlock(); // nobody waits for standard error
             ignoring_errors([&] {
-                const auto why = named
+                const auto why = touched
                                      ? fmt::format("it is given the address {:#x}, which is asleep", address)
                                  : sleeps ? "memory of this process is asleep"
                                           : "this process is paused";

@@ -233,13 +233,19 @@ Result<std::vector<Outcome>> Dispatch::carry_out(Listener& listener, Interruptio
     return outcomes;
 }
 
+std::vector<Outcome> Dispatch::take_unreached() {
+    std::vector<Outcome> outcomes;
+    for (auto& each : targets_.unreached)
+        outcomes.push_back(
+            outcome_of(finder_, command_.request, std::move(each.process), std::move(each.answer)));
+    return outcomes;
+}
+
 std::vector<Outcome> Dispatch::ask_agents(Listener& listener, Interruptions& interruptions) {
     const bool is_for_all = command_.whom.is_for_all();
-    std::vector<Outcome> unreached;
-    for (auto& [process, answer, asked, waited, by_driver, bytes] : targets_.unreached) {
-        unreached.push_back(outcome_of(command_.request, std::move(process), std::move(answer)));
-        if (!is_for_all || !is_passed_over(unreached.back())) listener.ended(unreached.back());
-    }
+    auto unreached = take_unreached();
+    for (const auto& each : unreached)
+        if (!is_for_all || !is_passed_over(each)) listener.ended(each);
     std::vector<Task> tasks;
     for (auto& target : targets_.reached) tasks.push_back({std::move(target), command_.request});
     auto outcomes =
@@ -250,10 +256,10 @@ std::vector<Outcome> Dispatch::ask_agents(Listener& listener, Interruptions& int
 
 std::vector<Outcome> Dispatch::ask_together(Listener& listener, Interruptions& interruptions) {
     if (!targets_.unreached.empty()) {
-        auto outcomes = std::move(targets_.unreached);
+        auto outcomes = take_unreached();
         for (auto& target : targets_.reached)
             outcomes.push_back(outcome_of(
-                command_.request, std::move(target.process),
+                finder_, command_.request, std::move(target.process),
                 make_error(ErrorCode::cancelled, "it was not asked, because another cannot be reached")));
         for (const auto& outcome : outcomes) listener.ended(outcome);
         return outcomes;
@@ -297,7 +303,7 @@ void Dispatch::ask_driver(Listener& listener, Interruptions& interruptions, std:
     const auto request = driver_request(command_);
     bool is_over = false;
     for (auto& process : without_agent_) {
-        outcomes.push_back(is_over ? outcome_of(command_.request, std::move(process),
+        outcomes.push_back(is_over ? outcome_of(finder_, command_.request, std::move(process),
                                                 make_error(ErrorCode::cancelled, "it was not started"))
                                    : run_by_driver(process, request, interruptions));
         listener.ended(outcomes.back());

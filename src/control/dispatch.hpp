@@ -61,6 +61,8 @@ private:
     [[nodiscard]] Result<void> find(const std::string& word);
     [[nodiscard]] Result<Process> choose_driver(const std::string& word, const Result<Targets>& found);
     [[nodiscard]] Result<void> plan_moves();
+    /// What became of those that cannot be asked.
+    [[nodiscard]] std::vector<Outcome> take_unreached();
     [[nodiscard]] std::vector<Outcome> ask_agents(Listener& listener, Interruptions& interruptions);
     [[nodiscard]] std::vector<Outcome> ask_together(Listener& listener, Interruptions& interruptions);
     [[nodiscard]] Result<void> check_members(const std::vector<Process>& members) const;

@@ -75,7 +75,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     observer.answered = [&](std::size_t index, const peers::Answer& answer) {
         if (manner.joint || is_lost(answer)) return;
         const auto& [target, request] = tasks[index];
-        auto& outcome = told[index].emplace(outcome_of(request, target.process, answer));
+        auto& outcome = told[index].emplace(outcome_of(finder, request, target.process, answer));
         add_holders(request, outcome);
         tell(outcome);
     };
@@ -88,19 +88,17 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     for (std::size_t i = 0; i < tasks.size(); ++i)
         outcomes.push_back(
             told[i] ? std::move(*told[i])
-                    : outcome_of(tasks[i].request, tasks[i].target.process, std::move(answers[i])));
+                    : outcome_of(finder, tasks[i].request, tasks[i].target.process, std::move(answers[i])));
     ask_again(finder, outcomes);
     for (std::size_t i = 0; i < tasks.size(); ++i)
         if (!told[i]) tell(outcomes[i]);
     return outcomes;
 }
 
-Outcome outcome_of(const protocol::Request& request, Process process, peers::Answer answer) {
+Outcome outcome_of(Finder& finder, const protocol::Request& request, Process process, peers::Answer answer) {
     const auto* const wake = std::get_if<model::WakeRequest>(&request);
-    if (auto* const error = std::get_if<Error>(&answer)) {
-        Finder finder;
+    if (auto* const error = std::get_if<Error>(&answer))
         *error = with_last_state(finder, process, std::move(*error));
-    }
     return {std::move(process), std::move(answer), wake ? model::Operation::wake : model::Operation::sleep,
             wake && wake->wait.count() > 0};
 }

@@ -30,7 +30,8 @@ struct Manner {
                                              Listener& listener, Interruptions& interruptions);
 
 /// What `answer` says of a process that `request`, a sleep or a wake, was for.
-[[nodiscard]] Outcome outcome_of(const protocol::Request& request, Process process, peers::Answer answer);
+[[nodiscard]] Outcome outcome_of(Finder& finder, const protocol::Request& request, Process process,
+                                 peers::Answer answer);
 
 /// Whether the process has gone, or has none of the tags that were asked for. Where it was one of all, nobody
 /// has named it, and it is no failure.

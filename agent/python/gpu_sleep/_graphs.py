@@ -7,6 +7,7 @@ it has one of its own, which a later capture takes over. Captures wait for the d
 """
 
 import contextlib
+import threading
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -33,16 +34,18 @@ class _Pool:
             _idle.get(self.key, []).remove(self)
 
     def _leave(self, its: object) -> None:
-        self._graphs.discard(its)
-        if not self._graphs and _pools[self.pool.id] is self:
-            del _pools[self.handle]
-            _pools[self.pool.id], self.handle = None, self.pool.id
-            _idle.setdefault(self.key, []).append(self)
+        with _lock:
+            self._graphs.discard(its)
+            if not self._graphs and _pools[self.pool.id] is self:
+                del _pools[self.handle]
+                _pools[self.pool.id], self.handle = None, self.pool.id
+                _idle.setdefault(self.key, []).append(self)
 
 
 _pools: Dict[Any, Optional[_Pool]] = {}  # by PyTorch's id, and by the handle; None: of no graph now
 _idle: Dict[Tuple[bytes, int], List[_Pool]] = {}
 _unknown: Any = object()
+_lock = threading.RLock()  # of all pools; taken again where a graph ends while this thread has it
 
 
 def _pool_for(torch: Any, key: Tuple[bytes, int], shared: Any) -> _Pool:
@@ -84,8 +87,9 @@ def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_m
         _agent.call("gpu_sleep_push_tag", name)
         undo.callback(_agent.call, "gpu_sleep_pop_tag")
         undo.enter_context(_regions.interrupted(name, device))
-        own = _pool_for(torch, (name, device), pool)
-        own.keep_for(graph)
+        with _lock:  # other threads neither take the pool meanwhile, nor find it idle
+            own = _pool_for(torch, (name, device), pool)
+            own.keep_for(graph)
         context = getattr(torch.cuda.memory, "MemPoolContext", None)
         if context is not None:  # before PyTorch 2.8 a pool's allocator is asked only while this exists
             undo.callback([context(own.pool)].clear)
