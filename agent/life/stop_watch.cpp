@@ -63,6 +63,13 @@ void handle_stop(int /*signal*/) noexcept {
     errno = kept;
 }
 
+/// Whether SIGCONT has come, also where no thread has run the handler yet. On a thread that blocks it.
+bool has_continued() noexcept {
+    sigset_t pending;
+    const bool is_pending = ::sigpending(&pending) == 0 && sigismember(&pending, SIGCONT) == 1;
+    return is_pending || g_continued;
+}
+
 /// Stops the process, all of it, before it returns; it returns when the process goes on. A signal to this
 /// thread, since one to the process could be taken by another thread a moment later.
 void stop_process() noexcept {
@@ -116,8 +123,9 @@ void StopWatch::watch_for_ever() {
 
 void StopWatch::stop_and_wake() {
     ignoring_errors([this] { sleep_in_time(); });
+    const bool goes_on = has_continued(); // what is pending is discarded by the next line
     replace(SIGCONT, handle_continue, SIG_DFL);
-    if (!g_continued) stop_process();
+    if (!goes_on) stop_process();
     g_stops = false;
     ignoring_errors([this] { wake(); });
 }
@@ -140,7 +148,7 @@ void StopWatch::sleep_in_time() {
     if (estimate > std::chrono::duration<double>(grace_).count() || (too_much_ && bytes >= *too_much_))
         return log::info("SIGTSTP: stopped awake, because a sleep takes longer than {}",
                          format_seconds(std::chrono::duration<double>(grace_).count()));
-    const auto outcome = agent_.run(request, [](const model::Progress&) { return !g_continued.load(); });
+    const auto outcome = agent_.run(request, [](const model::Progress&) { return !has_continued(); });
     if (const auto* const failure = std::get_if<model::Failure>(&outcome)) {
         if (failure->error.code == ErrorCode::timed_out) too_much_ = bytes;
         return log::info("SIGTSTP: stopped awake: {}", failure->error.message);

@@ -263,7 +263,7 @@ Answer block_signals(Words&) {
     std::signal(SIGUSR1, [](int) { ++g_signals; });
     sigset_t set;
     sigemptyset(&set);
-    sigaddset(&set, SIGUSR1);
+    for (const int signal : {SIGUSR1, SIGCONT}) sigaddset(&set, signal);
     ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
     return std::string();
 }
@@ -271,7 +271,7 @@ Answer block_signals(Words&) {
 Answer unblock_signals(Words&) {
     sigset_t set;
     sigemptyset(&set);
-    sigaddset(&set, SIGUSR1);
+    for (const int signal : {SIGUSR1, SIGCONT}) sigaddset(&set, signal);
     ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
     return std::to_string(g_signals);
 }
