@@ -3,7 +3,7 @@
 # Copyright the gpu-sleep authors.
 """Usage: tests/bench/picture.py > tests/bench/sleep.svg
 
-Draws RESULTS.md's times "Beside other tools", and a later sleep of "The main job". Bars reach the largest figure of a cell."""
+Draws RESULTS.md's times "Beside other ways"."""
 
 import math
 import pathlib
@@ -31,24 +31,20 @@ def text(x, y, content, more=""):
 
 def main():
     tools = row_of(r" \| gpu-sleep ")
-    newer = re.search(r"^\| later sleep, nothing changed \| ([\d.]+) s / ([\d.]+ s) \|", RESULTS, re.M)
-    card = re.search(r"the machine is one (NVIDIA\s+\w+)", RESULTS).group(1).replace("\n", " ")
+    card = re.search(r"all columns in one run, on one (NVIDIA \w+)", RESULTS).group(1)
     kept, dropped = re.search(r"`model` is ([\d.]+ GB) .*?kept, and ([\d.]+ GiB) of cache", RESULTS, re.S).groups()
     drawn, y = [], 66
     for what in ("first sleep", "later sleep, nothing changed", "wake"):
-        bars = list(zip(tools, row_of(f" {what} ")))
-        if what.startswith("later"):
-            bars.insert(1, ("gpu-sleep, newer version, other runs", " to ".join(newer.groups())))
         drawn.append(text(16, y + 14, what, ' font-weight="bold"'))
-        for tool, cell in bars:
+        for tool, cell in zip(tools, row_of(f" {what} ")):
             y += ROW
-            width = math.log10(max(map(float, re.findall(r"[\d.]+", cell))) / LEAST) * DECADE
+            width = math.log10(float(cell.removesuffix(" s")) / LEAST) * DECADE
             kind = "ours" if tool.startswith("gpu-sleep") else "other"
             drawn += [text(LEFT - 8, y + 14, tool, ' text-anchor="end"'), text(round(LEFT + width + 6), y + 14, cell),
                       f'<rect class="{kind}" x="{LEFT}" y="{y + 3}" width="{width:.0f}" height="{ROW - 6}"/>']
         y += ROW + 12
     print(HEAD.format(860, y + 44))
-    print(text(16, 26, f"Sleep and wake of a PyTorch process on one {card}, in seconds", ' font-size="16" font-weight="bold"'))
+    print(text(16, 26, f"Sleep and wake of one process on one {card}, in seconds", ' font-size="16" font-weight="bold"'))
     print(text(16, 48, f"{kept} of weights kept, {dropped} of cache dropped; the driver's checkpoint keeps all of it"))
     for decade in range(5):
         x = LEFT + decade * DECADE
