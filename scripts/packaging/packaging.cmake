@@ -40,3 +40,26 @@ configure_file(scripts/packaging/_installed.py.in ${PROJECT_BINARY_DIR}/_install
 install(DIRECTORY agent/python/gpu_sleep DESTINATION ${python_dir}
     FILES_MATCHING PATTERN *.py PATTERN py.typed PATTERN _installed.py EXCLUDE PATTERN __pycache__ EXCLUDE)
 install(FILES ${PROJECT_BINARY_DIR}/_installed.py DESTINATION ${python_dir}/gpu_sleep)
+
+# What scripts/packaging/packages makes of this: .deb, .rpm and .tar.gz, all of the same list, without what is for the wheel.
+set(CPACK_PACKAGE_NAME gpu-sleep)
+set(CPACK_PACKAGE_VENDOR "the gpu-sleep authors")
+set(CPACK_PACKAGE_CONTACT "the gpu-sleep authors <gpu-sleep@localhost>") # packages takes another from DEBEMAIL
+set(CPACK_PACKAGE_DESCRIPTION "\
+Takes the GPU memory of a running program, keeps its contents in host memory or
+files, and gives it back at the same addresses: model servers take turns on a
+GPU, a trainer generates in between, idle notebooks free it and stay alive.")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_INSTALL_CMAKE_PROJECTS "${PROJECT_BINARY_DIR};${PROJECT_NAME};Unspecified;/")
+set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/scripts/packaging/debian.cmake)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
+set(CPACK_DEBIAN_PACKAGE_SECTION utils)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/scripts/packaging/triggers)
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS python3)
+set(CPACK_RPM_FILE_NAME RPM-DEFAULT)
+set(CPACK_RPM_PACKAGE_LICENSE Apache-2.0)
+include(CPack)
