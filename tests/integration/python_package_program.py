@@ -158,6 +158,9 @@ class Regions(Case):
                 gpu_sleep.tag("expandable").__enter__()
         finally:
             del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
+        with unittest.mock.patch.dict(torch_stand_in.settings, expandable_segments=True):
+            with self.assertRaisesRegex(gpu_sleep.InvalidArgument, "expandable"):
+                gpu_sleep.tag("expandable").__enter__()
         with self.assertRaises(gpu_sleep.InvalidArgument):
             gpu_sleep.tag("no tag").__enter__()
         with self.assertRaises(ZeroDivisionError), gpu_sleep.tag("left"):
@@ -514,6 +517,10 @@ class Graphs(Case):
     def test_end_as_they_began(self):
         graph, _ = self.captured(tag="one")
         ended = self.captured(tag="one")[0].pool()
+        made = len(torch_stand_in.MemPool.made)
+        with self.assertRaises(TypeError), gpu_sleep.cuda_graph(object()):
+            pass
+        self.assertEqual(len(torch_stand_in.MemPool.made), made)
         for wrong in (dict(tag="two", pool=graph.pool()), dict(tag="one", pool=ended), dict(tag="no tag")):
             with self.assertRaises(gpu_sleep.InvalidArgument):
                 self.captured(**wrong)
@@ -550,6 +557,8 @@ class Notebook(Case):
             gpu_sleep.load_ipython_extension(shell)
         self.assertIn("cache on device 0: awake, 4 MiB of 4 MiB on the GPU, 0 MiB kept", printed.getvalue())
         self.assertIn("cache on device 0: asleep, 0 MiB of 4 MiB on the GPU, 0 MiB kept", shell.run("gpu_sleep", "2 cache"))
+        self.assertIn("cache on device 0: awake, needs refill", shell.run("gpu_wake"))
+        self.assertIn("dropped, which reads as zero after the wake: cache\n", shell.run("gpu_sleep", "2 cache"))
         self.assertIn("weights on device 0: asleep, 0 MiB of 4 MiB on the GPU, 4 MiB kept", shell.run("gpu_sleep"))
         self.assertIn("partial", shell.run("gpu_wake", "weights"))
         self.assertEqual(shell.run("gpu_wake"), shell.run("gpu_state"))
