@@ -133,7 +133,7 @@ _after_wake = _agent.Callback(_run_after_wake)
 def warn_if_late() -> None:
     """After a wake, which tells nobody else in this process."""
     if _running.locked():
-        _log.warning("a function of on_wake() did not return in time: what was dropped counts as not refilled")
+        _log.warning("a function of on_sleep() or on_wake() still runs: what was dropped counts as not refilled")
 
 
 @contextlib.contextmanager

@@ -91,8 +91,8 @@ def wake(tags: Tags = None, wait: float = 0, timeout: Optional[float] = None) ->
 
     While GPU memory is short it tries again for `wait` seconds. `timeout`, in seconds, covers everything else until the
     memory is back, and then the functions of on_wake(), which otherwise have 30 seconds: where they are late, it is awake,
-    and what was dropped counts as not refilled, which is logged. Does nothing if it is awake. Ctrl-C is heard at its end, or
-    within a second or so while memory is short; then all is asleep as before.
+    and what was dropped counts as not refilled, which is logged. Does nothing if it is awake. Ctrl-C is heard at its end,
+    and once a second while memory is short: asleep_bytes() shows whether it has woken.
 
     Errors, after which what was asleep still is, with its contents: NoAgent, InvalidArgument, UnknownTag, Refused
     (a callback called this), TimedOut, OutOfDeviceMemory, OutOfHostMemory, NoDriver, ContextLost, Error. Damaged: tags
