@@ -29,6 +29,7 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -144,6 +145,13 @@ Agent& Agent::instance() {
     if (auto* agent = existing()) return *agent;
     auto* agent = new Agent; // never destroyed: its threads, and late callers, may outlive static destructors
     g_agent.store(agent, std::memory_order_release);
+    static std::once_flag once;
+    std::call_once(once, [] {
+        ::pthread_atfork(lock_exit_list, unlock_exit_list, [] {
+            unlock_exit_list();
+            handle_fork_in_child();
+        });
+    });
     return *agent;
 }
 
@@ -183,9 +191,17 @@ void Agent::handle_exit(void* /*unused*/) noexcept {
 }
 
 void Agent::handle_fork_in_child() noexcept {
+    auto* const agent = existing();
+    if (agent && agent->pid_ == 0) {
+        // It may start in the child, by what the program has set. That has opened no hold, and inhibits
+        // nothing: both begin anew, where they stood, for another thread may have held their mutexes.
+        new (&agent->parts_.turnstile) operations::Turnstile;
+        new (&agent->parts_.inhibitors) operations::Inhibitors;
+        return ignoring_errors([agent] { inhibit_by_environment(agent->parts_.inhibitors); });
+    }
     // The child has the memory of the agent but none of its threads, and CUDA does not work in it: it starts
     // without.
-    if (auto* agent = existing()) agent->server_.close_in_child();
+    if (agent) agent->server_.close_in_child();
     store::close_unshared_fds();
     g_agent.store(nullptr, std::memory_order_release);
     ProgramMemory::end();
@@ -225,13 +241,7 @@ Result<void> Agent::start() {
     GPU_SLEEP_TRY(server_.start());
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });
     static std::once_flag once;
-    std::call_once(once, [] {
-        ::pthread_atfork(lock_exit_list, unlock_exit_list, [] {
-            unlock_exit_list();
-            handle_fork_in_child();
-        });
-        come_first_at_exit();
-    });
+    std::call_once(once, [] { come_first_at_exit(); });
     memory_.start();
     if (auto watched = watch_for_stops(); !watched)
         log::error("SIGTSTP will stop this process without a sleep: {}", watched.error().message);

@@ -132,6 +132,7 @@ struct Memory {
     std::map<std::pair<std::string, Backup>, Tag> tags;
     std::map<std::uintptr_t, Allocation> allocations;
     std::uint64_t last_number = 0; ///< of an allocation
+    pid_t process = 0;             ///< whose they are; a child of fork() has only the tables
     std::string disk_directory = variable_or("TMS_DISK_BACKUP_DIR", default_disk_directory().c_str());
     std::atomic<std::uint64_t> margin{0};
     std::atomic<bool> retains{is_true("TMS_RETAIN_CPU_BACKUP")};
@@ -219,14 +220,19 @@ int change(const char* tag, bool pauses, Change&& change) {
     std::unique_lock lock(memory().mutex);
     const auto tags = tags_of(tag);
     const auto last_number = memory().last_number;
+    const bool is_parents = memory().process != ::getpid();
     bool changes = false;
     for_each_of(tags, [&](const Allocation& allocation) { changes |= allocation.is_paused != pauses; });
     lock.unlock();
     if (tags.empty()) return GPU_SLEEP_OK;
+    if (is_parents)
+        return fail(GPU_SLEEP_ERROR_NOT_OWNED,
+                    "the memory of regions belongs to the process that forked this one");
     const auto* const its = agent(); // it has their memory
     if (!changes)
         return fail(GPU_SLEEP_ERROR_INVALID_ARGUMENT,
-                    listed(tags) + (pauses ? " is paused already" : " is not paused"));
+                    (tag && *tag != '\0' ? "'" + std::string(tag) + "'" : "all memory of regions") +
+                        (pauses ? " is paused already" : " is not paused"));
     if (const gpu_sleep_status status = change(*its, tags)) return fail(status, its->last_error());
     lock.lock();
     for_each_of(tags, [&](Allocation& allocation) {
@@ -295,6 +301,7 @@ gpu_sleep_status allocate(void** pointer, std::size_t bytes, int device) {
         lock.lock();
         memory().allocations[reinterpret_cast<std::uintptr_t>(*pointer)] = {
             bytes, device, tag, ++memory().last_number, false, false, {}};
+        memory().process = ::getpid();
         ++tag->allocations;
         return GPU_SLEEP_OK;
     });

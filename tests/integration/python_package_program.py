@@ -2,14 +2,17 @@
 # Copyright the gpu-sleep authors.
 """The Python package inside of a program with an agent; python_package_test.py runs it with each way to have one."""
 
+import asyncio
 import contextlib
 import ctypes
 import io
 import multiprocessing
 import os
 import pathlib
+import signal
 import sys
 import threading
+import time
 import unittest
 import unittest.mock
 
@@ -155,6 +158,9 @@ class Regions(Case):
                 gpu_sleep.tag("expandable").__enter__()
         finally:
             del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
+        with unittest.mock.patch.dict(torch_stand_in.settings, expandable_segments=True):
+            with self.assertRaisesRegex(gpu_sleep.InvalidArgument, "expandable"):
+                gpu_sleep.tag("expandable").__enter__()
         with self.assertRaises(gpu_sleep.InvalidArgument):
             gpu_sleep.tag("no tag").__enter__()
         with self.assertRaises(ZeroDivisionError), gpu_sleep.tag("left"):
@@ -252,6 +258,8 @@ class Sleeping(Case):
             (lambda: gpu_sleep.sleep(deep=True, tags="one"), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.sleep(timeout=0), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.sleep(timeout=1e12), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(timeout=-1), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.sleep(tags="\udc80"), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.wake(wait=float("nan")), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.wake(timeout=0), gpu_sleep.InvalidArgument),
             (lambda: gpu_sleep.tag(7), TypeError),
@@ -263,12 +271,19 @@ class Sleeping(Case):
             (lambda: gpu_sleep.mark_refilled("nobody"), gpu_sleep.UnknownTag),
             (lambda: gpu_sleep.Process(1.5), TypeError),
             (lambda: gpu_sleep.Process("--help"), gpu_sleep.InvalidArgument),
+            (lambda: gpu_sleep.Process(os.getpid()).sleep(options="--dry-run"), TypeError),
+            (lambda: gpu_sleep.on_sleep(None), TypeError),
+            (lambda: gpu_sleep.on_wake(asyncio.sleep), TypeError),
+            (lambda: gpu_sleep.on_wake(type(self).tensors_of), TypeError),
         ):
             with self.assertRaises(kind) as caught:
                 wrong()
             if isinstance(caught.exception, gpu_sleep.Error):
                 self.assertEqual(caught.exception.code, kind.code)
                 self.assertTrue(str(caught.exception))
+        for wrong in (gpu_sleep.sleep, gpu_sleep.wake):
+            with self.assertRaisesRegex(TypeError, "a time limit must be a number of seconds, not str"):
+                wrong(timeout="5s")
         self.assertEqual(gpu_sleep.asleep_bytes(), 0)
 
     def test_wakes_once_there_is_room(self):
@@ -278,8 +293,16 @@ class Sleeping(Case):
         with gpu_sleep.tag("others"), self.assertRaises(MemoryError):
             while True:
                 others.append(Tensor())
+        began = time.monotonic()
         with self.assertRaises(gpu_sleep.OutOfDeviceMemory):
-            gpu_sleep.wake()
+            gpu_sleep.wake(wait=1.2)
+        self.assertGreaterEqual(time.monotonic() - began, 1.2)
+        interrupt = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+        interrupt.start()
+        with self.assertRaises(KeyboardInterrupt):
+            gpu_sleep.wake(wait=SECONDS)
+        self.assertLess(time.monotonic() - began, SECONDS)
+        self.assertEqual(gpu_sleep.asleep_bytes(), BYTES)
         for other in others:
             other.free()
         gpu_sleep.wake()
@@ -287,8 +310,12 @@ class Sleeping(Case):
 
     def test_waits_for_a_hold(self):
         list(self.tensors_of("held"))
-        with gpu_sleep.hold(), self.assertRaises(gpu_sleep.TimedOut):
-            gpu_sleep.sleep(timeout=0.2)
+        hold = gpu_sleep.hold()
+        with hold:
+            with hold:
+                pass
+            with self.assertRaises(gpu_sleep.TimedOut):
+                gpu_sleep.sleep(timeout=0.2)
         gpu_sleep.sleep(timeout=10)
 
     def test_refuses_others_while_inhibited(self):
@@ -379,6 +406,21 @@ class Callbacks(Case):
         self.assertIn("failed: ValueError: no file", "\n".join(woken.notes))
         self.assertTrue(tagged("dropped").needs_refill)
 
+    def test_have_threads_that_work_for_them(self):
+        (dropped,) = self.tensors_of("dropped")
+
+        def refill():
+            with gpu_sleep.enlist():
+                dropped.fill_(5)
+
+        self.callback(gpu_sleep.on_wake, lambda event: in_thread(refill))
+        gpu_sleep.sleep(2)
+        gpu_sleep.wake(timeout=SECONDS)
+        self.assertEqual(dropped.bytes(), b"\5" * BYTES)
+        self.assertFalse(any("callback" in note for note in gpu_sleep.status().notes))
+        with self.assertRaises(gpu_sleep.InvalidArgument):
+            refill()
+
     def test_have_the_time_of_the_wake(self):
         list(self.tensors_of("dropped"))
         finish, ended = threading.Event(), threading.Event()
@@ -390,7 +432,8 @@ class Callbacks(Case):
 
         self.callback(gpu_sleep.on_wake, take_long)
         gpu_sleep.sleep(2)
-        gpu_sleep.wake(timeout=3)
+        with self.assertLogs("gpu_sleep"):
+            gpu_sleep.wake(timeout=3)
         self.assertFalse(ended.is_set())
         self.assertTrue(tagged("dropped").needs_refill)
         finish.set()
@@ -474,6 +517,10 @@ class Graphs(Case):
     def test_end_as_they_began(self):
         graph, _ = self.captured(tag="one")
         ended = self.captured(tag="one")[0].pool()
+        made = len(torch_stand_in.MemPool.made)
+        with self.assertRaises(TypeError), gpu_sleep.cuda_graph(object()):
+            pass
+        self.assertEqual(len(torch_stand_in.MemPool.made), made)
         for wrong in (dict(tag="two", pool=graph.pool()), dict(tag="one", pool=ended), dict(tag="no tag")):
             with self.assertRaises(gpu_sleep.InvalidArgument):
                 self.captured(**wrong)
@@ -510,6 +557,8 @@ class Notebook(Case):
             gpu_sleep.load_ipython_extension(shell)
         self.assertIn("cache on device 0: awake, 4 MiB of 4 MiB on the GPU, 0 MiB kept", printed.getvalue())
         self.assertIn("cache on device 0: asleep, 0 MiB of 4 MiB on the GPU, 0 MiB kept", shell.run("gpu_sleep", "2 cache"))
+        self.assertIn("cache on device 0: awake, needs refill", shell.run("gpu_wake"))
+        self.assertIn("dropped, which reads as zero after the wake: cache\n", shell.run("gpu_sleep", "2 cache"))
         self.assertIn("weights on device 0: asleep, 0 MiB of 4 MiB on the GPU, 4 MiB kept", shell.run("gpu_sleep"))
         self.assertIn("partial", shell.run("gpu_wake", "weights"))
         self.assertEqual(shell.run("gpu_wake"), shell.run("gpu_state"))

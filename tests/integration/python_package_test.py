@@ -225,6 +225,37 @@ class Package(unittest.TestCase):
         for prefix, more in ((UNDER_GPU_RUN, {}), ((), {"GPU_SLEEP_AGENT": str(AGENT)})):
             self.check(run(["-c", textwrap.dedent(program)], prefix, **more))
 
+    def test_ends_within_a_region_and_a_callback_that_is_late(self):
+        program = """
+            import sys, threading, gpu_sleep, torch_stand_in
+            torch_stand_in.install()
+            gpu_sleep.on_wake(lambda event: threading.Event().wait())
+            gpu_sleep._callbacks._SECONDS_AT_EXIT = 0.1
+            sys.kept = gpu_sleep._regions._thread  # ends after its module
+            gpu_sleep.tag("open").__enter__()
+            tensor = torch_stand_in.Tensor()
+            gpu_sleep.sleep()
+            gpu_sleep.wake(timeout=0.5)
+        """
+        done = run(["-c", textwrap.dedent(program)], UNDER_GPU_RUN)
+        self.check(done)
+        self.assertRegex(done.stdout, r"\A[^\n]*still runs[^\n]*\n\Z")
+
+    def test_a_child_of_fork_that_begins_with_cuda_is_free_to_sleep(self):
+        program = """
+            import os, sys, gpu_sleep, torch_stand_in
+            with gpu_sleep.hold(), gpu_sleep.inhibit():
+                child = os.fork()
+                if child == 0:
+                    torch_stand_in.install()
+                    gpu_sleep.sleep(timeout=2)
+                    gpu_sleep.wake()
+                    gpu_sleep.Process(os.getpid()).sleep()
+                    os._exit(0)
+                sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+        self.check(run(["-c", textwrap.dedent(program)], UNDER_GPU_RUN))
+
     def test_a_sleep_fails_where_python_is_not_to_be_had(self):
         with Program() as program:
             program.tell("gpu_sleep.on_sleep(told.append); gpu_sleep.on_wake(told.append)")

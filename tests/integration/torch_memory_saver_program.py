@@ -195,7 +195,8 @@ def failures():
     kept = tensor(5, tag="kept", enable_cpu_backup=True)
     raises(gpu_sleep.InvalidArgument, torch_memory_saver.resume, "kept")
     torch_memory_saver.pause("kept")
-    raises(gpu_sleep.InvalidArgument, torch_memory_saver.pause, "kept")
+    assert "'kept' is paused" in str(raises(gpu_sleep.InvalidArgument, torch_memory_saver.pause, "kept"))
+    assert "all memory of regions" in str(raises(gpu_sleep.InvalidArgument, torch_memory_saver.pause))
     later = tensor(6, tag="kept", enable_cpu_backup=True)
     asleep(1)
     others = []
@@ -275,6 +276,7 @@ def residents():
     if child == 0:
         try:
             raises(gpu_sleep.NotOwned, keep, sleeps)
+            raises(gpu_sleep.NotOwned, torch_memory_saver.pause)
             os._exit(0)
         finally:
             os._exit(1)
@@ -307,6 +309,10 @@ def disk():
     first.free()
     with tempfile.TemporaryDirectory() as directory:
         place = pathlib.Path(directory, "made")
+        open_to_all = pathlib.Path(directory, "open")
+        open_to_all.mkdir()
+        open_to_all.chmod(0o777)
+        raises(gpu_sleep.InvalidArgument, torch_memory_saver.set_disk_backup_dir, str(open_to_all))
         torch_memory_saver.set_disk_backup_dir(str(place))
         filed, kept = tensor(5, tag="a", enable_disk_backup=True), tensor(6, tag="a", enable_cpu_backup=True)
         torch_memory_saver.pause("a")
@@ -340,6 +346,13 @@ def wrong_use():
     gpu_sleep._agent._NEEDED_API_VERSION = needed
     assert torch_memory_saver.enabled and torch_memory_saver._impl is None
     torch_memory_saver.pause()
+    for wrong, kind in ((5, TypeError), (0, TypeError), ("a\0b", gpu_sleep.InvalidArgument)):
+        raises(kind, torch_memory_saver.pause, wrong)
+        raises(kind, torch_memory_saver.resume, wrong)
+        raises(kind, tensor, tag=wrong)
+    assert not torch_stand_in.MemPool.made
+    for wrong in (-1, 1 << 64):
+        raises(gpu_sleep.InvalidArgument, setattr, torch_memory_saver, "memory_margin_bytes", wrong)
     torch_memory_saver.hook_mode = MODE
     raises(AssertionError, setattr, torch_memory_saver, "hook_mode", "torch" if MODE == "preload" else "preload")
     raises(ValueError, setattr, torch_memory_saver, "hook_mode", "neither")

@@ -15,6 +15,7 @@ BYTES = 4 << 20  # of each tensor
 driver = ctypes.CDLL("libcuda.so.1")
 runtime = None  # what has cudaMalloc, where PyTorch is to allocate by that
 contexts = {}  # by device
+settings = {"expandable_segments": False}  # of the allocator
 reserved = collections.Counter()  # bytes, by device
 in_use = []  # pools: (device, thread, pool)
 thread = threading.local()
@@ -164,7 +165,8 @@ def install():
     cuda = types.SimpleNamespace(
         init=lambda: None, is_available=lambda: True, is_initialized=lambda: True, memory_reserved=reserved.__getitem__,
         device_count=lambda: 2, current_device=current_device, device=device,
-        memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph,
+        memory=types.SimpleNamespace(
+            CUDAPluggableAllocator=Allocator, _snapshot=lambda: {"allocator_settings": settings}), MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph,
         graph_pool_handle=graph_pool_handle)
     sys.modules["torch"] = types.SimpleNamespace(
         cuda=cuda, _C=types.SimpleNamespace(_cuda_hasPrimaryContext=lambda number: number in contexts))

@@ -23,7 +23,7 @@ import importlib
 from typing import Any
 
 from ._calls import asleep_bytes, hold, inhibit, mark_refilled, policy, preserve, sleep, wake
-from ._callbacks import Event, on_sleep, on_wake, remove_callback
+from ._callbacks import Event, enlist, on_sleep, on_wake, remove_callback
 from ._graphs import cuda_graph
 from ._notebook import load_ipython_extension
 from ._processes import Device, Gate, Process, Residual, Status, TagStatus, processes, status
@@ -53,8 +53,8 @@ __all__ = [
     "CaptureInProgress", "ContextLost", "Damaged", "Device", "Error", "Event", "Gate", "Inhibited", "InvalidArgument",
     "NoAgent", "NoDriver", "NoProcess", "NotOwned", "NotPermitted", "OutOfDeviceMemory", "OutOfDisk",
     "OutOfHostMemory", "OutcomeUnknown", "Process", "Refused", "Region", "Residual", "Status", "TagStatus",
-    "TimedOut", "UnknownTag", "asleep_bytes", "cuda_graph", "hold", "inhibit", "load_ipython_extension",
-    "mark_refilled", "on_sleep", "on_wake", "policy", "preserve", "processes", "remove_callback", "sleep", "status",
+    "TimedOut", "UnknownTag", "asleep_bytes", "cuda_graph", "enlist", "hold", "inhibit",
+    "load_ipython_extension", "mark_refilled", "on_sleep", "on_wake", "policy", "preserve", "processes", "remove_callback", "sleep", "status",
     "tag", "wake",
 ]
 

@@ -48,6 +48,8 @@ _ARGUMENTS: Dict[str, List[Any]] = {
     "gpu_sleep_sleep": [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32],
     "gpu_sleep_wake_within": [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32],
     "gpu_sleep_explain": [ctypes.c_char_p],
+    "gpu_sleep_enlist": [ctypes.POINTER(Event)],
+    "gpu_sleep_discharge": [],
 }
 
 _declared: Optional[ctypes.CDLL] = None
@@ -128,4 +130,7 @@ def c_text(text: str, what: str) -> bytes:
         raise TypeError(f"{what} must be a str, not {type(text).__name__}")
     if "\0" in text:
         raise InvalidArgument(f"{what} contains a NUL")
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError as failure:
+        raise InvalidArgument(f"{what} is not text: {failure}") from failure

@@ -11,11 +11,13 @@ import atexit
 import contextlib
 import ctypes
 import dataclasses
+import inspect
 import logging
 import threading
 from typing import Any, Callable, Iterator, List, Optional, Tuple, TypeVar
 
 from . import _agent
+from .errors import Error
 
 _log = logging.getLogger("gpu_sleep")
 
@@ -37,6 +39,9 @@ _on_wake: List[Callable[[Event], Any]] = []
 _registering = threading.Lock()
 _is_registered = False
 _is_owed = False  # functions of on_sleep() have run, and those of on_wake() not yet
+_running = threading.Lock()  # held while functions run
+_pointer: Any = None  # what the agent has given those that run
+_SECONDS_AT_EXIT = 5  # for those that run then
 
 
 class Refusal:
@@ -59,14 +64,22 @@ def own_sleep() -> Iterator[Refusal]:
         _own_sleeps.remove(refusal)
 
 
-def _event_of(pointer: Any) -> Event:
+@contextlib.contextmanager
+def _telling(pointer: Any) -> Iterator[Event]:
+    """Around the functions that run for what the agent has given."""
+    global _pointer
     event = pointer.contents
-    return Event(
-        event.level,
-        tuple(event.tags[i].decode() for i in range(event.tag_count)),
-        tuple(event.dropped_tags[i].decode() for i in range(event.dropped_tag_count)),
-        bool(event.deep),
-    )
+    with _running:
+        _pointer = pointer
+        try:
+            yield Event(
+                event.level,
+                tuple(event.tags[i].decode() for i in range(event.tag_count)),
+                tuple(event.dropped_tags[i].decode() for i in range(event.dropped_tag_count)),
+                bool(event.deep),
+            )
+        finally:
+            _pointer = None
 
 
 def _words_of(exception: BaseException) -> str:
@@ -92,34 +105,63 @@ def _run_on_wake(event: Event) -> int:
 
 def _run_before_sleep(pointer: Any, user: Any) -> int:
     global _is_owed
-    event = _event_of(pointer)
-    for function in list(_on_sleep):
-        try:
-            function(event)
-        except BaseException as exception:  # also SystemExit: there is nobody above
-            for refusal in _own_sleeps:
-                refusal.exception = exception
-            _log.warning("%r refuses a sleep", function, exc_info=True)
-            if _is_owed:
-                _run_on_wake(Event(0, (), (), False))
-            _agent.explain(_words_of(exception))
-            return 1
-        _is_owed = True
-    return 0
+    with _telling(pointer) as event:
+        for function in list(_on_sleep):
+            try:
+                function(event)
+            except BaseException as exception:  # also SystemExit: there is nobody above
+                for refusal in _own_sleeps:
+                    refusal.exception = exception
+                _log.warning("%r refuses a sleep", function, exc_info=True)
+                if _is_owed:
+                    _run_on_wake(Event(0, (), (), False))
+                _agent.explain(_words_of(exception))
+                return 1
+            _is_owed = True
+        return 0
 
 
 def _run_after_wake(pointer: Any, user: Any) -> int:
-    event = _event_of(pointer)
-    return _run_on_wake(event) if event.tags or _is_owed else 0
+    with _telling(pointer) as event:
+        return _run_on_wake(event) if event.tags or _is_owed else 0
 
 
 _before_sleep = _agent.Callback(_run_before_sleep)  # which the agent keeps
 _after_wake = _agent.Callback(_run_after_wake)
 
 
+def warn_if_late() -> None:
+    """After a wake, which tells nobody else in this process."""
+    if _running.locked():
+        _log.warning("a function of on_sleep() or on_wake() still runs: what was dropped counts as not refilled")
+
+
+@contextlib.contextmanager
+def enlist() -> Iterator[None]:
+    """For `with`, on a thread that works for the function of on_sleep() or on_wake() that runs, which waits for it: its
+    GPU work is not held back either, until the end or until that function returns. Does not nest.
+
+    Errors, on entering: NoAgent, InvalidArgument (no such function runs).
+    """
+    _agent.call("gpu_sleep_enlist", _pointer)
+    try:
+        yield
+    finally:
+        _agent.call("gpu_sleep_discharge")
+
+
 def _remove(number: int) -> None:
-    with contextlib.suppress(RuntimeError):  # in a child of fork() it may not be there
-        _agent.call("gpu_sleep_remove_callback", number)
+    """What is called once Python has ended has no Python."""
+    _on_sleep.clear()  # what begins from here on ends at once
+    _on_wake.clear()
+    with contextlib.suppress(KeyboardInterrupt):
+        if _running.acquire(timeout=_SECONDS_AT_EXIT):
+            _running.release()
+    with contextlib.ExitStack() as enlisted:
+        with contextlib.suppress(Error):  # none runs
+            enlisted.enter_context(enlist())  # so that the removal does not wait for it
+        with contextlib.suppress(Error):  # in a child of fork() it may not be there
+            _agent.call("gpu_sleep_remove_callback", number)
 
 
 def _register() -> None:
@@ -130,7 +172,17 @@ def _register() -> None:
         number = ctypes.c_int()
         _agent.call("gpu_sleep_add_callback", _before_sleep, _after_wake, None, 0, ctypes.byref(number))
         _is_registered = True
-        atexit.register(_remove, number.value)  # what is called once Python has ended has no Python
+        atexit.register(_remove, number.value)
+
+
+def _add(function: Function, functions: List[Callable[[Event], Any]]) -> Function:
+    called = getattr(function, "__call__", None)
+    if called is None or any(check(each) for each in (function, called) for check in (
+            inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
+        raise TypeError(f"a function that is called with an Event, and runs to its end, is needed: not {function!r}")
+    _register()
+    functions.append(function)
+    return function
 
 
 def on_sleep(function: Function) -> Function:
@@ -140,13 +192,13 @@ def on_sleep(function: Function) -> Function:
     also logged. It runs on another thread, with Python's lock, and may call everything of this package but sleep() and
     wake(). What it has done is undone by the functions of on_wake(), which are called with no tags if the sleep does
     not come. If it takes longer than the sleep's time limit, or does not get Python's lock in that time, the sleep
-    fails (TimedOut) with no change.
+    fails (TimedOut) with no change. Other threads' GPU work may be held back meanwhile: a thread that the function
+    waits for calls enlist().
 
-    Functions are called in the order in which they were given. Errors: NoAgent.
+    Functions are called in the order in which they were given. Those that run when Python ends have 5 seconds.
+    Errors: NoAgent, TypeError (a coroutine or a generator: nobody would run it).
     """
-    _register()
-    _on_sleep.append(function)
-    return function
+    return _add(function, _on_sleep)
 
 
 def on_wake(function: Function) -> Function:
@@ -154,11 +206,9 @@ def on_wake(function: Function) -> Function:
 
     It may refill what was dropped, and say so by mark_refilled(). If it raises, or takes longer than the wake's time
     limit (30 seconds, or its `timeout`), the process is awake all the same, and what was dropped counts as not
-    refilled. Otherwise as on_sleep(). Errors: NoAgent.
+    refilled. Otherwise as on_sleep(). Errors: NoAgent, TypeError.
     """
-    _register()
-    _on_wake.append(function)
-    return function
+    return _add(function, _on_wake)
 
 
 def remove_callback(function: Callable[[Event], Any]) -> None:

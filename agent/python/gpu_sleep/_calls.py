@@ -6,19 +6,23 @@ import contextlib
 import math
 import operator
 import os
-from typing import Any, Iterable, Iterator, Optional, Tuple, Union
+import time
+from typing import Any, Iterable, List, Optional, Tuple, Union
 
 from . import _agent, _callbacks
-from .errors import InvalidArgument, Refused
+from .errors import InvalidArgument, OutOfDeviceMemory, Refused
 
 Tags = Union[str, Iterable[str], None]
 
 _DEEP = 0x100  # GPU_SLEEP_DEEP
+_SLICE_MS = 1000  # of a wait, after which Python hears signals
 _RETENTIONS = {"offload": 0, "preserve": 1, "discard": 2}
 
 
 def milliseconds(seconds: float, what: str) -> int:
-    """Whole milliseconds, rounded up, that the C API and the commands can take."""
+    """Whole milliseconds, rounded up, that the C API and the commands can take. Errors: TypeError, InvalidArgument."""
+    if not hasattr(seconds, "__float__"):
+        raise TypeError(f"{what} must be a number of seconds, not {type(seconds).__name__}")
     if not 0 <= seconds <= 0xFFFFFFFF / 1000:
         raise InvalidArgument(f"{what} must be a number of seconds from 0 to {0xFFFFFFFF // 1000}, not {seconds}")
     return math.ceil(seconds * 1000)
@@ -32,9 +36,10 @@ def checked_level(level: int) -> int:
 
 def limit(timeout: Optional[float]) -> Optional[int]:
     """A time limit in milliseconds."""
-    if timeout is not None and timeout <= 0:
+    limit_ms = None if timeout is None else milliseconds(timeout, "a time limit")
+    if limit_ms == 0:
         raise InvalidArgument("a time limit must be more than 0 seconds")
-    return None if timeout is None else milliseconds(timeout, "a time limit")
+    return limit_ms
 
 
 def tag_list(tags: Tags) -> Optional[str]:
@@ -63,7 +68,7 @@ def sleep(level: int = 1, tags: Tags = None, deep: bool = False, timeout: Option
     level 0, a pause, all memory stays, and GPU work waits until a wake; functions of on_sleep() are not called. A `deep`
     sleep takes contexts and modules from the GPU as well. Both need gpu-run, and no `tags`. `timeout`, in seconds,
     covers everything until memory is released; without it callbacks and GPU work have 30 seconds each, and copying takes
-    as long as it takes. No GPU work, of any library, may use what sleeps. Does nothing if it is asleep.
+    as long as it takes. No GPU work, of any library, may use what sleeps. Does nothing if it is asleep. Ctrl-C is heard at its end.
 
     Errors, after which all is awake and unchanged: NoAgent, InvalidArgument, UnknownTag, Refused (by a callback, whose
     exception is the cause; or a callback called this), TimedOut, CaptureInProgress, OutOfHostMemory,
@@ -86,13 +91,25 @@ def wake(tags: Tags = None, wait: float = 0, timeout: Optional[float] = None) ->
 
     While GPU memory is short it tries again for `wait` seconds. `timeout`, in seconds, covers everything else until the
     memory is back, and then the functions of on_wake(), which otherwise have 30 seconds: where they are late, it is awake,
-    and what was dropped counts as not refilled. Does nothing if it is awake.
+    and what was dropped counts as not refilled, which is logged. Does nothing if it is awake. Ctrl-C is heard at its end,
+    and once a second while memory is short: asleep_bytes() shows whether it has woken.
 
     Errors, after which what was asleep still is, with its contents: NoAgent, InvalidArgument, UnknownTag, Refused
     (a callback called this), TimedOut, OutOfDeviceMemory, OutOfHostMemory, NoDriver, ContextLost, Error. Damaged: tags
     whose contents are not what they were stay asleep, and the others are awake.
     """
-    _agent.call("gpu_sleep_wake_within", _c_tags(tags), milliseconds(wait, "wait"), limit(timeout) or 0)
+    names, left_ms, timeout_ms = _c_tags(tags), milliseconds(wait, "wait"), limit(timeout) or 0
+    end = time.monotonic() + left_ms / 1000
+    while True:
+        part_ms = min(left_ms, _SLICE_MS)
+        try:
+            _agent.call("gpu_sleep_wake_within", names, part_ms, timeout_ms)
+            break
+        except OutOfDeviceMemory:
+            left_ms = math.ceil((end - time.monotonic()) * 1000)
+            if left_ms <= 0:
+                raise
+    _callbacks.warn_if_late()
 
 
 def asleep_bytes() -> int:
@@ -142,25 +159,28 @@ def mark_refilled(tag: str) -> None:
     _agent.call("gpu_sleep_mark_refilled", _agent.c_text(tag, "a tag"))
 
 
-@contextlib.contextmanager
-def _open(opens: str, closes: str) -> Iterator[None]:
-    _agent.call(opens)
-    process = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() == process:  # a child of fork() has opened nothing
-            _agent.call(closes)
+class _Open(contextlib.AbstractContextManager[None]):
+    def __init__(self, opens: str, closes: str) -> None:
+        self._opens, self._closes = opens, closes
+        self._processes: List[int] = []  # that have entered it
+
+    def __enter__(self) -> None:
+        _agent.call(self._opens)
+        self._processes.append(os.getpid())
+
+    def __exit__(self, *error: object) -> None:
+        if self._processes.pop() == os.getpid():  # a child of fork() has opened nothing
+            _agent.call(self._closes)
 
 
 def hold() -> "contextlib.AbstractContextManager[None]":
     """For `with`: sleeps wait until its end, and fail (TimedOut) if that takes longer than their time limit. If a sleep
     is running, entering waits for it. cuda_graph() has it for the capture of a graph. Nests, and holds for
     the process. Errors, on entering: NoAgent."""
-    return _open("gpu_sleep_hold", "gpu_sleep_resume")
+    return _Open("gpu_sleep_hold", "gpu_sleep_resume")
 
 
 def inhibit() -> "contextlib.AbstractContextManager[None]":
     """For `with`: sleeps that others ask for are refused until its end (Inhibited); sleep() still sleeps. Nests, and
     holds for the process. Errors, on entering: NoAgent."""
-    return _open("gpu_sleep_inhibit", "gpu_sleep_uninhibit")
+    return _Open("gpu_sleep_inhibit", "gpu_sleep_uninhibit")

@@ -75,13 +75,14 @@ def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_m
     a region, later tensors of the region could get the graph's memory. Regions inside the capture must have the same tag.
 
     Errors, on entering: NoAgent, InvalidArgument (bad tag or pool, a capture inside of one, expandable segments), Error
-    (no PyTorch with a GPU, or it has no MemPool), and PyTorch's.
+    (no PyTorch with a GPU, or it has no MemPool), TypeError, and PyTorch's.
     """
     torch = _regions.torch_with_cuda()
     if torch is None:
         raise Error("cuda_graph() needs PyTorch, which is not imported or has no GPU")
     name = _regions.current_tag() if tag is None else _agent.c_text(tag, "a tag")
     device = torch.cuda.current_device() if stream is None else stream.device.index
+    weakref.ref(graph)  # TypeError, before it has a pool
     with contextlib.ExitStack() as undo:
         undo.enter_context(hold())
         _agent.call("gpu_sleep_push_tag", name)

@@ -56,9 +56,16 @@ def state() -> str:
     """The memory of this process in words, a line for each tag, and what cannot sleep."""
     own = _own()
     lines = [f"{own.state}, {_mib(own.host_bytes)} of host memory"] if own else ["no gpu-sleep agent has started in this process"]
-    lines += [f"  {tag.tag} on device {tag.device}: {tag.state}, {_mib(tag.resident_bytes)} of {_mib(tag.bytes)} on the GPU, "
+    lines += [f"  {tag.tag} on device {tag.device}: {tag.state}{', needs refill' if tag.needs_refill else ''}, {_mib(tag.resident_bytes)} of {_mib(tag.bytes)} on the GPU, "
               f"{_mib(tag.kept_bytes)} kept" for tag in (own.tags if own else ())]
     return "\n".join([*lines, *_warning(own)])
+
+
+def _to_be_dropped(level: int, tags: List[str]) -> List[str]:
+    """The tags of which a sleep drops contents, those of preserve() apart."""
+    own, policies = _own(), {1: ("discard",), 2: ("discard", "offload")}.get(level, ())
+    return sorted({tag.tag for tag in (own.tags if own else ())
+                   if tag.resident_bytes and tag.policy in policies and (not tags or tag.tag in tags)})
 
 
 @contextlib.contextmanager
@@ -83,6 +90,9 @@ def load_ipython_extension(shell: Any) -> None:
         """%gpu_sleep [LEVEL] [TAG...]: puts the memory of this kernel, or that of tags, to sleep."""
         words = line.split()
         level = int(words.pop(0)) if words and words[0].isdecimal() else 1
+        dropped = _to_be_dropped(level, words)
+        if dropped:
+            print(f"dropped, which reads as zero after the wake: {', '.join(dropped)}")
         sleep(level, words or None)
         print(state())
 

@@ -232,7 +232,7 @@ class Process:
         Returns what was done to each process. Errors: those of gpu_sleep.sleep(); Inhibited, NoProcess, NotPermitted,
         OutOfDisk, OutcomeUnknown. With several processes others may be asleep then.
         """
-        arguments = ["--level", str(checked_level(level)), *self._common(tags, timeout), *options]
+        arguments = ["--level", str(checked_level(level)), *self._common(tags, timeout, options)]
         return _checked(_run("gpu-sleep", *arguments, *(["--deep"] if deep else []), self._who))
 
     def wake(self, tags: Tags = None, wait: float = 0, timeout: Optional[float] = None,
@@ -243,7 +243,7 @@ class Process:
         OutcomeUnknown. With several processes others may be awake then.
         """
         arguments = ["--wait", f"{milliseconds(wait, 'wait')}ms"] if wait else []
-        return _checked(_run("gpu-wake", *arguments, *self._common(tags, timeout), *options, self._who))
+        return _checked(_run("gpu-wake", *arguments, *self._common(tags, timeout, options), self._who))
 
     @contextlib.contextmanager
     def inhibit(self, seconds: Optional[float] = None) -> Iterator[None]:
@@ -258,7 +258,9 @@ class Process:
                 _checked(_run("gpu-inhibit", "--release", self._who))
 
     @staticmethod
-    def _common(tags: Tags, timeout: Optional[float]) -> List[str]:
+    def _common(tags: Tags, timeout: Optional[float], options: Sequence[str]) -> List[str]:
+        if isinstance(options, str):
+            raise TypeError("options must be a list of str, not one str")
         names, timeout_ms = tag_list(tags), limit(timeout)
         return (["--tags", names] if names is not None else []) + (
-            ["--timeout", f"{timeout_ms}ms"] if timeout_ms is not None else [])
+            ["--timeout", f"{timeout_ms}ms"] if timeout_ms is not None else []) + [*options]

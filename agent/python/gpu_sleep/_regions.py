@@ -7,6 +7,7 @@ outermost. So each region has a pool of its own, which a later one of the same t
 thread's innermost region is in use. Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp, get_pool, beginAllocateToPool.
 """
 
+import atexit
 import contextlib
 import ctypes
 import operator
@@ -59,6 +60,10 @@ def _keep_for_ever(thing: Any) -> Any:
     """PyTorch would free memory by it when the interpreter ends, and wait for what sleeps."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     return thing
+
+
+# A region that is open when the interpreter ends would be left without the modules that this needs.
+atexit.register(_keep_for_ever, _thread.entered)
 
 
 def torch_with_cuda() -> Any:
@@ -119,9 +124,20 @@ def _current_devices(torch: Any) -> Set[int]:
     return {torch.cuda.current_device()} | set(filter(has_context, range(torch.cuda.device_count())))
 
 
+def _expands(torch: Any) -> bool:
+    """Whether expandable segments are on, however the program has set that."""
+    try:
+        return bool(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
+    except (RuntimeError, AttributeError, KeyError):  # another allocator or an older PyTorch, which does not say
+        return False
+
+
 def new_pool(torch: Any, device: int) -> Any:
+    """Errors: InvalidArgument, where the program has itself switched expandable segments on; the agent's and PyTorch's."""
     global _allocator
     torch.cuda.init()
+    if _expands(torch):
+        raise InvalidArgument("tags need PyTorch's memory pools, which do not work with expandable segments: switch them off")
     if _allocator is None:
         _agent.agent()
         _allocator = _keep_for_ever(torch.cuda.memory.CUDAPluggableAllocator(

@@ -46,7 +46,7 @@ class BinaryWrapper:
     def set_config(self, *, tag: str, interesting_region: bool, enable_cpu_backup: bool,
                    cpu_backup_backend: Optional[str] = None, enable_disk_backup: bool = False) -> None:
         """How the calling thread allocates from here on."""
-        self.cdll.tms_set_current_tag(tag.encode())
+        self.cdll.tms_set_current_tag(_agent.c_text(tag, "a tag"))
         self.cdll.tms_set_interesting_region(interesting_region)
         self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)
         if cpu_backup_backend is not None:

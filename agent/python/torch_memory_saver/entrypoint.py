@@ -4,12 +4,14 @@
 
 import contextlib
 import ctypes
+import operator
 import os
+import stat
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Literal, Optional, Tuple, get_args
 
-from gpu_sleep import _regions
-from gpu_sleep.errors import Error
+from gpu_sleep import _agent, _regions
+from gpu_sleep.errors import Error, InvalidArgument
 
 from .binary_wrapper import BinaryWrapper
 from .hooks import mode_preload
@@ -45,6 +47,11 @@ def _check_environment() -> None:
         if _regions.EXPANDABLE.search(os.environ.get(name, "")):
             raise RuntimeError(f"memory of regions comes from pools, which do not work with PyTorch's expandable segments: "
                                f"take expandable_segments out of {name}")
+
+
+def _c_tag(tag: Optional[str]) -> Optional[bytes]:
+    """None for all. Errors: TypeError, InvalidArgument."""
+    return None if tag is None else _agent.c_text(tag, "a tag")
 
 
 class _Thread(threading.local):
@@ -123,7 +130,8 @@ class TorchMemorySaver:
     @contextlib.contextmanager
     def region(self, tag: str = _TAG_DEFAULT, enable_cpu_backup: bool = False, enable_disk_backup: bool = False,
                cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
-        """For `with`: what the calling thread allocates by PyTorch, on the current device, is of this tag, which is any text."""
+        """For `with`: what the calling thread allocates by PyTorch, on the current device, is of this tag, which is any text
+        without a NUL."""
         _check_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         more = {"enable_disk_backup": enable_disk_backup, "cpu_backup_backend": cpu_backup_backend}
         with self._started().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **_given(more)):
@@ -192,7 +200,9 @@ class TorchMemorySaver:
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, count: int) -> None:
         """In regions allocations fail that would leave less than so much of the GPU's memory free."""
-        self._started()._binary_wrapper.cdll.set_memory_margin_bytes(count)
+        if not 0 <= operator.index(count) < 1 << 64:
+            raise InvalidArgument(f"memory_margin_bytes is a number of bytes, not {count}")
+        self._started()._binary_wrapper.cdll.set_memory_margin_bytes(operator.index(count))
 
     @property
     def retain_cpu_backup(self) -> bool:
@@ -204,7 +214,9 @@ class TorchMemorySaver:
         self._started()._binary_wrapper.cdll.tms_set_retain_cpu_backup(value)
 
     def set_disk_backup_dir(self, path: str) -> None:
-        """Where files are written, from the next pause() on: made if it is missing."""
+        """Where files are written, from the next pause() on: made if it is missing.
+
+        Errors: OSError, InvalidArgument (it belongs to somebody else, or others may look into it)."""
         self._started().set_disk_backup_dir(path)
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
@@ -255,6 +267,7 @@ class _TorchMemorySaverImpl:
                cpu_backup_backend: Optional[CpuBackupBackend] = None) -> Iterator[None]:
         import torch
 
+        _c_tag(tag)  # before there is a pool for it
         backend = cpu_backup_backend or self._binary_wrapper.cdll.tms_get_cpu_backup_backend().decode()
         pool = self._pool((tag, enable_cpu_backup, enable_disk_backup, backend if enable_cpu_backup else "",
                            torch.cuda.current_device()))
@@ -315,10 +328,10 @@ class _TorchMemorySaverImpl:
 
         for device in self._affected_devices(tag):
             torch.cuda.synchronize(device)
-        self._binary_wrapper.check(self._binary_wrapper.cdll.tms_pause(tag.encode() if tag else None))
+        self._binary_wrapper.check(self._binary_wrapper.cdll.tms_pause(_c_tag(tag)))
 
     def resume(self, tag: Optional[str]) -> None:
-        self._binary_wrapper.check(self._binary_wrapper.cdll.tms_resume(tag.encode() if tag else None))
+        self._binary_wrapper.check(self._binary_wrapper.cdll.tms_resume(_c_tag(tag)))
 
     def keep_resident(self, tensor: Any) -> int:
         if not tensor.is_cuda:
@@ -330,13 +343,16 @@ class _TorchMemorySaverImpl:
         return size
 
     def _affected_devices(self, tag: Optional[str]) -> List[int]:
-        query, name = self._binary_wrapper.cdll.tms_affected_devices, tag.encode() if tag else None
+        query, name = self._binary_wrapper.cdll.tms_affected_devices, _c_tag(tag)
         count: int = query(name, None, 0)
         found = (ctypes.c_int * count)()
         return found[:query(name, found, count)]
 
     def set_disk_backup_dir(self, path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
+        its = os.lstat(path)
+        if its.st_uid != os.geteuid() or stat.S_IMODE(its.st_mode) & 0o077:
+            raise InvalidArgument(f"{path} is not private to this user; name a new directory in it, which will be")
         self._binary_wrapper.cdll.tms_set_disk_backup_dir(os.path.abspath(path).encode())
 
     def get_cpu_backup(self, x: Any, zero_copy: bool) -> Any:
