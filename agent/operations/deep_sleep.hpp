@@ -9,6 +9,8 @@
 
 #include "base/result.hpp"
 #include "base/thread_safety.hpp"
+#include "checkpoint/engine.hpp"
+#include "checkpoint/room.hpp"
 #include "common/lock_order.hpp"
 #include "driver/checkpoint.hpp"
 #include "model/model.hpp"
@@ -113,11 +115,10 @@ private:
         std::string name;
         std::string uuid;
         Bytes free = 0; ///< before the checkpoint
-        Bytes rest = 0; ///< what this process has of it then, and wants back
-        Bytes more = 0; ///< what the checkpoint made free besides, or others did meanwhile
+        checkpoint::Rest rest;
     };
 
-    [[nodiscard]] Result<driver::CheckpointState> state() const;
+    [[nodiscard]] checkpoint::Engine engine() const;
     /// Why a process with these is refused; empty: it is not, as far as is known. Thread-safe.
     [[nodiscard]] std::string why_not(const Uses& uses) const;
     [[nodiscard]] Result<Uses> uses() const;
@@ -139,6 +140,8 @@ private:
     [[nodiscard]] Result<void> take_stock();
     [[nodiscard]] Result<std::vector<model::DeviceReport>>
     needs(const model::WakeRequest& request, const Result<std::vector<OutsideGpu>>& gpus) const;
+    /// As look(), of one that was found so.
+    [[nodiscard]] Result<bool> settle(checkpoint::State found);
     void come_back() noexcept;
 
     ProgramMemory& memory_;

@@ -46,8 +46,7 @@ Error has_agent(const Process& process) {
 }
 
 /// Why the driver is not to wake the process, which stands so. Errors: invalid_argument.
-Result<void> check_wake_by_driver(const Command& command, const Process& process,
-                                  driver::CheckpointState state) {
+Result<void> check_wake_by_driver(const Command& command, const Process& process, checkpoint::State state) {
     const auto& wake = wake_of(command);
     if (!wake.tags.empty() || !wake.order.empty())
         return make_error(
@@ -59,7 +58,7 @@ Result<void> check_wake_by_driver(const Command& command, const Process& process
         return make_error(ErrorCode::invalid_argument,
                           "process {} has no agent, and --make-room is for those that have one",
                           title(process));
-    if (state == driver::CheckpointState::running && !command.moves.empty())
+    if (state == checkpoint::State::running && !command.moves.empty())
         return make_error(
             ErrorCode::invalid_argument,
             "process {} is awake: put it to sleep by gpu-sleep --engine driver, and then wake it "

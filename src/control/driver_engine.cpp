@@ -5,6 +5,8 @@
 #include "control/driver_engine.hpp"
 
 #include "base/small_file.hpp"
+#include "checkpoint/engine.hpp"
+#include "checkpoint/room.hpp"
 #include "control/checkpoint_record.hpp"
 #include "driver/management.hpp"
 #include "model/unseen_libraries.hpp"
@@ -19,8 +21,8 @@
 namespace gpu_sleep::control {
 namespace {
 
+using checkpoint::Kept;
 using driver::Checkpoint;
-using driver::CheckpointState;
 using model::Operation;
 using model::State;
 
@@ -52,21 +54,19 @@ std::vector<GpuNeed> used_by(pid_t pid, const Look& look) {
     return used;
 }
 
-/// What a restore takes of each GPU, by what its checkpoint has made free. It is looked for on the GPUs that
-/// the process was known to use. Where NVML numbers processes in another way than this command it knows of
-/// none, and all are looked at. Others may come and go meanwhile, so that the larger figure counts.
+/// What a restore takes of each GPU that the process was known to use; where none is known, of all.
 std::vector<GpuNeed> needs_of(const std::vector<GpuNeed>& used, const Look& before, const Look& after) {
-    constexpr Bytes k_noise = 16 * k_mib;
     std::vector<GpuNeed> needs;
     for (const auto& gpu : after.gpus) {
         const auto known =
             std::find_if(used.begin(), used.end(), [&](const auto& use) { return use.uuid == gpu.uuid; });
         const auto* const earlier = before.find(gpu.uuid);
         const Bytes more = earlier && gpu.free > earlier->free ? gpu.free - earlier->free : 0;
-        if (known != used.end())
-            needs.push_back({gpu.uuid, more >= known->bytes ? more : known->bytes + driver::k_not_counted});
-        else if (used.empty() && more > k_noise)
-            needs.push_back({gpu.uuid, more});
+        const bool is_known = known != used.end();
+        if (!is_known && !used.empty()) continue;
+        const auto need =
+            checkpoint::need_of_all(is_known ? std::optional(known->bytes) : std::nullopt, more);
+        if (is_known || need != 0) needs.push_back({gpu.uuid, need});
     }
     return needs;
 }
@@ -93,12 +93,13 @@ public:
         auto loaded = Checkpoint::load();
         if (!loaded) return std::move(loaded).error();
         checkpoint_ = *loaded;
+        engine_.emplace(*checkpoint_, process_.pid, Kept::nothing);
         auto record = CheckpointRecord::open(process_, request_.timeout);
         if (!record) return std::move(record).error();
         record_ = *std::move(record);
         auto answer = begin();
         const auto state = stands();
-        if (state != CheckpointState::locked && state != CheckpointState::checkpointed) record_->remove();
+        if (state != checkpoint::State::locked && state != checkpoint::State::checkpointed) record_->remove();
         return answer;
     }
 
@@ -106,27 +107,25 @@ private:
     Answer begin() {
         const auto state = checkpoint_->state(process_.pid);
         if (!state) return state.error();
-        if (*state == CheckpointState::failed) return failure(is_failed(), State::asleep);
-        if (*state == CheckpointState::checkpointed && record_->is_lost())
-            return failure(is_lost("an earlier restore found too little GPU memory"), State::asleep);
+        if (*state == checkpoint::State::failed)
+            return failure(checkpoint::lost(checkpoint::k_failed_partway, Kept::nothing));
+        if (*state == checkpoint::State::checkpointed && record_->is_lost())
+            return failure(checkpoint::lost(checkpoint::k_found_too_little, Kept::nothing));
         return request_.operation == Operation::sleep ? sleep(*state) : wake(*state);
     }
 
     // ---- Sleeping
 
-    Answer sleep(CheckpointState state) {
+    Answer sleep(checkpoint::State state) {
         const Look before;
         const auto used = used_by(process_.pid, before);
-        if (state == CheckpointState::checkpointed) return report(State::asleep, false, {}, before, before);
+        if (state == checkpoint::State::checkpointed) return report(State::asleep, false, {}, before, before);
         if (const auto mappings = read_small_file(fmt::format("/proc/{}/maps", process_.pid)))
             if (const auto why = model::why_not_restored(model::unseen_libraries(*mappings)); !why.empty())
                 return make_error(ErrorCode::driver_failed, "{}", why);
         if (request_.dry_run) return report(State::awake, true, used, before, before);
-        // Locked by a command that was killed it may still be at work: the lock waits for that.
-        if (state == CheckpointState::locked)
-            if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
-                return failure(std::move(unlocked).error(), standing());
-        if (auto locked = lock(); !locked) return failure(std::move(locked).error(), standing());
+        if (auto locked = engine_->lock(request_.timeout, state); !locked)
+            return failure(std::move(locked).error());
         times_.drain = seconds_since(begin_);
         if (is_interrupted()) return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
         // Before the checkpoint, so that it is there whenever this command ends.
@@ -134,7 +133,7 @@ private:
             if (auto written = record_->write(needs_of(used, before, before)); !written)
                 return undo(std::move(written).error());
         const auto copying = Clock::now();
-        if (auto done = checkpoint_->checkpoint(process_.pid); !done) return undo(std::move(done).error());
+        if (auto done = engine_->checkpoint(); !done) return failure(std::move(done).error());
         times_.transfer = seconds_since(copying);
         const Look after;
         const auto needs = needs_of(used, before, after);
@@ -146,48 +145,29 @@ private:
         return answer;
     }
 
-    Result<void> lock() {
-        auto locked = checkpoint_->lock(process_.pid, request_.timeout);
-        if (!locked && locked.error().code == ErrorCode::timed_out)
-            locked.error().message = fmt::format("its GPU work did not finish within {} ms ({})",
-                                                 request_.timeout.count(), locked.error().message);
-        return locked;
-    }
-
-    /// Takes the lock back after `error`.
-    Answer undo(Error error) {
-        const auto state = stands();
-        if (state == CheckpointState::locked) {
-            if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
-                error.message += fmt::format("; and it stays locked: {}", unlocked.error().message);
-        }
-        return failure(std::move(error), standing());
-    }
+    Answer undo(Error error) { return failure(engine_->undo(std::move(error))); }
 
     // ---- Waking
 
-    Answer wake(CheckpointState state) {
+    Answer wake(checkpoint::State state) {
         const Look before;
-        if (state == CheckpointState::running) return report(State::awake, false, {}, before, before);
+        if (state == checkpoint::State::running) return report(State::awake, false, {}, before, before);
         auto needs = record_->read();
-        const bool restores = state == CheckpointState::checkpointed;
+        const bool restores = state == checkpoint::State::checkpointed;
         auto moves = plan_moves(restores, needs.value_or(std::vector<GpuNeed>{}), before);
-        if (!moves) return failure(std::move(moves).error(), State::asleep);
+        if (!moves) return failure(std::move(moves).error());
         if (needs) needs = moved(*std::move(needs), *moves);
         if (request_.dry_run)
             return report(State::asleep, true, needs.value_or(std::vector<GpuNeed>{}), before, before);
         if (restores) {
             // Before the look for room, after which others may take it.
-            if (auto ready = initialise(before); !ready)
-                return failure(std::move(ready).error(), State::asleep);
-            if (auto room = wait_for_room(needs); !room)
-                return failure(std::move(room).error(), State::asleep);
-            if (auto restored = restore(*moves); !restored)
-                return failure(std::move(restored).error(), standing());
+            if (auto ready = initialise(before); !ready) return failure(std::move(ready).error());
+            if (auto room = wait_for_room(needs); !room) return failure(std::move(room).error());
+            if (auto restored = restore(*moves); !restored) return failure(std::move(restored).error());
         }
         times_.transfer = seconds_since(begin_);
         if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
-            return failure(std::move(unlocked).error(), standing());
+            return failure(std::move(unlocked).error());
         auto answer = report(State::awake, true,
                              restores ? needs.value_or(std::vector<GpuNeed>{}) : std::vector<GpuNeed>{},
                              before, Look());
@@ -218,18 +198,15 @@ private:
     }
 
     Result<void> restore(const std::vector<GpuPair>& moves) {
-        auto restored = checkpoint_->restore(process_.pid, moves);
+        auto restored = engine_->restore(moves);
         if (restored) return restored;
         auto error = std::move(restored).error();
-        if (error.code == ErrorCode::out_of_device_memory) {
-            auto lost = is_lost(error.message);
+        if (error.code == ErrorCode::context_lost) {
             if (auto noted = record_->write_lost(); !noted)
-                lost.message += "; that could not be noted: " + noted.error().message;
-            return lost;
+                error.message += "; that could not be noted: " + noted.error().message;
+        } else if (error.code != ErrorCode::invalid_argument) {
+            error.message += "; if an earlier restore found too little memory, it is lost: end it then";
         }
-        error.message += error.code == ErrorCode::invalid_argument
-                             ? "; gpu-wake without --gpu brings it back to where it was"
-                             : "; if an earlier restore found too little memory, it is lost: end it then";
         return error;
     }
 
@@ -297,39 +274,20 @@ private:
 
     // ---- What is said
 
-    [[nodiscard]] std::optional<CheckpointState> stands() const {
+    [[nodiscard]] std::optional<checkpoint::State> stands() const {
         const auto state = checkpoint_->state(process_.pid);
         return state ? std::optional(*state) : std::nullopt;
     }
-    [[nodiscard]] State standing() const {
-        return stands() == CheckpointState::running ? State::awake : State::asleep;
-    }
-
-    static Error is_failed() {
-        return make_error(ErrorCode::context_lost,
-                          "the driver failed partway: its calls to the driver never return; end it");
-    }
-
-    static Error is_lost(std::string_view why) {
-        return make_error(
-            ErrorCode::context_lost,
-            "{}; the driver restores no process a second time: it is lost, and what it had on the "
-            "GPU cannot be saved; end it",
-            why);
-    }
-
     /// `error`, and how the process stands after it.
-    [[nodiscard]] Answer failure(Error error, State state) const {
+    [[nodiscard]] Answer failure(Error error) const {
         const auto now = stands();
-        if (!now && !request_.dry_run)
-            return error; // it has ended, most likely: `error` says so, or what came before it
-        if (now == CheckpointState::failed && error.code != ErrorCode::context_lost)
-            error.message += fmt::format("; {}", is_failed().message);
-        else if (now == CheckpointState::running)
+        if (!now) return error; // it has ended, most likely: `error` says so, or what came before it
+        if (now == checkpoint::State::running)
             error.message += "; it is awake as before";
-        else if (now == CheckpointState::locked)
+        else if (now == checkpoint::State::locked)
             error.message += "; it is locked: gpu-wake unlocks it";
-        return model::Failure{std::move(error), state};
+        return model::Failure{std::move(error),
+                              now == checkpoint::State::running ? State::awake : State::asleep};
     }
 
     [[nodiscard]] Answer report(State state, bool changed, const std::vector<GpuNeed>& moved,
@@ -362,38 +320,18 @@ private:
     const DriverRequest& request_;
     Interruptions& interruptions_;
     std::optional<Checkpoint> checkpoint_;
+    std::optional<checkpoint::Engine> engine_; ///< with that
     std::optional<CheckpointRecord> record_;
     model::PhaseTimes times_;
     const Clock::time_point begin_ = Clock::now();
 };
 
 /// What the agent has done stays: it is asleep, though not deeply. So no time has run out for it.
-Error not_deeply(Error error, std::string_view step) {
+Error not_deeply(Error error) {
+    if (error.code == ErrorCode::context_lost) return error;
     if (error.code != ErrorCode::not_permitted && error.code != ErrorCode::no_driver)
         error.code = ErrorCode::driver_failed;
-    error.message = fmt::format("it is asleep, but not deeply: {}: {}", step, error.message);
-    return error;
-}
-
-Result<void> lock(const Result<Checkpoint>& loaded, pid_t pid, Milliseconds timeout) {
-    if (!loaded) return not_deeply(loaded.error(), "the driver cannot be asked");
-    auto locked = loaded->lock(pid, timeout);
-    if (!locked) return not_deeply(std::move(locked).error(), "the driver did not lock it");
-    return {};
-}
-
-/// Unlocks it where it fails.
-Result<void> checkpoint(const Checkpoint& driver, pid_t pid) {
-    auto done = driver.checkpoint(pid);
-    if (done) return done;
-    auto error = not_deeply(std::move(done).error(), "the driver did not checkpoint it");
-    const auto state = driver.state(pid);
-    if (state && *state == CheckpointState::failed)
-        return make_error(ErrorCode::context_lost,
-                          "the driver could not checkpoint it, and its calls never return: gpu-sleep "
-                          "--store file --dir DIR --keep-files saves what is kept of it, then end it");
-    if (auto unlocked = driver.unlock(pid); !unlocked)
-        error.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
+    error.message = "it is asleep, but not deeply: " + error.message;
     return error;
 }
 
@@ -408,11 +346,19 @@ DeepLocker::DeepLocker() : loaded_(std::async(std::launch::async, [] { return Ch
 
 std::vector<std::function<Result<void>()>> DeepLocker::steps(const Process& process,
                                                              Milliseconds timeout) const {
-    return {[loaded = loaded_, pid = process.pid, timeout] { return lock(loaded.get(), pid, timeout); },
-            [loaded = loaded_, pid = process.pid] { return checkpoint(*loaded.get(), pid); }};
+    const auto step = [loaded = loaded_, pid = process.pid](auto take) {
+        return [=]() -> Result<void> {
+            const auto& driver = loaded.get();
+            if (!driver) return not_deeply(driver.error());
+            auto taken = take(checkpoint::Engine(*driver, pid, Kept::by_agent));
+            return taken ? taken : not_deeply(std::move(taken).error());
+        };
+    };
+    return {step([timeout](const checkpoint::Engine& engine) { return engine.lock(timeout); }),
+            step([](const checkpoint::Engine& engine) { return engine.checkpoint(); })};
 }
 
-Result<driver::CheckpointState> state_by_driver(const Process& process) {
+Result<checkpoint::State> state_by_driver(const Process& process) {
     if (auto answers = check_not_stopped(process); !answers) return std::move(answers).error();
     auto loaded = Checkpoint::load();
     if (!loaded) return std::move(loaded).error();
