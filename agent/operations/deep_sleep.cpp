@@ -9,7 +9,6 @@
 #include "base/process.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "gate/gate.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/own_contexts.hpp"
@@ -91,7 +90,7 @@ void DeepSleep::set_devices(std::map<int, Device> devices) noexcept {
 }
 
 void DeepSleep::describe(model::Report& report) const {
-    report.deep = is_deep_;
+    report.deep = is_deep();
     if (!report.deep) {
         Uses uses;
         for (const auto& row : report.residual) {
@@ -203,7 +202,7 @@ Result<void> DeepSleep::begin_own(const server::ProgressSink& goes_on, Clock::ti
         });
         return taken ? Result<void>() : not_deeply(taken.error().message);
     });
-    if (is_deep_) return {}; // whatever became of the process outside since
+    if (is_deep()) return {}; // whatever became of the process outside since
     return done ? not_deeply("somebody else has brought it back") : std::move(done).error();
 }
 
@@ -218,7 +217,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         const auto& why = ready.error().message;
         return memory_.asleep_bytes() != 0 ? not_deeply(why) : refusal(why);
     }
-    memory_.keep_from_driver(true);
+    gate::Gate::set_depth(gate::Depth::away);
     moved_.clear();
     const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
@@ -249,7 +248,6 @@ Result<void> DeepSleep::check_again() {
     const auto is_noted = [&](int device) { return noted.contains(device); };
     if (!std::all_of(uses->devices.begin(), uses->devices.end(), is_noted))
         GPU_SLEEP_TRY(note_devices(uses->devices)); // it has begun to use one in the meantime
-    intercepted::let_put_off(devices().size() == 1 && intercepted::own_contexts().empty());
     return {};
 }
 
@@ -305,8 +303,8 @@ Result<void> DeepSleep::take_stock() {
 
 void DeepSleep::come_back() noexcept {
     known_devices_.forget(); // they may be others
-    memory_.keep_from_driver(false);
-    if (is_deep_.exchange(false)) ++times_back_; // who asks now is told of them by the driver
+    if (is_deep()) ++times_back_;
+    gate::Gate::set_depth(gate::Depth::shut); // who asks now is told of them by the driver
     intercepted::forget_what_is_done();
     intercepted::synchronize_as_answered(memory_.api());
     gate::Gate::instance().leave_deep();
@@ -315,7 +313,7 @@ void DeepSleep::come_back() noexcept {
 }
 
 Result<bool> DeepSleep::look() {
-    if (!memory_.is_kept_from_driver()) return false;
+    if (gate::Gate::depth() < gate::Depth::away) return false;
     const auto stands = means_->checkpoint->state(::getpid());
     return stands ? settle(*stands) : stands.error();
 }
@@ -323,10 +321,12 @@ Result<bool> DeepSleep::look() {
 Result<bool> DeepSleep::settle(checkpoint::State found) {
     auto is_away = engine().settle(found);
     if (!is_away) return is_away;
-    if (*is_away)
-        is_deep_ = was_deep_ = true;
-    else
+    if (*is_away) {
+        gate::Gate::set_depth(gate::Depth::deep);
+        was_deep_ = true;
+    } else {
         come_back();
+    }
     return is_away;
 }
 

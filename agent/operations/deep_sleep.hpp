@@ -13,6 +13,7 @@
 #include "checkpoint/room.hpp"
 #include "common/lock_order.hpp"
 #include "driver/checkpoint.hpp"
+#include "gate/gate.hpp"
 #include "model/model.hpp"
 #include "model/unseen_libraries.hpp"
 #include "operations/known_devices.hpp"
@@ -56,7 +57,7 @@ public:
     }
 
     /// Whether nothing of the process is on a GPU, as far as the agent knows.
-    [[nodiscard]] bool is_deep() const noexcept { return is_deep_; }
+    [[nodiscard]] static bool is_deep() noexcept { return gate::Gate::depth() == gate::Depth::deep; }
     /// How often it has come back so far. Thread-safe.
     [[nodiscard]] unsigned times_back() const noexcept { return times_back_; }
     /// Whether it has been since the last sleep, as after-wake callbacks are told.
@@ -154,7 +155,6 @@ private:
     /// Why not, as the last check found by what reports do not look at.
     std::string found_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::vector<GpuPair> moved_; ///< see has_moved()
-    std::atomic<bool> is_deep_{false};
     std::atomic<bool> was_deep_{false};
     std::atomic<bool> is_lost_{false}; ///< a restore has found too little
     std::atomic<unsigned> times_back_{0};
