@@ -184,9 +184,9 @@ Result<void> Dispatch::plan_moves() {
     if (!gpus)
         return make_error(gpus.error().code, "cannot find out which GPUs there are ({})",
                           gpus.error().message);
-    std::vector<GpuNeed> needs;
+    peers::BytesByGpu needs;
     for (const auto& device : std::get<model::Report>(outcome.answer).devices)
-        if (!device.uuid.empty()) needs.push_back({device.uuid, 0}); // it looks for room itself
+        if (!device.uuid.empty()) needs[device.uuid] = 0; // it looks for room itself
     if (needs.empty())
         return make_error(ErrorCode::invalid_argument, "--gpu: it is not known which GPU process {} was on",
                           title(outcome.process));

@@ -46,27 +46,26 @@ struct Look {
 };
 
 /// What `pid` has of each GPU, where NVML tells.
-std::vector<GpuNeed> used_by(pid_t pid, const Look& look) {
-    std::vector<GpuNeed> used;
+peers::BytesByGpu used_by(pid_t pid, const Look& look) {
+    peers::BytesByGpu used;
     for (const auto& gpu : look.gpus)
         for (const auto& process : gpu.processes)
-            if (process.pid == pid && process.bytes) used.push_back({gpu.uuid, *process.bytes});
+            if (process.pid == pid && process.bytes) used.emplace(gpu.uuid, *process.bytes);
     return used;
 }
 
 /// What a restore takes of each GPU that the process was known to use; where none is known, of all.
-std::vector<GpuNeed> needs_of(const std::vector<GpuNeed>& used, const Look& before, const Look& after) {
-    std::vector<GpuNeed> needs;
+peers::BytesByGpu needs_of(const peers::BytesByGpu& used, const Look& before, const Look& after) {
+    peers::BytesByGpu needs;
     for (const auto& gpu : after.gpus) {
-        const auto known =
-            std::find_if(used.begin(), used.end(), [&](const auto& use) { return use.uuid == gpu.uuid; });
+        const auto known = used.find(gpu.uuid);
         const auto* const earlier = before.find(gpu.uuid);
         const Bytes more = earlier && gpu.free > earlier->free ? gpu.free - earlier->free : 0;
         const bool is_known = known != used.end();
         if (!is_known && !used.empty()) continue;
         const auto need =
-            checkpoint::need_of_all(is_known ? std::optional(known->bytes) : std::nullopt, more);
-        if (is_known || need != 0) needs.push_back({gpu.uuid, need});
+            checkpoint::need_of_all(is_known ? std::optional(known->second) : std::nullopt, more);
+        if (is_known || need != 0) needs[gpu.uuid] = need;
     }
     return needs;
 }
@@ -154,11 +153,10 @@ private:
         if (state == checkpoint::State::running) return report(State::awake, false, {}, before, before);
         auto needs = record_->read();
         const bool restores = state == checkpoint::State::checkpointed;
-        auto moves = plan_moves(restores, needs.value_or(std::vector<GpuNeed>{}), before);
+        auto moves = plan_moves(restores, needs, before);
         if (!moves) return failure(std::move(moves).error());
-        if (needs) needs = moved(*std::move(needs), *moves);
-        if (request_.dry_run)
-            return report(State::asleep, true, needs.value_or(std::vector<GpuNeed>{}), before, before);
+        needs = moved(needs, *moves);
+        if (request_.dry_run) return report(State::asleep, true, needs, before, before);
         if (restores) {
             // Before the look for room, after which others may take it.
             if (auto ready = initialise(before); !ready) return failure(std::move(ready).error());
@@ -168,9 +166,7 @@ private:
         times_.transfer = seconds_since(begin_);
         if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
             return failure(std::move(unlocked).error());
-        auto answer = report(State::awake, true,
-                             restores ? needs.value_or(std::vector<GpuNeed>{}) : std::vector<GpuNeed>{},
-                             before, Look());
+        auto answer = report(State::awake, true, restores ? needs : peers::BytesByGpu(), before, Look());
         if (!restores)
             std::get<model::Report>(answer).notes.emplace_back(
                 "a command that ended too early had left it locked, with all of its memory on the GPU");
@@ -178,8 +174,7 @@ private:
     }
 
     /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
-    Result<std::vector<GpuPair>> plan_moves(bool restores, const std::vector<GpuNeed>& needs,
-                                            const Look& look) {
+    Result<std::vector<GpuPair>> plan_moves(bool restores, const peers::BytesByGpu& needs, const Look& look) {
         if (request_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
             return make_error(ErrorCode::invalid_argument, "it is locked but not checkpointed, so nothing of "
@@ -212,12 +207,15 @@ private:
 
     /// Waits for as long as asked until there is room for all, and sets that aside. A restore that finds too
     /// little ends the process.
-    Result<void> wait_for_room(const std::optional<std::vector<GpuNeed>>& needs) {
+    Result<void> wait_for_room(const peers::BytesByGpu& needs) {
         if (request_.force) {
-            record_->lock_gpus(uuids_of(needs.value_or(std::vector<GpuNeed>())));
+            auto gpus = needs;
+            if (gpus.empty())
+                for (const auto& gpu : Look().gpus) gpus[gpu.uuid] = 0;
+            record_->lock_gpus(gpus);
             return {};
         }
-        if (!needs || needs->empty())
+        if (needs.empty())
             return make_error(
                 ErrorCode::driver_failed,
                 "how much GPU memory it needs is not known, and a restore that finds too little cannot be "
@@ -226,7 +224,7 @@ private:
         const auto deadline = Clock::now() + request_.wait;
         for (;;) {
             const auto is_set_aside = record_->set_room_aside(
-                *needs, [&](const peers::BytesByGpu& of_others) { return check_room(*needs, of_others); });
+                needs, [&](const peers::BytesByGpu& of_others) { return check_room(needs, of_others); });
             if (is_set_aside && *is_set_aside) return {};
             if (Clock::now() >= deadline + (is_set_aside ? request_.timeout : Milliseconds(0)))
                 return is_set_aside ? is_taken() : is_set_aside.error();
@@ -235,39 +233,28 @@ private:
         }
     }
 
-    /// Those of `needs`; all GPUs where these are not known.
-    static std::vector<std::string> uuids_of(const std::vector<GpuNeed>& needs) {
-        const auto all = needs.empty() ? Look().gpus : std::vector<driver::Gpu>();
-        std::vector<std::string> uuids;
-        uuids.reserve(needs.size() + all.size());
-        for (const auto& need : needs) uuids.push_back(need.uuid);
-        for (const auto& gpu : all) uuids.push_back(gpu.uuid);
-        return uuids;
-    }
-
     static Error is_taken() {
         return make_error(ErrorCode::out_of_device_memory,
                           "another process is waking on the same GPU, and was not done in time");
     }
 
-    static Result<void> check_room(const std::vector<GpuNeed>& needs, const peers::BytesByGpu& of_others) {
+    static Result<void> check_room(const peers::BytesByGpu& needs, const peers::BytesByGpu& of_others) {
         const Look look;
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed,
                               "cannot find out whether the GPU has room ({}); make sure that there is "
                               "enough, then use gpu-wake --force",
                               look.why_not);
-        for (const auto& need : needs) {
-            const auto* const gpu = look.find(need.uuid);
+        for (const auto& [uuid, bytes] : needs) {
+            const auto* const gpu = look.find(uuid);
             if (!gpu)
-                return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there",
-                                  need.uuid);
-            const auto free = peers::free_besides(of_others, need.uuid, gpu->free);
-            if (free < need.bytes)
+                return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there", uuid);
+            const auto free = peers::free_besides(of_others, uuid, gpu->free);
+            if (free < bytes)
                 return make_error(
                     ErrorCode::out_of_device_memory,
                     "it needs {} on GPU {}, {} free; gpu-wake --force tries anyway, and may lose it",
-                    format_bytes(need.bytes), gpu->index, format_bytes(free));
+                    format_bytes(bytes), gpu->index, format_bytes(free));
         }
         return {};
     }
@@ -278,6 +265,7 @@ private:
         const auto state = checkpoint_->state(process_.pid);
         return state ? std::optional(*state) : std::nullopt;
     }
+
     /// `error`, and how the process stands after it.
     [[nodiscard]] Answer failure(Error error) const {
         const auto now = stands();
@@ -290,8 +278,8 @@ private:
                               now == checkpoint::State::running ? State::awake : State::asleep};
     }
 
-    [[nodiscard]] Answer report(State state, bool changed, const std::vector<GpuNeed>& moved,
-                                const Look& before, const Look& after) const {
+    [[nodiscard]] Answer report(State state, bool changed, const peers::BytesByGpu& moved, const Look& before,
+                                const Look& after) const {
         model::Report report;
         report.operation = request_.operation;
         report.dry_run = request_.dry_run;
@@ -300,13 +288,13 @@ private:
         report.state = state;
         report.times = times_;
         report.times.total = seconds_since(begin_);
-        for (const auto& [uuid, bytes] : moved) {
-            const auto* const then = before.find(uuid);
-            const auto* const now = after.find(uuid);
-            if (!then || !now) continue;
-            report.devices.push_back(
-                {now->index, now->name, bytes, bytes, 0, then->free, now->free, now->total});
-            report.devices.back().uuid = uuid;
+        for (const auto& now : after.gpus) {
+            const auto its = moved.find(now.uuid);
+            const auto* const then = before.find(now.uuid);
+            if (its == moved.end() || !then) continue;
+            const auto bytes = its->second;
+            report.devices.push_back({now.index, now.name, bytes, bytes, 0, then->free, now.free, now.total});
+            report.devices.back().uuid = now.uuid;
             report.host_bytes += state == State::asleep ? bytes : 0;
         }
         if (changed && !after.why_not.empty())
