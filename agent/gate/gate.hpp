@@ -96,13 +96,15 @@ public:
     /// is asleep from here on, by that rule. Errors: those of close(); leave_deep() ends it then, too.
     [[nodiscard]] Result<void> go_deep(HoldRule rule, Clock::time_point deadline,
                                        const std::function<bool()>& keep_going);
-    /// How far a deep sleep is once go_deep() has returned; none of leave_deep().
+    /// How far it is, between go_deep() and leave_deep().
     static void set_depth(Depth depth) noexcept { s_depth.store(depth, std::memory_order_seq_cst); }
     /// The driver is within reach again. The phase stays.
     void leave_deep() noexcept;
-    [[nodiscard]] static Depth depth() noexcept { return s_depth.load(std::memory_order_relaxed); }
-    /// Whether calls wait for the end of a deep sleep.
-    [[nodiscard]] static bool is_deep() noexcept { return depth() != Depth::none; }
+    [[nodiscard]] static Depth depth() noexcept { return s_depth.load(std::memory_order_seq_cst); }
+    /// Whether calls wait for the end of a deep sleep. Each call of the program looks.
+    [[nodiscard]] static bool is_deep() noexcept {
+        return s_depth.load(std::memory_order_relaxed) != Depth::none;
+    }
 
     [[nodiscard]] Phase phase() const;
     /// Whether abandon() was called.

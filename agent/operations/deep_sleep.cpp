@@ -72,11 +72,6 @@ Error not_deeply(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: {}", why);
 }
 
-/// An earlier restore has lost it.
-Error is_lost() {
-    return checkpoint::lost(checkpoint::k_found_too_little, checkpoint::Kept::by_agent);
-}
-
 } // namespace
 
 std::map<int, DeepSleep::Device> DeepSleep::devices() const {
@@ -105,7 +100,7 @@ void DeepSleep::describe(model::Report& report) const {
         if (report.deep_refusal.empty()) report.deep_refusal = found_;
         return;
     }
-    if (is_lost_) report.notes.push_back(is_lost().message);
+    if (lost_) report.notes.push_back(lost_->message);
     for (const auto& [device, known] : devices_) {
         report.deep_bytes += known.rest.bytes;
         const auto is_it = [device = device](const auto& each) { return each.device == device; };
@@ -367,7 +362,10 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
 
 Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request,
                                                const peers::BytesByGpu& of_others) {
-    if (is_lost_) return is_lost();
+    {
+        const MutexLock lock(mutex_);
+        if (lost_) return *lost_;
+    }
     if (!looks_) looks_.emplace(*means_->outside);
     const auto needs = this->needs(request, looks_->look());
     if (!needs) return needs.error();
@@ -395,7 +393,8 @@ Result<void> DeepSleep::end(const model::WakeRequest& request) {
     moved_ = request.gpus; // now, for afterwards memory may be short
     if (auto restored = engine().restore(request.gpus); !restored) {
         moved_.clear();
-        is_lost_ = restored.error().code == ErrorCode::context_lost;
+        const MutexLock lock(mutex_);
+        if (restored.error().code == ErrorCode::context_lost) lost_ = restored.error();
         return restored;
     }
     GPU_SLEEP_TRY(means_->checkpoint->unlock(::getpid()));

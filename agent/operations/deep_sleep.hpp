@@ -154,9 +154,9 @@ private:
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
     /// Why not, as the last check found by what reports do not look at.
     std::string found_ GPU_SLEEP_GUARDED_BY(mutex_);
-    std::vector<GpuPair> moved_; ///< see has_moved()
+    std::optional<Error> lost_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by a restore
+    std::vector<GpuPair> moved_;                             ///< see has_moved()
     std::atomic<bool> was_deep_{false};
-    std::atomic<bool> is_lost_{false}; ///< a restore has found too little
     std::atomic<unsigned> times_back_{0};
 };
 

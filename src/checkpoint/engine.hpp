@@ -62,7 +62,7 @@ enum class Kept : std::uint8_t {
 /// Why it is lost, in words for lost().
 inline constexpr std::string_view k_failed_partway = "the driver failed partway";
 inline constexpr std::string_view k_found_too_little =
-    "a restore found too little GPU memory; the driver restores no process a second time";
+    "an earlier restore found too little GPU memory; the driver restores no process a second time";
 
 /// That of a process which the driver has lost because of `why`. Code: context_lost.
 [[nodiscard]] Error lost(std::string_view why, Kept kept);
