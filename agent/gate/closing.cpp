@@ -61,7 +61,7 @@ Result<void> Gate::go_deep(HoldRule rule, Clock::time_point deadline,
         const MutexLock lock(mutex_);
         if (abandoned_) return make_error(ErrorCode::context_lost, "the process is ending");
         rule_ = std::move(rule);
-        s_deep.store(true, std::memory_order_seq_cst);
+        set_depth(Depth::shut);
         publish(Phase::asleep);
     }
     changed_.notify_all();
@@ -71,7 +71,7 @@ Result<void> Gate::go_deep(HoldRule rule, Clock::time_point deadline,
 void Gate::leave_deep() noexcept {
     {
         const MutexLock lock(mutex_);
-        s_deep.store(false, std::memory_order_seq_cst);
+        set_depth(Depth::none);
         ++changes_;
     }
     changed_.notify_all();

@@ -18,7 +18,7 @@
 namespace gpu_sleep::gate {
 
 constinit std::atomic<bool> Gate::s_closed{false};
-constinit std::atomic<bool> Gate::s_deep{false};
+constinit std::atomic<Depth> Gate::s_depth{Depth::none};
 
 namespace {
 
@@ -169,7 +169,7 @@ void Gate::reset_in_child() noexcept {
     Seats::keep_own_alone();
     if (t_seat) t_seat->shares_pass = 0; // numbers begin anew
     s_closed = false;
-    s_deep = false;
+    s_depth = Depth::none;
     new (this) Gate; // where it stood, for another thread may have held the mutex at the fork
 }
 

@@ -37,6 +37,14 @@ public:
     [[nodiscard]] virtual bool records() const noexcept { return false; }
 };
 
+/// How far a deep sleep is, which only the gate knows.
+enum class Depth : std::uint8_t {
+    none,
+    shut, ///< the program's calls wait, those that only ask among them; the agent may call the driver
+    away, ///< nor may the agent, for the driver's checkpoint of the process is next, or lasts
+    deep, ///< checkpointed, as far as is known: nothing of the process is on a GPU
+};
+
 /// Thread-safe. One operation at a time closes and opens it. Never destroyed.
 ///
 /// Passing costs no locked instruction: each thread says in its own seat that it is inside, then looks
@@ -83,14 +91,20 @@ public:
     /// In a child of fork(): a gate that nobody has passed.
     void reset_in_child() noexcept;
 
-    /// From here on the driver is out of reach, in a deep sleep: every touch is held, whatever it names, and
-    /// so are questions. Waits until no thread is inside, nor asks, but the caller. The phase is asleep from
-    /// here on, by that rule. Errors: those of close(); leave_deep() ends it then, too.
+    /// From here on the driver is out of the program's reach, in a deep sleep: every touch is held, whatever
+    /// it names, and so are questions. Waits until no thread is inside, nor asks, but the caller. The phase
+    /// is asleep from here on, by that rule. Errors: those of close(); leave_deep() ends it then, too.
     [[nodiscard]] Result<void> go_deep(HoldRule rule, Clock::time_point deadline,
                                        const std::function<bool()>& keep_going);
+    /// How far it is, between go_deep() and leave_deep().
+    static void set_depth(Depth depth) noexcept { s_depth.store(depth, std::memory_order_seq_cst); }
     /// The driver is within reach again. The phase stays.
     void leave_deep() noexcept;
-    [[nodiscard]] static bool is_deep() noexcept { return s_deep.load(std::memory_order_relaxed); }
+    [[nodiscard]] static Depth depth() noexcept { return s_depth.load(std::memory_order_seq_cst); }
+    /// Whether calls wait for the end of a deep sleep. Each call of the program looks.
+    [[nodiscard]] static bool is_deep() noexcept {
+        return s_depth.load(std::memory_order_relaxed) != Depth::none;
+    }
 
     [[nodiscard]] Phase phase() const;
     /// Whether abandon() was called.
@@ -161,7 +175,7 @@ private:
     [[nodiscard]] Result<void> empty_out(Clock::time_point deadline, const std::function<bool()>& keep_going);
 
     static constinit std::atomic<bool> s_closed;
-    static constinit std::atomic<bool> s_deep; ///< changes with the mutex held
+    static constinit std::atomic<Depth> s_depth; ///< to none and from it with the mutex held
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost); ///< held for moments only
     Condition changed_;
     Phase phase_ GPU_SLEEP_GUARDED_BY(mutex_) = Phase::open;

@@ -99,10 +99,17 @@ std::map<CUdevice, PrimaryState> primary_states(const driver::Api& api) {
     return states;
 }
 
+/// Whether all that is done is in one primary context, where whichever thread may free it.
+bool has_one_context() noexcept {
+    auto& objects = immortal<Objects>();
+    const MutexLock lock(objects.mutex);
+    return objects.done.size() == 1 && std::any_of(objects.primary.begin(), objects.primary.end(),
+                                                   [](const auto& each) { return each.second.active != 0; });
+}
+
 struct PutOff {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::list<std::function<void()>> frees GPU_SLEEP_GUARDED_BY(mutex);
-    bool lets GPU_SLEEP_GUARDED_BY(mutex) = false;
     std::optional<DeviceMemory> memory GPU_SLEEP_GUARDED_BY(mutex);
 };
 
@@ -259,10 +266,7 @@ std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept {
 
 bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {
     auto& all = immortal<PutOff>();
-    {
-        const MutexLock lock(all.mutex);
-        if (!all.lets) return false;
-    }
+    if (!has_one_context()) return false;
     std::list<std::function<void()>> one;
     const auto remembered = guarded([&] { one.push_back(std::move(free)); });
     if (!remembered || !object_ends(kind, handle)) return false;
@@ -271,12 +275,6 @@ bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noex
     if (!gate::Gate::is_deep()) return false;
     all.frees.splice(all.frees.end(), one);
     return true;
-}
-
-void let_put_off(bool lets) noexcept {
-    auto& all = immortal<PutOff>();
-    const MutexLock lock(all.mutex);
-    all.lets = lets;
 }
 
 void free_what_was_put_off(const driver::Api& api) noexcept {

@@ -82,12 +82,10 @@ struct PrimaryState {
 [[nodiscard]] std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept;
 
 /// Puts off `free`, which destroys the object, until free_what_was_put_off(), in the order of the calls.
-/// False if the process does not sleep deeply, there is no such object, nothing is to be put off, or there is
-/// no memory to remember it: then the call is made as always. At the end of the process nothing is freed any
-/// more. Thread-safe.
+/// False if the process does not sleep deeply, has other contexts than one primary one, in which all is freed
+/// then, there is no such object, or no memory to remember it: then the call is made as always. At the end of
+/// the process nothing is freed any more. Thread-safe.
 [[nodiscard]] bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept;
-/// Whether that is done from now on: only where all is freed in one context, whichever thread does it.
-void let_put_off(bool lets) noexcept;
 /// Frees it, once the driver is within reach again, in a context that lives. On the operations thread,
 /// without the memory's mutex.
 void free_what_was_put_off(const driver::Api& api) noexcept;

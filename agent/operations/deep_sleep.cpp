@@ -9,7 +9,6 @@
 #include "base/process.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "gate/gate.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/own_contexts.hpp"
@@ -23,19 +22,9 @@
 
 namespace gpu_sleep::agent::operations {
 
-using driver::CheckpointState;
-
 namespace {
 
 constexpr Milliseconds k_look_again{1};
-/// A context with its modules, where nothing better is known: a wake without room for it is not to begin.
-constexpr Bytes k_assumed_rest = 2 * k_gib;
-
-/// What a checkpoint frees beyond what NVML counts; more is that of others, such as of a tree's other
-/// members.
-constexpr Bytes k_most_not_counted = 256 * k_mib;
-
-constexpr std::string_view k_found_too_little = "a restore found too little GPU memory";
 
 Error refusal(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", why);
@@ -83,13 +72,6 @@ Error not_deeply(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: {}", why);
 }
 
-Error is_lost(std::string_view why) {
-    return make_error(ErrorCode::context_lost,
-                      "the driver has lost it ({}): its calls of the driver never return; save what is kept "
-                      "of it with gpu-sleep --store file --dir DIR --keep-files, then end it",
-                      why);
-}
-
 } // namespace
 
 std::map<int, DeepSleep::Device> DeepSleep::devices() const {
@@ -103,7 +85,7 @@ void DeepSleep::set_devices(std::map<int, Device> devices) noexcept {
 }
 
 void DeepSleep::describe(model::Report& report) const {
-    report.deep = is_deep_;
+    report.deep = is_deep();
     if (!report.deep) {
         Uses uses;
         for (const auto& row : report.residual) {
@@ -118,9 +100,9 @@ void DeepSleep::describe(model::Report& report) const {
         if (report.deep_refusal.empty()) report.deep_refusal = found_;
         return;
     }
-    if (is_lost_) report.notes.push_back(is_lost(k_found_too_little).message);
+    if (lost_) report.notes.push_back(lost_->message);
     for (const auto& [device, known] : devices_) {
-        report.deep_bytes += known.rest;
+        report.deep_bytes += known.rest.bytes;
         const auto is_it = [device = device](const auto& each) { return each.device == device; };
         const bool is_listed = std::any_of(report.devices.begin(), report.devices.end(), is_it);
         if (report.operation == model::Operation::status && !is_listed)
@@ -133,12 +115,12 @@ void DeepSleep::describe(model::Report& report) const {
         if (each.uuid.empty()) each.uuid = found->second.uuid;
         // Of the sleep itself, whose figures are from before.
         if (report.operation == model::Operation::sleep && each.free_after != 0)
-            each.free_after = std::min(each.free_after + found->second.rest, each.total);
+            each.free_after = std::min(each.free_after + found->second.rest.bytes, each.total);
     }
 }
 
-Result<CheckpointState> DeepSleep::state() const {
-    return means_->checkpoint->state(::getpid());
+checkpoint::Engine DeepSleep::engine() const {
+    return {*means_->checkpoint, ::getpid(), checkpoint::Kept::by_agent};
 }
 
 std::string DeepSleep::why_not(const Uses& uses) const {
@@ -176,7 +158,7 @@ Result<void> DeepSleep::check() {
     const auto uses = this->uses();
     if (!uses) return uses.error();
     if (const auto why = why_not(*uses); !why.empty()) return refusal(why);
-    if (const auto stands = state(); !stands) return stands.error();
+    if (const auto stands = means_->checkpoint->state(::getpid()); !stands) return stands.error();
     const auto noted = note_devices(uses->devices);
     const MutexLock lock(mutex_);
     found_ = noted ? std::string() : noted.error().message;
@@ -198,7 +180,7 @@ Result<void> DeepSleep::note_devices(const std::set<int>& used) {
                               "it cannot be known whether there will be room to wake it: the driver's "
                               "management library does not know GPU {} ({})",
                               device, known.name);
-        devices[device] = {std::move(known.name), std::move(known.uuid), 0, 0};
+        devices[device] = {std::move(known.name), std::move(known.uuid), 0, {}};
     }
     set_devices(std::move(devices));
     return {};
@@ -215,7 +197,7 @@ Result<void> DeepSleep::begin_own(const server::ProgressSink& goes_on, Clock::ti
         });
         return taken ? Result<void>() : not_deeply(taken.error().message);
     });
-    if (is_deep_) return {}; // whatever became of the process outside since
+    if (is_deep()) return {}; // whatever became of the process outside since
     return done ? not_deeply("somebody else has brought it back") : std::move(done).error();
 }
 
@@ -230,7 +212,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         const auto& why = ready.error().message;
         return memory_.asleep_bytes() != 0 ? not_deeply(why) : refusal(why);
     }
-    memory_.keep_from_driver(true);
+    gate::Gate::set_depth(gate::Depth::away);
     moved_.clear();
     const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
@@ -240,8 +222,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         for (auto& [device, known] : devices)
             if (const auto* const gpu = find(*gpus, known.uuid)) {
                 known.free = gpu->free;
-                known.rest = gpu->used;
-                known.more = 0;
+                known.rest = {gpu->used, 0};
             }
         set_devices(std::move(devices));
         return take();
@@ -262,7 +243,6 @@ Result<void> DeepSleep::check_again() {
     const auto is_noted = [&](int device) { return noted.contains(device); };
     if (!std::all_of(uses->devices.begin(), uses->devices.end(), is_noted))
         GPU_SLEEP_TRY(note_devices(uses->devices)); // it has begun to use one in the meantime
-    intercepted::let_put_off(devices().size() == 1 && intercepted::own_contexts().empty());
     return {};
 }
 
@@ -290,28 +270,24 @@ Result<void> DeepSleep::wait_for_asker(const server::ProgressSink& asker) {
 }
 
 Result<void> DeepSleep::take_stock() {
-    auto stands = state();
+    auto stands = means_->checkpoint->state(::getpid());
     if (!stands) { // who comes next asks again
         auto error = std::move(stands).error();
         error.message = "it is asleep, but it is not known whether deeply: " + error.message;
         return error;
     }
-    if (*stands == CheckpointState::failed) return is_lost("its checkpoint failed");
-    if (*stands != CheckpointState::checkpointed) {
-        const auto settled = look();
-        return settled ? Result<void>() : not_deeply(settled.error().message);
-    }
-    is_deep_ = was_deep_ = true;
+    const auto is_away = settle(*stands);
+    if (!is_away)
+        return is_away.error().code == ErrorCode::context_lost ? is_away.error()
+                                                               : not_deeply(is_away.error().message);
+    if (!*is_away) return {};
     const auto gpus = looks_->look();
     auto devices = this->devices();
     for (auto& [device, known] : devices) {
         // What others take and give back in this moment is in the difference, too.
         const auto* const gpu = gpus ? find(*gpus, known.uuid) : nullptr;
         const Bytes freed = gpu && gpu->free > known.free ? gpu->free - known.free : 0;
-        if (known.rest == 0)
-            known.rest = freed != 0 ? freed : k_assumed_rest;
-        else
-            known.more = freed - std::min(freed, known.rest);
+        known.rest = checkpoint::rest_of(known.rest.bytes, freed);
     }
     if (devices.size() == 1)
         if (const auto* const gpu = gpus ? find(*gpus, devices.begin()->second.uuid) : nullptr)
@@ -322,8 +298,8 @@ Result<void> DeepSleep::take_stock() {
 
 void DeepSleep::come_back() noexcept {
     known_devices_.forget(); // they may be others
-    memory_.keep_from_driver(false);
-    if (is_deep_.exchange(false)) ++times_back_; // who asks now is told of them by the driver
+    if (is_deep()) ++times_back_;
+    gate::Gate::set_depth(gate::Depth::shut); // who asks now is told of them by the driver
     intercepted::forget_what_is_done();
     intercepted::synchronize_as_answered(memory_.api());
     gate::Gate::instance().leave_deep();
@@ -332,17 +308,21 @@ void DeepSleep::come_back() noexcept {
 }
 
 Result<bool> DeepSleep::look() {
-    if (!memory_.is_kept_from_driver()) return false;
-    const auto stands = state();
-    if (!stands) return stands.error();
-    switch (*stands) {
-    case CheckpointState::checkpointed: is_deep_ = was_deep_ = true; return true;
-    case CheckpointState::failed: return is_lost("it failed earlier");
-    case CheckpointState::locked: GPU_SLEEP_TRY(means_->checkpoint->unlock(::getpid())); break;
-    case CheckpointState::running: break;
+    if (gate::Gate::depth() < gate::Depth::away) return false;
+    const auto stands = means_->checkpoint->state(::getpid());
+    return stands ? settle(*stands) : stands.error();
+}
+
+Result<bool> DeepSleep::settle(checkpoint::State found) {
+    auto is_away = engine().settle(found);
+    if (!is_away) return is_away;
+    if (*is_away) {
+        gate::Gate::set_depth(gate::Depth::deep);
+        was_deep_ = true;
+    } else {
+        come_back();
     }
-    come_back();
-    return false;
+    return is_away;
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) const {
@@ -371,9 +351,7 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
             if (tag.device == device &&
                 (tags.empty() || std::find(tags.begin(), tags.end(), tag.tag) != tags.end()))
                 waking += tag.bytes - tag.resident;
-        // While the driver restores it, the room of what wakes is free.
-        const auto not_counted = std::clamp(known.more, driver::k_not_counted, k_most_not_counted);
-        need.released = known.rest + std::max(waking, not_counted);
+        need.released = checkpoint::need_of(known.rest, waking);
         need.total = gpu->total;
         need.free_before = gpu->free;
         need.free_after = gpu->free - std::min(gpu->free, need.released);
@@ -384,7 +362,10 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
 
 Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request,
                                                const peers::BytesByGpu& of_others) {
-    if (is_lost_) return is_lost(k_found_too_little);
+    {
+        const MutexLock lock(mutex_);
+        if (lost_) return *lost_;
+    }
     if (!looks_) looks_.emplace(*means_->outside);
     const auto needs = this->needs(request, looks_->look());
     if (!needs) return needs.error();
@@ -409,18 +390,14 @@ std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) cons
 
 Result<void> DeepSleep::end(const model::WakeRequest& request) {
     const auto begun = Clock::now();
-    const auto pid = ::getpid();
     moved_ = request.gpus; // now, for afterwards memory may be short
-    if (auto restored = means_->checkpoint->restore(pid, request.gpus); !restored) {
+    if (auto restored = engine().restore(request.gpus); !restored) {
         moved_.clear();
-        auto error = std::move(restored).error();
-        is_lost_ = error.code == ErrorCode::out_of_device_memory; // the driver tries no other
-        if (is_lost_) return is_lost(error.message);
-        if (error.code == ErrorCode::invalid_argument)
-            error.message += "; gpu-wake without --gpu brings it back to where it was";
-        return error;
+        const MutexLock lock(mutex_);
+        if (restored.error().code == ErrorCode::context_lost) lost_ = restored.error();
+        return restored;
     }
-    GPU_SLEEP_TRY(means_->checkpoint->unlock(pid));
+    GPU_SLEEP_TRY(means_->checkpoint->unlock(::getpid()));
     come_back();
     log::debug("deep sleep: back after {}", format_seconds(seconds_since(begun)));
     return {};

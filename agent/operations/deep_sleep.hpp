@@ -9,8 +9,11 @@
 
 #include "base/result.hpp"
 #include "base/thread_safety.hpp"
+#include "checkpoint/engine.hpp"
+#include "checkpoint/room.hpp"
 #include "common/lock_order.hpp"
 #include "driver/checkpoint.hpp"
+#include "gate/gate.hpp"
 #include "model/model.hpp"
 #include "model/unseen_libraries.hpp"
 #include "operations/known_devices.hpp"
@@ -54,7 +57,7 @@ public:
     }
 
     /// Whether nothing of the process is on a GPU, as far as the agent knows.
-    [[nodiscard]] bool is_deep() const noexcept { return is_deep_; }
+    [[nodiscard]] static bool is_deep() noexcept { return gate::Gate::depth() == gate::Depth::deep; }
     /// How often it has come back so far. Thread-safe.
     [[nodiscard]] unsigned times_back() const noexcept { return times_back_; }
     /// Whether it has been since the last sleep, as after-wake callbacks are told.
@@ -113,11 +116,10 @@ private:
         std::string name;
         std::string uuid;
         Bytes free = 0; ///< before the checkpoint
-        Bytes rest = 0; ///< what this process has of it then, and wants back
-        Bytes more = 0; ///< what the checkpoint made free besides, or others did meanwhile
+        checkpoint::Rest rest;
     };
 
-    [[nodiscard]] Result<driver::CheckpointState> state() const;
+    [[nodiscard]] checkpoint::Engine engine() const;
     /// Why a process with these is refused; empty: it is not, as far as is known. Thread-safe.
     [[nodiscard]] std::string why_not(const Uses& uses) const;
     [[nodiscard]] Result<Uses> uses() const;
@@ -139,6 +141,8 @@ private:
     [[nodiscard]] Result<void> take_stock();
     [[nodiscard]] Result<std::vector<model::DeviceReport>>
     needs(const model::WakeRequest& request, const Result<std::vector<OutsideGpu>>& gpus) const;
+    /// As look(), of one that was found so.
+    [[nodiscard]] Result<bool> settle(checkpoint::State found);
     void come_back() noexcept;
 
     ProgramMemory& memory_;
@@ -150,10 +154,9 @@ private:
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
     /// Why not, as the last check found by what reports do not look at.
     std::string found_ GPU_SLEEP_GUARDED_BY(mutex_);
-    std::vector<GpuPair> moved_; ///< see has_moved()
-    std::atomic<bool> is_deep_{false};
+    std::optional<Error> lost_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by a restore
+    std::vector<GpuPair> moved_;                             ///< see has_moved()
     std::atomic<bool> was_deep_{false};
-    std::atomic<bool> is_lost_{false}; ///< a restore has found too little
     std::atomic<unsigned> times_back_{0};
 };
 

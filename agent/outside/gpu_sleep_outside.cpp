@@ -10,6 +10,7 @@
 //     waits for a line, has the driver lock PID within that time and says "locked", has it checkpointed and
 //     says "end"; or says why not, and leaves it running.
 
+#include "checkpoint/engine.hpp"
 #include "driver/checkpoint.hpp"
 #include "driver/management.hpp"
 
@@ -51,21 +52,17 @@ int look(pid_t pid) {
 }
 
 /// Ends without a lock where nobody is there to hear of it.
-int checkpoint(pid_t pid, Milliseconds timeout) {
+int take(pid_t pid, Milliseconds timeout) {
     const auto loaded = driver::Checkpoint::load();
     if (std::getchar() != '\n') return EXIT_FAILURE;
-    const auto failed = [](std::string_view step, const Error& error) {
-        say(fmt::format("the driver did not {} it: {}", step, error.message));
-        return EXIT_FAILURE;
-    };
-    if (!loaded) return failed("lock", loaded.error());
-    if (const auto locked = loaded->lock(pid, timeout); !locked) return failed("lock", locked.error());
-    say("locked");
-    if (const auto done = loaded->checkpoint(pid); !done) {
-        static_cast<void>(loaded->unlock(pid)); // else the process does it itself
-        return failed("checkpoint", done.error());
+    if (!loaded) return say("the driver did not lock it: " + loaded.error().message), EXIT_FAILURE;
+    const checkpoint::Engine engine(*loaded, pid, checkpoint::Kept::by_agent);
+    auto done = engine.lock(timeout);
+    if (done) {
+        say("locked");
+        done = engine.checkpoint();
     }
-    return say("end") ? EXIT_SUCCESS : EXIT_FAILURE;
+    return say(done ? "end" : done.error().message) && done ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 } // namespace
@@ -82,6 +79,6 @@ int main(int argc, char** argv) {
     const std::string_view task = argc > 1 ? argv[1] : "";
     const auto pid = static_cast<pid_t>(number(2));
     if (task == "look") return look(pid);
-    if (task == "checkpoint") return checkpoint(pid, Milliseconds(number(3)));
+    if (task == "checkpoint") return take(pid, Milliseconds(number(3)));
     return EXIT_FAILURE;
 }

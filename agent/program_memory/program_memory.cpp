@@ -298,7 +298,7 @@ bool ProgramMemory::settle_gate() noexcept {
     const MutexLock lock(mutex_);
     bool holds = false;
     auto rule = rule_for_what_sleeps(holds);
-    if (holds || is_driver_away_)
+    if (holds || gate.depth() >= gate::Depth::away)
         gate.keep_shut(std::move(rule));
     else
         gate.open();

@@ -91,12 +91,8 @@ public:
     /// Whether the agent may call the driver of its own accord now: CUDA is in use, and the process is not
     /// ending. Whatever else is to keep it from the driver for a while belongs here.
     [[nodiscard]] bool may_call_driver() const noexcept {
-        return is_started() && !is_ending_ && !is_driver_away_;
+        return is_started() && !is_ending_ && gate::Gate::depth() < gate::Depth::away;
     }
-    /// The driver's own checkpoint of this process is next, or lasts: until it is false again nobody but who
-    /// ends that may call the driver. The gate stays shut meanwhile, whatever sleeps.
-    void keep_from_driver(bool is_away) noexcept { is_driver_away_ = is_away; }
-    [[nodiscard]] bool is_kept_from_driver() const noexcept { return is_driver_away_; }
     /// Removes the files of kept contents, but for those to be kept: the process is ending. Not while a
     /// transaction is under way, for which it waits for a bounded time.
     void remove_files() noexcept;
@@ -201,7 +197,6 @@ private:
     std::unique_ptr<Running> storage_; ///< its heap and its engine are used with the mutex held
     std::atomic<Running*> running_{nullptr};
     std::atomic<bool> is_ending_{false};
-    std::atomic<bool> is_driver_away_{false};
     std::function<void(Milliseconds)> tidy_within_ = [](Milliseconds) {};
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::memory) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::handles);

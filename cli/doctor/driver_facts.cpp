@@ -55,7 +55,7 @@ std::vector<Result<driver::LinkSpeed>> measure(const driver::Capabilities& capab
 }
 
 /// Of a process that has no agent.
-Result<driver::CheckpointState> ask_checkpoint(pid_t pid, Milliseconds limit) {
+Result<checkpoint::State> ask_checkpoint(pid_t pid, Milliseconds limit) {
     const auto state = asked<int>(limit, [&]() -> Result<int> {
         const auto loaded = driver::Checkpoint::load();
         if (!loaded) return loaded.error();
@@ -64,7 +64,7 @@ Result<driver::CheckpointState> ask_checkpoint(pid_t pid, Milliseconds limit) {
         return static_cast<int>(*stands);
     });
     if (!state) return state.error();
-    return static_cast<driver::CheckpointState>(*state);
+    return static_cast<checkpoint::State>(*state);
 }
 
 } // namespace

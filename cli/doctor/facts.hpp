@@ -65,7 +65,7 @@ struct ProcessFacts {
     peers::Answer status;    ///< of its agent
     peers::Answer rehearsal; ///< of a sleep of all of it at level 1, whatever inhibits it
     /// By the driver; missing where it was not asked: the agent is to be.
-    std::optional<Result<driver::CheckpointState>> checkpoint;
+    std::optional<Result<checkpoint::State>> checkpoint;
 };
 
 /// Reads files of the kernel below `root`, which is "/" but for tests.

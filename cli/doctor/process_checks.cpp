@@ -62,14 +62,14 @@ Findings judge_without_agent(const MachineFacts&, const ProcessFacts& process) {
     if (!*process.checkpoint)
         return {warn(process.checkpoint->error().message, "the driver cannot put it to sleep")};
     switch (**process.checkpoint) {
-    case driver::CheckpointState::running:
+    case checkpoint::State::running:
         return {warn("the driver can put all of it to sleep, slowly",
                      fmt::format("gpu-sleep {} --engine driver", pid))};
-    case driver::CheckpointState::locked:
+    case checkpoint::State::locked:
         return {warn("the driver has locked it, and its calls wait", fmt::format("gpu-wake {}", pid))};
-    case driver::CheckpointState::checkpointed:
+    case checkpoint::State::checkpointed:
         return {ok(fmt::format("asleep by the driver; gpu-wake {} wakes it", pid))};
-    case driver::CheckpointState::failed: break;
+    case checkpoint::State::failed: break;
     }
     return {
         bad("the driver failed partway, and its calls never return", "end it", exit_status::failed_asleep)};

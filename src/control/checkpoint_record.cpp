@@ -59,18 +59,19 @@ Result<void> wait_for_lock(const LockedFile& file, Milliseconds timeout, const c
     return {};
 }
 
-std::optional<std::vector<GpuNeed>> parse(const std::string& text) {
+peers::BytesByGpu parse(const std::string& text) {
     std::istringstream lines(text);
     std::string line;
     if (!std::getline(lines, line) || line != k_first_line) return {};
-    std::vector<GpuNeed> needs;
+    peers::BytesByGpu needs;
     while (std::getline(lines, line) && line != k_last_line) {
         std::istringstream words(line);
-        GpuNeed need;
-        if (!(words >> need.uuid >> need.bytes)) return {};
-        needs.push_back(std::move(need));
+        std::string uuid;
+        Bytes bytes = 0;
+        if (!(words >> uuid >> bytes)) return {};
+        needs[uuid] = bytes;
     }
-    return line == k_last_line ? std::optional(std::move(needs)) : std::nullopt;
+    return line == k_last_line ? needs : peers::BytesByGpu();
 }
 
 std::string read_file(int file) {
@@ -124,7 +125,7 @@ Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Millisec
     }
 }
 
-std::optional<std::vector<GpuNeed>> CheckpointRecord::read() const {
+peers::BytesByGpu CheckpointRecord::read() const {
     return parse(read_file(file_.get()));
 }
 
@@ -132,10 +133,10 @@ bool CheckpointRecord::is_lost() const {
     return read_file(file_.get()) == text_of({k_lost});
 }
 
-Result<void> CheckpointRecord::write(const std::vector<GpuNeed>& needs) const {
+Result<void> CheckpointRecord::write(const peers::BytesByGpu& needs) const {
     std::vector<std::string> lines;
     lines.reserve(needs.size());
-    for (const auto& need : needs) lines.push_back(fmt::format("{} {}", need.uuid, need.bytes));
+    for (const auto& [uuid, bytes] : needs) lines.push_back(fmt::format("{} {}", uuid, bytes));
     return write_text(text_of(lines));
 }
 
@@ -180,30 +181,27 @@ void CheckpointRecord::remove() const {
     ::unlinkat(directory_.get(), name_.c_str(), 0);
 }
 
-void CheckpointRecord::lock_gpus(const std::vector<std::string>& uuids) {
+void CheckpointRecord::lock_gpus(const peers::BytesByGpu& gpus) {
     lines_.clear();
-    for (const auto& uuid : uuids)
+    for (const auto& [uuid, bytes] : gpus)
         if (auto line = peers::GpuLine::open(directory_.get(), uuid); line && line->lock())
             lines_.push_back(*std::move(line));
 }
 
 Result<bool> CheckpointRecord::set_room_aside(
-    const std::vector<GpuNeed>& needs,
+    const peers::BytesByGpu& needs,
     const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check) {
     lines_.clear();
-    peers::BytesByGpu room;
-    for (const auto& need : needs) {
-        room[need.uuid] += need.bytes;
-        auto line = peers::GpuLine::open(directory_.get(), need.uuid);
-        if (line) lines_.push_back(*std::move(line)); // without a line there are no turns
-    }
+    for (const auto& [uuid, bytes] : needs)
+        if (auto line = peers::GpuLine::open(directory_.get(), uuid))
+            lines_.push_back(*std::move(line)); // without a line there are no turns
     std::vector<peers::GpuLine*> lines;
     for (auto& line : lines_) lines.push_back(&line);
     const auto of_others = peers::begin_counting(lines);
     if (!of_others) return false;
     const auto checked = check(*of_others);
     return peers::end_counting(lines, *of_others,
-                               checked ? Result<peers::BytesByGpu>(std::move(room)) : checked.error());
+                               checked ? Result<peers::BytesByGpu>(needs) : checked.error());
 }
 
 } // namespace gpu_sleep::control

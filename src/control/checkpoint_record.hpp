@@ -11,19 +11,11 @@
 #include "peers/gpu_line.hpp"
 
 #include <functional>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 namespace gpu_sleep::control {
-
-/// Memory of one GPU.
-struct GpuNeed {
-    std::string uuid; ///< as NVML has it
-    Bytes bytes = 0;
-    friend bool operator==(const GpuNeed&, const GpuNeed&) = default;
-};
 
 /// The file /tmp/gpu-sleep-UID/PID-STARTTIME-NAMESPACE.checkpoint of the process's owner, whoever asks,
 /// locked while this lives: one command at a time is at work with a process. It stays while the process is
@@ -33,10 +25,10 @@ public:
     /// Makes the file if it is missing. Errors: io_failed, timed_out (another command has it).
     [[nodiscard]] static Result<CheckpointRecord> open(const Process& process, Milliseconds timeout);
 
-    /// What was written last; nothing if that is not known, or it is lost.
-    [[nodiscard]] std::optional<std::vector<GpuNeed>> read() const;
+    /// What was written last; none if that is not known, or it is lost.
+    [[nodiscard]] peers::BytesByGpu read() const;
     /// Errors: io_failed (what was there is gone).
-    [[nodiscard]] Result<void> write(const std::vector<GpuNeed>& needs) const;
+    [[nodiscard]] Result<void> write(const peers::BytesByGpu& needs) const;
     /// A restore has found too little: the driver tries no other. Errors: io_failed.
     [[nodiscard]] Result<void> write_lost() const;
     [[nodiscard]] bool is_lost() const;
@@ -48,11 +40,11 @@ public:
     /// free besides what others have set aside. False: somebody else is in the way, and may be done soon.
     /// Errors: those of `check`.
     [[nodiscard]] Result<bool>
-    set_room_aside(const std::vector<GpuNeed>& needs,
+    set_room_aside(const peers::BytesByGpu& needs,
                    const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check);
     /// For a restore of which nobody knows whether there is room: takes the locks of these GPUs, as far as
     /// they can be had, so that nobody counts on their memory until this dies.
-    void lock_gpus(const std::vector<std::string>& uuids);
+    void lock_gpus(const peers::BytesByGpu& gpus);
 
 private:
     CheckpointRecord(UniqueFd directory, LockedFile file, std::string name)

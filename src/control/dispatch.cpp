@@ -46,8 +46,7 @@ Error has_agent(const Process& process) {
 }
 
 /// Why the driver is not to wake the process, which stands so. Errors: invalid_argument.
-Result<void> check_wake_by_driver(const Command& command, const Process& process,
-                                  driver::CheckpointState state) {
+Result<void> check_wake_by_driver(const Command& command, const Process& process, checkpoint::State state) {
     const auto& wake = wake_of(command);
     if (!wake.tags.empty() || !wake.order.empty())
         return make_error(
@@ -59,7 +58,7 @@ Result<void> check_wake_by_driver(const Command& command, const Process& process
         return make_error(ErrorCode::invalid_argument,
                           "process {} has no agent, and --make-room is for those that have one",
                           title(process));
-    if (state == driver::CheckpointState::running && !command.moves.empty())
+    if (state == checkpoint::State::running && !command.moves.empty())
         return make_error(
             ErrorCode::invalid_argument,
             "process {} is awake: put it to sleep by gpu-sleep --engine driver, and then wake it "
@@ -185,9 +184,9 @@ Result<void> Dispatch::plan_moves() {
     if (!gpus)
         return make_error(gpus.error().code, "cannot find out which GPUs there are ({})",
                           gpus.error().message);
-    std::vector<GpuNeed> needs;
+    peers::BytesByGpu needs;
     for (const auto& device : std::get<model::Report>(outcome.answer).devices)
-        if (!device.uuid.empty()) needs.push_back({device.uuid, 0}); // it looks for room itself
+        if (!device.uuid.empty()) needs[device.uuid] = 0; // it looks for room itself
     if (needs.empty())
         return make_error(ErrorCode::invalid_argument, "--gpu: it is not known which GPU process {} was on",
                           title(outcome.process));

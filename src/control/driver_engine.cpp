@@ -5,6 +5,8 @@
 #include "control/driver_engine.hpp"
 
 #include "base/small_file.hpp"
+#include "checkpoint/engine.hpp"
+#include "checkpoint/room.hpp"
 #include "control/checkpoint_record.hpp"
 #include "driver/management.hpp"
 #include "model/unseen_libraries.hpp"
@@ -19,8 +21,8 @@
 namespace gpu_sleep::control {
 namespace {
 
+using checkpoint::Kept;
 using driver::Checkpoint;
-using driver::CheckpointState;
 using model::Operation;
 using model::State;
 
@@ -44,29 +46,26 @@ struct Look {
 };
 
 /// What `pid` has of each GPU, where NVML tells.
-std::vector<GpuNeed> used_by(pid_t pid, const Look& look) {
-    std::vector<GpuNeed> used;
+peers::BytesByGpu used_by(pid_t pid, const Look& look) {
+    peers::BytesByGpu used;
     for (const auto& gpu : look.gpus)
         for (const auto& process : gpu.processes)
-            if (process.pid == pid && process.bytes) used.push_back({gpu.uuid, *process.bytes});
+            if (process.pid == pid && process.bytes) used.emplace(gpu.uuid, *process.bytes);
     return used;
 }
 
-/// What a restore takes of each GPU, by what its checkpoint has made free. It is looked for on the GPUs that
-/// the process was known to use. Where NVML numbers processes in another way than this command it knows of
-/// none, and all are looked at. Others may come and go meanwhile, so that the larger figure counts.
-std::vector<GpuNeed> needs_of(const std::vector<GpuNeed>& used, const Look& before, const Look& after) {
-    constexpr Bytes k_noise = 16 * k_mib;
-    std::vector<GpuNeed> needs;
+/// What a restore takes of each GPU that the process was known to use; where none is known, of all.
+peers::BytesByGpu needs_of(const peers::BytesByGpu& used, const Look& before, const Look& after) {
+    peers::BytesByGpu needs;
     for (const auto& gpu : after.gpus) {
-        const auto known =
-            std::find_if(used.begin(), used.end(), [&](const auto& use) { return use.uuid == gpu.uuid; });
+        const auto known = used.find(gpu.uuid);
         const auto* const earlier = before.find(gpu.uuid);
         const Bytes more = earlier && gpu.free > earlier->free ? gpu.free - earlier->free : 0;
-        if (known != used.end())
-            needs.push_back({gpu.uuid, more >= known->bytes ? more : known->bytes + driver::k_not_counted});
-        else if (used.empty() && more > k_noise)
-            needs.push_back({gpu.uuid, more});
+        const bool is_known = known != used.end();
+        if (!is_known && !used.empty()) continue;
+        const auto need =
+            checkpoint::need_of_all(is_known ? std::optional(known->second) : std::nullopt, more);
+        if (is_known || need != 0) needs[gpu.uuid] = need;
     }
     return needs;
 }
@@ -93,12 +92,13 @@ public:
         auto loaded = Checkpoint::load();
         if (!loaded) return std::move(loaded).error();
         checkpoint_ = *loaded;
+        engine_.emplace(*checkpoint_, process_.pid, Kept::nothing);
         auto record = CheckpointRecord::open(process_, request_.timeout);
         if (!record) return std::move(record).error();
         record_ = *std::move(record);
         auto answer = begin();
         const auto state = stands();
-        if (state != CheckpointState::locked && state != CheckpointState::checkpointed) record_->remove();
+        if (state != checkpoint::State::locked && state != checkpoint::State::checkpointed) record_->remove();
         return answer;
     }
 
@@ -106,27 +106,25 @@ private:
     Answer begin() {
         const auto state = checkpoint_->state(process_.pid);
         if (!state) return state.error();
-        if (*state == CheckpointState::failed) return failure(is_failed(), State::asleep);
-        if (*state == CheckpointState::checkpointed && record_->is_lost())
-            return failure(is_lost("an earlier restore found too little GPU memory"), State::asleep);
+        if (*state == checkpoint::State::failed)
+            return failure(checkpoint::lost(checkpoint::k_failed_partway, Kept::nothing));
+        if (*state == checkpoint::State::checkpointed && record_->is_lost())
+            return failure(checkpoint::lost(checkpoint::k_found_too_little, Kept::nothing));
         return request_.operation == Operation::sleep ? sleep(*state) : wake(*state);
     }
 
     // ---- Sleeping
 
-    Answer sleep(CheckpointState state) {
+    Answer sleep(checkpoint::State state) {
         const Look before;
         const auto used = used_by(process_.pid, before);
-        if (state == CheckpointState::checkpointed) return report(State::asleep, false, {}, before, before);
+        if (state == checkpoint::State::checkpointed) return report(State::asleep, false, {}, before, before);
         if (const auto mappings = read_small_file(fmt::format("/proc/{}/maps", process_.pid)))
             if (const auto why = model::why_not_restored(model::unseen_libraries(*mappings)); !why.empty())
                 return make_error(ErrorCode::driver_failed, "{}", why);
         if (request_.dry_run) return report(State::awake, true, used, before, before);
-        // Locked by a command that was killed it may still be at work: the lock waits for that.
-        if (state == CheckpointState::locked)
-            if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
-                return failure(std::move(unlocked).error(), standing());
-        if (auto locked = lock(); !locked) return failure(std::move(locked).error(), standing());
+        if (auto locked = engine_->lock(request_.timeout, state); !locked)
+            return failure(std::move(locked).error());
         times_.drain = seconds_since(begin_);
         if (is_interrupted()) return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
         // Before the checkpoint, so that it is there whenever this command ends.
@@ -134,7 +132,7 @@ private:
             if (auto written = record_->write(needs_of(used, before, before)); !written)
                 return undo(std::move(written).error());
         const auto copying = Clock::now();
-        if (auto done = checkpoint_->checkpoint(process_.pid); !done) return undo(std::move(done).error());
+        if (auto done = engine_->checkpoint(); !done) return failure(std::move(done).error());
         times_.transfer = seconds_since(copying);
         const Look after;
         const auto needs = needs_of(used, before, after);
@@ -146,51 +144,29 @@ private:
         return answer;
     }
 
-    Result<void> lock() {
-        auto locked = checkpoint_->lock(process_.pid, request_.timeout);
-        if (!locked && locked.error().code == ErrorCode::timed_out)
-            locked.error().message = fmt::format("its GPU work did not finish within {} ms ({})",
-                                                 request_.timeout.count(), locked.error().message);
-        return locked;
-    }
-
-    /// Takes the lock back after `error`.
-    Answer undo(Error error) {
-        const auto state = stands();
-        if (state == CheckpointState::locked) {
-            if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
-                error.message += fmt::format("; and it stays locked: {}", unlocked.error().message);
-        }
-        return failure(std::move(error), standing());
-    }
+    Answer undo(Error error) { return failure(engine_->undo(std::move(error))); }
 
     // ---- Waking
 
-    Answer wake(CheckpointState state) {
+    Answer wake(checkpoint::State state) {
         const Look before;
-        if (state == CheckpointState::running) return report(State::awake, false, {}, before, before);
+        if (state == checkpoint::State::running) return report(State::awake, false, {}, before, before);
         auto needs = record_->read();
-        const bool restores = state == CheckpointState::checkpointed;
-        auto moves = plan_moves(restores, needs.value_or(std::vector<GpuNeed>{}), before);
-        if (!moves) return failure(std::move(moves).error(), State::asleep);
-        if (needs) needs = moved(*std::move(needs), *moves);
-        if (request_.dry_run)
-            return report(State::asleep, true, needs.value_or(std::vector<GpuNeed>{}), before, before);
+        const bool restores = state == checkpoint::State::checkpointed;
+        auto moves = plan_moves(restores, needs, before);
+        if (!moves) return failure(std::move(moves).error());
+        needs = moved(needs, *moves);
+        if (request_.dry_run) return report(State::asleep, true, needs, before, before);
         if (restores) {
             // Before the look for room, after which others may take it.
-            if (auto ready = initialise(before); !ready)
-                return failure(std::move(ready).error(), State::asleep);
-            if (auto room = wait_for_room(needs); !room)
-                return failure(std::move(room).error(), State::asleep);
-            if (auto restored = restore(*moves); !restored)
-                return failure(std::move(restored).error(), standing());
+            if (auto ready = initialise(before); !ready) return failure(std::move(ready).error());
+            if (auto room = wait_for_room(needs); !room) return failure(std::move(room).error());
+            if (auto restored = restore(*moves); !restored) return failure(std::move(restored).error());
         }
         times_.transfer = seconds_since(begin_);
         if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
-            return failure(std::move(unlocked).error(), standing());
-        auto answer = report(State::awake, true,
-                             restores ? needs.value_or(std::vector<GpuNeed>{}) : std::vector<GpuNeed>{},
-                             before, Look());
+            return failure(std::move(unlocked).error());
+        auto answer = report(State::awake, true, restores ? needs : peers::BytesByGpu(), before, Look());
         if (!restores)
             std::get<model::Report>(answer).notes.emplace_back(
                 "a command that ended too early had left it locked, with all of its memory on the GPU");
@@ -198,8 +174,7 @@ private:
     }
 
     /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
-    Result<std::vector<GpuPair>> plan_moves(bool restores, const std::vector<GpuNeed>& needs,
-                                            const Look& look) {
+    Result<std::vector<GpuPair>> plan_moves(bool restores, const peers::BytesByGpu& needs, const Look& look) {
         if (request_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
             return make_error(ErrorCode::invalid_argument, "it is locked but not checkpointed, so nothing of "
@@ -218,29 +193,29 @@ private:
     }
 
     Result<void> restore(const std::vector<GpuPair>& moves) {
-        auto restored = checkpoint_->restore(process_.pid, moves);
+        auto restored = engine_->restore(moves);
         if (restored) return restored;
         auto error = std::move(restored).error();
-        if (error.code == ErrorCode::out_of_device_memory) {
-            auto lost = is_lost(error.message);
+        if (error.code == ErrorCode::context_lost) {
             if (auto noted = record_->write_lost(); !noted)
-                lost.message += "; that could not be noted: " + noted.error().message;
-            return lost;
+                error.message += "; that could not be noted: " + noted.error().message;
+        } else if (error.code != ErrorCode::invalid_argument) {
+            error.message += "; if an earlier restore found too little memory, it is lost: end it then";
         }
-        error.message += error.code == ErrorCode::invalid_argument
-                             ? "; gpu-wake without --gpu brings it back to where it was"
-                             : "; if an earlier restore found too little memory, it is lost: end it then";
         return error;
     }
 
     /// Waits for as long as asked until there is room for all, and sets that aside. A restore that finds too
     /// little ends the process.
-    Result<void> wait_for_room(const std::optional<std::vector<GpuNeed>>& needs) {
+    Result<void> wait_for_room(const peers::BytesByGpu& needs) {
         if (request_.force) {
-            record_->lock_gpus(uuids_of(needs.value_or(std::vector<GpuNeed>())));
+            auto gpus = needs;
+            if (gpus.empty())
+                for (const auto& gpu : Look().gpus) gpus[gpu.uuid] = 0;
+            record_->lock_gpus(gpus);
             return {};
         }
-        if (!needs || needs->empty())
+        if (needs.empty())
             return make_error(
                 ErrorCode::driver_failed,
                 "how much GPU memory it needs is not known, and a restore that finds too little cannot be "
@@ -249,7 +224,7 @@ private:
         const auto deadline = Clock::now() + request_.wait;
         for (;;) {
             const auto is_set_aside = record_->set_room_aside(
-                *needs, [&](const peers::BytesByGpu& of_others) { return check_room(*needs, of_others); });
+                needs, [&](const peers::BytesByGpu& of_others) { return check_room(needs, of_others); });
             if (is_set_aside && *is_set_aside) return {};
             if (Clock::now() >= deadline + (is_set_aside ? request_.timeout : Milliseconds(0)))
                 return is_set_aside ? is_taken() : is_set_aside.error();
@@ -258,82 +233,53 @@ private:
         }
     }
 
-    /// Those of `needs`; all GPUs where these are not known.
-    static std::vector<std::string> uuids_of(const std::vector<GpuNeed>& needs) {
-        const auto all = needs.empty() ? Look().gpus : std::vector<driver::Gpu>();
-        std::vector<std::string> uuids;
-        uuids.reserve(needs.size() + all.size());
-        for (const auto& need : needs) uuids.push_back(need.uuid);
-        for (const auto& gpu : all) uuids.push_back(gpu.uuid);
-        return uuids;
-    }
-
     static Error is_taken() {
         return make_error(ErrorCode::out_of_device_memory,
                           "another process is waking on the same GPU, and was not done in time");
     }
 
-    static Result<void> check_room(const std::vector<GpuNeed>& needs, const peers::BytesByGpu& of_others) {
+    static Result<void> check_room(const peers::BytesByGpu& needs, const peers::BytesByGpu& of_others) {
         const Look look;
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed,
                               "cannot find out whether the GPU has room ({}); make sure that there is "
                               "enough, then use gpu-wake --force",
                               look.why_not);
-        for (const auto& need : needs) {
-            const auto* const gpu = look.find(need.uuid);
+        for (const auto& [uuid, bytes] : needs) {
+            const auto* const gpu = look.find(uuid);
             if (!gpu)
-                return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there",
-                                  need.uuid);
-            const auto free = peers::free_besides(of_others, need.uuid, gpu->free);
-            if (free < need.bytes)
+                return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there", uuid);
+            const auto free = peers::free_besides(of_others, uuid, gpu->free);
+            if (free < bytes)
                 return make_error(
                     ErrorCode::out_of_device_memory,
                     "it needs {} on GPU {}, {} free; gpu-wake --force tries anyway, and may lose it",
-                    format_bytes(need.bytes), gpu->index, format_bytes(free));
+                    format_bytes(bytes), gpu->index, format_bytes(free));
         }
         return {};
     }
 
     // ---- What is said
 
-    [[nodiscard]] std::optional<CheckpointState> stands() const {
+    [[nodiscard]] std::optional<checkpoint::State> stands() const {
         const auto state = checkpoint_->state(process_.pid);
         return state ? std::optional(*state) : std::nullopt;
     }
-    [[nodiscard]] State standing() const {
-        return stands() == CheckpointState::running ? State::awake : State::asleep;
-    }
-
-    static Error is_failed() {
-        return make_error(ErrorCode::context_lost,
-                          "the driver failed partway: its calls to the driver never return; end it");
-    }
-
-    static Error is_lost(std::string_view why) {
-        return make_error(
-            ErrorCode::context_lost,
-            "{}; the driver restores no process a second time: it is lost, and what it had on the "
-            "GPU cannot be saved; end it",
-            why);
-    }
 
     /// `error`, and how the process stands after it.
-    [[nodiscard]] Answer failure(Error error, State state) const {
+    [[nodiscard]] Answer failure(Error error) const {
         const auto now = stands();
-        if (!now && !request_.dry_run)
-            return error; // it has ended, most likely: `error` says so, or what came before it
-        if (now == CheckpointState::failed && error.code != ErrorCode::context_lost)
-            error.message += fmt::format("; {}", is_failed().message);
-        else if (now == CheckpointState::running)
+        if (!now) return error; // it has ended, most likely: `error` says so, or what came before it
+        if (now == checkpoint::State::running)
             error.message += "; it is awake as before";
-        else if (now == CheckpointState::locked)
+        else if (now == checkpoint::State::locked)
             error.message += "; it is locked: gpu-wake unlocks it";
-        return model::Failure{std::move(error), state};
+        return model::Failure{std::move(error),
+                              now == checkpoint::State::running ? State::awake : State::asleep};
     }
 
-    [[nodiscard]] Answer report(State state, bool changed, const std::vector<GpuNeed>& moved,
-                                const Look& before, const Look& after) const {
+    [[nodiscard]] Answer report(State state, bool changed, const peers::BytesByGpu& moved, const Look& before,
+                                const Look& after) const {
         model::Report report;
         report.operation = request_.operation;
         report.dry_run = request_.dry_run;
@@ -342,13 +288,13 @@ private:
         report.state = state;
         report.times = times_;
         report.times.total = seconds_since(begin_);
-        for (const auto& [uuid, bytes] : moved) {
-            const auto* const then = before.find(uuid);
-            const auto* const now = after.find(uuid);
-            if (!then || !now) continue;
-            report.devices.push_back(
-                {now->index, now->name, bytes, bytes, 0, then->free, now->free, now->total});
-            report.devices.back().uuid = uuid;
+        for (const auto& now : after.gpus) {
+            const auto its = moved.find(now.uuid);
+            const auto* const then = before.find(now.uuid);
+            if (its == moved.end() || !then) continue;
+            const auto bytes = its->second;
+            report.devices.push_back({now.index, now.name, bytes, bytes, 0, then->free, now.free, now.total});
+            report.devices.back().uuid = now.uuid;
             report.host_bytes += state == State::asleep ? bytes : 0;
         }
         if (changed && !after.why_not.empty())
@@ -362,38 +308,18 @@ private:
     const DriverRequest& request_;
     Interruptions& interruptions_;
     std::optional<Checkpoint> checkpoint_;
+    std::optional<checkpoint::Engine> engine_; ///< with that
     std::optional<CheckpointRecord> record_;
     model::PhaseTimes times_;
     const Clock::time_point begin_ = Clock::now();
 };
 
 /// What the agent has done stays: it is asleep, though not deeply. So no time has run out for it.
-Error not_deeply(Error error, std::string_view step) {
+Error not_deeply(Error error) {
+    if (error.code == ErrorCode::context_lost) return error;
     if (error.code != ErrorCode::not_permitted && error.code != ErrorCode::no_driver)
         error.code = ErrorCode::driver_failed;
-    error.message = fmt::format("it is asleep, but not deeply: {}: {}", step, error.message);
-    return error;
-}
-
-Result<void> lock(const Result<Checkpoint>& loaded, pid_t pid, Milliseconds timeout) {
-    if (!loaded) return not_deeply(loaded.error(), "the driver cannot be asked");
-    auto locked = loaded->lock(pid, timeout);
-    if (!locked) return not_deeply(std::move(locked).error(), "the driver did not lock it");
-    return {};
-}
-
-/// Unlocks it where it fails.
-Result<void> checkpoint(const Checkpoint& driver, pid_t pid) {
-    auto done = driver.checkpoint(pid);
-    if (done) return done;
-    auto error = not_deeply(std::move(done).error(), "the driver did not checkpoint it");
-    const auto state = driver.state(pid);
-    if (state && *state == CheckpointState::failed)
-        return make_error(ErrorCode::context_lost,
-                          "the driver could not checkpoint it, and its calls never return: gpu-sleep "
-                          "--store file --dir DIR --keep-files saves what is kept of it, then end it");
-    if (auto unlocked = driver.unlock(pid); !unlocked)
-        error.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
+    error.message = "it is asleep, but not deeply: " + error.message;
     return error;
 }
 
@@ -408,11 +334,19 @@ DeepLocker::DeepLocker() : loaded_(std::async(std::launch::async, [] { return Ch
 
 std::vector<std::function<Result<void>()>> DeepLocker::steps(const Process& process,
                                                              Milliseconds timeout) const {
-    return {[loaded = loaded_, pid = process.pid, timeout] { return lock(loaded.get(), pid, timeout); },
-            [loaded = loaded_, pid = process.pid] { return checkpoint(*loaded.get(), pid); }};
+    const auto step = [loaded = loaded_, pid = process.pid](auto take) {
+        return [=]() -> Result<void> {
+            const auto& driver = loaded.get();
+            if (!driver) return not_deeply(driver.error());
+            auto taken = take(checkpoint::Engine(*driver, pid, Kept::by_agent));
+            return taken ? taken : not_deeply(std::move(taken).error());
+        };
+    };
+    return {step([timeout](const checkpoint::Engine& engine) { return engine.lock(timeout); }),
+            step([](const checkpoint::Engine& engine) { return engine.checkpoint(); })};
 }
 
-Result<driver::CheckpointState> state_by_driver(const Process& process) {
+Result<checkpoint::State> state_by_driver(const Process& process) {
     if (auto answers = check_not_stopped(process); !answers) return std::move(answers).error();
     auto loaded = Checkpoint::load();
     if (!loaded) return std::move(loaded).error();

@@ -49,6 +49,6 @@ private:
 
 /// How it stands; for a command that does not know whether the driver has to be asked at all. Errors: as
 /// driver::Checkpoint.
-[[nodiscard]] Result<driver::CheckpointState> state_by_driver(const Process& process);
+[[nodiscard]] Result<checkpoint::State> state_by_driver(const Process& process);
 
 } // namespace gpu_sleep::control

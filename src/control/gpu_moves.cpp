@@ -73,12 +73,9 @@ void complete(Places& places) {
 
 /// Whether what was typed goes with what the process has. Errors: invalid_argument.
 Result<void> check_needs(const Places& typed, const Places& places, const std::vector<Gpu>& gpus,
-                         const std::vector<GpuNeed>& needs) {
+                         const peers::BytesByGpu& needs) {
     if (needs.empty()) return {};
-    const auto is_needed = [&](std::size_t gpu) {
-        return std::any_of(needs.begin(), needs.end(),
-                           [&](const GpuNeed& need) { return need.uuid == gpus[gpu].uuid; });
-    };
+    const auto is_needed = [&](std::size_t gpu) { return needs.contains(gpus[gpu].uuid); };
     for (std::size_t i = 0; i < gpus.size(); ++i)
         if (typed[i] && !is_needed(i))
             return make_error(ErrorCode::invalid_argument, "--gpu: it had nothing on GPU {}", gpus[i].index);
@@ -101,7 +98,7 @@ Result<GpuMove> parse_gpu_move(const std::string& text) {
 }
 
 Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves, const std::vector<Gpu>& gpus,
-                                            const std::vector<GpuNeed>& needs) {
+                                            const peers::BytesByGpu& needs) {
     const auto typed = places_of(moves, gpus);
     if (!typed) return typed.error();
     auto places = *typed;
@@ -112,9 +109,10 @@ Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves, c
     return pairs;
 }
 
-std::vector<GpuNeed> moved(std::vector<GpuNeed> needs, const std::vector<GpuPair>& pairs) {
-    for (auto& need : needs) need.uuid = place_of(need.uuid, pairs);
-    return needs;
+peers::BytesByGpu moved(const peers::BytesByGpu& needs, const std::vector<GpuPair>& pairs) {
+    peers::BytesByGpu there;
+    for (const auto& [uuid, bytes] : needs) there[place_of(uuid, pairs)] = bytes;
+    return there;
 }
 
 } // namespace gpu_sleep::control

@@ -5,9 +5,10 @@
 
 #pragma once
 
-#include "control/checkpoint_record.hpp"
-#include "driver/checkpoint.hpp"
+#include "base/gpu_pair.hpp"
+#include "base/result.hpp"
 #include "driver/management.hpp"
+#include "peers/room_plan.hpp"
 
 #include <string>
 #include <vector>
@@ -30,9 +31,9 @@ struct GpuMove {
 /// TO has something that would have to go elsewhere).
 [[nodiscard]] Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves,
                                                           const std::vector<driver::Gpu>& gpus,
-                                                          const std::vector<GpuNeed>& needs);
+                                                          const peers::BytesByGpu& needs);
 
 /// `needs` where `pairs` puts them.
-[[nodiscard]] std::vector<GpuNeed> moved(std::vector<GpuNeed> needs, const std::vector<GpuPair>& pairs);
+[[nodiscard]] peers::BytesByGpu moved(const peers::BytesByGpu& needs, const std::vector<GpuPair>& pairs);
 
 } // namespace gpu_sleep::control

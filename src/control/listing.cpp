@@ -19,8 +19,6 @@
 namespace gpu_sleep::control {
 namespace {
 
-using driver::CheckpointState;
-
 /// What both libraries say, loaded once for a listing. A process is looked up in it by its pid.
 class Driver {
 public:
@@ -48,7 +46,7 @@ public:
         if (!state) return {};
         model::Report report;
         report.pid = process.inner_pid;
-        const bool runs = *state == CheckpointState::running;
+        const bool runs = *state == checkpoint::State::running;
         report.state = runs ? model::State::awake : model::State::asleep;
         report.notes.push_back(note(process, *state));
         for (const auto& gpu : gpus_)
@@ -62,22 +60,22 @@ public:
     }
 
 private:
-    static std::string note(const Process& process, CheckpointState state) {
+    static std::string note(const Process& process, checkpoint::State state) {
         const auto pid = process.pid;
         switch (state) {
-        case CheckpointState::running:
+        case checkpoint::State::running:
             return fmt::format("no agent; gpu-sleep {} --engine driver puts it to sleep as a whole", pid);
-        case CheckpointState::locked:
+        case checkpoint::State::locked:
             return fmt::format("locked by the driver: its calls wait, and its memory is where it was; "
                                "gpu-wake {} unlocks it",
                                pid);
-        case CheckpointState::checkpointed:
+        case checkpoint::State::checkpointed:
             if (is_recorded_as_lost(process))
                 return "lost: a restore found too little GPU memory, and the driver allows no second one; "
                        "what it had on the GPU cannot be saved; end it";
             return fmt::format(
                 "checkpointed by the driver: all of it is in its host memory; gpu-wake {} restores it", pid);
-        case CheckpointState::failed:
+        case checkpoint::State::failed:
             return "lost: the driver could not checkpoint or restore it, and its calls never return; end it";
         }
         return {};

@@ -73,16 +73,6 @@ std::optional<CUuuid> parse_uuid(std::string_view text) {
 
 } // namespace
 
-std::string_view to_string(CheckpointState state) noexcept {
-    switch (state) {
-    case CheckpointState::running: return "running";
-    case CheckpointState::locked: return "locked";
-    case CheckpointState::checkpointed: return "checkpointed";
-    case CheckpointState::failed: return "failed";
-    }
-    return "unknown";
-}
-
 Result<Checkpoint> Checkpoint::load() {
     const auto library = open_libcuda();
     if (!library) return library.error();
@@ -137,11 +127,11 @@ Result<void> Checkpoint::done(int status, std::string_view call, pid_t pid) cons
     return error;
 }
 
-Result<CheckpointState> Checkpoint::state(pid_t pid) const {
+Result<checkpoint::State> Checkpoint::state(pid_t pid) const {
     int state = 0;
     if (auto asked = done(calls_->state(pid, &state), "cuCheckpointProcessGetState", pid); !asked)
         return std::move(asked).error();
-    return static_cast<CheckpointState>(state);
+    return static_cast<checkpoint::State>(state);
 }
 
 Result<void> Checkpoint::lock(pid_t pid, Milliseconds timeout) const {

@@ -25,7 +25,7 @@ using namespace gpu_sleep::test;
 namespace {
 
 constexpr Milliseconds k_moment{50};
-const std::vector<GpuNeed> k_needs{{"GPU-51302d52", 5 * k_gib}};
+const peers::BytesByGpu k_needs{{"GPU-51302d52", 5 * k_gib}};
 
 Process process_of(uid_t user) {
     Process process;

@@ -275,10 +275,10 @@ TEST_CASE("Doctor: a process that cannot be asked is bad, each in its way", "[do
     const auto fail = [&](ErrorCode code) { process.status = process.rehearsal = make_error(code, "so"); };
     fail(ErrorCode::no_agent);
     check_bad(process, "agent", "once the program uses CUDA", 3);
-    process.checkpoint = driver::CheckpointState::running;
+    process.checkpoint = checkpoint::State::running;
     CHECK(has(said(judge(good_machine(), process), "driver_engine", Level::warn),
               "gpu-sleep 4242 --engine driver"));
-    process.checkpoint = driver::CheckpointState::failed;
+    process.checkpoint = checkpoint::State::failed;
     CHECK(has(said(judge(good_machine(), process), "driver_engine", Level::bad), "end it"));
     process.checkpoint.reset();
     fail(ErrorCode::not_permitted);

@@ -66,20 +66,6 @@ TEST_CASE("Deep room: where there is room for both, one comes back while another
     CHECK(woken.status == 0);
 }
 
-TEST_CASE("Deep room: a wake wants what the driver keeps for itself, too", "[deep][deep_together]") {
-    DeepFamily family(1);
-    REQUIRE(run(family.deep()).status == 0);
-    Host other(family.plain());
-    other.tell("start");
-    const auto filling = make_piece(other, "plain", free_bytes(other) - 20 * k_mib); // it is seen to take 14
-    const auto refused = family.wake();
-    CHECK(refused.status == 7);
-    CHECK_THAT(refused.err, mentions("needs 24.0 MiB"));
-    CHECK(family.states().deep == 1);
-    other.tell("free " + filling.number);
-    family.check_wakes();
-}
-
 TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked for",
           "[deep][deep_together]") {
     DeepFamily family(1);
@@ -99,14 +85,6 @@ TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked f
     CHECK_THAT(refused.err, mentions("needs 38.0 MiB"));
     other.tell("free " + filling.number);
     family.check_wakes();
-}
-
-TEST_CASE("Deep room: one that had all of a GPU comes back to it", "[deep][deep_together]") {
-    DeepFamily family(1);
-    const auto filling = make_piece(family[0], "plain", free_bytes(family[0]) - 4 * k_mib);
-    REQUIRE(run(family.deep()).status == 0);
-    family.check_wakes();
-    check_intact(family[0], filling);
 }
 
 TEST_CASE("Deep room: one that may wait wakes when there is room for it, too", "[deep][deep_together]") {

@@ -28,23 +28,6 @@ TEST_CASE("Driver engine: what the driver refuses is told in its words", "[drive
     machine.expect_awake();
     CHECK(machine.command("sleep", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessLock:1:800"}).status == 5);
     machine.expect_awake();
-    // Neither the checkpoint nor taking the lock back.
-    const auto stuck = machine.command("sleep", {},
-                                       {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessCheckpoint:1:999,"
-                                        "cuCheckpointProcessUnlock:1:999"});
-    CHECK(stuck.status == 7);
-    machine.expect_held();
-    CHECK(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
-    REQUIRE(machine.command("sleep").status == 0);
-    const auto unrestored =
-        machine.command("gpu-wake", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessRestore:1:999"});
-    CHECK(unrestored.status == 7);
-    CHECK(unrestored.json("/processes/0/state") == "asleep");
-    CHECK(machine.command("gpu-wake", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessUnlock:1:999"}).status ==
-          7);
-    CHECK(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
 }
 
 TEST_CASE("Driver engine: the next command completes what a killed one began", "[driver_engine]") {

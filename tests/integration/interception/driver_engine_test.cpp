@@ -128,17 +128,6 @@ TEST_CASE("Driver engine: two commands do not get into each other's way", "[driv
     machine.expect_awake();
 }
 
-TEST_CASE("Driver engine: one that had all of a GPU comes back to it", "[driver_engine]") {
-    Machine machine;
-    const auto filling = make_piece(machine.host, "plain", free_bytes(machine.host) - 4 * k_mib);
-    REQUIRE(machine.command("sleep").status == 0);
-    const auto woken = machine.command("gpu-wake");
-    INFO(woken.err);
-    CHECK(woken.status == 0);
-    check_intact(machine.host, filling);
-    machine.expect_awake();
-}
-
 TEST_CASE("Driver engine: what others take during a checkpoint makes no restore begin without room",
           "[driver_engine]") {
     Machine machine;

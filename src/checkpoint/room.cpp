@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is not counted, and what is not known.
+
+#include "checkpoint/room.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::checkpoint {
+namespace {
+
+/// More than the driver keeps on a GPU for a process and NVML does not count as that one's: 5.6 MiB for a
+/// context, by tests/bench/RESULTS.md. A restore takes it, too.
+constexpr Bytes k_not_counted = 16 * k_mib;
+/// What a checkpoint frees beyond what NVML counts; more is that of others, such as of a tree's other
+/// members.
+constexpr Bytes k_most_not_counted = 256 * k_mib;
+/// Less on a GPU that the process is not known to use is no sign that it does.
+constexpr Bytes k_noise = 16 * k_mib;
+/// A context with its modules, where nothing better is known: a wake without room for it is not to begin.
+constexpr Bytes k_assumed_rest = 2 * k_gib;
+
+} // namespace
+
+Bytes need_of_all(std::optional<Bytes> used, Bytes freed) noexcept {
+    if (!used) return freed > k_noise ? freed : 0;
+    return freed >= *used ? freed : *used + k_not_counted;
+}
+
+Rest rest_of(Bytes used, Bytes freed) noexcept {
+    if (used == 0) return {freed != 0 ? freed : k_assumed_rest, 0};
+    return {used, freed - std::min(freed, used)};
+}
+
+Bytes need_of(const Rest& rest, Bytes waking) noexcept {
+    return rest.bytes + std::max(waking, std::clamp(rest.more, k_not_counted, k_most_not_counted));
+}
+
+} // namespace gpu_sleep::checkpoint
