@@ -27,7 +27,11 @@ inline constexpr std::uint16_t k_type_number = 0;
 template <>
 inline constexpr std::uint16_t k_type_number<model::StatusRequest> = 1;
 template <>
-inline constexpr std::uint16_t k_type_number<model::SleepRequest> = 2;
+inline constexpr std::uint16_t k_type_number<model::SleepRequest> = 2; // a field tells the next two
+template <>
+inline constexpr std::uint16_t k_type_number<model::IdleSleepRequest> = 2;
+template <>
+inline constexpr std::uint16_t k_type_number<model::ReleaseRequest> = 2;
 template <>
 inline constexpr std::uint16_t k_type_number<model::WakeRequest> = 3;
 template <>
@@ -97,21 +101,33 @@ constexpr auto accepted(ErrorCode) {
 template <class T, class Struct>
 concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
+/// How a receiver takes a field.
+enum class Need {
+    may,  ///< one that does not know it skips it
+    must, ///< one that does not know it refuses the message
+    tells ///< the same, and it is always sent: it tells the message from others of its type number
+};
+
 /// A member of a message, and how it is known on the wire. The number stays with the field for ever.
-template <unsigned Number, bool Must, class T>
+template <unsigned Number, Need Kind, class T>
 struct Field {
     static_assert(Number > 0 && Number < 0x8000);
     static constexpr unsigned k_number = Number;
-    /// Whether a receiver that does not know the field refuses the message; it skips the field otherwise.
-    static constexpr bool k_must_be_known = Must;
+    static constexpr bool k_must_be_known = Kind != Need::may;
+    static constexpr bool k_tells = Kind == Need::tells;
     T& value;
 };
 template <unsigned Number, class T>
-Field<Number, true, T> must(T& value) {
+Field<Number, Need::must, T> must(T& value) {
     return {value};
 }
 template <unsigned Number, class T>
-Field<Number, false, T> may(T& value) {
+Field<Number, Need::may, T> may(T& value) {
+    return {value};
+}
+/// A constant tells by being there.
+template <unsigned Number, class T>
+Field<Number, Need::tells, T> tells(T& value) {
     return {value};
 }
 
@@ -130,15 +146,25 @@ inline constexpr unsigned k_first_after_7 = 64;
 auto fields(Is<model::StatusRequest> auto&) {
     return std::tuple();
 }
-auto fields(Is<model::SleepRequest> auto& r) {
+/// `idle` is what tells a sleep that is only for what is idle.
+auto fields_of_sleep(auto& r, auto... idle) {
     return std::tuple(must<1>(r.level), must<2>(r.tags), must<3>(r.keep), must<4>(r.discard),
                       must<5>(r.require_refill), must<6>(r.dry_run), must<7>(r.timeout),
                       must<8>(r.bounds_all), must<9>(r.on_touch), must<10>(r.gate), may<11>(r.force),
                       must<12>(r.touch_limit), must<13>(r.store), must<14>(r.stores), must<15>(r.directory),
-                      may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all),
-                      must<19>(r.release_retained), must<20>(r.only_if_idle), may<21>(r.ignore_inhibitors),
-                      must<22>(r.check_copies), must<23>(r.store_is_named), must<24>(r.host_budget),
-                      must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint));
+                      may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all), idle...,
+                      may<21>(r.ignore_inhibitors), must<22>(r.check_copies), must<23>(r.store_is_named),
+                      must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint));
+}
+auto fields(Is<model::SleepRequest> auto& r) {
+    return fields_of_sleep(r);
+}
+auto fields(Is<model::IdleSleepRequest> auto& r) {
+    return fields_of_sleep(r, tells<20>(r.only_if_idle));
+}
+auto fields(Is<model::ReleaseRequest> auto& r) {
+    static constexpr bool k_retained = true;
+    return std::tuple(must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all), tells<19>(k_retained));
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tuple(must<1>(s.tag), must<2>(s.store));
@@ -223,18 +249,20 @@ concept HasFields = requires(T& value) {
 
 namespace detail {
 
+/// Stands for any member of a `Whole`, but not for a base, whose members it stands for in turn.
+template <class Whole>
 struct Anything {
     template <class T>
-    operator T() const; // NOLINT(google-explicit-constructor): stands for any member
+    operator T() const requires(!std::is_base_of_v<T, Whole>); // NOLINT(google-explicit-constructor)
 };
 
-/// The members of the aggregate `T`: as many as it can be initialized with.
+/// The members of the aggregate `T` and of its bases: as many as it can be initialized with.
 template <class T, class... Members>
 consteval std::size_t member_count() {
     if constexpr (std::is_empty_v<T>)
         return 0;
-    else if constexpr (requires { T{Members{}..., Anything{}}; })
-        return member_count<T, Members..., Anything>();
+    else if constexpr (requires { T{Members{}..., Anything<T>{}}; })
+        return member_count<T, Members..., Anything<T>>();
     else
         return sizeof...(Members);
 }
@@ -243,19 +271,32 @@ consteval std::size_t member_count() {
 template <class T>
 using Fields = decltype(fields(std::declval<T&>()));
 
-template <unsigned... Number, bool... Must, class... T>
-consteval bool ascend(std::type_identity<std::tuple<Field<Number, Must, T>...>>) {
-    [[maybe_unused]] unsigned last = 0; // not used of a struct without fields
-    return ((std::exchange(last, Number) < Number) && ...);
-}
+template <class List>
+struct Description;
+template <unsigned... Number, Need... Kind, class... T>
+struct Description<std::tuple<Field<Number, Kind, T>...>> {
+    /// Without constants.
+    static constexpr std::size_t k_members = (std::size_t{0} + ... + (std::is_const_v<T> ? 0U : 1U));
+    /// The field that tells the message from others of its type number; 0 without one.
+    static constexpr unsigned k_teller = (0U + ... + (Kind == Need::tells ? Number : 0U));
+    static consteval bool ascends() {
+        [[maybe_unused]] unsigned last = 0; // not used of a struct without fields
+        return ((std::exchange(last, Number) < Number) && ...);
+    }
+};
 
 } // namespace detail
 
 /// Whether fields() names as many members as `T` has, each number once and in order: a member that was added
 /// to the struct alone would not be sent.
 template <HasFields T>
-inline constexpr bool k_is_described = std::tuple_size_v<detail::Fields<T>> == detail::member_count<T>() &&
-                                       detail::ascend(std::type_identity<detail::Fields<T>>());
+inline constexpr bool k_is_described = detail::Description<detail::Fields<T>>::k_members ==
+                                           detail::member_count<T>() &&
+                                       detail::Description<detail::Fields<T>>::ascends();
+
+/// The number of the field that tells a `T` from other messages of its type number; 0 if none has to.
+template <HasFields T>
+inline constexpr unsigned k_teller = detail::Description<detail::Fields<T>>::k_teller;
 
 /// Calls `test` with each field of `value` in turn, and with the member of `initial` that corresponds, until
 /// it gives true. Returns whether it did.

@@ -16,16 +16,14 @@ std::string whose(const HostPlan::Excess& excess) {
     return excess.user ? user_name(*excess.user) + "'s processes" : "all processes";
 }
 
-Task task_of(Process process, model::SleepRequest request) {
+Task task_of(Process process, protocol::Request request) {
     return {{std::move(process), {}}, std::move(request)};
 }
 
 /// What the budgets ask for.
 std::vector<Task> tasks_for(const HostPlan& plan, const Look& look) {
     std::vector<Task> tasks;
-    model::SleepRequest release;
-    release.release_retained = true;
-    for (const auto i : plan.release) tasks.push_back(task_of(look.seen[i].process, release));
+    for (const auto i : plan.release) tasks.push_back(task_of(look.seen[i].process, model::ReleaseRequest()));
     for (const auto i : plan.move)
         tasks.push_back(task_of(look.seen[i].process, request_to_move(look.seen[i].policy.directory)));
     return tasks;
@@ -71,10 +69,10 @@ void add(std::vector<Outcome> more, std::vector<Outcome>& outcomes, Listener& li
 
 std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, std::vector<Task> tasks) {
     for (auto& task : tasks) {
-        auto& request = std::get<model::SleepRequest>(task.request);
-        request.dry_run = pass.dry_run;
-        request.bounds_all = pass.timeout.has_value();
-        request.timeout = pass.timeout.value_or(request.timeout);
+        auto& terms = *model::terms_in(task.request);
+        terms.dry_run = pass.dry_run;
+        terms.bounds_all = pass.timeout.has_value();
+        terms.timeout = pass.timeout.value_or(terms.timeout);
     }
     Listener nobody;
     Interruptions none;
