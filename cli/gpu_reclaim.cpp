@@ -149,10 +149,10 @@ int make_room(const Typed& typed, const control::policy::Sources& sources) {
 int run(Typed typed, control::policy::Sources sources) {
     auto& request = typed.request;
     const bool is_one_time = sources.ladder.has_value();
-    const cli::PassOptions options{k_program,
-                                   {{typed.target, typed.user}, request.dry_run, typed.timeout},
-                                   std::move(sources),
-                                   typed.output};
+    control::Selection whom{.user = typed.user};
+    if (!typed.target.empty()) whom.words.push_back(typed.target);
+    const cli::PassOptions options{
+        k_program, {std::move(whom), request.dry_run, typed.timeout}, std::move(sources), typed.output};
     if (typed.is_about_policies()) return show_policies(options);
     if (typed.is_by_policies()) return run_pass(options);
     request.bounds_all = typed.timeout.has_value();
@@ -163,8 +163,7 @@ int run(Typed typed, control::policy::Sources sources) {
     }
     const auto idle = is_one_time ? options.sources.ladder->front().idle : Milliseconds(0);
     cli::CommandRun run{
-        k_program, {{.user = typed.user}, model::IdleSleepRequest{std::move(request), idle}}, typed.output};
-    if (!typed.target.empty()) run.command.whom.words.push_back(std::move(typed.target));
+        k_program, {options.request.whom, model::IdleSleepRequest{std::move(request), idle}}, typed.output};
     if (!typed.why) return cli::run(run);
     const bool is_told = !is_one_time && !typed.output.json && !typed.output.quiet;
     return explain(run, is_told ? describe_policies(options) : std::map<pid_t, std::string>());

@@ -77,7 +77,7 @@ std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, std::vec
     Listener nobody;
     Interruptions none;
     auto outcomes = control::carry_out(finder, std::move(tasks), {}, nobody, none);
-    if (pass.whom.target.empty()) drop_ended(outcomes);
+    if (pass.whom.is_for_all()) drop_ended(outcomes);
     return outcomes;
 }
 
@@ -85,9 +85,8 @@ std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, std::vec
 
 Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& listener) {
     Finder finder;
-    auto whom = request.whom;
-    whom.patience = request.timeout.value_or(whom.patience);
-    auto found = look(finder, policies, whom);
+    const auto patience = request.timeout.value_or(k_patience_of_look);
+    auto found = look(finder, policies, request.whom, patience);
     if (!found) return std::move(found).error();
     const auto budgets = policies.budgets(processes_of(*found));
     const auto plan = plan_host_memory(holders_of(found->seen), budgets);
@@ -101,7 +100,7 @@ Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& li
             "cannot keep to the budget of {} for the host memory of {}: {} would still be held, and "
             "nothing is left to give back or to move to a directory",
             format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
-    if (gives_back && !request.dry_run) found = look(finder, policies, whom);
+    if (gives_back && !request.dry_run) found = look(finder, policies, request.whom, patience);
     if (!found) {
         passed.failure = std::move(found).error();
         return passed;
