@@ -5,6 +5,7 @@
 #include "control/dispatch.hpp"
 
 #include "control/driver_engine.hpp"
+#include "control/members.hpp"
 #include "control/tasks.hpp"
 
 #include <algorithm>
