@@ -46,13 +46,21 @@ bool accepts(const CommandRun& run, const std::vector<control::Loss>& losses) {
     return false;
 }
 
-/// What could not be done, for render_failure(). `sleep`: what was asked, or null for a wake.
-std::string_view purpose(const model::SleepRequest* sleep, ErrorCode failure) noexcept {
+/// What could not be done, for render_failure().
+std::string_view purpose(const protocol::Request& request, ErrorCode failure) noexcept {
+    const bool wakes = std::holds_alternative<model::WakeRequest>(request);
     if (failure == ErrorCode::outcome_unknown)
-        return sleep ? "say whether {} is asleep" : "say whether {} is awake";
-    if (sleep && sleep->release_retained) return "have {} give back what it retains";
-    if (sleep && sleep->level == model::Level::pause) return "pause {}";
-    return sleep ? "put {} to sleep" : "wake {}";
+        return wakes ? "say whether {} is awake" : "say whether {} is asleep";
+    if (std::holds_alternative<model::ReleaseRequest>(request)) return "have {} give back what it retains";
+    if (const auto* const sleep = model::sleep_in(request); sleep && sleep->level == model::Level::pause)
+        return "pause {}";
+    return wakes ? "wake {}" : "put {} to sleep";
+}
+
+/// The sleep that is asked for; of a release, one of nothing; null for a wake.
+const model::SleepRequest* sleep_of(const protocol::Request& request) {
+    static const model::SleepRequest nothing;
+    return std::holds_alternative<model::ReleaseRequest>(request) ? &nothing : model::sleep_in(request);
 }
 
 /// Says what becomes of each process: failures on standard error, what was done on standard output. Not
@@ -76,7 +84,8 @@ public:
         bar_.end(outcome.process.pid);
         if (const auto* const error = peers::error_of(outcome.answer)) {
             has_told_ = true;
-            return print_error(render_failure(run_.program, purpose(sleep_, error->code), outcome));
+            return print_error(
+                render_failure(run_.program, purpose(run_.command.request, error->code), outcome));
         }
         const auto& report = std::get<model::Report>(outcome.answer);
         if (run_.command.whom.is_for_all() && !does_something(report)) return;
@@ -109,7 +118,7 @@ private:
     }
 
     const CommandRun& run_;
-    const model::SleepRequest* const sleep_ = std::get_if<model::SleepRequest>(&run_.command.request);
+    const model::SleepRequest* const sleep_ = sleep_of(run_.command.request);
     const bool is_silent_ = run_.output.json || run_.output.quiet; ///< on standard output, in words
     ProgressBar bar_;
     control::GpuNumbers numbers_;

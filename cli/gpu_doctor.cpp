@@ -3,14 +3,12 @@
 // gpu-doctor: says what this machine, its driver and a process can and cannot do, why, and what to do about
 // it.
 
-#include "cli/doctor/checks.hpp"
+#include "cli/doctor/child.hpp"
 #include "cli/doctor/diagnosis.hpp"
 #include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
-
-#include <iterator>
 
 using namespace gpu_sleep;
 
@@ -33,7 +31,7 @@ struct Options {
     std::string target;
     std::optional<uid_t> user;
     cli::OutputOptions output;
-    cli::doctor::MachineQuestions questions;
+    doctor::MachineQuestions questions;
 };
 
 usage::Table table_of(Options& options) {
@@ -57,33 +55,15 @@ usage::Table table_of(Options& options) {
         k_statuses};
 }
 
-/// The processes that `options` names, each with its agent's status or why there is none.
-Result<std::vector<control::Outcome>> ask(const Options& options, control::Finder& finder) {
-    if (options.target.empty()) return std::vector<control::Outcome>();
-    auto targets =
-        control::find_targets(finder, options.target, {options.user, true, options.questions.timeout});
-    if (targets) return control::ask_status(finder, *std::move(targets), options.questions.timeout);
-    const auto found = control::find_process_without_agent(finder, options.target, options.user);
-    if (!found) return targets.error();
-    return std::vector{control::Outcome{*found, targets.error()}}; // the kernel tells of it all the same
-}
-
 int examine(const Options& options) {
     control::raise_descriptor_limit();
-    control::Finder finder;
-    auto outcomes = ask(options, finder);
-    if (!outcomes) return cli::tell_failure(k_program, options.output, outcomes.error());
-    const auto machine = cli::doctor::examine_machine(options.questions);
-    cli::doctor::Diagnosis diagnosis{cli::doctor::judge(machine), {}};
-    for (auto& outcome : *outcomes) {
-        const auto process =
-            cli::doctor::examine_process(finder, std::move(outcome), options.questions.timeout);
-        diagnosis.processes.push_back({process.process, cli::doctor::judge(machine, process)});
-    }
-    const auto text = options.output.json ? cli::doctor::to_json(diagnosis) + '\n'
-                                          : cli::doctor::render(diagnosis, options.output.quiet);
+    const auto diagnosis =
+        doctor::diagnose(options.target, options.user, options.questions, cli::doctor::run_in_child);
+    if (!diagnosis) return cli::tell_failure(k_program, options.output, diagnosis.error());
+    const auto text = options.output.json ? cli::doctor::to_json(*diagnosis) + '\n'
+                                          : cli::doctor::render(*diagnosis, options.output.quiet);
     const int written = cli::print_result(k_program, text);
-    const int status = cli::doctor::exit_status_of(diagnosis);
+    const int status = exit_status_of(*diagnosis);
     return status == exit_status::done ? written : status;
 }
 

@@ -36,7 +36,7 @@ constexpr const char* k_program = "gpu-reclaim";
 int explain(const cli::CommandRun& run, std::map<pid_t, std::string> policies) {
     constexpr Milliseconds k_patience{10'000};
     const auto& whom = run.command.whom;
-    const auto& request = std::get<model::SleepRequest>(run.command.request);
+    const auto& request = std::get<model::IdleSleepRequest>(run.command.request);
     auto rehearsals = control::rehearse(whom.words.front(), whom.user, request,
                                         request.bounds_all ? request.timeout : k_patience);
     if (!rehearsals) return cli::tell_failure(k_program, run.output, rehearsals.error());
@@ -136,6 +136,7 @@ int make_room(const Typed& typed, const control::policy::Sources& sources) {
     auto policies = cli::load_policies(k_program, sources);
     if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
     control::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request};
+    if (sources.ladder) need.only_if_idle = sources.ladder->front().idle;
     need.adapt = [&](const control::Process& process, const model::Report& report, auto& request) {
         heed(policies->of(process, report.name), report, request);
         if (!request.min_awake) request.min_awake = model::WakeRequest().min_awake;
@@ -148,22 +149,21 @@ int make_room(const Typed& typed, const control::policy::Sources& sources) {
 int run(Typed typed, control::policy::Sources sources) {
     auto& request = typed.request;
     const bool is_one_time = sources.ladder.has_value();
-    const cli::PassOptions options{k_program,
-                                   {{typed.target, typed.user}, request.dry_run, typed.timeout},
-                                   std::move(sources),
-                                   typed.output};
+    control::Selection whom{.user = typed.user};
+    if (!typed.target.empty()) whom.words.push_back(typed.target);
+    const cli::PassOptions options{
+        k_program, {std::move(whom), request.dry_run, typed.timeout}, std::move(sources), typed.output};
     if (typed.is_about_policies()) return show_policies(options);
     if (typed.is_by_policies()) return run_pass(options);
     request.bounds_all = typed.timeout.has_value();
     request.timeout = typed.timeout.value_or(request.timeout);
-    if (is_one_time) request.only_if_idle = options.sources.ladder->front().idle;
     if (typed.need) {
         request.min_awake = typed.min_awake;
         return make_room(typed, options.sources);
     }
-    if (!request.only_if_idle) request.only_if_idle = Milliseconds(0);
-    cli::CommandRun run{k_program, {{.user = typed.user}, std::move(request)}, typed.output};
-    if (!typed.target.empty()) run.command.whom.words.push_back(std::move(typed.target));
+    const auto idle = is_one_time ? options.sources.ladder->front().idle : Milliseconds(0);
+    cli::CommandRun run{
+        k_program, {options.request.whom, model::IdleSleepRequest{std::move(request), idle}}, typed.output};
     if (!typed.why) return cli::run(run);
     const bool is_told = !is_one_time && !typed.output.json && !typed.output.quiet;
     return explain(run, is_told ? describe_policies(options) : std::map<pid_t, std::string>());

@@ -308,15 +308,16 @@ int main(int argc, char** argv) {
                                 false);
     if (options.idle && options.idle->count() == 0)
         return cli::usage_error("gpu-run", "--idle: the time must be more than 0, such as 15m", false);
-    model::SleepRequest request;
-    if (const auto problem = cli::read_stores(options.stores, request); !problem.empty())
+    model::Placement placement;
+    if (const auto problem = cli::read_stores(options.stores, placement); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
-    if (options.stores.stores.empty() && request.store_is_named) options.stores.stores = {"file"};
-    options.stores.directory = request.directory; // absolute
-    if (const auto opened = open_private_directory(AT_FDCWD, request.directory, ::geteuid());
-        !request.directory.empty() && !opened && errno == EPERM)
+    if (options.stores.stores.empty() && placement.store_is_named) options.stores.stores = {"file"};
+    options.stores.directory = placement.directory; // absolute
+    if (const auto opened = open_private_directory(AT_FDCWD, placement.directory, ::geteuid());
+        !placement.directory.empty() && !opened && errno == EPERM)
         return cli::usage_error(
-            "gpu-run", "--dir: " + request.directory + " is not a directory that only you can enter", false);
+            "gpu-run", "--dir: " + placement.directory + " is not a directory that only you can enter",
+            false);
     if (options.stop_grace && options.on_stop != "sleep")
         return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
     return run(options, std::move(command));

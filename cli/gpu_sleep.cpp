@@ -24,6 +24,7 @@ constexpr const char* k_examples =
 struct Typed {
     cli::CommandRun run{"gpu-sleep"};
     model::SleepRequest request;
+    bool releases = false;
     std::optional<Milliseconds> timeout;
     cli::TypedStores stores;
 };
@@ -84,7 +85,7 @@ usage::Table table_of(Typed& typed) {
             "Also copy what has not changed since the last sleep"},
            {"--check", usage::flag(request.check_copies),
             "Compare the copies in host memory with the GPU's contents before releasing GPU memory"},
-           {"--release-retained", usage::flag(request.release_retained),
+           {"--release-retained", usage::flag(typed.releases),
             "Put nothing to sleep; give back the host memory that is retained for the next sleep"}}}},
         k_examples,
         cli::k_exit_statuses};
@@ -99,21 +100,23 @@ const std::string* contradiction(const model::SleepRequest& request) {
 
 /// Whether anything is asked for besides that it sleeps.
 bool asks_for_more(model::SleepRequest request) {
-    request.dry_run = request.release_retained = false;
+    request.dry_run = false;
     return request != model::SleepRequest();
 }
 
 /// What is wrong with options that are good one by one, or nothing.
-std::string problem(const model::SleepRequest& request, Engine engine) {
+std::string problem(const Typed& typed) {
+    const auto& request = typed.request;
+    const bool is_by_agent = typed.run.command.engine == Engine::agent;
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
-    if (engine != Engine::agent && (asks_for_more(request) || request.release_retained))
+    if (!is_by_agent && (asks_for_more(request) || typed.releases))
         return "--engine driver and --engine auto put all of a process to sleep, in host memory, and cannot "
                "be used with options that ask for anything else";
     if (request.deep && (!request.tags.empty() || request.gate == model::GateMode::checked))
         return "--deep puts all of a process to sleep, and lets none of its work pass: it cannot be used "
                "with --tags or --gate checked";
-    if (request.release_retained && asks_for_more(request))
+    if (typed.releases && asks_for_more(request))
         return "--release-retained puts nothing to sleep, and cannot be used with the options of a sleep";
     if (const auto possible = model::check_pause(request); !possible) return possible.error().message;
     return cli::touch_problem(request.on_touch, request.touch_limit);
@@ -123,13 +126,13 @@ std::string problem(const model::SleepRequest& request, Engine engine) {
 
 int main(int argc, char** argv) {
     Typed typed;
-    auto& [run, request, timeout, stores] = typed;
+    auto& [run, request, releases, timeout, stores] = typed;
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
     auto& command = run.command;
     const bool is_by_agent = command.engine == Engine::agent;
     auto text = cli::selection_problem(command.whom);
     if (text.empty()) text = cli::read_stores(stores, request);
-    if (text.empty()) text = problem(request, command.engine);
+    if (text.empty()) text = problem(typed);
     if (text.empty() && !is_by_agent && command.whom.is_joint())
         text = "--engine driver and --engine auto are for single processes, without --tree or --group";
     if (text.empty() && !is_by_agent && command.whom.words.empty())
@@ -137,7 +140,10 @@ int main(int argc, char** argv) {
     if (!text.empty()) return cli::usage_error(run.program, text, run.output.json);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
-    request.joint = command.whom.is_joint() && !request.dry_run && !request.release_retained;
-    command.request = std::move(request);
+    request.joint = command.whom.is_joint() && !request.dry_run;
+    if (releases)
+        command.request = model::ReleaseRequest{static_cast<const model::Terms&>(request)};
+    else
+        command.request = std::move(request);
     return cli::run(run);
 }

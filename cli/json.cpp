@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The JSON schema, member by member.
+// The JSON schema: of messages, from their description.
 
 #include "cli/json.hpp"
 
@@ -8,139 +8,105 @@
 #include "cli/advice.hpp"
 #include "cli/json_value.hpp"
 #include "cli/render_lines.hpp"
+#include "protocol/fields.hpp"
+
+#include <type_traits>
 
 namespace gpu_sleep::cli {
 namespace {
 
-OrderedJson to_value(const model::TagReport& tag) {
-    return {{"tag", tag.tag},
-            {"device", tag.device},
-            {"state", model::to_string(tag.state)},
-            {"policy", model::to_string(tag.policy.retention)},
-            {"refillable", tag.policy.refillable},
-            {"needs_refill", tag.needs_refill},
-            {"ranges", tag.ranges},
-            {"bytes", tag.bytes},
-            {"allocated_bytes", tag.allocated},
-            {"resident_bytes", tag.resident},
-            {"kept_bytes", tag.kept},
-            {"in_files_bytes", tag.in_files},
-            {"dropped_bytes", tag.dropped},
-            {"damaged_bytes", tag.damaged}};
+// Beside what fields.hpp says of messages.
+
+OrderedJson to_value(model::Level level) {
+    return static_cast<int>(level);
 }
 
-OrderedJson to_value(const model::DeviceReport& device) {
-    OrderedJson value{{"device", device.device},
-                      {"name", device.name},
-                      {"uuid", device.uuid},
-                      {"moved_bytes", device.released},
-                      {"kept_bytes", device.kept},
-                      {"stored_bytes", device.stored},
-                      {"copied_bytes", device.copied},
-                      {"dropped_bytes", device.dropped},
-                      {"relocated_bytes", device.relocated}};
-    for (std::size_t i = 0; i < device.steps.size(); ++i)
-        value["steps"][fmt::format("{}_seconds", model::to_string(model::k_steps[i]))] = device.steps[i];
-    if (device.total == 0) return value; // the driver was not asked
-    value["free_before_bytes"] = device.free_before;
-    value["free_after_bytes"] = device.free_after;
-    value["total_bytes"] = device.total;
+OrderedJson to_value(ErrorCode code) {
+    return traits(code).name;
+}
+
+OrderedJson to_value(const model::StepTimes& steps) {
+    OrderedJson value;
+    for (std::size_t i = 0; i < steps.size(); ++i)
+        value[fmt::format("{}_seconds", model::to_string(model::k_steps[i]))] = steps[i];
     return value;
 }
 
-OrderedJson to_value(const model::PhaseTimes& times) {
-    return {{"callbacks_seconds", times.callbacks},
-            {"drain_seconds", times.drain},
-            {"transfer_seconds", times.transfer},
-            {"release_seconds", times.release},
-            {"total_seconds", times.total}};
-}
-
-OrderedJson to_value(const model::Residual& residual) {
-    return {{"kind", residual.kind},
-            {"device", residual.device},
-            {"bytes", residual.bytes},
-            {"count", residual.count},
-            {"reason", residual.reason}};
-}
-
-OrderedJson to_value(const model::WaitingWake& wake) {
-    return {{"tags", wake.tags},
-            {"by_touch", wake.by_touch},
-            {"seconds", wake.seconds},
-            {"reason", wake.reason},
-            {"place", wake.place == 0 ? OrderedJson(nullptr) : OrderedJson(wake.place)}};
-}
-
-OrderedJson to_value(const model::TransitionCounts& counts) {
-    OrderedJson value{{"operation", model::to_string(counts.transition)},
-                      {"done", model::done_of(counts)},
-                      {"done_seconds", counts.done_seconds}};
-    auto durations = OrderedJson::array();
-    for (std::size_t i = 0; i < counts.done.size(); ++i) {
+OrderedJson to_value(const model::DurationCounts& counts) {
+    auto values = OrderedJson::array();
+    for (std::size_t i = 0; i < counts.size(); ++i) {
         const bool is_bounded = i < model::k_duration_bounds.size();
-        durations.push_back({{"at_most_seconds",
-                              is_bounded ? OrderedJson(model::k_duration_bounds[i]) : OrderedJson(nullptr)},
-                             {"count", counts.done[i]}});
+        values.push_back({{"at_most_seconds",
+                           is_bounded ? OrderedJson(model::k_duration_bounds[i]) : OrderedJson(nullptr)},
+                          {"count", counts[i]}});
     }
-    value["durations"] = std::move(durations);
-    auto failures = OrderedJson::array();
-    for (const auto& [code, count] : counts.failed)
-        failures.push_back({{"code", traits(code).name}, {"count", count}});
-    value["failures"] = std::move(failures);
-    return value;
+    return values;
 }
 
-OrderedJson gate_of(const model::Report& report) {
-    return {{"state", model::to_string(report.gate)},
-            {"on_touch", model::to_string(report.on_touch)},
-            {"waiting_threads", report.waiting},
-            {"touches", report.touches},
-            {"last_touch", report.last_touch}};
+OrderedJson to_value(const model::DeviceReport& device);
+OrderedJson to_value(const model::TransitionCounts& counts);
+OrderedJson to_value(const protocol::HasFields auto& parts);
+
+template <class T>
+OrderedJson to_value(const T& value) requires(!protocol::HasFields<T>) {
+    if constexpr (std::is_enum_v<T>)
+        return model::to_string(value);
+    else
+        return value;
 }
 
 template <class T>
-OrderedJson to_array(const std::vector<T>& items) {
+OrderedJson to_value(const std::optional<T>& value) {
+    return value ? to_value(*value) : OrderedJson(nullptr);
+}
+
+template <protocol::HasFields T>
+OrderedJson to_value(const std::vector<T>& items) {
     auto values = OrderedJson::array();
     for (const auto& item : items) values.push_back(to_value(item));
     return values;
 }
 
+void add_members(OrderedJson& object, const protocol::HasFields auto& parts) {
+    const std::remove_cvref_t<decltype(parts)> initial{};
+    protocol::any_field(parts, initial, [&](auto field, const auto& its) {
+        const auto& [path, is_null_unset] = field.key;
+        if constexpr (protocol::HasFields<decltype(its)>)
+            if (path.empty()) add_members(object, field.value);
+        if (path.empty()) return false;
+        auto& member = object[OrderedJson::json_pointer(fmt::format("/{}", path))];
+        if (!is_null_unset || !protocol::is_default(field.value, its)) member = to_value(field.value);
+        return false;
+    });
+}
+
+OrderedJson to_value(const protocol::HasFields auto& parts) {
+    OrderedJson value;
+    add_members(value, parts);
+    return value;
+}
+
+OrderedJson to_value(const model::DeviceReport& device) {
+    OrderedJson value;
+    add_members(value, device);
+    if (device.total == 0) // the driver was not asked
+        for (const auto* const figure : {"free_before_bytes", "free_after_bytes", "total_bytes"})
+            value.erase(figure);
+    return value;
+}
+
+OrderedJson to_value(const model::TransitionCounts& counts) {
+    OrderedJson value;
+    add_members(value, counts);
+    value["done"] = model::done_of(counts);
+    return value;
+}
+
 OrderedJson to_value(const model::Report& report) {
-    OrderedJson value{{"operation", model::to_string(report.operation)}};
-    if (report.operation == model::Operation::sleep) value["level"] = static_cast<int>(report.level);
-    value["dry_run"] = report.dry_run;
-    value["changed"] = report.changed;
-    value["state_seconds"] = report.state_seconds;
-    value["idle_seconds"] = report.idle_seconds ? OrderedJson(*report.idle_seconds) : OrderedJson(nullptr);
-    value["inhibited"] = report.inhibited;
-    value["inhibited_seconds"] =
-        report.inhibited_seconds ? OrderedJson(*report.inhibited_seconds) : OrderedJson(nullptr);
-    value["host_bytes"] = report.host_bytes;
-    value["file_bytes"] = report.file_bytes;
+    OrderedJson value;
+    add_members(value, report);
+    if (report.operation != model::Operation::sleep) value.erase("level");
     value["in_files_bytes"] = in_files(report);
-    value["directories"] = report.directories;
-    value["retained_bytes"] = report.retained_bytes;
-    value["woken_bytes"] = report.woken_bytes;
-    value["woken_seconds"] = report.woken_seconds;
-    value["deep"] = report.deep;
-    value["deep_bytes"] = report.deep_bytes;
-    value["deep_refusal"] =
-        report.deep_refusal.empty() ? OrderedJson(nullptr) : OrderedJson(report.deep_refusal);
-    value["seconds_since_wake"] =
-        report.seconds_since_wake ? OrderedJson(*report.seconds_since_wake) : OrderedJson(nullptr);
-    value["times"] = to_value(report.times);
-    value["tags"] = to_array(report.tags);
-    value["devices"] = to_array(report.devices);
-    value["captures"] = report.intercepts;
-    value["gate"] = gate_of(report);
-    value["residual"] = to_array(report.residual);
-    value["wakes_waiting"] = to_array(report.wakes_waiting);
-    value["transitions"] = to_array(report.transitions);
-    value["dropped_without_refill"] = report.dropped_without_refill;
-    value["notes"] = report.notes;
-    value["agent_version"] = report.version.empty() ? OrderedJson(nullptr) : OrderedJson(report.version);
-    value["features"] = report.features;
     return value;
 }
 

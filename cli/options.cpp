@@ -141,24 +141,25 @@ bool wants_json(const CLI::App& app, int argc, const char* const* argv) {
     return has_json && std::find_if(argv, end, is("--json")) != end;
 }
 
-/// Puts the directory into the request. Returns what is wrong with it, or nothing.
-std::string read_directory(const TypedStores& typed, model::SleepRequest& request) {
+/// Puts the directory into `placement`. Returns what is wrong with it, or nothing.
+std::string read_directory(const TypedStores& typed, model::Placement& placement) {
     if (!typed.directory.empty() && typed.stores.empty() && typed.spill.empty()) {
-        request.store = model::Store::file; // who names a directory means files
-        request.store_is_named = true;
+        placement.store = model::Store::file; // who names a directory means files
+        placement.store_is_named = true;
     }
-    const bool needs_directory = model::uses_files(request);
-    request.spill = !typed.spill.empty();
-    if (request.spill && !typed.directory.empty() && typed.directory != typed.spill)
+    const bool needs_directory = model::uses_files(placement);
+    placement.spill = !typed.spill.empty();
+    if (placement.spill && !typed.directory.empty() && typed.directory != typed.spill)
         return "--dir and --spill name different directories; a sleep uses only one";
     const auto& directory = typed.directory.empty() ? typed.spill : typed.directory;
     if (needs_directory && directory.empty()) return "--store file needs --dir";
-    if (!needs_directory && !request.spill && !directory.empty())
+    if (!needs_directory && !placement.spill && !directory.empty())
         return "--dir can be used only with --store file";
-    if (request.keep_files && directory.empty()) return "--keep-files can be used only with --dir or --spill";
+    if (placement.keep_files && directory.empty())
+        return "--keep-files can be used only with --dir or --spill";
     if (directory.empty()) return {};
     std::error_code failure;
-    request.directory = std::filesystem::absolute(directory, failure).lexically_normal();
+    placement.directory = std::filesystem::absolute(directory, failure).lexically_normal();
     if (!failure) return {};
     return fmt::format("the directory '{}' is relative to a working directory that is gone", directory);
 }
@@ -336,11 +337,11 @@ usage::Row dir_row(TypedStores& typed) {
     return {"--dir", usage::path("DIR", typed.directory), "Keep contents in compressed files in DIR"};
 }
 
-std::string read_stores(const TypedStores& typed, model::SleepRequest& request) {
+std::string read_stores(const TypedStores& typed, model::Placement& placement) {
     for (const auto& word : typed.stores)
-        if (auto added = model::add_store(word, request); !added)
+        if (auto added = model::add_store(word, placement); !added)
             return "--store: " + std::move(added).error().message;
-    return read_directory(typed, request);
+    return read_directory(typed, placement);
 }
 
 } // namespace gpu_sleep::cli

@@ -103,7 +103,7 @@ struct TypedStores {
 [[nodiscard]] usage::Row store_row(TypedStores& typed);
 [[nodiscard]] usage::Row dir_row(TypedStores& typed);
 
-/// Puts what was typed into the request. Returns what is wrong with it, or nothing.
-[[nodiscard]] std::string read_stores(const TypedStores& typed, model::SleepRequest& request);
+/// Puts what was typed into `placement`. Returns what is wrong with it, or nothing.
+[[nodiscard]] std::string read_stores(const TypedStores& typed, model::Placement& placement);
 
 } // namespace gpu_sleep::cli

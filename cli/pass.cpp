@@ -16,6 +16,9 @@
 #include <vector>
 
 namespace gpu_sleep::cli {
+
+namespace policy = control::policy;
+
 namespace {
 
 /// Prints what has failed, as soon as it is known.
@@ -39,7 +42,7 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
     int status = exit_status::done;
     for (const auto& outcome : outcomes) {
         const auto* const report = std::get_if<model::Report>(&outcome.answer);
-        if (report && is_told && (does_something(*report) || !options.request.whom.target.empty()))
+        if (report && is_told && (does_something(*report) || !options.request.whom.is_for_all()))
             text += render_operation(outcome.process, numbers.in(*report));
         status = control::worse_of(status, exit_status_of(outcome));
     }

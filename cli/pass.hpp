@@ -14,21 +14,19 @@
 
 namespace gpu_sleep::cli {
 
-namespace policy = control::policy;
-
 struct PassOptions {
     std::string program; ///< for messages
-    policy::PassRequest request;
-    policy::Sources sources;
+    control::policy::PassRequest request;
+    control::policy::Sources sources;
     OutputOptions output;
 };
 
 /// Says on standard error what is wrong with the files of policies, and has not been said before.
-void tell_complaints(const std::string& program, policy::Policies& policies);
+void tell_complaints(const std::string& program, control::policy::Policies& policies);
 
 /// Policies::load(), and tells the complaints, whatever comes of it.
-[[nodiscard]] Result<policy::Policies> load_policies(const std::string& program,
-                                                     const policy::Sources& sources);
+[[nodiscard]] Result<control::policy::Policies> load_policies(const std::string& program,
+                                                              const control::policy::Sources& sources);
 
 /// Gives host memory back until the budgets are kept, then puts to sleep, or further down, what has been idle
 /// for long enough. Says what it did, and why it cannot keep a budget. Returns the exit status.

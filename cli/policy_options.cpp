@@ -12,6 +12,8 @@
 
 namespace gpu_sleep::cli {
 
+namespace policy = control::policy;
+
 usage::Group policy_rows(TypedPolicy& typed) {
     return {"When processes sleep",
             {usage::brief({"--idle", usage::list("DURATION", typed.idle, '\0'),

@@ -13,8 +13,6 @@
 
 namespace gpu_sleep::cli {
 
-namespace policy = control::policy;
-
 /// What was typed.
 struct TypedPolicy {
     std::vector<std::string> idle;
@@ -32,11 +30,11 @@ struct TypedPolicy {
 [[nodiscard]] usage::Group policy_rows(TypedPolicy& typed);
 
 /// Puts what was typed into `sources`. Returns what is wrong with it, or nothing.
-[[nodiscard]] std::string read_policy(const TypedPolicy& typed, policy::Sources& sources);
+[[nodiscard]] std::string read_policy(const TypedPolicy& typed, control::policy::Sources& sources);
 
 /// Puts what was typed of a directory into `sources`. Returns which option is for a plain time alone, or
 /// nothing.
 [[nodiscard]] std::string read_rest(const model::SleepRequest& request, const TypedStores& stores,
-                                    policy::Sources& sources);
+                                    control::policy::Sources& sources);
 
 } // namespace gpu_sleep::cli

@@ -14,6 +14,9 @@
 #include <vector>
 
 namespace gpu_sleep::cli {
+
+namespace policy = control::policy;
+
 namespace {
 
 std::string words_for(const policy::Policy& policy, const std::string& user) {

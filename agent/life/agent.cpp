@@ -15,6 +15,7 @@
 #include "model/environment.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/joint.hpp"
+#include "operations/release.hpp"
 #include "operations/sleep_operation.hpp"
 #include "operations/turn.hpp"
 #include "operations/wake_operation.hpp"
@@ -378,12 +379,16 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
                            const server::DirectiveSource& directives, server::Asker asker,
                            Clock::time_point since) {
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
-    const auto* request = std::get_if<model::SleepRequest>(&operation);
-    if (request && request->host_budget && !request->dry_run) adopt_host_budget(*request->host_budget);
+    const auto* const sleep = model::sleep_in(operation);
+    if (sleep && sleep->host_budget && !sleep->dry_run) adopt_host_budget(*sleep->host_budget);
     auto report = guarded([&] {
-        if (request) {
-            operations::Joint joint(request->joint, progress, directives);
-            return operations::SleepOperation(parts_, *request, progress, joint, asker).run();
+        if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))
+            return operations::release(parts_, *release, progress);
+        if (sleep) {
+            operations::Joint joint(sleep->joint, progress, directives);
+            if (const auto* const idle = std::get_if<model::IdleSleepRequest>(&operation))
+                return operations::sleep_if_idle(parts_, *idle, progress, joint, asker);
+            return operations::SleepOperation(parts_, *sleep, progress, joint, asker).run();
         }
         const auto& wake = std::get<model::WakeRequest>(operation);
         if (wake.make_room && !wake.dry_run)
@@ -393,7 +398,8 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
         return operations::WakeOperation(parts_, wake, progress, joint, since).run();
     });
     if (report) return *std::move(report);
-    const auto& tags = request ? request->tags : std::get<model::WakeRequest>(operation).tags;
+    const auto* const wake = std::get_if<model::WakeRequest>(&operation);
+    const auto tags = sleep ? sleep->tags : wake ? wake->tags : std::vector<std::string>();
     return model::Failure{as_it_ends(std::move(report).error()), memory_.state(tags)};
 }
 

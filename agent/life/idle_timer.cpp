@@ -33,22 +33,23 @@ std::optional<Milliseconds> parse_idle(std::string_view text) noexcept {
 }
 
 /// Where it is to keep contents; nothing where that makes no sense.
-std::optional<model::SleepRequest> parse_stores(std::string_view words) {
-    model::SleepRequest request;
+std::optional<model::Placement> parse_stores(std::string_view words) {
+    model::Placement placement;
     for (bool is_last = false; !is_last;) {
         const auto comma = words.find(',');
         is_last = comma == std::string_view::npos;
-        if (!model::add_store(words.substr(0, comma), request)) return std::nullopt;
+        if (!model::add_store(words.substr(0, comma), placement)) return std::nullopt;
         if (!is_last) words.remove_prefix(comma + 1);
     }
-    return request;
+    return placement;
 }
 
-model::SleepRequest request_of_environment() {
+model::IdleSleepRequest request_of_environment() {
     namespace environment = model::environment;
-    auto request = parsed_setting(environment::k_idle_store,
-                                  "host or file, or TAG=STORE, separated by commas", parse_stores)
-                       .value_or(model::SleepRequest());
+    model::IdleSleepRequest request;
+    if (auto placement = parsed_setting(environment::k_idle_store,
+                                        "host or file, or TAG=STORE, separated by commas", parse_stores))
+        static_cast<model::Placement&>(request) = *std::move(placement);
     const auto parse_directory = [](std::string_view text) {
         return text.starts_with('/') ? std::optional(std::string(text)) : std::nullopt;
     };
@@ -67,7 +68,7 @@ model::SleepRequest request_of_environment() {
 IdleTimer::IdleTimer() : after_(parsed_setting(model::environment::k_idle, k_idle_words, parse_idle)) {
     if (!after_) return;
     wanted_ = request_of_environment();
-    wanted_.only_if_idle = after_;
+    wanted_.only_if_idle = *after_;
 }
 
 Milliseconds IdleTimer::pause_between_looks() const noexcept {
@@ -82,7 +83,7 @@ bool IdleTimer::is_due(double idle_seconds) const noexcept {
     return Clock::now() >= next_try_;
 }
 
-model::SleepRequest IdleTimer::request() const {
+model::IdleSleepRequest IdleTimer::request() const {
     auto request = wanted_;
     const MutexLock lock(mutex_);
     request.deep &= !goes_less_deep_;

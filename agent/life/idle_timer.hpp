@@ -27,7 +27,7 @@ public:
     /// Whether it is time: the process is awake, at least in part, and has been idle for so long.
     [[nodiscard]] bool is_due(double idle_seconds) const noexcept;
     /// The request: deep if that is wanted, and the last try was not refused for it.
-    [[nodiscard]] model::SleepRequest request() const;
+    [[nodiscard]] model::IdleSleepRequest request() const;
     /// How it ended, and whether it was to be deep.
     void note_end(const server::Outcome& outcome, bool was_deep);
 
@@ -36,7 +36,7 @@ public:
 
 private:
     std::optional<Milliseconds> after_;
-    model::SleepRequest wanted_; ///< as the environment has it
+    model::IdleSleepRequest wanted_; ///< as the environment has it
 
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::string trouble_ GPU_SLEEP_GUARDED_BY(mutex_);         ///< why the last try failed; empty: it did not

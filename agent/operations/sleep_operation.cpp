@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "driver/context.hpp"
-#include "gate/gate.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
 #include "peers/room_plan.hpp"
@@ -30,6 +29,19 @@ bool has_moved(const Report& report) noexcept {
                                           [](const auto& device) { return device.relocated > 0; });
 }
 
+/// Of a sleep that was not to be: `note` says why.
+Report unchanged(Parts& parts, const model::SleepRequest& request, std::string note,
+                 Clock::time_point start) {
+    Report report;
+    report.operation = model::Operation::sleep;
+    report.level = request.level;
+    report.dry_run = request.dry_run;
+    parts.memory.with_lock([&](const LockedMemory& locked) { parts.status.complete(locked, report); });
+    report.notes.push_back(std::move(note));
+    report.times.total = seconds_since(start);
+    return report;
+}
+
 } // namespace
 
 const SleepOperation::Remedy SleepOperation::k_remedies[] = {
@@ -41,10 +53,13 @@ const SleepOperation::Remedy SleepOperation::k_remedies[] = {
 };
 
 SleepOperation::SleepOperation(Parts& parts, const model::SleepRequest& request,
-                               const server::ProgressSink& progress, Joint& joint, server::Asker asker)
-    : parts_(parts), request_(request), asker_(progress),
-      progress_([this](const model::Progress& at) { return !works_again(at.phase) && asker_(at); }),
-      joint_(joint), who_asks_(asker), deadline_(start_ + request.timeout) {
+                               const server::ProgressSink& progress, Joint& joint, server::Asker asker,
+                               Idleness* idleness)
+    : parts_(parts), request_(request), asker_(progress), progress_([this](const model::Progress& at) {
+          return (!idleness_ || idleness_->lasts(at.phase)) && asker_(at);
+      }),
+      joint_(joint), who_asks_(asker), idleness_(idleness), deadline_(start_ + request.timeout) {
+    if (idleness && idleness->is_for_moves()) scope_ = sleep::Engine::Scope::sleepers;
     report_.operation = model::Operation::sleep;
     report_.level = request.level;
     report_.dry_run = request.dry_run;
@@ -138,11 +153,18 @@ bool SleepOperation::pause() noexcept {
     return parts_.memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
 }
 
+bool SleepOperation::adopt_touch_rule(LockedMemory& locked, const model::SleepRequest& request,
+                                      bool adds_to_sleep) {
+    const bool is_unattended = idleness_ || request.min_awake;
+    return locked.adopt_touch_rule(request, {.is_held = adds_to_sleep, .is_unattended = is_unattended},
+                                   is_own());
+}
+
 void SleepOperation::apply_to_sleepers() {
     const auto& request = spilled_ ? *spilled_ : request_;
     parts_.memory.with_lock([&](LockedMemory& locked) {
         if (!request.dry_run)
-            report_.changed |= locked.adopt_touch_rule(request, asleep_before_ > 0 || was_paused_, is_own());
+            report_.changed |= adopt_touch_rule(locked, request, asleep_before_ > 0 || was_paused_);
         // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
         // do.
         ignoring_errors([&] {
@@ -154,59 +176,14 @@ void SleepOperation::apply_to_sleepers() {
     });
 }
 
-Report SleepOperation::release_retained() {
-    const auto retained =
-        parts_.memory.with_lock([](const LockedMemory& locked) { return locked.contents().retained(); });
-    if (!request_.dry_run) report_.changed = give_back_all(parts_); // also what is being given back already
-    parts_.memory.with_lock([&](const LockedMemory& locked) {
-        ignoring_errors([&] {
-            parts_.status.complete(locked, report_);
-            report_.notes.push_back(fmt::format("{} {} of retained host memory",
-                                                report_.dry_run ? "would give back" : "gave back",
-                                                format_bytes(retained)));
-        });
-    });
-    report_.times.total = seconds_since(start_);
-    return std::move(report_);
-}
-
 Result<void> SleepOperation::check_consent() {
     const auto inhibited = parts_.inhibitors.now();
-    if (!inhibited || is_own() || request_.ignore_inhibitors || request_.release_retained) return {};
+    if (!inhibited || is_own() || request_.ignore_inhibitors) return {};
     const auto words = inhibited->seconds ? fmt::format("sleeps are inhibited for another {}",
                                                         format_seconds(*inhibited->seconds))
                                           : std::string("sleeps are inhibited");
     if (!request_.dry_run) return make_error(ErrorCode::inhibited, "{}", words);
     report_.notes.push_back(words + "; refused without --ignore-inhibitors");
-    return {};
-}
-
-std::string SleepOperation::why_not_unused() {
-    if (parts_.inhibitors.now() && !request_.ignore_inhibitors) return "sleeps are inhibited";
-    const auto now = parts_.status.report();
-    if (now.waiting > 0) return "work waits for it to wake";
-    // Time asleep counts as idle.
-    const auto unused = std::max(now.idle_seconds.value_or(0), now.state_seconds);
-    const auto wanted = std::chrono::duration<double>(*request_.only_if_idle).count();
-    if (unused < wanted) return fmt::format("it has been idle for only {}", format_seconds(unused));
-    scope_ = sleep::Engine::Scope::sleepers; // whoever wakes meanwhile stays awake
-    return {};
-}
-
-std::string SleepOperation::why_not_idle() {
-    const auto state = parts_.status.state();
-    const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
-    if (is_asleep && request_.store_is_named) return why_not_unused();
-    if (is_asleep) return "it sleeps already";
-    if (parts_.inhibitors.now() && !request_.ignore_inhibitors) return "sleeps are inhibited";
-    if (parts_.turnstile.is_held()) return "the program holds sleeps back (gpu_sleep_hold)";
-    const auto idle = parts_.idle.find();
-    if (!idle) return "it is not known whether it is idle";
-    if (idle->seconds == 0) return "it is at work";
-    const auto wanted = std::chrono::duration<double>(*request_.only_if_idle).count();
-    if (idle->seconds < wanted)
-        return fmt::format("it has been idle for only {}", format_seconds(idle->seconds));
-    idle_ = idle;
     return {};
 }
 
@@ -217,42 +194,13 @@ std::string SleepOperation::why_too_early() const {
     return *awake < wanted ? peers::woken_too_recently(*awake, wanted - *awake) : std::string();
 }
 
-bool SleepOperation::works_again(model::Progress::Phase phase) {
-    if (!idle_) return false;
-    const bool waits = phase == model::Progress::Phase::waiting && parts_.turnstile.is_held();
-    has_worked_ |= waits || gate::Gate::instance().activity().touches != idle_->touches;
-    return has_worked_;
-}
-
-Report SleepOperation::unchanged(std::string note) {
-    Report report;
-    report.operation = model::Operation::sleep;
-    report.level = request_.level;
-    report.dry_run = request_.dry_run;
-    parts_.memory.with_lock([&](const LockedMemory& locked) { parts_.status.complete(locked, report); });
-    report.notes.push_back(std::move(note));
-    report.times.total = seconds_since(start_);
-    return report;
-}
-
-Result<Report> SleepOperation::run() {
-    GPU_SLEEP_TRY(model::check_pause(request_));
-    if (!request_.only_if_idle) return carry_out();
-    if (auto why = why_not_idle(); !why.empty()) return unchanged(std::move(why));
-    auto done = carry_out();
-    const bool is_refused = !done && done.error().code == ErrorCode::cancelled && has_worked_;
-    if (!is_refused) return done;
-    return unchanged("it is at work again");
-}
-
 bool SleepOperation::names_store() const noexcept {
     return request_.store_is_named || !request_.stores.empty();
 }
 
 bool SleepOperation::moves_to_files() const noexcept {
     const auto is_file = [](const auto& each) { return each.store == model::Store::file; };
-    return !request_.release_retained && names_store() &&
-           (!request_.store_is_named || request_.store == model::Store::file) &&
+    return names_store() && (!request_.store_is_named || request_.store == model::Store::file) &&
            std::all_of(request_.stores.begin(), request_.stores.end(), is_file);
 }
 
@@ -268,7 +216,6 @@ Result<void> SleepOperation::move_deep_contents() {
 }
 
 Result<Report> SleepOperation::stay_deep() {
-    if (request_.release_retained) return unchanged("it sleeps deeply, and retains nothing");
     if (names_store() && !moves_to_files())
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can only move to files");
@@ -276,10 +223,9 @@ Result<Report> SleepOperation::stay_deep() {
         GPU_SLEEP_TRY(move_deep_contents());
     } else {
         if (joint_.is_joint()) GPU_SLEEP_TRY(pass_without_moving());
-        if (!request_.dry_run && !request_.only_if_idle)
-            parts_.memory.with_lock([&](LockedMemory& locked) {
-                report_.changed = locked.adopt_touch_rule(request_, true, is_own());
-            });
+        if (!request_.dry_run && !idleness_)
+            parts_.memory.with_lock(
+                [&](LockedMemory& locked) { report_.changed = adopt_touch_rule(locked, request_, true); });
     }
     if (!request_.dry_run) settle_gate(parts_.memory, parts_.status);
     parts_.memory.with_lock([&](const LockedMemory& locked) {
@@ -333,7 +279,7 @@ Result<void> SleepOperation::fall_asleep() {
         ignoring_errors([&] { report_.notes.emplace_back("it is paused as well"); });
     if ((has_slept && !has_moved_alone) || has_paused) parts_.idle.note_sleep();
     // Who looks for idle memory leaves as it is what sleeps already.
-    if (done && (has_slept || has_paused || !request_.only_if_idle)) apply_to_sleepers();
+    if (done && (has_slept || has_paused || !idleness_)) apply_to_sleepers();
     // Whoever moves contents wants their room, at once.
     if (done && has_moved(report_)) give_back_retired(parts_);
     // After a failure too: what could not be mapped again sleeps.
@@ -345,22 +291,19 @@ Result<void> SleepOperation::fall_asleep() {
     return done;
 }
 
-Result<Report> SleepOperation::carry_out() {
+Result<Report> SleepOperation::run() {
+    GPU_SLEEP_TRY(model::check_pause(request_));
     GPU_SLEEP_TRY(joint_.announce());
     GPU_SLEEP_TRY(check_consent());
-    const auto turn = Turn::take(parts_, !request_.release_retained, deadline_, progress_);
+    const auto turn = Turn::take(parts_, true, deadline_, progress_);
     if (!turn) return turn.error();
     if (parts_.memory.is_ending()) return process_is_ending();
-    if (auto why = why_too_early(); !why.empty()) return unchanged(std::move(why));
+    if (auto why = why_too_early(); !why.empty()) return unchanged(parts_, request_, std::move(why), start_);
     const auto is_deep = parts_.deep.look();
     // What is kept of a process that the driver has lost can be saved still.
     const bool saves_lost = !is_deep && is_deep.error().code == ErrorCode::context_lost && moves_to_files();
     if (!is_deep && !saves_lost) return is_deep.error();
     if (saves_lost || *is_deep) return stay_deep();
-    if (request_.release_retained) {
-        const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-        return release_retained();
-    }
     GPU_SLEEP_TRY(fall_asleep());
     GPU_SLEEP_TRY(go_deep());
     parts_.memory.with_lock([&](const LockedMemory& locked) {
@@ -368,6 +311,18 @@ Result<Report> SleepOperation::carry_out() {
     });
     report_.times.total = seconds_since(start_);
     return std::move(report_);
+}
+
+Result<Report> sleep_if_idle(Parts& parts, const model::IdleSleepRequest& request,
+                             const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
+    const auto start = Clock::now();
+    GPU_SLEEP_TRY(model::check_pause(request));
+    Idleness idleness(parts, request);
+    if (auto why = idleness.find(); !why.empty()) return unchanged(parts, request, std::move(why), start);
+    auto done = SleepOperation(parts, request, progress, joint, asker, &idleness).run();
+    const bool is_refused = !done && done.error().code == ErrorCode::cancelled && idleness.is_over();
+    if (is_refused) return unchanged(parts, request, "it is at work again", start);
+    return done;
 }
 
 } // namespace gpu_sleep::agent::operations

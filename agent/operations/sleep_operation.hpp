@@ -6,6 +6,7 @@
 
 #include "base/result.hpp"
 #include "model/model.hpp"
+#include "operations/idleness.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "operations/turn.hpp"
@@ -19,16 +20,16 @@ namespace gpu_sleep::agent::operations {
 /// One sleep, run once, on the operations thread.
 class SleepOperation {
 public:
+    /// `idleness`: what the sleep is for, if it is for that alone.
     SleepOperation(Parts& parts, const model::SleepRequest& request, const server::ProgressSink& progress,
-                   Joint& joint, server::Asker asker);
+                   Joint& joint, server::Asker asker, Idleness* idleness = nullptr);
     SleepOperation(const SleepOperation&) = delete;
     SleepOperation& operator=(const SleepOperation&) = delete;
     ~SleepOperation() { parts_.deep.end_looks(); }
 
-    /// A process that is not idle as asked (SleepRequest::only_if_idle), or works again before the point of
-    /// no return, is reported unchanged, with a note that says why. Errors: those of Turnstile::enter(),
-    /// Quiesce::run(), Engine::sleep() and Joint::wait_ready(): all is awake that was, but for what could not
-    /// be mapped again; no_process (it is ending).
+    /// Errors: those of Turnstile::enter(), Quiesce::run(), Engine::sleep() and Joint::wait_ready(): all is
+    /// awake that was, but for what could not be mapped again; no_process (it is ending); cancelled also
+    /// where the idleness does not last.
     [[nodiscard]] Result<model::Report> run();
 
 private:
@@ -53,18 +54,8 @@ private:
     /// Refuses a request from outside while sleeps are inhibited, and only says so in a dry run. Errors:
     /// inhibited.
     [[nodiscard]] Result<void> check_consent();
-    /// Why the process is not to sleep now; empty: it is idle as asked.
-    [[nodiscard]] std::string why_not_idle();
-    /// Why what sleeps is not to move now; empty: it has been idle or asleep for as long as asked, and
-    /// nothing but moves is done.
-    [[nodiscard]] std::string why_not_unused();
     /// Why it is too early to sleep again (SleepRequest::min_awake); empty: it is not.
     [[nodiscard]] std::string why_too_early() const;
-    /// Whether the program, which was idle, has worked since, or has sleeps wait.
-    [[nodiscard]] bool works_again(model::Progress::Phase phase);
-    [[nodiscard]] model::Report unchanged(std::string note);
-    /// run() without a look at idleness.
-    [[nodiscard]] Result<model::Report> carry_out();
 
     /// Whether the program itself asks: then no inhibitor stands in its way.
     [[nodiscard]] bool is_own() const noexcept { return who_asks_ == server::Asker::program; }
@@ -83,8 +74,6 @@ private:
     [[nodiscard]] Result<void> go_deep();
     /// From the turn to the end of the sleep that the agent makes.
     [[nodiscard]] Result<void> fall_asleep();
-    /// All of a request that puts nothing to sleep.
-    [[nodiscard]] model::Report release_retained();
     /// How the asker follows the transaction.
     [[nodiscard]] sleep::Control control();
     /// Gets the program quiet, and moves contents as often as remedies allow.
@@ -94,6 +83,9 @@ private:
     [[nodiscard]] Result<void> pass_without_moving();
     /// Where that is asked for, and the program is quiet for it. Returns whether it is paused by that.
     [[nodiscard]] bool pause() noexcept;
+    /// As LockedMemory::adopt_touch_rule().
+    [[nodiscard]] bool adopt_touch_rule(LockedMemory& locked, const model::SleepRequest& request,
+                                        bool adds_to_sleep);
     /// Does what the request says of all that sleeps, whichever request put it to sleep.
     void apply_to_sleepers();
 
@@ -104,6 +96,7 @@ private:
         progress_; ///< the asker's; what was to sleep for being idle goes on while it is
     Joint& joint_;
     const server::Asker who_asks_;
+    Idleness* const idleness_;
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_;
     sleep::Engine::Scope scope_ = sleep::Engine::Scope::all;
@@ -113,8 +106,13 @@ private:
     Callbacks::Jobs owed_; ///< if the sleep does not come
     Bytes asleep_before_ = 0;
     bool was_paused_ = false;
-    std::optional<IdleWatch::Idle> idle_; ///< as it was when it was found idle as asked
-    bool has_worked_ = false;             ///< since then
 };
+
+/// A sleep that is only for what is idle, on the operations thread. A process that is not idle as asked, or
+/// works again before the point of no return, is reported unchanged, with a note that says why. Errors: those
+/// of SleepOperation::run().
+[[nodiscard]] Result<model::Report> sleep_if_idle(Parts& parts, const model::IdleSleepRequest& request,
+                                                  const server::ProgressSink& progress, Joint& joint,
+                                                  server::Asker asker);
 
 } // namespace gpu_sleep::agent::operations

@@ -20,9 +20,7 @@ namespace {
 using model::Transition;
 
 bool changes_nothing(const server::Operation& operation) noexcept {
-    if (const auto* wake = std::get_if<model::WakeRequest>(&operation)) return wake->dry_run;
-    const auto& sleep = std::get<model::SleepRequest>(operation);
-    return sleep.dry_run || sleep.release_retained;
+    return model::terms_in(operation)->dry_run || std::holds_alternative<model::ReleaseRequest>(operation);
 }
 
 /// A sleep may have set no more than how touches are met; a new pause has waited for the GPU.

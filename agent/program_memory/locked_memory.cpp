@@ -71,10 +71,11 @@ Result<sleep::Woken> LockedMemory::wake(const model::WakeRequest& request, const
     return woken;
 }
 
-bool LockedMemory::adopt_touch_rule(const model::SleepRequest& request, bool adds_to_sleep, bool is_own) {
+bool LockedMemory::adopt_touch_rule(const model::SleepRequest& request, Before before, bool is_own) {
     if (state() == model::State::awake && !request.deep) return false;
     auto& now = rule_;
-    const auto rule = touch_rule_after(now, default_rule_, request, {adds_to_sleep, is_paused_});
+    before.is_paused = is_paused_;
+    const auto rule = touch_rule_after(now, default_rule_, request, before);
     const auto mode = gate_mode(now, ledger_);
     if (is_own && request.level != model::Level::pause) ledger_.note_own_sleep(request.tags);
     const bool is_new =

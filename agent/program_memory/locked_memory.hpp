@@ -65,8 +65,9 @@ public:
     [[nodiscard]] Result<sleep::Woken> wake(const model::WakeRequest& request, const sleep::Control& control,
                                             model::Report& report);
     /// Does what `request` says of touches of all that sleeps, whichever request put it to sleep; nothing
-    /// where all is awake. `is_own`: the program made it. Returns whether that changed how touches are met.
-    [[nodiscard]] bool adopt_touch_rule(const model::SleepRequest& request, bool adds_to_sleep, bool is_own);
+    /// where all is awake. Whether it is paused `before` need not say. `is_own`: the program made the
+    /// request. Returns whether that changed how touches are met.
+    [[nodiscard]] bool adopt_touch_rule(const model::SleepRequest& request, Before before, bool is_own);
 
     /// Host memory to prepare for each device, in whole pieces: for what a sleep of level 1 would keep, and
     /// is not retained.

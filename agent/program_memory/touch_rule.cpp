@@ -11,8 +11,7 @@ using model::GateMode;
 TouchRule touch_rule_after(const TouchRule& now, const TouchRule& environment,
                            const model::SleepRequest& request, Before before) {
     auto rule = before.is_held ? now : environment;
-    const bool is_unattended = request.only_if_idle || request.min_awake;
-    if (request.on_touch && !(before.is_held && before.is_paused && is_unattended))
+    if (request.on_touch && !(before.is_held && before.is_paused && before.is_unattended))
         rule.on_touch = *request.on_touch;
     if (request.touch_limit) rule.limit = request.touch_limit;
     if (request.gate) rule.gate = request.gate;

@@ -15,10 +15,9 @@ constexpr Milliseconds k_least_pause{50};
 
 Milliseconds Line::Place::time_left(Clock::time_point now) const noexcept {
     if (shortage_) return std::chrono::duration_cast<Milliseconds>(shortage_->until - now);
-    const auto* const sleep = std::get_if<model::SleepRequest>(&job_.operation);
     const auto* const wake = std::get_if<model::WakeRequest>(&job_.operation);
     if (wake && job_.asker != Asker::command) return Milliseconds::max();
-    const auto limit = sleep ? sleep->timeout : wake->timeout + wake->wait;
+    const auto limit = model::terms_in(job_.operation)->timeout + (wake ? wake->wait : Milliseconds(0));
     return limit - std::chrono::duration_cast<Milliseconds>(now - job_.since);
 }
 

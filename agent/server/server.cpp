@@ -82,9 +82,8 @@ Outcome Server::post(Operation operation, ProgressSink progress) {
     auto outcome = promise.get_future();
     Job job{std::move(operation), std::move(progress),
             [&promise](Outcome done) { promise.set_value(std::move(done)); }, Asker::program};
-    const auto* const sleep = std::get_if<model::SleepRequest>(&job.operation);
-    const bool is_limited = sleep != nullptr;
-    const auto limit = is_limited ? job.since + sleep->timeout : job.since;
+    const bool is_limited = !std::holds_alternative<model::WakeRequest>(job.operation);
+    const auto limit = job.since + model::terms_in(job.operation)->timeout;
     enqueue(std::move(job));
     // The listening thread may be waiting, and has no descriptor by which to tell it of this job's time.
     if (is_limited && outcome.wait_until(limit) == std::future_status::timeout) expire_jobs(true);
@@ -101,7 +100,7 @@ void Server::submit_for_touch(model::WakeRequest request, std::function<bool()> 
              std::move(done), Asker::touch, std::move(on_shortage)});
 }
 
-void Server::submit_if_free(model::SleepRequest request, std::function<void(const Outcome&)> done) {
+void Server::submit_if_free(model::IdleSleepRequest request, std::function<void(const Outcome&)> done) {
     if (!has_jobs())
         enqueue(
             {std::move(request), [](const model::Progress&) { return true; }, std::move(done), Asker::timer});
@@ -202,8 +201,8 @@ Outcome Server::outcome_of(Line::Place& place) noexcept {
     auto& job = place.job();
     // What it has waited for is off its time. A wake that has begun is carried through: callbacks that got no
     // time would leave its tags without a refill.
-    if (auto* sleep = std::get_if<model::SleepRequest>(&job.operation))
-        sleep->timeout = std::max(place.time_left(Clock::now()), Milliseconds(0));
+    if (!std::holds_alternative<model::WakeRequest>(job.operation))
+        model::terms_in(job.operation)->timeout = std::max(place.time_left(Clock::now()), Milliseconds(0));
     std::optional<Outcome> outcome;
     auto run = guarded([&]() -> Result<void> {
         if (place.has_waited() && !job.progress({model::Progress::Phase::waiting, 0, 0}))
@@ -346,9 +345,7 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
             connection->answer(model::Failure{given.error(), model::State::awake});
         return false;
     }
-    std::optional<Operation> operation;
-    auto* const sleep = std::get_if<model::SleepRequest>(&**request);
-    if (sleep && sleep->only_if_idle && has_jobs()) {
+    if (const auto* const sleep = std::get_if<model::IdleSleepRequest>(&**request); sleep && has_jobs()) {
         auto report = status();
         report.operation = model::Operation::sleep;
         report.level = sleep->level;
@@ -357,8 +354,14 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
         connection->answer(std::move(report));
         return false;
     }
-    if (sleep) operation = std::move(*sleep);
-    if (auto* wake = std::get_if<model::WakeRequest>(&**request)) operation = std::move(*wake);
+    auto operation = std::visit(
+        [](auto& wanted) -> std::optional<Operation> {
+            if constexpr (std::is_constructible_v<Operation, decltype(wanted)>)
+                return std::move(wanted);
+            else
+                return std::nullopt;
+        },
+        **request);
     if (!operation) {
         connection->answer(model::Failure{make_error(ErrorCode::internal, "this request is not an operation"),
                                           model::State::awake});

@@ -86,7 +86,7 @@ public:
 
     /// A sleep that the agent itself asks for, without waiting for it; not while there is anything else to
     /// run. `done` is called on one of the two threads.
-    void submit_if_free(model::SleepRequest request, std::function<void(const Outcome&)> done);
+    void submit_if_free(model::IdleSleepRequest request, std::function<void(const Outcome&)> done);
 
     /// Has the operations thread tidy up when the time is over, or before, once it has no operation to run.
     /// Takes no memory, and waits for nobody who does anything else meanwhile: it is called where the program

@@ -11,6 +11,12 @@
 #include <cstddef>
 
 namespace gpu_sleep::cli::doctor {
+
+using gpu_sleep::doctor::Diagnosis;
+using gpu_sleep::doctor::Finding;
+using gpu_sleep::doctor::Findings;
+using gpu_sleep::doctor::Level;
+
 namespace {
 
 std::string_view word_for(Level level) noexcept {
@@ -40,13 +46,6 @@ OrderedJson to_value(const Findings& findings) {
 }
 
 } // namespace
-
-int exit_status_of(const Diagnosis& diagnosis) noexcept {
-    int status = exit_status_of(diagnosis.machine);
-    for (const auto& process : diagnosis.processes)
-        if (status == exit_status::done) status = exit_status_of(process.findings);
-    return status;
-}
 
 std::string render(const Diagnosis& diagnosis, bool bad_only) {
     std::vector<Line> lines;

@@ -104,12 +104,12 @@ std::optional<std::filesystem::path> FileBatch::left_behind() const {
     return snapshot_->file.path();
 }
 
-Result<void> FileKeeper::open(const model::SleepRequest& request, SaveOptions& options,
+Result<void> FileKeeper::open(const model::Choice& choice, SaveOptions& options,
                               std::vector<std::string>& notes) {
-    options.keeps_files = request.keep_files;
-    if (request.directory.empty()) return {};
-    auto directory = store::SnapshotDirectory::open(request.directory);
-    if (!directory && model::uses_files(request)) return std::move(directory).error();
+    options.keeps_files = choice.keep_files;
+    if (choice.directory.empty()) return {};
+    auto directory = store::SnapshotDirectory::open(choice.directory);
+    if (!directory && model::uses_files(choice)) return std::move(directory).error();
     if (!directory) return {};
     // Whoever looks here takes away what a crash has left.
     if (const auto removed = (*directory)->remove_leftovers(); !removed)
@@ -117,11 +117,11 @@ Result<void> FileKeeper::open(const model::SleepRequest& request, SaveOptions& o
     if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty()) {
         auto note =
             fmt::format("in {}, files stay that may belong to processes out of sight: {}, the first {}",
-                        request.directory, counted(doubtful->size(), "snapshot"), doubtful->front().text());
+                        choice.directory, counted(doubtful->size(), "snapshot"), doubtful->front().text());
         // A sleep may try again.
         if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
     }
-    if (model::uses_files(request)) options.directory = *std::move(directory);
+    if (model::uses_files(choice)) options.directory = *std::move(directory);
     return {};
 }
 
@@ -130,7 +130,7 @@ std::unique_ptr<Batch> FileKeeper::make_batch(Label label, const SaveOptions& op
 }
 
 void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const {
-    const auto& directory = rehearsal.request.directory;
+    const auto& directory = rehearsal.choice.directory;
     if (needed == 0 || directory.empty()) return;
     auto space = store::SnapshotDirectory::free_space_in(directory);
     if (!space) {

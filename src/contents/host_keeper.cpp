@@ -220,10 +220,10 @@ Result<void> HostBatch::unprotect() noexcept {
     return arena_ ? arena_->unprotect() : Result<void>();
 }
 
-Result<void> HostKeeper::open(const model::SleepRequest& request, SaveOptions& options,
+Result<void> HostKeeper::open(const model::Choice& choice, SaveOptions& options,
                               std::vector<std::string>& /*notes*/) {
-    options.copies_all = request.copy_all;
-    options.checks_copies = request.check_copies;
+    options.copies_all = choice.copy_all;
+    options.checks_copies = choice.check_copies;
     return {};
 }
 
@@ -287,9 +287,9 @@ void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
     if (const auto room = store::HostAccount::own().room(); room && room->bytes < headroom.bytes)
         headroom = {room->bytes, "what this user's processes may hold together"};
     const auto available = headroom.bytes;
-    const auto* const outcome = needed <= available       ? ""
-                                : rehearsal.request.spill ? ": the rest would go to files"
-                                                          : ": it would fail, unless enough of it is zero";
+    const auto* const outcome = needed <= available      ? ""
+                                : rehearsal.choice.spill ? ": the rest would go to files"
+                                                         : ": it would fail, unless enough of it is zero";
     notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
                                 format_bytes(needed), format_bytes(available), headroom.limited_by, outcome));
 }

@@ -90,7 +90,7 @@ public:
     [[nodiscard]] bool is_mendable() const noexcept override { return false; }
     [[nodiscard]] bool gives_at_once() const noexcept override { return true; }
     [[nodiscard]] bool may_replace() const noexcept override { return true; }
-    [[nodiscard]] Result<void> open(const model::SleepRequest& request, SaveOptions& options,
+    [[nodiscard]] Result<void> open(const model::Choice& choice, SaveOptions& options,
                                     std::vector<std::string>& notes) override;
     [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, const SaveOptions& options) override;
     void note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const override;

@@ -207,7 +207,7 @@ using Failures = std::map<Number, Error>;
 
 /// What a dry run supposes.
 struct Rehearsal {
-    const model::SleepRequest& request;
+    const model::Choice& choice;
     bool is_fallback = false; ///< host memory cannot take it: it goes to files, if the request says so
     Options options{};
 };
@@ -233,9 +233,9 @@ public:
     /// a tag's contents are used as they are if none has changed.
     [[nodiscard]] virtual bool may_replace() const noexcept { return false; }
 
-    /// Opens what `request` wants of this store, into its part of `options`. Adds to `notes` what its user
+    /// Opens what `choice` wants of this store, into its part of `options`. Adds to `notes` what its user
     /// should know of what is there. Errors: not_permitted, io_failed.
-    [[nodiscard]] virtual Result<void> open(const model::SleepRequest& /*request*/, SaveOptions& /*options*/,
+    [[nodiscard]] virtual Result<void> open(const model::Choice& /*choice*/, SaveOptions& /*options*/,
                                             std::vector<std::string>& /*notes*/) {
         return {};
     }

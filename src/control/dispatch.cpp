@@ -5,6 +5,7 @@
 #include "control/dispatch.hpp"
 
 #include "control/driver_engine.hpp"
+#include "control/members.hpp"
 #include "control/tasks.hpp"
 
 #include <algorithm>
@@ -18,25 +19,26 @@ namespace {
 constexpr Milliseconds k_patience{5'000}; ///< with questions that change nothing
 
 const model::SleepRequest* sleep_of(const Command& command) noexcept {
-    return std::get_if<model::SleepRequest>(&command.request);
+    return model::sleep_in(command.request);
 }
 
-const model::WakeRequest& wake_of(const Command& command) {
-    return std::get<model::WakeRequest>(command.request);
+const model::WakeRequest* wake_of(const Command& command) noexcept {
+    return std::get_if<model::WakeRequest>(&command.request);
 }
 
 /// Whether the processes go together, as one operation: not so where it only looks, or gives back.
 bool is_joint(const Command& command) {
     const auto* const sleep = sleep_of(command);
-    return sleep ? sleep->joint : wake_of(command).joint;
+    const auto* const wake = wake_of(command);
+    return sleep ? sleep->joint : wake && wake->joint;
 }
 
 /// When all that go together must be ready; max() where only each has its limit.
 Clock::time_point end_of(const Command& command) {
-    if (const auto* sleep = sleep_of(command))
-        return sleep->bounds_all ? Clock::now() + sleep->timeout : Clock::time_point::max();
-    const auto& wake = wake_of(command);
-    return wake.bounds_all ? Clock::now() + wake.timeout + wake.wait : Clock::time_point::max();
+    const auto& terms = *model::terms_in(command.request);
+    if (!terms.bounds_all) return Clock::time_point::max();
+    const auto* const wake = wake_of(command);
+    return Clock::now() + terms.timeout + (wake ? wake->wait : Milliseconds(0));
 }
 
 Error has_agent(const Process& process) {
@@ -47,7 +49,7 @@ Error has_agent(const Process& process) {
 
 /// Why the driver is not to wake the process, which stands so. Errors: invalid_argument.
 Result<void> check_wake_by_driver(const Command& command, const Process& process, checkpoint::State state) {
-    const auto& wake = wake_of(command);
+    const auto& wake = *wake_of(command);
     if (!wake.tags.empty() || !wake.order.empty())
         return make_error(
             ErrorCode::invalid_argument,
@@ -68,10 +70,10 @@ Result<void> check_wake_by_driver(const Command& command, const Process& process
 }
 
 DriverRequest driver_request(const Command& command) {
-    if (const auto* sleep = sleep_of(command))
-        return {model::Operation::sleep, sleep->dry_run, sleep->timeout, {}, false};
-    const auto& wake = wake_of(command);
-    return {model::Operation::wake, wake.dry_run, wake.timeout, wake.wait, command.force, command.moves};
+    const auto& terms = *model::terms_in(command.request);
+    const auto* const wake = wake_of(command);
+    if (!wake) return {model::Operation::sleep, terms.dry_run, terms.timeout, {}, false};
+    return {model::Operation::wake, terms.dry_run, terms.timeout, wake->wait, command.force, command.moves};
 }
 
 /// The error of tags that none of the processes has, so that somebody may have mistyped one; nothing if there
@@ -156,7 +158,7 @@ Result<Process> Dispatch::choose_driver(const std::string& word, const Result<Ta
         return has_agent(*process);
     }
     if (engine == Engine::automatic) return process;
-    if (!sleep_of(command_)) {
+    if (wake_of(command_)) {
         const auto state = state_by_driver(*process);
         if (!state) return state.error().code == ErrorCode::stopped ? state.error() : found.error();
         GPU_SLEEP_TRY(check_wake_by_driver(command_, *process, *state));
@@ -223,8 +225,8 @@ Result<std::vector<Outcome>> Dispatch::carry_out(Listener& listener, Interruptio
     finder_.forget(); // a person may have been asked meanwhile
     auto outcomes =
         is_joint(command_) ? ask_together(listener, interruptions) : ask_agents(listener, interruptions);
-    const auto* const sleep = sleep_of(command_);
-    const bool is_scheduled = sleep && sleep->only_if_idle; // it may find nothing each time
+    // It may find nothing each time.
+    const bool is_scheduled = std::holds_alternative<model::IdleSleepRequest>(command_.request);
     if (command_.whom.words.empty() && !is_joint(command_) && !is_scheduled)
         if (auto error = error_of_tags(outcomes)) return *std::move(error);
     if (command_.whom.is_for_all()) std::erase_if(outcomes, is_passed_over);

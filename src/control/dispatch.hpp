@@ -27,7 +27,7 @@ enum class Engine : std::uint8_t {
 /// What is asked, and of whom.
 struct Command {
     Selection whom{};
-    protocol::Request request{};   ///< a sleep or a wake; `joint` where the processes go together
+    protocol::Request request{};   ///< an operation; `joint` where the processes go together
     Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
     bool force = false;            ///< the driver restores also where it is not known whether there is room
     std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs

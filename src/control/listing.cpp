@@ -146,20 +146,19 @@ Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t
 }
 
 Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional<uid_t> user,
-                                        model::SleepRequest request, Milliseconds patience) {
+                                        model::IdleSleepRequest request, Milliseconds patience) {
     request.dry_run = true;
     request.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
     Finder finder;
-    const auto ask = [&]() -> Result<std::vector<Outcome>> {
+    const auto ask = [&](const protocol::Request& asked) -> Result<std::vector<Outcome>> {
         auto targets = find_targets(finder, target, {.user = user});
         if (!targets) return std::move(targets).error();
-        return ask_each(finder, *std::move(targets), request, patience);
+        return ask_each(finder, *std::move(targets), asked, patience);
     };
-    const auto now = ask();
+    const auto now = ask(request);
     if (!now) return now.error();
-    request.only_if_idle.reset();
     request.ignore_inhibitors = true;
-    const auto outcomes = ask();
+    const auto outcomes = ask(static_cast<const model::SleepRequest&>(request));
     if (!outcomes) return outcomes.error();
     std::vector<Rehearsal> rehearsals;
     for (const auto& outcome : *outcomes) {

@@ -28,6 +28,6 @@ struct Rehearsal {
 /// Asks the processes that `target` stands for what `request` would free now, and what it would if nothing
 /// prevented it. Changes nothing. Errors: those of find_targets().
 [[nodiscard]] Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional<uid_t> user,
-                                                      model::SleepRequest request, Milliseconds patience);
+                                                      model::IdleSleepRequest request, Milliseconds patience);
 
 } // namespace gpu_sleep::control

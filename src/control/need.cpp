@@ -83,6 +83,7 @@ std::vector<peers::Holder> holders_of(Finder& finder, const Need& need, const st
         asked.push_back(&each.process);
         holders.push_back(
             {title(each.process), *report, [&finder, &each] { return finder.connect(each.process); }});
+        holders.back().only_if_idle = need.only_if_idle;
         if (need.adapt) need.adapt(each.process, *report, holders.back().request.emplace(need.request));
     }
     return holders;

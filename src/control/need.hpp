@@ -16,11 +16,12 @@ namespace gpu_sleep::control {
 
 /// Room that a GPU is to have.
 struct Need {
-    Bytes bytes = 0;               ///< that are to be free
-    std::string gpu{};             ///< a number or a UUID; empty: the only one
-    std::string target{};          ///< a pid or a name: only these processes sleep; empty: all
-    std::optional<uid_t> user{};   ///< whose processes; unset: all that may be asked
-    model::SleepRequest request{}; ///< see peers::room_request()
+    Bytes bytes = 0;                            ///< that are to be free
+    std::string gpu{};                          ///< a number or a UUID; empty: the only one
+    std::string target{};                       ///< a pid or a name: only these processes sleep; empty: all
+    std::optional<uid_t> user{};                ///< whose processes; unset: all that may be asked
+    model::SleepRequest request{};              ///< see peers::room_request()
+    std::optional<Milliseconds> only_if_idle{}; ///< only those sleep that have been idle for so long
     /// Puts what holds for one process alone into its request; may be empty.
     std::function<void(const Process&, const model::Report&, model::SleepRequest&)> adapt{};
 };

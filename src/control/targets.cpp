@@ -27,17 +27,6 @@ std::string given_name(const ProcFs& proc, pid_t pid) {
     return thread && thread->second != k_control_thread ? std::string() : *std::move(name);
 }
 
-bool is_empty(const Targets& targets) {
-    return targets.reached.empty() && targets.unreached.empty();
-}
-
-/// Whether the process is among them.
-bool contains(const Targets& targets, const Process& process) {
-    const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
-    return std::any_of(targets.reached.begin(), targets.reached.end(), is_it) ||
-           std::any_of(targets.unreached.begin(), targets.unreached.end(), is_it);
-}
-
 /// Connects to those of `processes` that have an agent and may be asked. Errors: io_failed.
 Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
     Targets targets;
@@ -78,7 +67,7 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     auto descendants = descendants_of(process->pid, *processes);
     if (user) std::erase_if(descendants, [=](const Process& each) { return each.uid != *user; });
     auto targets = connect_to_those_with_agents(finder, std::move(descendants));
-    if (targets && is_empty(*targets)) return std::move(socket).error();
+    if (targets && targets->is_empty()) return std::move(socket).error();
     return targets;
 }
 
@@ -116,12 +105,6 @@ Error explain(Finder& finder, const Process& process, const Error& failure) {
     return !socket && socket.error().code == ErrorCode::no_agent ? std::move(socket).error() : failure;
 }
 
-/// Whether the process was started under `name`, or in the group of that name, as `variable` has it.
-bool was_named(const Finder& finder, const Process& process, const char* variable, std::string_view name) {
-    const auto given = finder.proc().variable(process.pid, variable);
-    return given && model::is_valid_name(*given) && *given == name;
-}
-
 /// Whether the process may have given itself another name since.
 bool may_be_renamed(const Finder& finder, const Process& process) {
     return !finder.proc().has_thread(process.pid, k_control_thread);
@@ -157,13 +140,6 @@ std::string listed(const std::vector<Process>& processes, bool has_users) {
 bool are_of_several_users(const std::vector<Process>& processes) {
     return std::any_of(processes.begin(), processes.end(),
                        [&](const Process& each) { return each.uid != processes.front().uid; });
-}
-
-/// A name is anybody's to take, so it does not choose between users. Errors: ambiguous_name.
-Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named) {
-    if (!are_of_several_users(named)) return {};
-    return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name,
-                      listed(named, true));
 }
 
 /// A program's name is no choice: whoever types it may not know that there are several. Errors:
@@ -228,7 +204,7 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     auto targets = connect_to_those_with_agents(finder, std::move(named));
     if (!targets) return targets;
     std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets->unreached));
-    if (!is_empty(*targets)) return targets;
+    if (!targets->is_empty()) return targets;
     auto process = find_process_without_agent(finder, name, search.user);
     if (!process) return std::move(process).error();
     auto socket = finder.connect(*process);
@@ -237,48 +213,24 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     return targets;
 }
 
-/// Whether the process has an agent, which anybody may see, and does not end.
-bool has_live_agent(const Finder& finder, pid_t pid) {
-    const auto thread = finder.proc().find_thread(pid, k_control_thread);
-    return thread && thread->second != k_control_thread_ending;
-}
-
-/// Adds to `targets` those of `processes` that have an agent and are not among them. Errors: io_failed.
-Result<void> add_all_with_agents(Finder& finder, std::vector<Process> processes, Targets& targets) {
-    for (auto& process : processes) {
-        if (contains(targets, process)) continue;
-        auto socket = finder.connect(process);
-        if (socket) {
-            targets.reached.push_back({std::move(process), *std::move(socket)});
-            continue;
-        }
-        auto error = std::move(socket).error();
-        if (lacks_descriptors(error.driver_status)) return error;
-        const bool has_agent =
-            error.code == ErrorCode::timed_out || error.code == ErrorCode::agent_unreachable ||
-            (error.code == ErrorCode::not_permitted && has_live_agent(finder, process.pid));
-        if (has_agent) targets.unreached.push_back({std::move(process), std::move(error)});
-    }
-    return {};
-}
-
-/// Those of `processes` that are a root, or descend from one.
-std::vector<Process> trees_of(const std::vector<pid_t>& roots, const std::vector<Process>& processes) {
-    std::vector<Process> all;
-    for (const auto root : roots) {
-        const auto descendants = descendants_of(root, processes);
-        std::copy_if(processes.begin(), processes.end(), std::back_inserter(all),
-                     [=](const Process& each) { return each.pid == root; });
-        all.insert(all.end(), descendants.begin(), descendants.end());
-    }
-    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.pid < b.pid; });
-    all.erase(
-        std::unique(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.pid == b.pid; }),
-        all.end());
-    return all;
-}
-
 } // namespace
+
+bool Targets::contains(const Process& process) const noexcept {
+    const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
+    return std::any_of(reached.begin(), reached.end(), is_it) ||
+           std::any_of(unreached.begin(), unreached.end(), is_it);
+}
+
+bool was_named(const Finder& finder, const Process& process, const char* variable, std::string_view name) {
+    const auto given = finder.proc().variable(process.pid, variable);
+    return given && model::is_valid_name(*given) && *given == name;
+}
+
+Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named) {
+    if (!are_of_several_users(named)) return {};
+    return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name,
+                      listed(named, true));
+}
 
 Error with_last_state(Finder& finder, const Process& process, Error failure) {
     const auto state =
@@ -290,71 +242,6 @@ Error with_last_state(Finder& finder, const Process& process, Error failure) {
             fmt::format(", for {} so far", *seconds < 60 ? fmt::format("{} s", *seconds)
                                                          : format_seconds(static_cast<double>(*seconds)));
     return failure;
-}
-
-Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search) {
-    std::vector<pid_t> roots;
-    std::optional<Error> why_none;
-    if (model::is_number(text)) {
-        const auto root = find_process(finder, text, search.user);
-        if (!root) return root.error();
-        roots.push_back(root->pid);
-        why_none =
-            make_error(ErrorCode::no_agent, "there is no agent in process {}, or below it", title(*root));
-    } else {
-        auto named = find_targets(finder, text, search);
-        if (!named || !named->unreached.empty()) return named;
-        for (const auto& each : named->reached) roots.push_back(each.process.pid);
-        why_none = make_error(ErrorCode::no_process, "the processes named '{}' have ended", text);
-    }
-    const auto processes = finder.proc().list();
-    if (!processes) return processes.error();
-    auto members = trees_of(roots, *processes);
-    if (search.user) std::erase_if(members, [&](const Process& each) { return each.uid != *search.user; });
-    Targets targets;
-    GPU_SLEEP_TRY(add_all_with_agents(finder, std::move(members), targets));
-    if (is_empty(targets)) return *std::move(why_none);
-    return targets;
-}
-
-Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search) {
-    std::vector<Process> members;
-    auto outcomes = ask_all(finder, search.user, search.name_timeout);
-    if (!outcomes) return std::move(outcomes).error();
-    drop_ended(*outcomes);
-    for (auto& outcome : *outcomes) {
-        const auto* report = std::get_if<model::Report>(&outcome.answer);
-        const bool belongs = report ? report->group == group
-                                    : was_named(finder, outcome.process, model::environment::k_group, group);
-        if (belongs) members.push_back(std::move(outcome.process));
-    }
-    GPU_SLEEP_TRY(check_of_one_user(group, members));
-    Targets targets;
-    GPU_SLEEP_TRY(add_all_with_agents(finder, std::move(members), targets));
-    if (!is_empty(targets)) return targets;
-    const auto whose = search.user ? " of " + user_name(*search.user) : std::string();
-    return make_error(ErrorCode::no_process, "there is no process{} in the group '{}'", whose, group);
-}
-
-Result<std::optional<Process>> find_newcomer(const Finder& finder, const Membership& membership,
-                                             const std::vector<Process>& known) {
-    auto processes = finder.proc().list();
-    if (!processes) return std::move(processes).error();
-    if (membership.group.empty())
-        *processes = trees_of(membership.roots, *processes);
-    else
-        std::erase_if(*processes, [&](const Process& each) {
-            return !was_named(finder, each, model::environment::k_group, membership.group);
-        });
-    for (auto& process : *processes) {
-        if (membership.user && process.uid != *membership.user) continue;
-        const auto is_it = [&](const Process& each) {
-            return each.pid == process.pid && each.start_time == process.start_time;
-        };
-        if (std::any_of(known.begin(), known.end(), is_it)) continue;
-        if (has_live_agent(finder, process.pid)) return std::optional(std::move(process));
-    }
-    return std::optional<Process>();
 }
 
 Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search) {
@@ -378,9 +265,9 @@ Result<void> add_found(Finder& finder, const std::vector<std::string>& words, st
         found->unreached.push_back({std::move(process), std::move(error)});
     }
     for (auto& target : found->reached)
-        if (!contains(all, target.process)) all.reached.push_back(std::move(target));
+        if (!all.contains(target.process)) all.reached.push_back(std::move(target));
     for (auto& outcome : found->unreached)
-        if (!contains(all, outcome.process)) all.unreached.push_back(std::move(outcome));
+        if (!all.contains(outcome.process)) all.unreached.push_back(std::move(outcome));
     return {};
 }
 

@@ -37,6 +37,10 @@ struct Outcome {
 struct Targets {
     std::vector<Target> reached;
     std::vector<Outcome> unreached; ///< selected, or possibly so, but not reachable; the answers say why
+
+    [[nodiscard]] bool is_empty() const noexcept { return reached.empty() && unreached.empty(); }
+    /// Whether the process is among them.
+    [[nodiscard]] bool contains(const Process& process) const noexcept;
 };
 
 /// The time for each process to answer with its name, before a sleep or a wake.
@@ -51,6 +55,13 @@ struct Search {
 
 /// Notes of the process what it is called and where it is from, as far as that is known without asking it.
 void identify(const ProcFs& proc, Process& process);
+
+/// Whether the process was started under `name`, or in the group of that name, as `variable` has it.
+[[nodiscard]] bool was_named(const Finder& finder, const Process& process, const char* variable,
+                             std::string_view name);
+
+/// A name is anybody's to take, so it does not choose between users. Errors: ambiguous_name.
+[[nodiscard]] Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named);
 
 /// The one process whose pid is `text`, a number, of `user` if that is set. Errors: no_process, io_failed.
 [[nodiscard]] Result<Process> find_process(const Finder& finder, std::string_view text,
@@ -83,26 +94,6 @@ void identify(const ProcFs& proc, Process& process);
 
 /// Closes the connections, because agents wait for a request for a short time only: who asks connects again.
 void disconnect(Targets& targets) noexcept;
-
-/// `text`, as for find_targets(), and all descendants: of these, those that have an agent. None is hidden by
-/// a parent that has one, or is left out because it may not be asked. At least one of the lists is not empty.
-/// Errors: as for find_targets().
-[[nodiscard]] Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search = {});
-
-/// The processes of a group (Report.group); of those that do not answer, their environment says it. Errors:
-/// no_process, ambiguous_name, io_failed.
-[[nodiscard]] Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search = {});
-
-/// Which processes a joint request is for.
-struct Membership {
-    std::vector<pid_t> roots; ///< of trees
-    std::string group;        ///< empty where there are roots
-    std::optional<uid_t> user = {};
-};
-/// A process with an agent that belongs to them and is none of `known`, if there is one. Asks no agent.
-/// Errors: io_failed.
-[[nodiscard]] Result<std::optional<Process>> find_newcomer(const Finder& finder, const Membership& membership,
-                                                           const std::vector<Process>& known);
 
 /// All processes with an agent that this user may ask, of everybody or of `user`. Errors: io_failed.
 [[nodiscard]] Result<Targets> find_all(Finder& finder, std::optional<uid_t> user = {});

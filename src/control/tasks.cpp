@@ -28,10 +28,10 @@ bool is_gone(ErrorCode code) noexcept {
 peers::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
     // The agent keeps the request's own limit, and then undoes what it did.
     constexpr Milliseconds k_grace{5'000};
-    if (const auto* sleep = std::get_if<model::SleepRequest>(&request))
-        return {sleep->timeout, k_grace, !sleep->bounds_all, {}, 1};
-    const auto& wake = std::get<model::WakeRequest>(request);
-    return {wake.timeout + wake.wait, k_grace, !wake.bounds_all, wake.timeout, wake.order.size() + 1};
+    const auto& terms = *model::terms_in(request);
+    const auto* const wake = std::get_if<model::WakeRequest>(&request);
+    if (!wake) return {terms.timeout, k_grace, !terms.bounds_all, {}, 1};
+    return {terms.timeout + wake->wait, k_grace, !terms.bounds_all, terms.timeout, wake->order.size() + 1};
 }
 
 /// Has a wake that has found too little GPU memory say who has it.
@@ -59,7 +59,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
              [&finder, &process = target.process] { return finder.proc().is_stopped(process); },
              {},
              [&finder, &process = target.process] { return finder.connect(process); }});
-        const auto* const sleep = std::get_if<model::SleepRequest>(&request);
+        const auto* const sleep = model::sleep_in(request);
         if (!sleep || !sleep->deep || sleep->dry_run) continue;
         if (!locker) locker.emplace();
         questions.back().deep_steps = locker->steps(target.process, sleep->timeout);

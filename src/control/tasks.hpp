@@ -11,7 +11,7 @@
 
 namespace gpu_sleep::control {
 
-/// A sleep or a wake of one process.
+/// An operation of one process.
 struct Task {
     Target target;
     protocol::Request request;
@@ -29,7 +29,7 @@ struct Manner {
 [[nodiscard]] std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Manner& manner,
                                              Listener& listener, Interruptions& interruptions);
 
-/// What `answer` says of a process that `request`, a sleep or a wake, was for.
+/// What `answer` says of a process that `request`, an operation, was for.
 [[nodiscard]] Outcome outcome_of(Finder& finder, const protocol::Request& request, Process process,
                                  peers::Answer answer);
 

@@ -38,19 +38,15 @@ bool is_number(std::string_view text) noexcept {
            std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-bool uses_files(const SleepRequest& request) noexcept {
-    return request.store == Store::file ||
-           std::any_of(request.stores.begin(), request.stores.end(),
+bool uses_files(const Placement& placement) noexcept {
+    return placement.store == Store::file ||
+           std::any_of(placement.stores.begin(), placement.stores.end(),
                        [](const TagStore& each) { return each.store == Store::file; });
 }
 
 Result<void> check_pause(const SleepRequest& request) {
-    const bool asks_for_more = !request.tags.empty() || !request.keep.empty() || !request.discard.empty() ||
-                               request.require_refill || request.gate == GateMode::checked ||
-                               uses_files(request) || !request.stores.empty() || !request.directory.empty() ||
-                               request.store_is_named || request.spill || request.keep_files ||
-                               request.copy_all || request.check_copies || request.release_retained ||
-                               request.deep;
+    const bool asks_for_more =
+        request.gate == GateMode::checked || static_cast<const Choice&>(request) != Choice();
     if (request.level != Level::pause || !asks_for_more) return {};
     return make_error(
         ErrorCode::invalid_argument,
@@ -183,12 +179,12 @@ std::uint64_t done_of(const TransitionCounts& counts) noexcept {
     return std::accumulate(counts.done.begin(), counts.done.end(), std::uint64_t{0});
 }
 
-Bytes& held_in(Report& report, Store store) noexcept {
+Bytes& held_in(Holdings& holdings, Store store) noexcept {
     switch (store) {
     case Store::host: break;
-    case Store::file: return report.file_bytes;
+    case Store::file: return holdings.file_bytes;
     }
-    return report.host_bytes;
+    return holdings.host_bytes;
 }
 
 std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept {
@@ -203,7 +199,7 @@ std::optional<Store> parse_store(std::string_view word) noexcept {
     return find_word(word, k_stores);
 }
 
-Result<void> add_store(std::string_view word, SleepRequest& request) {
+Result<void> add_store(std::string_view word, Placement& placement) {
     const auto refuse = [word](std::string_view why) {
         return make_error(ErrorCode::invalid_argument, "'{}' {}", word, why);
     };
@@ -213,15 +209,15 @@ Result<void> add_store(std::string_view word, SleepRequest& request) {
     if (!store) return refuse("names no store; the stores are host and file");
     const auto tag = word.substr(0, equals);
     if (!is_for_all && !is_valid_tag(tag)) return refuse("does not begin with a tag");
-    const bool is_known = is_for_all ? request.store_is_named
-                                     : std::any_of(request.stores.begin(), request.stores.end(),
+    const bool is_known = is_for_all ? placement.store_is_named
+                                     : std::any_of(placement.stores.begin(), placement.stores.end(),
                                                    [tag](const auto& each) { return each.tag == tag; });
     if (is_known) return refuse("names a second store for the same tags");
     if (is_for_all) {
-        request.store = *store;
-        request.store_is_named = true;
+        placement.store = *store;
+        placement.store_is_named = true;
     } else {
-        request.stores.push_back({std::string(tag), *store});
+        placement.stores.push_back({std::string(tag), *store});
     }
     return {};
 }

@@ -14,6 +14,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 namespace gpu_sleep::model {
@@ -116,45 +118,60 @@ inline constexpr std::string_view k_name_rule =
 /// A tag is 1 to 64 characters of letters, digits, '_', '-', '.' and ':'.
 [[nodiscard]] bool is_valid_tag(std::string_view tag) noexcept;
 
-struct SleepRequest {
-    Level level = Level::keep;
+/// What whoever asks for an operation says of it, whichever it is.
+struct Terms {
+    bool dry_run = false;
+    /// For callbacks and for draining the device, together; of a wake for callbacks, and, with `wait`, for
+    /// the requests before it; of a release for its turn.
+    Milliseconds timeout{30'000};
+    bool bounds_all = false; ///< `timeout` includes all until the point of no return, also copying
+    friend bool operator==(const Terms&, const Terms&) = default;
+};
+
+/// Where a sleep keeps contents.
+struct Placement {
+    Store store = Store::host;    ///< of tags that `stores` does not name
+    std::vector<TagStore> stores; ///< each tag once
+    /// `store` was asked for by name: what sleeps and is kept in another store moves there. Tags of `stores`
+    /// do so anyway.
+    bool store_is_named = false;
+    std::string directory;   ///< for files, absolute, as the process sees it; empty without a file store
+    bool spill = false;      ///< use files if host memory is too small
+    bool keep_files = false; ///< leave the files when the process wakes
+    friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+/// Whether it keeps anything in files, but for what spills.
+[[nodiscard]] bool uses_files(const Placement& placement) noexcept;
+
+/// What sleeps, and what becomes of its contents. A pause says nothing of it.
+struct Choice : Placement {
     std::vector<std::string> tags;    ///< empty means every tag
     std::vector<std::string> keep;    ///< tags treated as `preserve` by this request
     std::vector<std::string> discard; ///< tags treated as `discard` by this request
     bool require_refill = false;      ///< refuse when a tag that would be dropped has no declared refill
-    bool dry_run = false;
-    Milliseconds timeout{30'000}; ///< for callbacks and for draining the device, together
-    bool bounds_all = false;      ///< `timeout` includes all until the point of no return, also copying
+    bool copy_all = false;            ///< copy contents also where they are retained and have not changed
+    /// Compare what is kept in host memory with what the GPU holds, before the GPU's memory is released.
+    bool check_copies = false;
+    /// Once it sleeps, who asked has the driver take what is left of it on the GPU: Progress::Phase::deep.
+    bool deep = false;
+    friend bool operator==(const Choice&, const Choice&) = default;
+};
+
+/// Puts a process to sleep. Of what slept already, contents move to a store that is named, and `deep` has the
+/// driver take the rest.
+struct SleepRequest : Terms, Choice {
+    Level level = Level::keep;
     /// Unset: the present value if something sleeps already, else the default of the process.
     std::optional<OnTouch> on_touch;
     std::optional<GateMode> gate; ///< unset: the same
-    bool force = false;           ///< sleep although a library is loaded whose use of the GPU cannot be seen
     /// How long a touch that wakes the process may wait for GPU memory that is short; unset: no limit.
     std::optional<Milliseconds> touch_limit;
-    Store store = Store::host;    ///< of tags that `stores` does not name
-    std::vector<TagStore> stores; ///< each tag once
-    std::string directory;        ///< for files, absolute, as the process sees it; empty without a file store
-    bool spill = false;           ///< use files if host memory is too small
-    bool keep_files = false;      ///< leave the files when the process wakes
-    bool copy_all = false;        ///< copy contents also where they are retained and have not changed
-    /// Nothing sleeps: give back the host memory that is retained of what is awake.
-    bool release_retained = false;
-    /// Sleep only if the program has been idle for so long (Report::idle_seconds), and stays so until the
-    /// point of no return; otherwise nothing changes, and the report says why. Nothing waits for its turn.
-    /// What sleeps already stays as it is; but where a store is named, it moves there once it has been asleep
-    /// or idle for so long, and nothing waits for it.
-    std::optional<Milliseconds> only_if_idle;
+    bool force = false; ///< sleep although a library is loaded whose use of the GPU cannot be seen
     bool ignore_inhibitors = false; ///< sleep although sleeps are inhibited
-    /// Compare what is kept in host memory with what the GPU holds, before the GPU's memory is released.
-    bool check_copies = false;
-    /// `store` was asked for by name: what sleeps and is kept in another store moves there. Tags of `stores`
-    /// do so anyway.
-    bool store_is_named = false;
     /// The host memory that all processes of this user may hold together for contents, from here on; the
     /// largest number is no limit. Unset: what the process was told last.
     std::optional<Bytes> host_budget;
-    /// Once it sleeps, who asked has the driver take what is left of it on the GPU: Progress::Phase::deep.
-    bool deep = false;
     /// Sleep only if the last wake was so long ago; otherwise nothing changes, and the report says why.
     std::optional<Milliseconds> min_awake;
     /// One of several processes that sleep together: once drained, and once all is ready, it waits for a
@@ -163,17 +180,24 @@ struct SleepRequest {
     friend bool operator==(const SleepRequest&, const SleepRequest&) = default;
 };
 
-/// Whether it keeps anything in files, but for what spills.
-[[nodiscard]] bool uses_files(const SleepRequest& request) noexcept;
+/// A sleep if the program has been idle for so long (Report::idle_seconds), and stays so until the point of
+/// no return; otherwise nothing changes, and the report says why. Nothing waits for its turn. What sleeps
+/// already stays as it is; but where a store is named, it moves there once it has been asleep or idle for so
+/// long, and nothing waits for it.
+struct IdleSleepRequest : SleepRequest {
+    Milliseconds only_if_idle{0};
+    friend bool operator==(const IdleSleepRequest&, const IdleSleepRequest&) = default;
+};
+
+/// Puts nothing to sleep: gives back the host memory that is retained of what is awake.
+struct ReleaseRequest : Terms {};
 
 /// Refuses a pause that asks for what one cannot do. Errors: invalid_argument.
 [[nodiscard]] Result<void> check_pause(const SleepRequest& request);
 
-struct WakeRequest {
+/// Wakes a process.
+struct WakeRequest : Terms {
     std::vector<std::string> tags; ///< empty means every tag
-    bool dry_run = false;
-    Milliseconds timeout{30'000}; ///< for callbacks; and, with `wait`, for the requests before it
-    bool bounds_all = false;      ///< `timeout` includes all until the point of no return, also copying
     Milliseconds wait{0}; ///< how long to try again when GPU memory is short; other requests run meanwhile
     /// Of `tags`, those that are woken before the others, each once the one before it is awake and its
     /// callbacks have run. What is awake stays so if a later one fails.
@@ -186,6 +210,23 @@ struct WakeRequest {
     /// with the one that takes its place; empty: to where it was.
     std::vector<GpuPair> gpus{};
 };
+
+/// The sleep that `request` asks for, also one that is only for what is idle; null if it is another verb.
+template <class... Requests>
+[[nodiscard]] const SleepRequest* sleep_in(const std::variant<Requests...>& request) noexcept {
+    if (const auto* const idle = std::get_if<IdleSleepRequest>(&request)) return idle;
+    return std::get_if<SleepRequest>(&request);
+}
+
+/// The terms of `request`, a variant; null if it is no operation.
+template <class Variant>
+[[nodiscard]] auto terms_in(Variant& request) noexcept
+    -> std::conditional_t<std::is_const_v<Variant>, const Terms*, Terms*> {
+    if (auto* const sleep = std::get_if<SleepRequest>(&request)) return sleep;
+    if (auto* const idle = std::get_if<IdleSleepRequest>(&request)) return idle;
+    if (auto* const release = std::get_if<ReleaseRequest>(&request)) return release;
+    return std::get_if<WakeRequest>(&request);
+}
 
 /// What a command says, while the operation runs, to a process whose request is joint.
 struct Directive {
@@ -332,49 +373,73 @@ struct PhaseTimes {
 /// What an agent of this version can do that not every one could, each by a name that stays.
 inline constexpr std::array<std::string_view, 3> k_features{"pause", "deep", "joint"};
 
-/// The answer to a request that succeeded: what was done, and the state of the process afterwards.
-struct Report {
+/// Whose report it is.
+struct Identity {
+    std::int32_t pid = 0; ///< in the process's own namespace
+    std::string name;     ///< given by the program or its environment; may be empty
+    std::string group;    ///< of processes that belong together, given by the environment; may be empty
+    std::string version;  ///< of the agent; empty if it is too old to say
+    std::vector<std::string> features; ///< of k_features, or of those of its own version
+    bool intercepts = false;           ///< the program's own allocations are intercepted
+};
+
+/// What an operation has done, or would do.
+struct Deed {
     Operation operation = Operation::status;
-    Level level = Level::keep;  ///< of a sleep
-    bool dry_run = false;       ///< nothing was changed; the numbers are those of a real run
-    bool changed = false;       ///< false when the process was already as asked
-    std::int32_t pid = 0;       ///< in the process's own namespace
-    std::string name;           ///< given by the program or its environment; may be empty
-    State state = State::awake; ///< of the whole process, afterwards
-    Bytes host_bytes = 0;       ///< host memory that the agent holds for contents, afterwards
-    Bytes file_bytes = 0;       ///< what its files take on disk, afterwards
-    Bytes retained_bytes = 0;   ///< host memory that holds contents of what is awake, for the next sleep
-    double state_seconds = 0;   ///< how long the process has been in its state; 0 right after a change
+    Level level = Level::keep; ///< of a sleep
+    bool dry_run = false;      ///< nothing was changed; the numbers are those of a real run
+    bool changed = false;      ///< false when the process was already as asked
     PhaseTimes times;
-    std::vector<TagReport> tags;                     ///< every tag of the process, afterwards
-    std::vector<DeviceReport> devices;               ///< every device it holds ranges on
     std::vector<std::string> dropped_without_refill; ///< tags dropped by this sleep with no declared refill
     std::vector<std::string> notes; ///< sentences for a person, such as what could not be done
-    bool intercepts = false;        ///< the program's own allocations are intercepted
+};
+
+/// How the process stands afterwards, and since when.
+struct Standing {
+    State state = State::awake; ///< of the whole process
+    double state_seconds = 0;   ///< how long the process has been in its state; 0 right after a change
+    /// How long the program has given the GPU no work, and the GPU has had none of it to do; counted in steps
+    /// of some seconds, and 0 while it works. Unset where that cannot be known.
+    std::optional<double> idle_seconds;
+    bool inhibited = false;                   ///< sleeps that are asked for from outside are refused
+    std::optional<double> inhibited_seconds;  ///< for how much longer; unset where there is no limit
+    std::optional<double> seconds_since_wake; ///< since memory came back last; unset if it never slept
+    Bytes woken_bytes = 0;    ///< contents that the last wake brought back, of those that brought any back
+    double woken_seconds = 0; ///< how long that took, until work could go on
+    std::vector<TransitionCounts> transitions; ///< each kind that has happened; only in a status
+};
+
+/// Where contents are kept afterwards.
+struct Holdings {
+    Bytes host_bytes = 0;     ///< host memory that the agent holds for contents
+    Bytes file_bytes = 0;     ///< what its files take on disk
+    Bytes retained_bytes = 0; ///< host memory that holds contents of what is awake, for the next sleep
+    std::vector<std::string> directories; ///< of its files of contents, as it sees them
+};
+
+/// How work is met.
+struct Touches {
     GateState gate = GateState::open;
     OnTouch on_touch = OnTouch::wait; ///< what a touch does; of this sleep, or the default of the process
     std::uint64_t waiting = 0;        ///< threads that the gate holds now
     std::uint64_t touches = 0;        ///< touches that it has held since the process started
     std::string last_touch; ///< the entry point that was held last, such as cuLaunchKernel; may be empty
-    std::vector<Residual> residual;
     std::vector<WaitingWake> wakes_waiting; ///< for GPU memory; only in a status
-    /// How long the program has given the GPU no work, and the GPU has had none of it to do; counted in steps
-    /// of some seconds, and 0 while it works. Unset where that cannot be known.
-    std::optional<double> idle_seconds;
-    bool inhibited = false;                  ///< sleeps that are asked for from outside are refused
-    std::optional<double> inhibited_seconds; ///< for how much longer; unset where there is no limit
-    Bytes woken_bytes = 0;    ///< contents that the last wake brought back, of those that brought any back
-    double woken_seconds = 0; ///< how long that took, until work could go on
-    std::vector<TransitionCounts> transitions; ///< each kind that has happened; only in a status
+};
+
+/// What the driver has taken.
+struct Deepness {
     /// Asleep, and the driver has taken the rest as well, its context among it: nothing of it is on a GPU.
     bool deep = false;
     Bytes deep_bytes = 0;     ///< GPU memory that this has freed, as the driver's management library saw it
     std::string deep_refusal; ///< for a person: why a deep sleep of it would be refused; empty: nothing known
-    std::optional<double> seconds_since_wake; ///< since memory came back last; unset if it never slept
-    std::string group;   ///< of processes that belong together, given by the environment; may be empty
-    std::string version; ///< of the agent; empty if it is too old to say
-    std::vector<std::string> features;    ///< of k_features, or of those of its own version
-    std::vector<std::string> directories; ///< of its files of contents, as it sees them, afterwards
+};
+
+/// The answer to a request that succeeded: what was done, and the state of the process afterwards.
+struct Report : Identity, Deed, Standing, Holdings, Touches, Deepness {
+    std::vector<TagReport> tags;       ///< every tag of the process, afterwards
+    std::vector<DeviceReport> devices; ///< every device it holds ranges on
+    std::vector<Residual> residual;
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.
@@ -421,16 +486,16 @@ struct Failure {
 /// All that succeeded.
 [[nodiscard]] std::uint64_t done_of(const TransitionCounts& counts) noexcept;
 /// The place for what the agent holds in `store`.
-[[nodiscard]] Bytes& held_in(Report& report, Store store) noexcept;
+[[nodiscard]] Bytes& held_in(Holdings& holdings, Store store) noexcept;
 
 /// The word's value, or nothing for any other word.
 [[nodiscard]] std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept;
 [[nodiscard]] std::optional<GateMode> parse_gate_mode(std::string_view word) noexcept;
 [[nodiscard]] std::optional<Store> parse_store(std::string_view word) noexcept;
 
-/// Adds "host" or "file", or that for one tag, as in "weights=file", to what the request says of stores.
+/// Adds "host" or "file", or that for one tag, as in "weights=file", to what `placement` says of stores.
 /// Errors: invalid_argument (no such store or tag, or said already).
-[[nodiscard]] Result<void> add_store(std::string_view word, SleepRequest& request);
+[[nodiscard]] Result<void> add_store(std::string_view word, Placement& placement);
 
 /// The exit status of a command after `failure`; see exit_status.
 [[nodiscard]] int exit_status_of(const Failure& failure, Operation asked = Operation::sleep) noexcept;

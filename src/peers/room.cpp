@@ -53,6 +53,12 @@ private:
         return holders_[index].request ? *holders_[index].request : request_;
     }
 
+    [[nodiscard]] protocol::Request question_to(std::size_t index) const {
+        const auto& idle = holders_[index].only_if_idle;
+        if (idle) return model::IdleSleepRequest{request_of(index), *idle};
+        return request_of(index);
+    }
+
     [[nodiscard]] Result<void> look_again() {
         auto missing = look_();
         if (!missing) return std::move(missing).error();
@@ -89,7 +95,7 @@ private:
             candidates_[index].against = "it is falling asleep, but was not done in time";
             asked_.push_back(index);
             questions.push_back({*std::move(socket),
-                                 request_of(index),
+                                 question_to(index),
                                  {request_.timeout, k_grace, !request_.bounds_all, {}, 1}});
         }
         return questions;

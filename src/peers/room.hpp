@@ -20,6 +20,7 @@ struct Holder {
     model::Report status; ///< as it was just now
     std::function<Result<UniqueFd>()> connect;
     std::optional<model::SleepRequest> request{}; ///< in place of that of all
+    std::optional<Milliseconds> only_if_idle{};   ///< for so long it sleeps; unset: also at work
 };
 
 /// The sleep of those who make room: they wake by themselves, and are left alone if they were woken less than

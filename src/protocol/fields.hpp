@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What each message is made of: its type number, its numbered fields, and the values that an enumeration may
-// have. Writer and Reader (wire.hpp) go by this one description, and so do those of version 7
-// (version_7.hpp); how a value becomes bytes is theirs.
+// What each message is made of: its type number, its numbered fields with their names in JSON, and the values
+// that an enumeration may have. Writer and Reader (wire.hpp) go by this one description, and so do those of
+// version 7 (version_7.hpp), and the commands' JSON; how a value becomes bytes or text is theirs.
 
 #pragma once
 
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -27,7 +28,11 @@ inline constexpr std::uint16_t k_type_number = 0;
 template <>
 inline constexpr std::uint16_t k_type_number<model::StatusRequest> = 1;
 template <>
-inline constexpr std::uint16_t k_type_number<model::SleepRequest> = 2;
+inline constexpr std::uint16_t k_type_number<model::SleepRequest> = 2; // a field tells the next two
+template <>
+inline constexpr std::uint16_t k_type_number<model::IdleSleepRequest> = 2;
+template <>
+inline constexpr std::uint16_t k_type_number<model::ReleaseRequest> = 2;
 template <>
 inline constexpr std::uint16_t k_type_number<model::WakeRequest> = 3;
 template <>
@@ -97,21 +102,47 @@ constexpr auto accepted(ErrorCode) {
 template <class T, class Struct>
 concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
+/// How a receiver takes a field.
+enum class Need {
+    may,  ///< one that does not know it skips it
+    must, ///< one that does not know it refuses the message
+    tells ///< the same, and it is always sent: it tells the message from others of its type number
+};
+
+/// How JSON names a member: by its path in the object of the whole. One without a name is left out, or has
+/// its own members in that object if it has any.
+struct Key {
+    std::string_view path{};
+    bool is_null_unset = false; ///< null where it has its default
+    constexpr Key() = default;
+    constexpr Key(const char* its_path, bool null_unset = false) // NOLINT(google-explicit-constructor)
+        : path(its_path), is_null_unset(null_unset) {}
+};
+constexpr Key or_null(const char* path) {
+    return {path, true};
+}
+
 /// A member of a message, and how it is known on the wire. The number stays with the field for ever.
-template <unsigned Number, bool Must, class T>
+template <unsigned Number, Need Kind, class T>
 struct Field {
     static_assert(Number > 0 && Number < 0x8000);
     static constexpr unsigned k_number = Number;
-    /// Whether a receiver that does not know the field refuses the message; it skips the field otherwise.
-    static constexpr bool k_must_be_known = Must;
+    static constexpr bool k_must_be_known = Kind != Need::may;
+    static constexpr bool k_tells = Kind == Need::tells;
     T& value;
+    Key key{};
 };
 template <unsigned Number, class T>
-Field<Number, true, T> must(T& value) {
+Field<Number, Need::must, T> must(T& value) {
     return {value};
 }
 template <unsigned Number, class T>
-Field<Number, false, T> may(T& value) {
+Field<Number, Need::may, T> may(T& value, Key key = {}) {
+    return {value, key};
+}
+/// A constant tells by being there.
+template <unsigned Number, class T>
+Field<Number, Need::tells, T> tells(T& value) {
     return {value};
 }
 
@@ -130,15 +161,25 @@ inline constexpr unsigned k_first_after_7 = 64;
 auto fields(Is<model::StatusRequest> auto&) {
     return std::tuple();
 }
-auto fields(Is<model::SleepRequest> auto& r) {
+/// `idle` is what tells a sleep that is only for what is idle.
+auto fields_of_sleep(auto& r, auto... idle) {
     return std::tuple(must<1>(r.level), must<2>(r.tags), must<3>(r.keep), must<4>(r.discard),
                       must<5>(r.require_refill), must<6>(r.dry_run), must<7>(r.timeout),
                       must<8>(r.bounds_all), must<9>(r.on_touch), must<10>(r.gate), may<11>(r.force),
                       must<12>(r.touch_limit), must<13>(r.store), must<14>(r.stores), must<15>(r.directory),
-                      may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all),
-                      must<19>(r.release_retained), must<20>(r.only_if_idle), may<21>(r.ignore_inhibitors),
-                      must<22>(r.check_copies), must<23>(r.store_is_named), must<24>(r.host_budget),
-                      must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint));
+                      may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all), idle...,
+                      may<21>(r.ignore_inhibitors), must<22>(r.check_copies), must<23>(r.store_is_named),
+                      must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint));
+}
+auto fields(Is<model::SleepRequest> auto& r) {
+    return fields_of_sleep(r);
+}
+auto fields(Is<model::IdleSleepRequest> auto& r) {
+    return fields_of_sleep(r, tells<20>(r.only_if_idle));
+}
+auto fields(Is<model::ReleaseRequest> auto& r) {
+    static constexpr bool k_retained = true;
+    return std::tuple(must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all), tells<19>(k_retained));
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tuple(must<1>(s.tag), must<2>(s.store));
@@ -174,46 +215,62 @@ auto fields(Is<Error> auto& e) {
 }
 auto fields(Is<model::Report> auto& r) {
     return std::tuple(
-        may<1>(r.operation), may<2>(r.level), may<3>(r.dry_run), may<4>(r.changed), may<5>(r.pid),
-        may<6>(r.name), may<7>(r.state), may<8>(r.host_bytes), may<9>(r.file_bytes),
-        may<10>(r.retained_bytes), may<11>(r.state_seconds), may<12>(r.times), may<13>(r.tags),
-        may<14>(r.devices), may<15>(r.dropped_without_refill), may<16>(r.notes), may<17>(r.intercepts),
-        may<18>(r.gate), may<19>(r.on_touch), may<20>(r.waiting), may<21>(r.touches), may<22>(r.last_touch),
-        may<23>(r.residual), may<24>(r.wakes_waiting), may<25>(r.idle_seconds), may<26>(r.inhibited),
-        may<27>(r.inhibited_seconds), may<28>(r.woken_bytes), may<29>(r.woken_seconds),
-        may<30>(r.transitions), may<31>(r.deep), may<32>(r.deep_bytes), may<33>(r.seconds_since_wake),
-        may<34>(r.group), may<35>(r.deep_refusal), may<64>(r.version), may<65>(r.features),
-        may<66>(r.directories));
+        may<1>(r.operation, "operation"), may<2>(r.level, "level"), may<3>(r.dry_run, "dry_run"),
+        may<4>(r.changed, "changed"), may<5>(r.pid), may<6>(r.name), may<7>(r.state),
+        may<8>(r.host_bytes, "host_bytes"), may<9>(r.file_bytes, "file_bytes"),
+        may<10>(r.retained_bytes, "retained_bytes"), may<11>(r.state_seconds, "state_seconds"),
+        may<12>(r.times, "times"), may<13>(r.tags, "tags"), may<14>(r.devices, "devices"),
+        may<15>(r.dropped_without_refill, "dropped_without_refill"), may<16>(r.notes, "notes"),
+        may<17>(r.intercepts, "captures"), may<18>(r.gate, "gate/state"),
+        may<19>(r.on_touch, "gate/on_touch"), may<20>(r.waiting, "gate/waiting_threads"),
+        may<21>(r.touches, "gate/touches"), may<22>(r.last_touch, "gate/last_touch"),
+        may<23>(r.residual, "residual"), may<24>(r.wakes_waiting, "wakes_waiting"),
+        may<25>(r.idle_seconds, "idle_seconds"), may<26>(r.inhibited, "inhibited"),
+        may<27>(r.inhibited_seconds, "inhibited_seconds"), may<28>(r.woken_bytes, "woken_bytes"),
+        may<29>(r.woken_seconds, "woken_seconds"), may<30>(r.transitions, "transitions"),
+        may<31>(r.deep, "deep"), may<32>(r.deep_bytes, "deep_bytes"),
+        may<33>(r.seconds_since_wake, "seconds_since_wake"), may<34>(r.group),
+        may<35>(r.deep_refusal, or_null("deep_refusal")), may<64>(r.version, or_null("agent_version")),
+        may<65>(r.features, "features"), may<66>(r.directories, "directories"));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
-    return std::tuple(may<1>(t.callbacks), may<2>(t.drain), may<3>(t.transfer), may<4>(t.release),
-                      may<5>(t.total));
+    return std::tuple(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),
+                      may<3>(t.transfer, "transfer_seconds"), may<4>(t.release, "release_seconds"),
+                      may<5>(t.total, "total_seconds"));
 }
 auto fields(Is<model::TagReport> auto& t) {
-    return std::tuple(may<1>(t.tag), may<2>(t.device), may<3>(t.policy), may<4>(t.state), may<5>(t.ranges),
-                      may<6>(t.bytes), may<7>(t.resident), may<8>(t.kept), may<9>(t.in_files),
-                      may<10>(t.dropped), may<11>(t.damaged), may<12>(t.allocated), may<13>(t.needs_refill));
+    return std::tuple(may<1>(t.tag, "tag"), may<2>(t.device, "device"), may<3>(t.policy),
+                      may<4>(t.state, "state"), may<5>(t.ranges, "ranges"), may<6>(t.bytes, "bytes"),
+                      may<7>(t.resident, "resident_bytes"), may<8>(t.kept, "kept_bytes"),
+                      may<9>(t.in_files, "in_files_bytes"), may<10>(t.dropped, "dropped_bytes"),
+                      may<11>(t.damaged, "damaged_bytes"), may<12>(t.allocated, "allocated_bytes"),
+                      may<13>(t.needs_refill, "needs_refill"));
 }
 auto fields(Is<model::Policy> auto& p) {
-    return std::tuple(may<1>(p.retention), may<2>(p.refillable));
+    return std::tuple(may<1>(p.retention, "policy"), may<2>(p.refillable, "refillable"));
 }
 auto fields(Is<model::DeviceReport> auto& d) {
-    return std::tuple(may<1>(d.device), may<2>(d.name), may<3>(d.released), may<4>(d.kept), may<5>(d.dropped),
-                      may<6>(d.free_before), may<7>(d.free_after), may<8>(d.total), may<9>(d.stored),
-                      may<10>(d.copied), may<11>(d.steps), may<12>(d.relocated), may<13>(d.uuid));
+    return std::tuple(may<1>(d.device, "device"), may<2>(d.name, "name"), may<3>(d.released, "moved_bytes"),
+                      may<4>(d.kept, "kept_bytes"), may<5>(d.dropped, "dropped_bytes"),
+                      may<6>(d.free_before, "free_before_bytes"), may<7>(d.free_after, "free_after_bytes"),
+                      may<8>(d.total, "total_bytes"), may<9>(d.stored, "stored_bytes"),
+                      may<10>(d.copied, "copied_bytes"), may<11>(d.steps, "steps"),
+                      may<12>(d.relocated, "relocated_bytes"), may<13>(d.uuid, "uuid"));
 }
 auto fields(Is<model::TransitionCounts> auto& t) {
-    return std::tuple(may<1>(t.transition), may<2>(t.done), may<3>(t.done_seconds), may<4>(t.failed));
+    return std::tuple(may<1>(t.transition, "operation"), may<2>(t.done, "durations"),
+                      may<3>(t.done_seconds, "done_seconds"), may<4>(t.failed, "failures"));
 }
 auto fields(Is<model::FailureCount> auto& f) {
-    return std::tuple(may<1>(f.code), may<2>(f.count));
+    return std::tuple(may<1>(f.code, "code"), may<2>(f.count, "count"));
 }
 auto fields(Is<model::Residual> auto& r) {
-    return std::tuple(may<1>(r.kind), may<2>(r.device), may<3>(r.bytes), may<4>(r.count), may<5>(r.reason));
+    return std::tuple(may<1>(r.kind, "kind"), may<2>(r.device, "device"), may<3>(r.bytes, "bytes"),
+                      may<4>(r.count, "count"), may<5>(r.reason, "reason"));
 }
 auto fields(Is<model::WaitingWake> auto& w) {
-    return std::tuple(may<1>(w.tags), may<2>(w.by_touch), may<3>(w.seconds), may<4>(w.reason),
-                      may<5>(w.place));
+    return std::tuple(may<1>(w.tags, "tags"), may<2>(w.by_touch, "by_touch"), may<3>(w.seconds, "seconds"),
+                      may<4>(w.reason, "reason"), may<5>(w.place, or_null("place")));
 }
 
 template <class T>
@@ -223,18 +280,20 @@ concept HasFields = requires(T& value) {
 
 namespace detail {
 
+/// Stands for any member of a `Whole`, but not for a base, whose members it stands for in turn.
+template <class Whole>
 struct Anything {
     template <class T>
-    operator T() const; // NOLINT(google-explicit-constructor): stands for any member
+    operator T() const requires(!std::is_base_of_v<T, Whole>); // NOLINT(google-explicit-constructor)
 };
 
-/// The members of the aggregate `T`: as many as it can be initialized with.
+/// The members of the aggregate `T` and of its bases: as many as it can be initialized with.
 template <class T, class... Members>
 consteval std::size_t member_count() {
     if constexpr (std::is_empty_v<T>)
         return 0;
-    else if constexpr (requires { T{Members{}..., Anything{}}; })
-        return member_count<T, Members..., Anything>();
+    else if constexpr (requires { T{Members{}..., Anything<T>{}}; })
+        return member_count<T, Members..., Anything<T>>();
     else
         return sizeof...(Members);
 }
@@ -243,19 +302,32 @@ consteval std::size_t member_count() {
 template <class T>
 using Fields = decltype(fields(std::declval<T&>()));
 
-template <unsigned... Number, bool... Must, class... T>
-consteval bool ascend(std::type_identity<std::tuple<Field<Number, Must, T>...>>) {
-    [[maybe_unused]] unsigned last = 0; // not used of a struct without fields
-    return ((std::exchange(last, Number) < Number) && ...);
-}
+template <class List>
+struct Description;
+template <unsigned... Number, Need... Kind, class... T>
+struct Description<std::tuple<Field<Number, Kind, T>...>> {
+    /// Without constants.
+    static constexpr std::size_t k_members = (std::size_t{0} + ... + (std::is_const_v<T> ? 0U : 1U));
+    /// The field that tells the message from others of its type number; 0 without one.
+    static constexpr unsigned k_teller = (0U + ... + (Kind == Need::tells ? Number : 0U));
+    static consteval bool ascends() {
+        [[maybe_unused]] unsigned last = 0; // not used of a struct without fields
+        return ((std::exchange(last, Number) < Number) && ...);
+    }
+};
 
 } // namespace detail
 
 /// Whether fields() names as many members as `T` has, each number once and in order: a member that was added
 /// to the struct alone would not be sent.
 template <HasFields T>
-inline constexpr bool k_is_described = std::tuple_size_v<detail::Fields<T>> == detail::member_count<T>() &&
-                                       detail::ascend(std::type_identity<detail::Fields<T>>());
+inline constexpr bool k_is_described = detail::Description<detail::Fields<T>>::k_members ==
+                                           detail::member_count<T>() &&
+                                       detail::Description<detail::Fields<T>>::ascends();
+
+/// The number of the field that tells a `T` from other messages of its type number; 0 if none has to.
+template <HasFields T>
+inline constexpr unsigned k_teller = detail::Description<detail::Fields<T>>::k_teller;
 
 /// Calls `test` with each field of `value` in turn, and with the member of `initial` that corresponds, until
 /// it gives true. Returns whether it did.

@@ -59,14 +59,22 @@ Result<Message> decode_as(const FrameReader::Frame& frame) {
     return Message(std::move(message));
 }
 
-/// The payload as the kind of message whose number the frame bears: the one at `Index`, or one after it.
+/// Whether the frame carries a `T`, as far as its number and the field that tells it say.
+template <class In, class T>
+bool is_one(const FrameReader::Frame& frame) {
+    if (frame.type != k_type_number<T>) return false;
+    if constexpr (k_teller<T> != 0) return In(frame.payload).has(k_teller<T>);
+    return true;
+}
+
+/// The payload as the first kind of message, from `Index` on, that the frame carries.
 template <class In, class Message, std::size_t Index = 0>
 Result<Message> decode_any(const FrameReader::Frame& frame) {
     if constexpr (Index == std::variant_size_v<Message>) {
         return mismatch(frame, "");
     } else {
         using T = std::variant_alternative_t<Index, Message>;
-        if (frame.type == k_type_number<T>) return decode_as<In, T, Message>(frame);
+        if (is_one<In, T>(frame)) return decode_as<In, T, Message>(frame);
         return decode_any<In, Message, Index + 1>(frame);
     }
 }

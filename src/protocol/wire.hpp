@@ -98,7 +98,7 @@ public:
 private:
     template <class Field, class T>
     void write_unless_default(Field field, const T& initial) {
-        if (is_default(field.value, initial)) return;
+        if (!Field::k_tells && is_default(field.value, initial)) return;
         number(static_cast<std::uint16_t>(Field::k_number | (Field::k_must_be_known ? k_must_bit : 0)));
         write_sized(field.value);
     }
@@ -210,6 +210,15 @@ class Reader : public ByteReader {
 public:
     using ByteReader::ByteReader;
 
+    /// Whether a field of that number is among what is left.
+    [[nodiscard]] bool has(unsigned field) const {
+        for (Reader rest(bytes_); rest.ok() && !rest.at_end();) {
+            if ((rest.number<std::uint16_t>() & ~k_must_bit) == field) return true;
+            static_cast<void>(rest.take(rest.number<std::uint32_t>()));
+        }
+        return false;
+    }
+
     template <class T>
     void read(T& value) {
         ByteReader::read(value);
@@ -266,9 +275,15 @@ private:
         if (Field::k_number != (key & ~k_must_bit)) return false;
         if (Field::k_must_be_known != ((key & k_must_bit) != 0)) fail();
         const auto skipped_before = skipped_;
-        read(field.value);
+        if constexpr (std::is_const_v<std::remove_reference_t<decltype(field.value)>>) {
+            auto sent = field.value;
+            read(sent);
+            if (sent != field.value) fail();
+        } else {
+            read(field.value);
+        }
         // A field of defaults is not written, unless something in it is not known here.
-        if (skipped_ == skipped_before && is_default(field.value, initial)) fail();
+        if (!Field::k_tells && skipped_ == skipped_before && is_default(field.value, initial)) fail();
         return true;
     }
 

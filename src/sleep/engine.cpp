@@ -25,17 +25,17 @@ using ledger::Backing;
 
 namespace {
 
-/// Has each keeper open what `request` wants of its store. Adds to `notes` what its user should know of it.
+/// Has each keeper open what `choice` wants of its store. Adds to `notes` what its user should know of it.
 /// Errors: those of Keeper::open().
-Result<contents::SaveOptions> open_stores(contents::Contents& contents, const model::SleepRequest& request,
+Result<contents::SaveOptions> open_stores(contents::Contents& contents, const model::Choice& choice,
                                           std::vector<std::string>& notes) {
     contents::SaveOptions options;
     for (const auto store : contents::k_stores)
-        GPU_SLEEP_TRY(contents.keeper(store).open(request, options, notes));
+        GPU_SLEEP_TRY(contents.keeper(store).open(choice, options, notes));
     return options;
 }
 
-bool is_asked_for(const model::SleepRequest& request, const std::string& tag) {
+bool is_asked_for(const model::Choice& request, const std::string& tag) {
     return request.tags.empty() ||
            std::find(request.tags.begin(), request.tags.end(), tag) != request.tags.end();
 }
@@ -151,7 +151,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
         return scope == Scope::sleepers ? Result<void>() : add_memory(api_, free_after_sleep, report);
     }
     if (plan->is_empty()) return {};
-    auto opened = request;
+    auto opened = static_cast<const model::Choice&>(request);
     if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
     auto options = open_stores(contents_, opened, report.notes);
     if (!options) return std::move(options).error();

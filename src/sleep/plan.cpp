@@ -40,9 +40,9 @@ void add_to(SleepPlan& plan, Backing& backing, Action action) {
 }
 
 /// It comes from outside, and the process has a working directory of its own.
-Result<void> check_directory(const model::SleepRequest& request) {
-    const bool is_needed = model::uses_files(request) || request.spill;
-    const auto& directory = request.directory;
+Result<void> check_directory(const model::Placement& placement) {
+    const bool is_needed = model::uses_files(placement) || placement.spill;
+    const auto& directory = placement.directory;
     if (directory.empty() && is_needed)
         return make_error(ErrorCode::invalid_argument,
                           "contents are to go to files, but no directory is named");
@@ -95,19 +95,19 @@ bool may_be_lost(model::Policy policy) noexcept {
     return policy.refillable || policy.retention == model::Retention::discard;
 }
 
-std::optional<model::Store> store_named_for(const model::SleepRequest& request, std::string_view name) {
-    const auto named = std::find_if(request.stores.begin(), request.stores.end(),
+std::optional<model::Store> store_named_for(const model::Placement& placement, std::string_view name) {
+    const auto named = std::find_if(placement.stores.begin(), placement.stores.end(),
                                     [&](const model::TagStore& each) { return each.tag == name; });
-    return named == request.stores.end() ? std::nullopt : std::optional(named->store);
+    return named == placement.stores.end() ? std::nullopt : std::optional(named->store);
 }
 
-std::optional<model::Store> store_asked_for(const model::SleepRequest& request, std::string_view name) {
-    if (const auto named = store_named_for(request, name)) return named;
-    return request.store_is_named ? std::optional(request.store) : std::nullopt;
+std::optional<model::Store> store_asked_for(const model::Placement& placement, std::string_view name) {
+    if (const auto named = store_named_for(placement, name)) return named;
+    return placement.store_is_named ? std::optional(placement.store) : std::nullopt;
 }
 
-model::Store store_for(const model::SleepRequest& request, std::string_view name) {
-    return store_named_for(request, name).value_or(request.store);
+model::Store store_for(const model::Placement& placement, std::string_view name) {
+    return store_named_for(placement, name).value_or(placement.store);
 }
 
 std::vector<Run> make_runs(const std::vector<Backing*>& backings) {

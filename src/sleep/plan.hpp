@@ -64,13 +64,13 @@ enum class WakeAction : std::uint8_t { leave, restore, refuse };
 [[nodiscard]] bool may_be_lost(model::Policy policy) noexcept;
 
 /// What `request` says of the store of the tag `name`, if it names that.
-[[nodiscard]] std::optional<model::Store> store_named_for(const model::SleepRequest& request,
+[[nodiscard]] std::optional<model::Store> store_named_for(const model::Placement& placement,
                                                           std::string_view name);
 /// Where `request` wants contents of the tag that sleep already; nothing: where they are.
-[[nodiscard]] std::optional<model::Store> store_asked_for(const model::SleepRequest& request,
+[[nodiscard]] std::optional<model::Store> store_asked_for(const model::Placement& placement,
                                                           std::string_view name);
 /// Where `request` puts what it keeps of the tag.
-[[nodiscard]] model::Store store_for(const model::SleepRequest& request, std::string_view name);
+[[nodiscard]] model::Store store_for(const model::Placement& placement, std::string_view name);
 
 /// Neighbouring backings that one driver call unmaps, or grants access to.
 struct Run {

@@ -38,7 +38,7 @@ std::string g_socket; ///< of this process
 
 /// Sleeps, if it is to.
 protocol::Reply answer(int number, const protocol::Request& request) {
-    const auto* const sleep = std::get_if<model::SleepRequest>(&request);
+    const auto* const sleep = model::sleep_in(request);
     model::Report report;
     report.operation = sleep ? model::Operation::sleep : model::Operation::status;
     report.pid = ::getpid();
@@ -52,7 +52,7 @@ protocol::Reply answer(int number, const protocol::Request& request) {
     if (number == breaks && sleep)
         return model::Failure{make_error(ErrorCode::driver_failed, "the driver failed"), model::State::awake};
     const bool is_idle = number != sleeps && report.idle_seconds >= 900;
-    if (!sleep || !sleep->only_if_idle || !is_idle) return report;
+    if (!std::holds_alternative<model::IdleSleepRequest>(request) || !is_idle) return report;
     report.changed = true;
     report.state = model::State::asleep;
     return report;

@@ -3,8 +3,8 @@
 // What gpu-doctor makes of what it has read: machines and processes that there need not be.
 
 #include "base/small_file.hpp"
-#include "cli/doctor/checks.hpp"
 #include "cli/doctor/diagnosis.hpp"
+#include "doctor/checks.hpp"
 
 #include "support/catch.hpp"
 #include "support/tree.hpp"
@@ -14,8 +14,11 @@
 #include <cmath>
 #include <set>
 
-namespace gpu_sleep::cli::doctor {
+namespace gpu_sleep::doctor {
 namespace {
+
+using cli::doctor::render;
+using cli::doctor::to_json;
 
 driver::GpuSetup good_gpu(int index) {
     driver::GpuSetup gpu;
@@ -395,4 +398,4 @@ TEST_CASE("Doctor: JSON has every finding, and the manual every check", "[doctor
     }
 }
 
-} // namespace gpu_sleep::cli::doctor
+} // namespace gpu_sleep::doctor

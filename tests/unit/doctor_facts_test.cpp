@@ -3,7 +3,7 @@
 // What gpu-doctor reads of the kernel, on machines that are made of files; and asking in a child process.
 
 #include "cli/doctor/child.hpp"
-#include "cli/doctor/facts.hpp"
+#include "doctor/facts.hpp"
 
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
@@ -16,8 +16,10 @@
 #include <cerrno>
 #include <fstream>
 
-namespace gpu_sleep::cli::doctor {
+namespace gpu_sleep::doctor {
 namespace {
+
+using cli::doctor::run_in_child;
 
 /// The root directory of a machine.
 class Root {
@@ -160,4 +162,4 @@ TEST_CASE("Doctor: a child that hangs or crashes does neither to the command", "
     CHECK_FALSE(has_children());
 }
 
-} // namespace gpu_sleep::cli::doctor
+} // namespace gpu_sleep::doctor

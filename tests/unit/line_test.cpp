@@ -52,7 +52,8 @@ public:
     }
 
     static std::string tag_of(const Job& job) {
-        return std::visit([](const auto& request) { return request.tags.front(); }, job.operation);
+        const auto* const sleep = model::sleep_in(job.operation);
+        return sleep ? sleep->tags.front() : std::get<model::WakeRequest>(job.operation).tags.front();
     }
 
     Line line;

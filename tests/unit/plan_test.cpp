@@ -138,7 +138,6 @@ TEST_CASE("Plan: a pause is of the whole program, and takes nothing that is abou
                               [](auto& r) { r.keep_files = true; },
                               [](auto& r) { r.copy_all = true; },
                               [](auto& r) { r.check_copies = true; },
-                              [](auto& r) { r.release_retained = true; },
                               [](auto& r) { r.deep = true; }};
     for (const auto& change : refused) {
         INFO(&change - refused);
@@ -151,7 +150,6 @@ TEST_CASE("Plan: a pause is of the whole program, and takes nothing that is abou
     auto asked = request(Level::pause);
     asked.on_touch = model::OnTouch::wake;
     asked.gate = model::GateMode::shut;
-    asked.only_if_idle = Milliseconds(1);
     asked.dry_run = asked.force = asked.ignore_inhibitors = asked.joint = true;
     CHECK(model::check_pause(asked));
 }
@@ -180,7 +178,7 @@ TEST_CASE("Plan: damage keeps all of its tag asleep, and no other", "[plan]") {
     CHECK(plan->devices.at(0).size() == 1);
     REQUIRE(plan->spoiled.size() == 1);
     CHECK(plan->spoiled.at(weights).code == ErrorCode::damaged);
-    CHECK(plan_wake(ledger, {{"kv_cache"}, false, {}, {}})->spoiled.empty());
+    CHECK(plan_wake(ledger, {{}, {"kv_cache"}})->spoiled.empty());
 }
 
 TEST_CASE("Plan: a tag's policy and the command line decide what is kept", "[plan]") {
@@ -221,7 +219,7 @@ TEST_CASE("Plan: tags limit a request, unknown and contradictory ones are refuse
     sleep_request.keep = {"weights"};
     sleep_request.discard = {"weights"};
     CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::invalid_argument);
-    CHECK(plan_wake(ledger, {{"cache"}, false, {}, {}}).error().code == ErrorCode::unknown_tag);
+    CHECK(plan_wake(ledger, {{}, {"cache"}}).error().code == ErrorCode::unknown_tag);
 }
 
 TEST_CASE("Plan: a wake with an order is one for each tag of it, and one for the rest", "[plan]") {

@@ -173,8 +173,6 @@ SleepRequest sleep_to_send() {
     sleep.spill = true;
     sleep.keep_files = true;
     sleep.copy_all = true;
-    sleep.release_retained = true;
-    sleep.only_if_idle = Milliseconds(0x0708);
     sleep.ignore_inhibitors = true;
     sleep.check_copies = true;
     sleep.store_is_named = true;
@@ -186,8 +184,14 @@ SleepRequest sleep_to_send() {
 }
 
 WakeRequest wake_to_send() {
-    return {{"w"}, true, Milliseconds(0x0506), true, Milliseconds(0x0708),
-            {"o"}, true, Milliseconds(0x0b0c), true, {{"f", "t"}}};
+    return {{true, Milliseconds(0x0506), true},
+            {"w"},
+            Milliseconds(0x0708),
+            {"o"},
+            true,
+            Milliseconds(0x0b0c),
+            true,
+            {{"f", "t"}}};
 }
 
 Progress progress_to_send() {
@@ -213,21 +217,29 @@ auto fields(Is<Extended> auto& e) {
 
 TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     check_bytes(StatusRequest{}, "01:");
-    check_bytes(sleep_to_send(), "02:"
-                                 "018001000000020280050000000100000074"
-                                 "03800b000000010000006b020000006b6b"
-                                 "048005000000010000006405800100000001"
-                                 "068001000000010780080000000201000000000000"
-                                 "08800100000001098001000000020a800100000001"
-                                 "0b0001000000010c80080000000403000000000000"
-                                 "0d8001000000010e801e0000000700000001800100000073"
-                                 "0f000000018002000000737302800100000001"
-                                 "0f80020000002f641000010000000111800100000001"
-                                 "1280010000000113800100000001"
-                                 "148008000000080700000000000015000100000001"
-                                 "1680010000000117800100000001"
-                                 "1880080000000b0a00000000000019800100000001"
-                                 "1a80080000000a090000000000001b800100000001");
+    const std::string first = "02:"
+                              "018001000000020280050000000100000074"
+                              "03800b000000010000006b020000006b6b"
+                              "048005000000010000006405800100000001"
+                              "068001000000010780080000000201000000000000"
+                              "08800100000001098001000000020a800100000001"
+                              "0b0001000000010c80080000000403000000000000"
+                              "0d8001000000010e801e0000000700000001800100000073"
+                              "0f000000018002000000737302800100000001"
+                              "0f80020000002f641000010000000111800100000001"
+                              "12800100000001";
+    const std::string last = "15000100000001"
+                             "1680010000000117800100000001"
+                             "1880080000000b0a00000000000019800100000001"
+                             "1a80080000000a090000000000001b800100000001";
+    check_bytes(sleep_to_send(), first + last);
+    check_bytes(IdleSleepRequest{sleep_to_send(), Milliseconds(0x0708)},
+                first + "1480080000000807000000000000" + last);
+    check_bytes(IdleSleepRequest{}, "02:1480080000000000000000000000");
+    check_bytes(ReleaseRequest{{true, Milliseconds(0x0102), true}},
+                "02:068001000000010780080000000201000000000000"
+                "0880010000000113800100000001");
+    check_bytes(ReleaseRequest{}, "02:13800100000001");
     check_bytes(wake_to_send(), "03:"
                                 "018005000000010000007702800100000001"
                                 "038008000000060500000000000004800100000001"
@@ -466,7 +478,7 @@ TEST_CASE("Protocol: what stands for a field that is not sent stays as version 7
         payload_of_7(SleepRequest{}) ==
         payload(
             "47534c5007000200310000001d4997050100000000000000000000000000003075000000000000000000000000000000"
-            "0000000000000000000000000000000000"));
+            "000000000000000000000000000000"));
     CHECK(
         payload_of_7(WakeRequest{}) ==
         payload(

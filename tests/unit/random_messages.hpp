@@ -41,6 +41,7 @@ private:
     void fill(std::uint32_t& value) { value = static_cast<std::uint32_t>(engine_()); }
     void fill(std::uint64_t& value) { value = number(~std::uint64_t{0}); }
     void fill(std::int32_t& value) { value = static_cast<std::int32_t>(number(1'000'000)); }
+    void fill(const bool&) {} // a constant
     void fill(bool& value) { value = number(2) == 1; }
     void fill(double& seconds) { seconds = std::uniform_real_distribution<double>(0.001, 1e6)(engine_); }
     void fill(Milliseconds& value) { value = Milliseconds(number(1'000'000)); }

@@ -17,8 +17,8 @@ bool is_asleep(const model::Report& report) noexcept {
 }
 
 /// What the rung asks of a process.
-model::SleepRequest request_for(const Rung& rung, const std::string& directory) {
-    model::SleepRequest request;
+model::IdleSleepRequest request_for(const Rung& rung, const std::string& directory) {
+    model::IdleSleepRequest request;
     request.only_if_idle = rung.idle;
     request.deep = rung.depth == Depth::deep;
     if (rung.depth < Depth::file || directory.empty()) return request;
@@ -129,9 +129,8 @@ void heed(const Policy& policy, const model::Report& report, model::SleepRequest
     if (request.spill || model::uses_files(request)) request.directory = policy.directory;
 }
 
-model::SleepRequest request_to_move(const std::string& directory) {
-    model::SleepRequest request;
-    request.only_if_idle = Milliseconds(0);
+model::IdleSleepRequest request_to_move(const std::string& directory) {
+    model::IdleSleepRequest request; // however short it has slept
     request.store = model::Store::file;
     request.store_is_named = true;
     request.directory = directory;

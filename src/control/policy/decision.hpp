@@ -22,8 +22,8 @@ namespace gpu_sleep::control::policy {
 [[nodiscard]] std::optional<double> unused_seconds(const model::Report& report) noexcept;
 
 struct Decision {
-    std::optional<model::SleepRequest> request; ///< what is to be asked of the process
-    std::string reason{};                       ///< why nothing is
+    std::optional<model::IdleSleepRequest> request; ///< what is to be asked of the process
+    std::string reason{};                           ///< why nothing is
 };
 
 /// What `policy` does now. The agent decides last: a request is carried out only if the process is still as
@@ -35,6 +35,6 @@ struct Decision {
 void heed(const Policy& policy, const model::Report& report, model::SleepRequest& request);
 
 /// Moves what sleeps to files beneath `directory`, whenever it went to sleep, unless it wakes meanwhile.
-[[nodiscard]] model::SleepRequest request_to_move(const std::string& directory);
+[[nodiscard]] model::IdleSleepRequest request_to_move(const std::string& directory);
 
 } // namespace gpu_sleep::control::policy

@@ -44,12 +44,12 @@ Holder holder_of(const Seen& seen) {
 
 } // namespace
 
-Result<Look> look(Finder& finder, Policies& policies, const Whom& whom) {
-    auto targets = whom.target.empty() ? find_all(finder, whom.user)
-                                       : find_targets(finder, whom.target, {.user = whom.user});
+Result<Look> look(Finder& finder, Policies& policies, const Selection& whom, Milliseconds patience) {
+    auto targets = whom.is_for_all() ? find_all(finder, whom.user)
+                                     : find_targets(finder, whom.words.front(), {.user = whom.user});
     if (!targets) return std::move(targets).error();
-    auto outcomes = ask_status(finder, *std::move(targets), whom.patience);
-    if (whom.target.empty()) drop_ended(outcomes);
+    auto outcomes = ask_status(finder, *std::move(targets), patience);
+    if (whom.is_for_all()) drop_ended(outcomes);
     Look look;
     for (auto& outcome : outcomes) {
         auto& process = outcome.process;

@@ -6,6 +6,7 @@
 
 #include "control/policy/decision.hpp"
 #include "control/policy/policies.hpp"
+#include "control/selection.hpp"
 #include "control/targets.hpp"
 
 #include <optional>
@@ -27,15 +28,12 @@ struct Look {
     std::vector<Outcome> failed; ///< unreached, or the policy cannot be carried out
 };
 
-/// Whom to look at.
-struct Whom {
-    std::string target; ///< empty: all processes with an agent that may be asked
-    std::optional<uid_t> user;
-    Milliseconds patience{2'000}; ///< with each
-};
+/// How long a look has patience with each process.
+inline constexpr Milliseconds k_patience_of_look{2'000};
 
-/// Errors: as find_all() and find_targets().
-[[nodiscard]] Result<Look> look(Finder& finder, Policies& policies, const Whom& whom);
+/// Looks at one word, or at all; neither at a tree nor at a group. Errors: as find_all() and find_targets().
+[[nodiscard]] Result<Look> look(Finder& finder, Policies& policies, const Selection& whom,
+                                Milliseconds patience = k_patience_of_look);
 
 /// What each holds of host memory, and is about to add.
 [[nodiscard]] std::vector<Holder> holders_of(const std::vector<Seen>& seen);

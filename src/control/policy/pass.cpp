@@ -16,16 +16,14 @@ std::string whose(const HostPlan::Excess& excess) {
     return excess.user ? user_name(*excess.user) + "'s processes" : "all processes";
 }
 
-Task task_of(Process process, model::SleepRequest request) {
+Task task_of(Process process, protocol::Request request) {
     return {{std::move(process), {}}, std::move(request)};
 }
 
 /// What the budgets ask for.
 std::vector<Task> tasks_for(const HostPlan& plan, const Look& look) {
     std::vector<Task> tasks;
-    model::SleepRequest release;
-    release.release_retained = true;
-    for (const auto i : plan.release) tasks.push_back(task_of(look.seen[i].process, release));
+    for (const auto i : plan.release) tasks.push_back(task_of(look.seen[i].process, model::ReleaseRequest()));
     for (const auto i : plan.move)
         tasks.push_back(task_of(look.seen[i].process, request_to_move(look.seen[i].policy.directory)));
     return tasks;
@@ -71,15 +69,15 @@ void add(std::vector<Outcome> more, std::vector<Outcome>& outcomes, Listener& li
 
 std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, std::vector<Task> tasks) {
     for (auto& task : tasks) {
-        auto& request = std::get<model::SleepRequest>(task.request);
-        request.dry_run = pass.dry_run;
-        request.bounds_all = pass.timeout.has_value();
-        request.timeout = pass.timeout.value_or(request.timeout);
+        auto& terms = *model::terms_in(task.request);
+        terms.dry_run = pass.dry_run;
+        terms.bounds_all = pass.timeout.has_value();
+        terms.timeout = pass.timeout.value_or(terms.timeout);
     }
     Listener nobody;
     Interruptions none;
     auto outcomes = control::carry_out(finder, std::move(tasks), {}, nobody, none);
-    if (pass.whom.target.empty()) drop_ended(outcomes);
+    if (pass.whom.is_for_all()) drop_ended(outcomes);
     return outcomes;
 }
 
@@ -87,9 +85,8 @@ std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, std::vec
 
 Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& listener) {
     Finder finder;
-    auto whom = request.whom;
-    whom.patience = request.timeout.value_or(whom.patience);
-    auto found = look(finder, policies, whom);
+    const auto patience = request.timeout.value_or(k_patience_of_look);
+    auto found = look(finder, policies, request.whom, patience);
     if (!found) return std::move(found).error();
     const auto budgets = policies.budgets(processes_of(*found));
     const auto plan = plan_host_memory(holders_of(found->seen), budgets);
@@ -103,7 +100,7 @@ Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& li
             "cannot keep to the budget of {} for the host memory of {}: {} would still be held, and "
             "nothing is left to give back or to move to a directory",
             format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
-    if (gives_back && !request.dry_run) found = look(finder, policies, whom);
+    if (gives_back && !request.dry_run) found = look(finder, policies, request.whom, patience);
     if (!found) {
         passed.failure = std::move(found).error();
         return passed;

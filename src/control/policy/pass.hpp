@@ -14,7 +14,7 @@
 namespace gpu_sleep::control::policy {
 
 struct PassRequest {
-    Whom whom;
+    Selection whom; ///< see look()
     bool dry_run = false;
     std::optional<Milliseconds> timeout; ///< for each process
 };

@@ -53,7 +53,7 @@ class CheckSource(unittest.TestCase):
         for path, header in (("src/model/x.hpp", '"base/units.hpp"'), ("src/sleep/x.cpp", '"contents/save.hpp"'),
                              ("src/store/x.cpp", "<memory>"), ("src/store/x.cpp", '"store/host_arena.hpp"'),
                              ("agent/intercepted/x.cpp", '"gate/gate.hpp"'), ("agent/x.cpp", '"life/agent.hpp"'),
-                             ("cli/x.cpp", '"driver/checkpoint.hpp"'), ("tests/unit/x.cpp", '"sleep/plan.hpp"')):
+                             ("src/doctor/x.cpp", '"driver/checkpoint.hpp"'), ("tests/unit/x.cpp", '"sleep/plan.hpp"')):
             with self.subTest(path=path):
                 self.assert_clean(path, f"#include {header}\n")
 

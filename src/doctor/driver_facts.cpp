@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Asking the driver, and a file system, in child processes; their answers come as JSON.
+// Asking the driver, and a file system, apart; their answers come as JSON.
 
-#include "cli/doctor/child.hpp"
-#include "cli/doctor/facts.hpp"
+#include "doctor/facts.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -29,14 +28,14 @@ static void from_json(const nlohmann::json& json, SnapshotDirectory::FreeSpace& 
 }
 } // namespace gpu_sleep::store
 
-namespace gpu_sleep::cli::doctor {
+namespace gpu_sleep::doctor {
 namespace {
 
-/// What `ask`, a function that returns a Result<Value>, gives in a child. Errors: as run_in_child().
+/// What `ask`, a function that returns a Result<Value>, gives apart. Errors: those of AskApart.
 template <class Value, class Ask>
-Result<Value> asked(Milliseconds limit, Ask&& ask) {
+Result<Value> asked(const AskApart& apart, Milliseconds limit, Ask&& ask) {
     constexpr auto k_replace = nlohmann::json::error_handler_t::replace;
-    const auto text = run_in_child(limit, [&]() -> Result<std::string> {
+    const auto text = apart(limit, [&]() -> Result<std::string> {
         const Result<Value> answer = ask();
         if (!answer) return answer.error();
         return nlohmann::json(*answer).dump(-1, ' ', false, k_replace);
@@ -47,16 +46,18 @@ Result<Value> asked(Milliseconds limit, Ask&& ask) {
     return value.template get<Value>();
 }
 
-std::vector<Result<driver::LinkSpeed>> measure(const driver::Capabilities& capabilities, Milliseconds limit) {
+std::vector<Result<driver::LinkSpeed>> measure(const driver::Capabilities& capabilities,
+                                               const AskApart& apart, Milliseconds limit) {
     std::vector<Result<driver::LinkSpeed>> links;
     for (const auto& each : capabilities.devices)
-        links.push_back(asked<driver::LinkSpeed>(limit, [&] { return driver::measure_link(each.device); }));
+        links.push_back(
+            asked<driver::LinkSpeed>(apart, limit, [&] { return driver::measure_link(each.device); }));
     return links;
 }
 
 /// Of a process that has no agent.
-Result<checkpoint::State> ask_checkpoint(pid_t pid, Milliseconds limit) {
-    const auto state = asked<int>(limit, [&]() -> Result<int> {
+Result<checkpoint::State> ask_checkpoint(pid_t pid, const AskApart& apart, Milliseconds limit) {
+    const auto state = asked<int>(apart, limit, [&]() -> Result<int> {
         const auto loaded = driver::Checkpoint::load();
         if (!loaded) return loaded.error();
         const auto stands = loaded->state(pid);
@@ -69,28 +70,29 @@ Result<checkpoint::State> ask_checkpoint(pid_t pid, Milliseconds limit) {
 
 } // namespace
 
-MachineFacts examine_machine(const MachineQuestions& questions) {
+MachineFacts examine_machine(const MachineQuestions& questions, const AskApart& apart) {
     const auto limit = questions.timeout;
     MachineFacts facts{read_kernel(),
-                       asked<driver::Setup>(limit, driver::look_at_setup),
-                       asked<driver::Capabilities>(limit, driver::look_at_capabilities),
+                       asked<driver::Setup>(apart, limit, driver::look_at_setup),
+                       asked<driver::Capabilities>(apart, limit, driver::look_at_capabilities),
                        {},
                        {}};
-    if (questions.measures && facts.capabilities) facts.links = measure(*facts.capabilities, limit);
+    if (questions.measures && facts.capabilities) facts.links = measure(*facts.capabilities, apart, limit);
     if (!questions.directory.empty()) {
         using Space = store::SnapshotDirectory::FreeSpace;
         const auto look = [&] { return store::SnapshotDirectory::free_space_in(questions.directory); };
-        facts.directory = DirectoryFacts{questions.directory, asked<Space>(limit, look)};
+        facts.directory = DirectoryFacts{questions.directory, asked<Space>(apart, limit, look)};
     }
     return facts;
 }
 
-ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome, Milliseconds timeout) {
+ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome, Milliseconds timeout,
+                             const AskApart& apart) {
     ProcessFacts facts{outcome.process, read_process(outcome.process.pid), std::move(outcome.answer), {}, {}};
     facts.rehearsal = facts.status;
     const auto* const error = std::get_if<Error>(&facts.status);
     if (error && error->code == ErrorCode::no_agent && !facts.kernel.is_stopped)
-        facts.checkpoint = ask_checkpoint(facts.process.pid, timeout);
+        facts.checkpoint = ask_checkpoint(facts.process.pid, apart, timeout);
     if (!std::holds_alternative<model::Report>(facts.status)) return facts;
     auto socket = finder.connect(facts.process);
     if (!socket) {
@@ -107,4 +109,4 @@ ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome, 
     return facts;
 }
 
-} // namespace gpu_sleep::cli::doctor
+} // namespace gpu_sleep::doctor

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What gpu-doctor reads before it judges. Nothing here judges; what cannot be read is missing.
+// What is read before it is judged. Nothing here judges; what cannot be read is missing.
 
 #pragma once
 
@@ -14,11 +14,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-namespace gpu_sleep::cli::doctor {
+namespace gpu_sleep::doctor {
 
 /// What the kernel says of the machine, and of this command.
 struct KernelFacts {
@@ -79,12 +80,18 @@ struct MachineQuestions {
     std::string directory;        ///< empty: none
 };
 
-/// Asks all but the kernel in child processes.
-[[nodiscard]] MachineFacts examine_machine(const MachineQuestions& questions);
+/// Asks what may hang or crash, such as a broken driver, so that it harms nobody: in a process of its own,
+/// within `limit`. Errors: those of `ask`; timed_out; driver_failed (it has crashed); io_failed,
+/// out_of_threads.
+using AskApart =
+    std::function<Result<std::string>(Milliseconds limit, const std::function<Result<std::string>()>& ask)>;
+
+/// Asks all but the kernel apart.
+[[nodiscard]] MachineFacts examine_machine(const MachineQuestions& questions, const AskApart& apart);
 
 /// The same of one process, whose agent `outcome` has been asked for its status. Changes nothing in it, and
 /// wakes nobody.
 [[nodiscard]] ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome,
-                                           Milliseconds timeout);
+                                           Milliseconds timeout, const AskApart& apart);
 
-} // namespace gpu_sleep::cli::doctor
+} // namespace gpu_sleep::doctor

@@ -2,14 +2,14 @@
 // Copyright the gpu-sleep authors.
 // The checks of the machine: what the answers of the driver and the kernel's figures mean, and their table.
 
-#include "cli/doctor/checks.hpp"
+#include "doctor/checks.hpp"
 
 #include "base/text.hpp"
 
 #include <algorithm>
 #include <array>
 
-namespace gpu_sleep::cli::doctor {
+namespace gpu_sleep::doctor {
 namespace {
 
 /// What cuInit gives where something about the machine is wrong. Source: CUDA Driver API, CUresult.
@@ -368,4 +368,4 @@ Findings judge(const MachineFacts& machine) {
     return findings_of(machine_checks(), machine);
 }
 
-} // namespace gpu_sleep::cli::doctor
+} // namespace gpu_sleep::doctor

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The checks of gpu-doctor: pure functions from what was read to what it means, in two tables.
+// The checks: pure functions from what was read to what it means, in two tables.
 
 #pragma once
 
-#include "cli/doctor/diagnosis.hpp"
-#include "cli/doctor/facts.hpp"
+#include "doctor/facts.hpp"
+#include "doctor/finding.hpp"
 
 #include <span>
 
-namespace gpu_sleep::cli::doctor {
+namespace gpu_sleep::doctor {
 
 template <class... Facts>
 struct Check {
@@ -52,4 +52,4 @@ struct LinkRate {
 /// What a link of PCIe does at best, in bytes a second; 0 for one that is not known.
 [[nodiscard]] double pcie_bytes_per_second(int generation, int width) noexcept;
 
-} // namespace gpu_sleep::cli::doctor
+} // namespace gpu_sleep::doctor

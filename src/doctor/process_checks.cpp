@@ -2,14 +2,14 @@
 // Copyright the gpu-sleep authors.
 // The checks of one process: their table, and what its agent's answers mean.
 
-#include "cli/doctor/checks.hpp"
+#include "doctor/checks.hpp"
 
 #include "base/text.hpp"
 
 #include <algorithm>
 #include <array>
 
-namespace gpu_sleep::cli::doctor {
+namespace gpu_sleep::doctor {
 namespace {
 
 using model::Report;
@@ -230,4 +230,4 @@ Findings judge(const MachineFacts& machine, const ProcessFacts& process) {
     return findings_of(process_checks(), machine, process);
 }
 
-} // namespace gpu_sleep::cli::doctor
+} // namespace gpu_sleep::doctor

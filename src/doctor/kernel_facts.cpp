@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reading what the kernel says in /proc, /sys and /dev.
 
-#include "cli/doctor/facts.hpp"
+#include "doctor/facts.hpp"
 
 #include "base/small_file.hpp"
 
@@ -13,7 +13,7 @@
 #include <charconv>
 #include <string_view>
 
-namespace gpu_sleep::cli::doctor {
+namespace gpu_sleep::doctor {
 namespace {
 
 namespace fs = std::filesystem;
@@ -114,4 +114,4 @@ ProcessKernelFacts read_process(pid_t pid, const fs::path& root) {
     return facts;
 }
 
-} // namespace gpu_sleep::cli::doctor
+} // namespace gpu_sleep::doctor
