@@ -320,7 +320,7 @@ int main(int argc, char** argv) {
     if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
-    if (const auto problem = cli::http::problem(options.door); !problem.empty())
+    if (const auto problem = cli::http::complete(options.door); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
     if (options.min_awake && !options.make_room && !options.need)
         return cli::usage_error("gpu-run", "--min-awake can be used only with --share, --make-room or --need",

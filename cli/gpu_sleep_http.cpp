@@ -16,7 +16,9 @@
 
 #include <array>
 #include <csignal>
-#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
 
 using namespace gpu_sleep;
 
@@ -27,13 +29,14 @@ namespace usage = cli::usage;
 
 constexpr const char* k_name = "gpu-sleep-http";
 constexpr const char* k_examples =
-    "  gpu-sleep-http 4242 --http 8080           then: curl -X POST localhost:8080/sleep\n"
+    "  gpu-sleep-http 4242 --http 8080           curl -X POST localhost:8080/sleep\n"
     "  gpu-sleep-http llama --http unix:/run/user/1000/llama\n"
-    "  gpu-run --http 8080 -- python3 serve.py   the same, from the program's start to its end\n";
+    "  gpu-run --http 8080 -- python3 serve.py   the same, from its start to its end\n";
 constexpr const char* k_exit_statuses =
     "0 the process has ended, or the door was told to; 1 it cannot listen, 2 wrong usage, 3 no such process.";
 
 struct Options {
+    std::string target;
     control::Selection whom;
     http::Options door;
     std::optional<Milliseconds> wait;
@@ -41,13 +44,15 @@ struct Options {
 };
 
 usage::Table table_of(Options& options) {
+    auto door = http::rows(options.door);
+    door.front() = usage::brief(std::move(door.front()));
     return {k_name,
             "Puts a program to sleep and wakes it when controllers of model servers ask for that by HTTP.",
             {"[OPTION]... --http ADDRESS PID", "[OPTION]... --http ADDRESS --group GROUP"},
             {{"Which process",
-              {cli::targets_row(options.whom.words), usage::brief(cli::tree_row(options.whom)),
+              {usage::brief(cli::target_row(options.target)), usage::brief(cli::tree_row(options.whom)),
                cli::group_row(options.whom), cli::user_row(options.whom.user)}},
-             {"Who may call, and where", http::rows(options.door)},
+             {"Who may call, and where", std::move(door)},
              {"When GPU memory is short",
               {usage::brief({"--wait", usage::duration(options.wait),
                              "How long a wake tries again while GPU memory is short (default: 0 s)"}),
@@ -58,12 +63,11 @@ usage::Table table_of(Options& options) {
             k_exit_statuses};
 }
 
-std::string problem(const Options& options) {
-    const auto& whom = options.whom;
-    if (const auto text = cli::selection_problem(whom); !text.empty()) return text;
-    if (whom.words.size() + (whom.group.empty() ? 0 : 1) != 1) return "a door is for one PID or one GROUP";
+std::string complete(Options& options) {
+    if (!options.target.empty()) options.whom.words = {options.target};
+    if (auto text = cli::selection_problem(options.whom); !text.empty()) return text;
     if (!options.door.address) return "--http is missing";
-    return http::problem(options.door);
+    return http::complete(options.door);
 }
 
 /// The process whose end is that of the door: the one that was named by its pid.
@@ -85,30 +89,24 @@ void await_end(cli::Signals& signals, const UniqueFd& process) {
 int run(Options& options) {
     const auto fail = [](const Error& error) { return cli::tell_failure(k_name, {}, error); };
     auto& door = options.door;
-    std::string token;
-    if (const auto* const given = std::getenv(http::k_token_variable)) token = given;
-    if (!door.token_file.empty()) {
-        auto read = http::read_token(door.token_file);
-        if (!read) return fail(read.error());
-        token = *std::move(read);
-    }
-    if (const auto text = token.empty() ? "" : http::token_problem(token); !text.empty())
-        return cli::usage_error(k_name, fmt::format("{}: {}", http::k_token_variable, text), false);
     std::vector<http::Network> open;
     for (const auto& each : door.open) open.push_back(*http::parse_network(each));
+    constexpr Milliseconds k_wait_for_room{10'000}; // as gpu-wake
+    const auto wait = options.wait.value_or(options.make_room ? k_wait_for_room : Milliseconds(0));
+    http::Program program(options.whom, {wait, options.make_room});
     const auto process = open_process(options.whom);
     if (!process) return fail(process.error());
+    if (!*process) // else it may be about to use the GPU only
+        if (const auto found = program.ask(); !found) return fail(found.error());
     control::raise_descriptor_limit();
     std::signal(SIGPIPE, SIG_IGN);
     cli::Signals signals;
     auto listener = http::listen_on(*door.address);
     if (!listener) return fail(listener.error());
-    constexpr Milliseconds k_wait_for_room{10'000}; // as gpu-wake
-    const auto wait = options.wait.value_or(options.make_room ? k_wait_for_room : Milliseconds(0));
     auto server = http::Server::start(
         *std::move(listener),
-        http::Admission(door.address->is_unix(), ::geteuid(), std::move(token), std::move(open)),
-        http::Program(options.whom, {wait, options.make_room}));
+        http::Admission(door.address->is_unix(), ::geteuid(), std::move(door.token), std::move(open)),
+        std::move(program));
     if (!server) return fail(server.error());
     static_cast<void>(cli::write_result(fmt::format("listening on {}\n", to_string(*door.address))));
     await_end(signals, *process);
@@ -121,6 +119,6 @@ int run(Options& options) {
 int main(int argc, char** argv) {
     Options options;
     if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
-    if (const auto text = problem(options); !text.empty()) return cli::usage_error(k_name, text, false);
+    if (const auto text = complete(options); !text.empty()) return cli::usage_error(k_name, text, false);
     return cli::end_beside_driver(run(options));
 }

@@ -88,26 +88,6 @@ bool is_own_host(std::string_view host) {
     return name == "localhost" || parse_ip(name) || name == lower(machine_name());
 }
 
-std::string token_problem(std::string_view token) {
-    constexpr std::size_t k_shortest = 16;
-    if (token.size() < k_shortest)
-        return fmt::format("a token has at least {} characters, such as those of: openssl rand -hex 32",
-                           k_shortest);
-    const bool is_plain = std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 0x7F; });
-    return is_plain ? "" : "a token has no spaces and no other characters than those of ASCII";
-}
-
-Result<std::string> read_token(const std::string& file) {
-    const auto text = read_small_file(file);
-    if (!text)
-        return make_error(ErrorCode::invalid_argument, "{} cannot be read: {}", file, std::strerror(errno));
-    std::string_view rest = *text;
-    std::string token(take_line(rest).value_or(""));
-    if (const auto problem = token_problem(token); !problem.empty())
-        return make_error(ErrorCode::invalid_argument, "{}: {}", file, problem);
-    return token;
-}
-
 bool Admission::knows(const Ends& ends) const {
     if (is_unix_) return true;
     const auto& ip = ends.client.ip;

@@ -40,11 +40,6 @@ struct Ends {
 /// page of the web can have a name of its own lead to any address, but not these. Without port or with any.
 [[nodiscard]] bool is_own_host(std::string_view host);
 
-/// Reads a token's file: its first line. Errors: invalid_argument (it cannot be read, or is too short).
-[[nodiscard]] Result<std::string> read_token(const std::string& file);
-/// What is wrong with it, or nothing.
-[[nodiscard]] std::string token_problem(std::string_view token);
-
 /// What a request is refused with.
 struct Refusal {
     int status = 0;

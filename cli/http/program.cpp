@@ -111,7 +111,7 @@ Answer answer_of(const Error& error) {
     return answer_of(http_status_of(traits(error.code).exit_status), error);
 }
 
-Result<std::vector<control::Outcome>> Program::ask() const {
+Program::Outcomes Program::ask() const {
     control::Finder finder;
     const control::Search search{.user = whom_.user};
     auto found = !whom_.group.empty() ? control::find_group(finder, whom_.group, search)
@@ -121,8 +121,7 @@ Result<std::vector<control::Outcome>> Program::ask() const {
     return control::ask_status(finder, *std::move(found), k_patience);
 }
 
-Answer Program::look(const Route& route) const {
-    const auto outcomes = ask();
+Answer Program::look(const Route& route, const Outcomes& outcomes) {
     if (!outcomes) return answer_of(outcomes.error());
     if (const auto* const failed = failed_in(*outcomes)) return answer_of(*peers::error_of(failed->answer));
     const auto reports = reports_in(*outcomes);
@@ -159,10 +158,14 @@ protocol::Request Program::request_for(const Route& route, const Wish& wish, con
 }
 
 Answer Program::change(const Route& route, const Wish& wish, control::Interruptions& interruptions) const {
-    auto outcomes = ask();
-    if (!outcomes) return answer_of(outcomes.error());
-    const auto before = reports_in(*outcomes);
-    const auto plan = plan_of(route, wish, before);
+    Plan plan;
+    Outcomes outcomes = std::vector<control::Outcome>();
+    // Else all is the program's to choose, whatever it has.
+    if (!wish.tags.empty() || wish.level == model::Level::drop || waking_.make_room) {
+        outcomes = ask();
+        if (!outcomes) return answer_of(outcomes.error());
+        plan = plan_of(route, wish, reports_in(*outcomes));
+    }
     if (!plan.is_nothing && !failed_in(*outcomes)) {
         control::Command command{whom_, request_for(route, wish, plan, outcomes->size())};
         auto dispatch = control::Dispatch::select(std::move(command));

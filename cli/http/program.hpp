@@ -30,7 +30,11 @@ class Program {
 public:
     Program(control::Selection whom, WakeOptions waking) : whom_(std::move(whom)), waking_(waking) {}
 
-    [[nodiscard]] Answer look(const Route& route) const;
+    using Outcomes = Result<std::vector<control::Outcome>>;
+
+    /// How its processes stand, which answers any number of looks.
+    [[nodiscard]] Outcomes ask() const;
+    [[nodiscard]] static Answer look(const Route& route, const Outcomes& outcomes);
     [[nodiscard]] Answer measure() const;
     /// A sleep or a wake. 200 once the driver shows the memory free, or has it back with fingerprints that
     /// agree; or where all is so already.
@@ -38,7 +42,6 @@ public:
                                 control::Interruptions& interruptions) const;
 
 private:
-    [[nodiscard]] Result<std::vector<control::Outcome>> ask() const;
     [[nodiscard]] protocol::Request request_for(const Route& route, const Wish& wish, const Plan& plan,
                                                 std::size_t processes) const;
 

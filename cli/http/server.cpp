@@ -15,9 +15,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace gpu_sleep::cli::http {
 namespace {
@@ -42,15 +44,6 @@ Answer ending() {
 Answer crowded() {
     return refusal(k_unavailable, ErrorCode::timed_out, "too many requests wait already");
 }
-
-/// One request on its way.
-struct Exchange {
-    const Route* route = nullptr;
-    bool is_too_large = false;
-    bool is_given = false; ///< to a lane
-    std::string body;
-    Answer answer;
-};
 
 std::string_view header(MHD_Connection* connection, const char* name) {
     const auto* const value = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
@@ -130,6 +123,15 @@ private:
     std::atomic<bool> has_come_ = false;
 };
 
+/// One request on its way.
+struct Exchange {
+    const Route* route = nullptr;
+    bool is_too_large = false;
+    bool is_given = false; ///< to a lane
+    std::string body;
+    Answer answer;
+};
+
 class Server::Parts {
 public:
     Parts(Admission admission, Program program)
@@ -155,8 +157,14 @@ private:
     [[nodiscard]] std::optional<Answer> refuse(MHD_Connection* connection, std::string_view method,
                                                std::string_view path, Exchange& exchange);
 
+    [[nodiscard]] bool add_look(MHD_Connection* connection, Exchange& exchange);
+    /// Asks once how the program stands, and answers all that wait to know.
+    void look();
+
     const Admission admission_;
     const Program program_;
+    std::mutex looking_;
+    std::vector<std::pair<MHD_Connection*, Exchange*>> waiting_looks_; ///< under the mutex
     Withdrawal withdrawal_;
     Connections connections_;
     MHD_Daemon* daemon_ = nullptr;
@@ -270,21 +278,44 @@ MHD_Result Server::Parts::serve(MHD_Connection* connection, Exchange& exchange) 
         if (!read) return answer_now(answer_of(k_bad_request, read.error()));
         wish = *std::move(read);
     }
-    auto& lane = is_change ? changes_ : route.action == Action::measure ? measures_ : looks_;
     exchange.is_given = true;
     connections_.limit(context_of(connection), std::nullopt);
     MHD_suspend_connection(connection); // first: the lane may be quick
-    const bool is_taken = lane.add([this, connection, &exchange, &route, is_change, wish = std::move(wish)] {
-        exchange.answer = withdrawal_.has_come()            ? ending()
-                          : is_change                       ? program_.change(route, wish, withdrawal_)
-                          : route.action == Action::measure ? program_.measure()
-                                                            : program_.look(route);
+    const auto change = [this, connection, &exchange, &route, wish = std::move(wish)] {
+        exchange.answer = withdrawal_.has_come() ? ending() : program_.change(route, wish, withdrawal_);
         MHD_resume_connection(connection);
-    });
+    };
+    const auto measure = [this, connection, &exchange] {
+        exchange.answer = program_.measure();
+        MHD_resume_connection(connection);
+    };
+    const bool is_taken = is_change                         ? changes_.add(change)
+                          : route.action == Action::measure ? measures_.add(measure)
+                                                            : add_look(connection, exchange);
     if (is_taken) return MHD_YES;
     exchange.answer = withdrawal_.has_come() ? ending() : crowded();
     MHD_resume_connection(connection);
     return MHD_YES;
+}
+
+bool Server::Parts::add_look(MHD_Connection* connection, Exchange& exchange) {
+    const std::lock_guard guard(looking_);
+    if (waiting_looks_.empty() && !looks_.add([this] { look(); })) return false;
+    waiting_looks_.emplace_back(connection, &exchange);
+    return true;
+}
+
+void Server::Parts::look() {
+    std::vector<std::pair<MHD_Connection*, Exchange*>> looks;
+    {
+        const std::lock_guard guard(looking_);
+        looks.swap(waiting_looks_);
+    }
+    const auto outcomes = program_.ask();
+    for (const auto& [connection, exchange] : looks) {
+        exchange->answer = Program::look(*exchange->route, outcomes);
+        MHD_resume_connection(connection);
+    }
 }
 
 // ---- The door

@@ -6,6 +6,7 @@
 #include "cli/http/admission.hpp"
 #include "cli/http/answer.hpp"
 #include "cli/http/lane.hpp"
+#include "cli/http/options.hpp"
 #include "cli/http/routes.hpp"
 #include "support/catch.hpp"
 
@@ -62,20 +63,20 @@ constexpr std::string_view k_tcp6 =
 } // namespace
 
 TEST_CASE("Addresses: a port, a socket, an address and a port, and nothing else", "[http]") {
-    for (const auto& [text, meant] : std::vector<std::pair<std::string, std::string>>{
-             {"8080", "127.0.0.1:8080"},
-             {"localhost:80", "127.0.0.1:80"},
-             {"10.1.2.3:1", "10.1.2.3:1"},
-             {"[::1]:8080", "[::1]:8080"},
-             {"/run/a", "unix:/run/a"},
-             {"unix:/run/a", "unix:/run/a"}}) {
+    for (const auto& [text, meant] :
+         std::vector<std::pair<std::string, std::string>>{{"8080", "127.0.0.1:8080"},
+                                                          {"localhost:80", "127.0.0.1:80"},
+                                                          {"10.1.2.3:1", "10.1.2.3:1"},
+                                                          {"[::1]:8080", "[::1]:8080"},
+                                                          {"/run/a", "unix:/run/a"},
+                                                          {"unix:/run/a", "unix:/run/a"}}) {
         const auto address = parse_address(text);
         INFO(text);
         REQUIRE(address);
         CHECK(to_string(*address) == meant);
     }
-    for (const auto* text : {"", ":", ":80", "x", "65536", "-1", "80 ", "::1", "::1:80", "host:80", "1.2.3:80",
-                             "unix:", "unix:a", "[::1]", "10.0.0.1:"})
+    for (const auto* text : {"", ":", ":80", "x", "65536", "-1", "80 ", "::1", "::1:80", "host:80",
+                             "1.2.3:80", "unix:", "unix:a", "[::1]", "10.0.0.1:"})
         CHECK_FALSE(parse_address(text));
     CHECK_FALSE(parse_address("/" + std::string(200, 'p')));
     CHECK(parse_address("8080")->is_local());
@@ -172,7 +173,8 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
     CHECK(wish("/sleep", {}, R"({"level": 0, "what": [[]]})").level == model::Level::pause);
     CHECK(wish("/sleep", {{"level", "1"}}, R"({"level": 2})").level == model::Level::keep);
     const Tags both{"weights", "kv_cache"};
-    CHECK(wish("/wake_up", {{"tags", "weights"}, {"tags", "kv_cache"}, {"tags", "weights"}}, "").tags == both);
+    CHECK(wish("/wake_up", {{"tags", "weights"}, {"tags", "kv_cache"}, {"tags", "weights"}}, "").tags ==
+          both);
     CHECK(wish("/wake_up", {{"tags", "weights,kv_cache"}}, "").tags == both);
     CHECK(wish("/resume_memory_occupation", {}, R"({"tags": ["weights", "kv_cache"]})").tags == both);
     CHECK(wish("/resume_memory_occupation", {}, R"({"tags": null})").tags.empty());
@@ -182,9 +184,10 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
     CHECK(wish_error("/sleep", {{"mode", "abort"}}) == "refused");
     CHECK(wish_error("/pause_generation", {}, R"({"mode": "abort"})") == "refused");
     const auto deep = std::string(30'000, '[') + std::string(30'000, ']');
-    for (const auto& body : Tags{"{", "[]", "1", R"("x")", R"({"level": 3})", R"({"level": "x"})",
-                                 R"({"level": true})", R"({"tags": "nope"})", R"({"tags": [1]})",
-                                 R"({"tags": {}})", R"({"mode": 1})", "\xFF", deep, R"({"level": )" + deep + "}"})
+    for (const auto& body :
+         Tags{"{", "[]", "1", R"("x")", R"({"level": 3})", R"({"level": "x"})", R"({"level": true})",
+              R"({"tags": "nope"})", R"({"tags": [1]})", R"({"tags": {}})", R"({"mode": 1})", "\xFF", deep,
+              R"({"level": )" + deep + "}"})
         CHECK(wish_error("/sleep", {}, body) == "invalid_argument");
     CHECK(wish_error("/sleep", {{"tags", "cuda_graph"}}) == "invalid_argument"); // of another dialect
     CHECK(wish_error("/v1/sleep", {{"tags", "weight,kv_cache"}}) == "none");
@@ -219,7 +222,8 @@ TEST_CASE("Plans: level 2 keeps what nobody has said how to fill again", "[http]
     CHECK(plan("/sleep", {{"level", "1"}}, report).kept.empty());
 }
 
-TEST_CASE("Lanes: jobs run in their order, no more wait than may, and what waits is run at the end", "[http]") {
+TEST_CASE("Lanes: jobs run in their order, no more wait than may, and what waits is run at the end",
+          "[http]") {
     std::atomic<int> done = 0;
     std::promise<void> begun, go;
     {
