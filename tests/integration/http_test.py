@@ -259,7 +259,7 @@ class Callers(unittest.TestCase):
             self.assertEqual(command("gpu-sleep-http", host.pid, "--http", "0.0.0.0:0").returncode, 2)
             print("short", file=file, flush=True)
             self.assertEqual(command("gpu-sleep-http", host.pid, "--http", "0", "--http-token", file.name).returncode, 2)
-            print(TOKEN, file=open(file.name, "w", encoding="utf-8"), flush=True)
+            pathlib.Path(file.name).write_text(TOKEN + "\n", encoding="utf-8")
             with Door(host.pid, "--http-token", file.name, address="0.0.0.0:0") as door:
                 self.assertEqual(door.ask("GET", "/health")[0], 200)
             with Door(host.pid, "--http-open", "127.0.0.1/32", address="0.0.0.0:0") as door:
