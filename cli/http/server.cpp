@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,8 +34,8 @@ constexpr Milliseconds k_for_body{5'000};
 constexpr Milliseconds k_for_answer{5'000}; ///< to take it
 constexpr Milliseconds k_for_next{5'000};   ///< until the headers of another request are whole
 
-Answer refusal(int status, ErrorCode code, std::string message) {
-    return answer_of(status, make_error(code, "{}", std::move(message)));
+Answer refusal(int status, ErrorCode code, std::string_view message) {
+    return answer_of(status, make_error(code, "{}", message));
 }
 
 Answer ending() {
@@ -242,8 +243,8 @@ std::optional<Answer> Server::Parts::refuse(MHD_Connection* connection, std::str
     const Headers headers{header(connection, MHD_HTTP_HEADER_HOST),
                           header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
                           MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr};
-    if (auto refused = admission_.check(*context.is_known, headers))
-        return refusal(refused->status, ErrorCode::not_permitted, std::move(refused->message));
+    if (const auto refused = admission_.check(*context.is_known, headers))
+        return refusal(refused->status, ErrorCode::not_permitted, refused->message);
     exchange.route = find_route(path);
     if (!exchange.route)
         return refusal(k_not_found, ErrorCode::invalid_argument,
