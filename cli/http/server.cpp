@@ -90,6 +90,8 @@ MHD_Result send_answer(MHD_Connection* connection, const Route* route, const Ans
     add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
     add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
     if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    if (answer.status == k_unauthorized || answer.status == k_forbidden)
+        add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
     if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
     if (answer.status == k_wrong_method)
         add(MHD_HTTP_HEADER_ALLOW, route->methods.find("GET") == std::string_view::npos ? "POST"
