@@ -91,7 +91,7 @@ class Door:
     def __exit__(self, *_):
         if self.process.poll() is None:
             self.process.terminate()
-        self.process.wait(SECONDS)
+        assert self.process.wait(SECONDS) in (0, -signal.SIGKILL), self.process.stderr.read()
         self.process.stdout.close()
         self.process.stderr.close()
 
