@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -309,6 +310,25 @@ class BadLuck(unittest.TestCase):
                 each.settimeout(SECONDS)
                 with contextlib.suppress(ConnectionResetError):
                     self.assertEqual(each.recv(1), b"")
+
+    def test_controllers_that_disagree(self):
+        with Host("weights", "kv_cache") as host, Door(host.pid) as door, concurrent.futures.ThreadPoolExecutor(8) as threads:
+            paths = ["/sleep", "/wake_up", "/sleep?tags=weights", "/wake_up?tags=kv_cache", "/resume_memory", "/pause_generation"]
+            said = list(threads.map(lambda i: door.ask("POST", paths[i % len(paths)]), range(60)))
+            self.assertEqual([reply for status, reply in said if status not in (200, 409)], [])
+            self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
+            self.assertEqual(host.tell("check_all"), "intact")
+
+    def test_a_thousand_connections(self):
+        with Host("default") as host, Door(host.pid) as door, contextlib.ExitStack() as stack:
+            few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (few, most))
+            for _ in range(1000):
+                connection = stack.enter_context(socket.socket())
+                connection.setblocking(False)
+                connection.connect_ex(("127.0.0.1", door.port))
+            self.assertEqual(door.ask("POST", "/sleep")[0], 200)
 
     def test_a_client_that_goes_away(self):
         with Host("default", GPU_SLEEP_SIM_DELAY="cuMemcpyDtoHAsync:500ms") as host, Door(host.pid) as door:
