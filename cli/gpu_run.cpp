@@ -4,6 +4,8 @@
 
 #include "base/agent_directory.hpp"
 #include "base/text.hpp"
+#include "cli/http/beside.hpp"
+#include "cli/http/options.hpp"
 #include "cli/need.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"
@@ -56,6 +58,7 @@ struct Options {
     cli::TypedStores stores;
     bool share = false, make_room = false;
     std::string on_stop; ///< empty for the default
+    cli::http::Options door;
     bool prepare = false, release_gil = false, keep_gil = false, no_capture = false, audit = false;
 };
 
@@ -114,6 +117,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            usage::brief(
                {"--need", usage::size(options.need), "First put others to sleep until this much is free"}),
            cli::min_awake_row(options.min_awake, "--make-room and --need")}},
+         {"A door for controllers", cli::http::rows(options.door)},
          {"Host memory",
           {{"--retain", usage::size(options.retain),
             "Size of what may stay in host memory after a wake, for a quicker next sleep; 0 for none "
@@ -219,6 +223,15 @@ int execute(const std::string& file, std::vector<std::string> words) {
                        reason == ENOENT ? cli::k_status_not_found : cli::k_status_cannot_execute);
 }
 
+/// Opens a door to the program that this process becomes, in `directory`. Errors: those of start_beside().
+Result<void> open_door(const Options& options, const std::filesystem::path& directory) {
+    auto words = cli::http::words_of(options.door);
+    words.insert(words.begin(),
+                 {(directory / "gpu-sleep-http").native(), "--tree", std::to_string(::getpid())});
+    if (options.make_room) words.emplace_back("--make-room");
+    return cli::http::start_beside(std::move(words));
+}
+
 /// Prepares the environment, and starts `command`. Returns the exit status if that fails.
 int run(const Options& options, std::vector<std::string> command) {
     constexpr const char* k_default_path = "/bin:/usr/bin"; // as execvp has it
@@ -238,6 +251,10 @@ int run(const Options& options, std::vector<std::string> command) {
     if (!audit) return print_error(audit.error().message, exit_status::failed_awake);
     const auto variables = agent_environment(options);
     if (!variables) return cli::usage_error("gpu-run", "--rules: " + variables.error().message, false);
+
+    if (options.door.address)
+        if (const auto opened = open_door(options, self.parent_path()); !opened)
+            return print_error(opened.error().message, exit_status::failed_awake);
 
     if (options.need) {
         const auto min_awake = options.min_awake.value_or(model::WakeRequest().min_awake);
@@ -302,6 +319,8 @@ int main(int argc, char** argv) {
     options.make_room |= options.share;
     if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;
     if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
+        return cli::usage_error("gpu-run", problem, false);
+    if (const auto problem = cli::http::complete(options.door); !problem.empty())
         return cli::usage_error("gpu-run", problem, false);
     if (options.min_awake && !options.make_room && !options.need)
         return cli::usage_error("gpu-run", "--min-awake can be used only with --share, --make-room or --need",

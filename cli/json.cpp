@@ -166,14 +166,6 @@ std::string escaped(std::string_view json) {
     return safe;
 }
 
-/// The document with what became of each process.
-OrderedJson document_of(std::string_view program, const std::vector<control::Outcome>& outcomes,
-                        int exit_status) {
-    auto value = document(program, exit_status);
-    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
-    return value;
-}
-
 } // namespace
 
 OrderedJson error_value(std::string_view program, const Error& error, bool has_waited) {
@@ -190,6 +182,13 @@ OrderedJson document(std::string_view program, int exit_status) {
             {"version", GPU_SLEEP_VERSION},
             {"exit_status", exit_status},
             {program == "gpu-snapshot" ? "snapshots" : "processes", OrderedJson::array()}};
+}
+
+OrderedJson document_of(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                        int exit_status) {
+    auto value = document(program, exit_status);
+    for (const auto& outcome : outcomes) value["processes"].push_back(to_value(program, outcome));
+    return value;
 }
 
 std::string written(const OrderedJson& value, int indent) {

@@ -5,11 +5,13 @@
 #pragma once
 
 #include "base/error.hpp"
+#include "control/targets.hpp"
 
 #include <nlohmann/json.hpp>
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace gpu_sleep::cli {
 
@@ -21,6 +23,10 @@ using OrderedJson = nlohmann::ordered_json;
 /// The members that come first, and the empty list of what `program` is about: "snapshots" for gpu-snapshot,
 /// "processes" for all others.
 [[nodiscard]] OrderedJson document(std::string_view program, int exit_status);
+
+/// The same with what became of each process.
+[[nodiscard]] OrderedJson document_of(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                                      int exit_status);
 
 /// Text that is not UTF-8 is made so, and what a terminal would not show is escaped.
 [[nodiscard]] std::string written(const OrderedJson& value, int indent = 2);

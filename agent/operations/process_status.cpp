@@ -32,7 +32,7 @@ void add_devices(Report& report) {
 
 template <class Use, class Before>
 auto ProcessStatus::look(Use&& use, Before&& before) {
-    constexpr Milliseconds k_patience{100};
+    constexpr Milliseconds k_patience{20}; // whoever polls wants an answer at once
     constexpr Milliseconds k_look{1};
     for (const auto deadline = Clock::now() + k_patience;; std::this_thread::sleep_for(k_look)) {
         if (auto seen = memory_.try_with_lock(use)) return *std::move(seen);

@@ -91,7 +91,13 @@ const std::map<std::string, Kind>& kinds() {
         {"gpu-run --dir", directory({"--idle", "1h", "--store", "file"})},
         {"--root", {{}, {"/nonexistent"}}}, // which is refused for a user
         {"--config", file},
+        {"--http-token", file},
         {"--rules", file},
+        {"ADDRESS",
+         {{"0"},
+          {k_garbage, " ", "x", "-1", "65536", ":80", "::1", "host:80", "unix:a", std::string(300, '/')}}},
+        {"CIDR,...", {{"10.0.0.0/8", "::1", "10.0.0.1,fd00::/8"}, {"x", "10.0.0.0/33", "10.0.0.0/"}, true}},
+        {"gpu-run --http-open", {{"::1"}, {"x"}, true, {"--http", "0"}}},
         {"--min-awake", with_needs(duration, {"--make-room"})},
         {"--stop-grace", with_needs(duration, {"--on-stop", "sleep"})},
         {"gpu-run --need", kind({"0", "1", "64KiB", "1MB"}, {"-1", "x", "1s"})}, // the GPU has so much
@@ -134,6 +140,7 @@ std::vector<Command> all_commands(const std::string& place) {
             {{"gpu-doctor"}, {k_nobody}, 3},
             {{"gpu-run"}, {"--", "true"}, 0},
             {{"gpu-enable"}, {"user", "--show"}, 0},
+            {{"gpu-sleep-http"}, {k_nobody}, 3},
             {{"gpu-snapshot", "ls"}, {place}, 0},
             {{"gpu-snapshot", "verify"}, {place}, 0},
             {{"gpu-snapshot", "extract"}, {place + "/none"}, 1}};
@@ -161,6 +168,7 @@ std::map<std::string, std::string> options_of(const Command& command,
 
 /// What `command` cannot do without.
 Arguments needs_of(const Command& command) {
+    if (command.words.front() == "gpu-sleep-http") return {"--http", "0"};
     return command.words.back() == "extract" ? Arguments{"--extent", "0", "--output", "/nonexistent/x"}
                                              : Arguments{};
 }
@@ -175,6 +183,8 @@ Kind kind_of(const Command& command, const std::string& option, const std::strin
 
 /// What an option of `command` cannot do without, but for itself.
 Arguments needs_of(const Command& command, const std::string& option, Arguments needs) {
+    if (command.words.front() == "gpu-sleep-http" && option != "--http")
+        needs = with(needs, needs_of(command));
     if (command.words.back() != "extract") return needs;
     if (option != "--extent") needs = with(needs, {"--extent", "0"});
     if (option != "--output") needs = with(needs, {"--output", "/nonexistent/x"});

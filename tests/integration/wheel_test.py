@@ -90,7 +90,7 @@ class Wheel(unittest.TestCase):
             self.assertTrue(os.access(environment.directory / "libexec/gpu-sleep/gpu-sleep-outside", os.X_OK))
         environment = self.environments[0]
         for command in (BUILD / "bin").glob("gpu-*"):
-            if (TREE / f"cli/man/{command.name}.1").exists():
+            if (TREE / f"cli/man/{command.name}.1").exists() and command.name != "gpu-sleep-http":
                 self.assertIn("0.1.0", environment.run(command.name, "--version"))
                 self.assertTrue((environment.directory / f"share/man/man1/{command.name}.1").is_file())
 

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading addresses, and listening.
+
+#include "cli/http/address.hpp"
+
+#include <fmt/format.h>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <optional>
+
+namespace gpu_sleep::cli::http {
+namespace {
+
+constexpr std::array<std::uint8_t, 12> k_v4_prefix{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
+constexpr std::string_view k_rule = "an address is a port of this machine, such as 8080, a socket, such as "
+                                    "unix:/run/door, or an IP address and a port, such as 10.1.2.3:8080";
+
+template <class Number>
+std::optional<Number> number_in(std::string_view text) {
+    Number number{};
+    const auto* const end = text.data() + text.size();
+    const auto read = std::from_chars(text.data(), end, number);
+    if (text.empty() || read.ec != std::errc{} || read.ptr != end) return std::nullopt;
+    return number;
+}
+
+Ip mapped(const in_addr& v4) noexcept {
+    Ip ip;
+    std::copy(k_v4_prefix.begin(), k_v4_prefix.end(), ip.bytes.begin());
+    std::memcpy(ip.bytes.data() + k_v4_prefix.size(), &v4, sizeof(v4));
+    return ip;
+}
+
+/// The address for the system, and its length.
+struct Name {
+    sockaddr_storage storage{};
+    socklen_t length = 0;
+    [[nodiscard]] const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+template <class T>
+Name name_of(const T& address) noexcept {
+    Name name;
+    std::memcpy(&name.storage, &address, sizeof(address));
+    name.length = sizeof(address);
+    return name;
+}
+
+Name name_of(const Endpoint& endpoint) noexcept {
+    if (endpoint.ip.is_v4()) {
+        sockaddr_in v4{};
+        v4.sin_family = AF_INET;
+        v4.sin_port = htons(endpoint.port);
+        std::memcpy(&v4.sin_addr, endpoint.ip.bytes.data() + k_v4_prefix.size(), sizeof(v4.sin_addr));
+        return name_of(v4);
+    }
+    sockaddr_in6 v6{};
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(endpoint.port);
+    std::memcpy(&v6.sin6_addr, endpoint.ip.bytes.data(), sizeof(v6.sin6_addr));
+    return name_of(v6);
+}
+
+Error cannot_listen(const Address& address, int reason) {
+    const auto code = reason == EACCES || reason == EPERM               ? ErrorCode::not_permitted
+                      : reason == EADDRINUSE || reason == EADDRNOTAVAIL ? ErrorCode::invalid_argument
+                                                                        : ErrorCode::io_failed;
+    auto error = make_error(code, "cannot listen on {}: {}", to_string(address), std::strerror(reason));
+    error.driver_status = reason;
+    return error;
+}
+
+/// Removes the socket that a door which is gone has left. Errors: as those of listen_on().
+Result<void> remove_leftover(const Address& address, const sockaddr_un& name) {
+    struct stat status = {};
+    if (::lstat(address.path.c_str(), &status) != 0) return {};
+    if (!S_ISSOCK(status.st_mode)) return cannot_listen(address, EADDRINUSE);
+    const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0 ||
+        errno != ECONNREFUSED)
+        return cannot_listen(address, EADDRINUSE);
+    if (::unlink(address.path.c_str()) != 0) return cannot_listen(address, errno);
+    return {};
+}
+
+Result<UniqueFd> bind_unix(const Address& address) {
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    std::memcpy(name.sun_path, address.path.c_str(), address.path.size() + 1); // parse_address() bounds it
+    GPU_SLEEP_TRY(remove_leftover(address, name));
+    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    constexpr mode_t k_owner_alone = S_IXUSR | S_IRWXG | S_IRWXO;
+    const auto before = ::umask(k_owner_alone); // from its first moment on
+    const int bound = ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name));
+    const int reason = errno;
+    ::umask(before);
+    if (bound != 0) return cannot_listen(address, reason);
+    return socket;
+}
+
+Result<UniqueFd> bind_endpoint(Address& address) {
+    const auto name = name_of(address.endpoint);
+    UniqueFd socket(::socket(name.get()->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int yes = 1; // connections of a door that was ended may linger
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    if (!socket || ::bind(socket.get(), name.get(), name.length) != 0) return cannot_listen(address, errno);
+    Name bound;
+    bound.length = sizeof(bound.storage);
+    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) == 0)
+        address.endpoint.port = endpoint_of(bound.get()).port;
+    return socket;
+}
+
+} // namespace
+
+bool Ip::is_v4() const noexcept {
+    return std::equal(k_v4_prefix.begin(), k_v4_prefix.end(), bytes.begin());
+}
+
+bool Ip::is_loopback() const noexcept {
+    constexpr std::uint8_t k_v4_loopback = 127;
+    if (is_v4()) return bytes[k_v4_prefix.size()] == k_v4_loopback;
+    return std::memcmp(bytes.data(), &in6addr_loopback, bytes.size()) == 0;
+}
+
+Result<Ip> parse_ip(std::string_view text) {
+    const std::string word(text);
+    in_addr v4{};
+    if (::inet_pton(AF_INET, word.c_str(), &v4) == 1) return mapped(v4);
+    Ip ip;
+    if (::inet_pton(AF_INET6, word.c_str(), ip.bytes.data()) == 1) return ip;
+    return make_error(ErrorCode::invalid_argument, "'{}' is not an IP address", text);
+}
+
+Endpoint endpoint_of(const sockaddr* address) noexcept {
+    if (address && address->sa_family == AF_INET) {
+        const auto& v4 = *reinterpret_cast<const sockaddr_in*>(address);
+        return {mapped(v4.sin_addr), ntohs(v4.sin_port)};
+    }
+    Endpoint endpoint;
+    if (!address || address->sa_family != AF_INET6) return endpoint;
+    const auto& v6 = *reinterpret_cast<const sockaddr_in6*>(address);
+    std::memcpy(endpoint.ip.bytes.data(), &v6.sin6_addr, endpoint.ip.bytes.size());
+    endpoint.port = ntohs(v6.sin6_port);
+    return endpoint;
+}
+
+bool Network::contains(const Ip& other) const noexcept {
+    constexpr unsigned k_byte = 8;
+    const auto whole = bits / k_byte;
+    if (!std::equal(ip.bytes.begin(), ip.bytes.begin() + whole, other.bytes.begin())) return false;
+    if (bits % k_byte == 0) return true;
+    const auto difference = static_cast<unsigned>(ip.bytes.at(whole) ^ other.bytes.at(whole));
+    return difference >> (k_byte - bits % k_byte) == 0;
+}
+
+Result<Network> parse_network(std::string_view text) {
+    const auto slash = text.find('/');
+    const auto ip = parse_ip(text.substr(0, slash));
+    if (!ip) return ip.error();
+    constexpr unsigned k_all = 128;
+    const unsigned skipped = ip->is_v4() ? 8 * static_cast<unsigned>(k_v4_prefix.size()) : 0;
+    if (slash == std::string_view::npos) return Network{*ip, k_all};
+    const auto bits = number_in<unsigned>(text.substr(slash + 1));
+    if (!bits || *bits > k_all - skipped)
+        return make_error(ErrorCode::invalid_argument, "'{}' is not a network, such as 10.0.0.0/8", text);
+    return Network{*ip, *bits + skipped};
+}
+
+Result<Address> parse_address(std::string_view text) {
+    constexpr std::string_view k_unix = "unix:";
+    const auto wrong = [&] {
+        return make_error(ErrorCode::invalid_argument, "'{}' is not an address: {}", text, k_rule);
+    };
+    Address address;
+    if (text.starts_with(k_unix) || text.starts_with('/')) {
+        address.path = text.starts_with('/') ? text : text.substr(k_unix.size());
+        if (!address.path.starts_with('/') || address.path.size() >= sizeof(sockaddr_un::sun_path) ||
+            address.path.find('\0') != std::string::npos)
+            return make_error(ErrorCode::invalid_argument,
+                              "'{}': the path of a socket is absolute and has at most {} bytes", text,
+                              sizeof(sockaddr_un::sun_path) - 1);
+        return address;
+    }
+    const auto colon = text.rfind(':');
+    auto host = colon == std::string_view::npos ? std::string_view("localhost") : text.substr(0, colon);
+    const bool has_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+    if (has_brackets) host = host.substr(1, host.size() - 2);
+    const auto ip = parse_ip(host == "localhost" ? "127.0.0.1" : host);
+    const auto port =
+        number_in<std::uint16_t>(colon == std::string_view::npos ? text : text.substr(colon + 1));
+    if (!ip || !port || (!ip->is_v4() && !has_brackets)) return wrong();
+    address.endpoint = {*ip, *port};
+    return address;
+}
+
+std::string to_string(const Address& address) {
+    if (address.is_unix()) return "unix:" + address.path;
+    const auto& [ip, port] = address.endpoint;
+    std::array<char, INET6_ADDRSTRLEN> text{};
+    if (ip.is_v4()) {
+        ::inet_ntop(AF_INET, ip.bytes.data() + k_v4_prefix.size(), text.data(), text.size());
+        return fmt::format("{}:{}", text.data(), port);
+    }
+    ::inet_ntop(AF_INET6, ip.bytes.data(), text.data(), text.size());
+    return fmt::format("[{}]:{}", text.data(), port);
+}
+
+Result<UniqueFd> listen_on(Address& address) {
+    auto socket = address.is_unix() ? bind_unix(address) : bind_endpoint(address);
+    if (socket && ::listen(socket->get(), SOMAXCONN) != 0) return cannot_listen(address, errno);
+    return socket;
+}
+
+} // namespace gpu_sleep::cli::http

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Addresses that the door listens on, and those of who calls it.
+
+#pragma once
+
+#include "base/fd.hpp"
+#include "base/result.hpp"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <sys/socket.h>
+
+namespace gpu_sleep::cli::http {
+
+/// An address of IPv6; one of IPv4 is mapped, as in ::ffff:127.0.0.1.
+struct Ip {
+    std::array<std::uint8_t, 16> bytes{};
+
+    [[nodiscard]] bool is_v4() const noexcept;
+    [[nodiscard]] bool is_loopback() const noexcept;
+    friend bool operator==(const Ip&, const Ip&) = default;
+};
+
+/// Reads "127.0.0.1", "::1". Errors: invalid_argument.
+[[nodiscard]] Result<Ip> parse_ip(std::string_view text);
+
+/// One end of a connection.
+struct Endpoint {
+    Ip ip;
+    std::uint16_t port = 0;
+    friend bool operator==(const Endpoint&, const Endpoint&) = default;
+};
+
+/// All zero of what is no address of the internet.
+[[nodiscard]] Endpoint endpoint_of(const sockaddr* address) noexcept;
+
+/// All addresses that begin with the same bits.
+struct Network {
+    Ip ip;
+    unsigned bits = 0; ///< of the 128
+
+    [[nodiscard]] bool contains(const Ip& other) const noexcept;
+};
+
+/// Reads "10.0.0.0/8", "fd00::/8", or one address. Errors: invalid_argument.
+[[nodiscard]] Result<Network> parse_network(std::string_view text);
+
+/// Where the door listens.
+struct Address {
+    std::string path; ///< of a Unix socket; empty where it is the endpoint
+    Endpoint endpoint;
+
+    [[nodiscard]] bool is_unix() const noexcept { return !path.empty(); }
+    /// Only processes of this machine reach it.
+    [[nodiscard]] bool is_local() const noexcept { return is_unix() || endpoint.ip.is_loopback(); }
+};
+
+/// Reads "8080", a port of loopback; "unix:/path" or "/path"; "10.1.2.3:8080", "[::1]:8080", "localhost:80".
+/// Errors: invalid_argument.
+[[nodiscard]] Result<Address> parse_address(std::string_view text);
+
+/// "127.0.0.1:8080", "unix:/path".
+[[nodiscard]] std::string to_string(const Address& address);
+
+/// A socket that listens there, non-blocking; `address` gets the port that the system chose for port 0. That
+/// of a path has mode 0600, and takes the place of one that nobody listens on. Changes the process's umask
+/// meanwhile. Errors: invalid_argument (it is taken, or cannot be), not_permitted, io_failed.
+[[nodiscard]] Result<UniqueFd> listen_on(Address& address);
+
+} // namespace gpu_sleep::cli::http

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Users of connections, secrets, and names of this machine.
+
+#include "cli/http/admission.hpp"
+
+#include "base/small_file.hpp"
+#include "cli/http/answer.hpp"
+
+#include <fmt/format.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <sstream>
+
+namespace gpu_sleep::cli::http {
+namespace {
+
+/// As the kernel's tables have it: words of 32 bits in the machine's order.
+std::string in_table(const Endpoint& endpoint, bool is_v6) {
+    std::string text;
+    const auto& bytes = endpoint.ip.bytes;
+    for (std::size_t i = is_v6 ? 0 : bytes.size() - sizeof(std::uint32_t); i < bytes.size();
+         i += sizeof(std::uint32_t)) {
+        std::uint32_t word = 0;
+        std::memcpy(&word, bytes.data() + i, sizeof(word));
+        text += fmt::format("{:08X}", word);
+    }
+    return text + fmt::format(":{:04X}", endpoint.port);
+}
+
+std::string machine_name() {
+    std::array<char, 256> name{};
+    return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+std::string lower(std::string_view text) {
+    std::string lowered(text);
+    for (auto& c : lowered)
+        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    return lowered;
+}
+
+} // namespace
+
+std::optional<uid_t> user_in(std::string_view table, const Ends& ends, bool is_v6) {
+    // The client's socket has the client's address first.
+    const auto addresses = fmt::format(" {} {} ", in_table(ends.client, is_v6), in_table(ends.door, is_v6));
+    const auto found = table.find(addresses);
+    if (found == std::string_view::npos) return std::nullopt;
+    const auto rest = table.substr(found + addresses.size());
+    std::istringstream words{std::string(rest.substr(0, rest.find('\n')))};
+    std::string state, queues, timer, resent, timeout;
+    uid_t user = 0;
+    std::uint64_t inode = 0;
+    words >> state >> queues >> timer >> resent >> user >> timeout >> inode;
+    // A socket that its process has closed is nobody's, and the kernel calls that root's.
+    if (!words || inode == 0) return std::nullopt;
+    return user;
+}
+
+std::optional<uid_t> user_of(const Ends& ends) {
+    for (const bool is_v6 : {false, true}) {
+        if (!is_v6 && !ends.client.ip.is_v4()) continue;
+        const auto table = read_small_file(is_v6 ? "/proc/net/tcp6" : "/proc/net/tcp");
+        if (!table) continue;
+        if (const auto user = user_in(*table, ends, is_v6)) return user;
+    }
+    return std::nullopt;
+}
+
+bool is_same_secret(std::string_view secret, std::string_view given) noexcept {
+    unsigned difference = secret.size() == given.size() ? 0 : 1;
+    for (std::size_t i = 0; i < given.size(); ++i)
+        difference |= static_cast<unsigned char>(given[i]) ^
+                      static_cast<unsigned char>(secret.empty() ? 0 : secret[i % secret.size()]);
+    return difference == 0 && !secret.empty();
+}
+
+bool is_own_host(std::string_view host) {
+    if (host.empty()) return true; // of HTTP 1.0, which no page of the web speaks
+    if (host.front() == '[') return parse_ip(host.substr(1, host.find(']') - 1)).has_value();
+    const auto name = lower(host.substr(0, host.find(':')));
+    return name == "localhost" || parse_ip(name) || name == lower(machine_name());
+}
+
+bool Admission::knows(const Ends& ends) const {
+    if (is_unix_) return true;
+    const auto& ip = ends.client.ip;
+    if (std::any_of(open_.begin(), open_.end(), [&](const Network& each) { return each.contains(ip); }))
+        return true;
+    if (!ip.is_loopback()) return false;
+    const auto user = user_of(ends);
+    return user && (*user == owner_ || *user == 0);
+}
+
+std::optional<Refusal> Admission::check(bool is_known, const Headers& headers) const {
+    if (headers.has_origin) return Refusal{k_forbidden, "pages of the web may not call this door"};
+    constexpr std::string_view k_bearer = "bearer ";
+    const auto& given = headers.authorization;
+    const bool has_token =
+        given.size() > k_bearer.size() && lower(given.substr(0, k_bearer.size())) == k_bearer;
+    // Whoever knows the token is no page, whatever name it has used.
+    if (has_token && is_same_secret(token_, given.substr(k_bearer.size()))) return std::nullopt;
+    if (!is_known && token_.empty())
+        return Refusal{k_forbidden, "only the owner of this door, on its machine, and root may call it"};
+    if (!is_known)
+        return Refusal{k_unauthorized,
+                       has_token ? "this is not the token of this door" : "this door needs its token"};
+    if (is_unix_ || is_own_host(headers.host)) return std::nullopt;
+    return Refusal{k_forbidden,
+                   "this door is called by its address, by localhost, or by this machine's name"};
+}
+
+} // namespace gpu_sleep::cli::http

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Who may call: the owner of a door on this machine, who knows its token, and networks that it is open to.
+
+#pragma once
+
+#include "cli/http/address.hpp"
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::cli::http {
+
+/// Of a request; empty where it has no such header.
+struct Headers {
+    std::string_view host, authorization;
+    bool has_origin = false;
+};
+
+/// The two ends of a connection over TCP.
+struct Ends {
+    Endpoint client, door;
+};
+
+/// Which user's process has the other end of a connection within this machine; nothing where none is found
+/// that is still open. Source: proc_pid_net(5), /proc/net/tcp and tcp6.
+[[nodiscard]] std::optional<uid_t> user_of(const Ends& ends);
+
+/// The same, out of one table.
+[[nodiscard]] std::optional<uid_t> user_in(std::string_view table, const Ends& ends, bool is_v6);
+
+/// Takes as long whatever `given` is, but for its length.
+[[nodiscard]] bool is_same_secret(std::string_view secret, std::string_view given) noexcept;
+
+/// Whether a Host header means a door by its address, or by a name that only this machine gives itself: a
+/// page of the web can have a name of its own lead to any address, but not these. Without port or with any.
+[[nodiscard]] bool is_own_host(std::string_view host);
+
+/// What a request is refused with.
+struct Refusal {
+    int status = 0;
+    std::string message;
+};
+
+/// Decides on requests. Immutable; thread-safe.
+class Admission {
+public:
+    Admission(bool is_unix, uid_t owner, std::string token, std::vector<Network> open)
+        : is_unix_(is_unix), owner_(owner), token_(std::move(token)), open_(std::move(open)) {}
+
+    /// Whether the other end of a connection is one of those that need no token; to be asked once.
+    [[nodiscard]] bool knows(const Ends& ends) const;
+    /// `is_known`: as knows() said.
+    [[nodiscard]] std::optional<Refusal> check(bool is_known, const Headers& headers) const;
+
+private:
+    bool is_unix_;
+    uid_t owner_;
+    std::string token_; ///< empty for none
+    std::vector<Network> open_;
+};
+
+} // namespace gpu_sleep::cli::http

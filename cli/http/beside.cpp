@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The process between the program and its door.
+
+#include "cli/http/beside.hpp"
+
+#include "base/fd.hpp"
+#include "base/units.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+namespace gpu_sleep::cli::http {
+namespace {
+
+UniqueFd watch(pid_t pid) {
+    return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+/// Whether `fd` becomes readable, or its process ends, in that time. Negative: no limit.
+bool is_ready(int fd, int milliseconds) {
+    pollfd polled{fd, POLLIN, 0};
+    int ready = 0;
+    while ((ready = ::poll(&polled, 1, milliseconds)) < 0 && errno == EINTR) {
+    }
+    return ready > 0;
+}
+
+/// One run of the door.
+struct Run {
+    pid_t pid = -1;
+    UniqueFd process;
+    UniqueFd output; ///< its first line says that it listens
+};
+
+Run start(const std::vector<char*>& arguments) {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return {};
+    Run run{::fork(), {}, UniqueFd(ends[0])};
+    const UniqueFd its(ends[1]);
+    if (run.pid == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL); // or the program might be given it
+        ::dup2(its.get(), STDOUT_FILENO);
+        ::execv(arguments.front(), arguments.data());
+        ::_exit(EXIT_FAILURE);
+    }
+    run.process = watch(run.pid);
+    return run;
+}
+
+/// Waits for the end of the program or of the door, and sees to it that the door has ended.
+void attend(Run& run, int program) {
+    std::array<pollfd, 2> polled{pollfd{program, POLLIN, 0}, pollfd{run.process.get(), POLLIN, 0}};
+    while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
+    }
+    constexpr int k_patience_ms = 5'000; // it sees the program's end itself
+    if (polled[1].revents == 0 && !is_ready(run.process.get(), k_patience_ms)) ::kill(run.pid, SIGKILL);
+    ::waitpid(run.pid, nullptr, 0);
+}
+
+/// In the process between, for as long as the program lives. Says on `ready` that the door listens.
+[[noreturn]] void attend_door(const std::vector<char*>& arguments, UniqueFd program, UniqueFd ready) {
+    constexpr std::chrono::seconds k_shortest{1}, k_longest{60};
+    auto rest = k_shortest;
+    for (;;) {
+        const auto begin = Clock::now();
+        auto run = start(arguments);
+        char first = 0;
+        const bool listens = run.pid > 0 && ::read(run.output.get(), &first, 1) == 1;
+        if (ready && listens) static_cast<void>(::write(ready.get(), &first, 1));
+        if (run.pid > 0) attend(run, program.get());
+        if (ready && !listens) ::_exit(EXIT_FAILURE);
+        ready.reset();
+        rest = Clock::now() - begin > k_longest ? k_shortest : std::min(2 * rest, k_longest);
+        if (is_ready(program.get(), static_cast<int>(Milliseconds(rest).count()))) ::_exit(EXIT_SUCCESS);
+    }
+}
+
+/// Away from the program's terminal, signals and descriptors, but for its standard error.
+void leave_program(std::array<int, 2> kept) {
+    ::setsid();
+    const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    ::dup2(nothing.get(), STDIN_FILENO);
+    ::dup2(nothing.get(), STDOUT_FILENO);
+    std::sort(kept.begin(), kept.end());
+    auto from = static_cast<unsigned>(STDERR_FILENO) + 1;
+    for (const int each : kept) {
+        const auto number = static_cast<unsigned>(each);
+        if (number > from) ::syscall(SYS_close_range, from, number - 1, 0U);
+        from = number + 1;
+    }
+    ::syscall(SYS_close_range, from, ~0U, 0U);
+}
+
+} // namespace
+
+Result<void> start_beside(std::vector<std::string> words) {
+    std::vector<char*> arguments;
+    for (auto& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    if (::access(words.front().c_str(), X_OK) != 0)
+        return make_error(ErrorCode::io_failed,
+                          "{} is not there; it is built where libmicrohttpd is installed", words.front());
+    auto program = watch(::getpid());
+    std::array<int, 2> ends{};
+    if (!program || ::pipe2(ends.data(), O_CLOEXEC) != 0)
+        return make_error(ErrorCode::io_failed, "cannot start {}: {}", words.front(), std::strerror(errno));
+    const UniqueFd told(ends[0]);
+    UniqueFd ready(ends[1]);
+    // A child that sends no signal at its end is found by no wait() without __WCLONE; the door itself would
+    // be, for execve() makes an ordinary child of whoever calls it. Source: clone(2), "The child termination
+    // signal".
+    const auto pid = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
+    if (pid == 0) {
+        leave_program({program.get(), ready.get()});
+        attend_door(arguments, std::move(program), std::move(ready));
+    }
+    if (pid < 0)
+        return make_error(ErrorCode::io_failed, "cannot start {}: {}", words.front(), std::strerror(errno));
+    ready.reset();
+    char first = 0;
+    if (::read(told.get(), &first, 1) == 1) return {};
+    ::waitpid(pid, nullptr, __WCLONE);
+    return make_error(ErrorCode::invalid_argument, "--http: the door cannot be opened");
+}
+
+} // namespace gpu_sleep::cli::http

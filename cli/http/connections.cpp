@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One look at all connections, a few times a second while there are any.
+
+#include "cli/http/connections.hpp"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+
+namespace gpu_sleep::cli::http {
+
+Connections::~Connections() {
+    {
+        const std::lock_guard guard(mutex_);
+        is_closed_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+}
+
+Connection* Connections::add(int socket, Milliseconds limit) {
+    const std::lock_guard guard(mutex_);
+    all_.push_back({socket, {}, Clock::now() + limit});
+    changed_.notify_one();
+    return &all_.back();
+}
+
+void Connections::remove(Connection* connection) {
+    const std::lock_guard guard(mutex_);
+    std::erase_if(all_, [=](const Connection& each) { return &each == connection; });
+}
+
+void Connections::limit(Connection& connection, std::optional<Milliseconds> time) {
+    const std::lock_guard guard(mutex_);
+    connection.deadline = time ? Clock::now() + *time : Clock::time_point::max();
+}
+
+void Connections::run() {
+    constexpr Milliseconds k_between{200};
+    std::unique_lock guard(mutex_);
+    while (!is_closed_) {
+        if (all_.empty())
+            changed_.wait(guard);
+        else
+            changed_.wait_for(guard, k_between, [&] { return is_closed_; });
+        const auto now = Clock::now();
+        for (auto& each : all_) {
+            if (each.deadline > now) continue;
+            ::shutdown(each.socket, SHUT_RDWR); // the library sees its end, and closes it
+            each.deadline = Clock::time_point::max();
+        }
+    }
+}
+
+} // namespace gpu_sleep::cli::http

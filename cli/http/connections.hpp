@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Connections, and how long each may keep the door waiting.
+
+#pragma once
+
+#include "base/units.hpp"
+
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace gpu_sleep::cli::http {
+
+/// A connection. Only its thread, the library's, uses what is not said to be shared.
+struct Connection {
+    int socket = -1;
+    std::optional<bool> is_known; ///< of its other end; once that was looked up
+    Clock::time_point deadline;   ///< shared, by Connections
+};
+
+/// Cuts off connections that do not say or take what is due. The library's own limit begins anew with each
+/// byte, so that one byte a second would hold a connection for ever. Has a thread. Thread-safe.
+class Connections {
+public:
+    Connections() : thread_([this] { run(); }) {}
+    Connections(const Connections&) = delete;
+    Connections& operator=(const Connections&) = delete;
+    /// All were removed.
+    ~Connections();
+
+    /// The connection stays where it is until it is removed, before `socket` is closed.
+    [[nodiscard]] Connection* add(int socket, Milliseconds limit);
+    void remove(Connection* connection);
+    /// The time begins anew. Unset: no limit, for it is our turn.
+    void limit(Connection& connection, std::optional<Milliseconds> time);
+
+private:
+    void run();
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::list<Connection> all_;
+    bool is_closed_ = false;
+    std::thread thread_;
+};
+
+} // namespace gpu_sleep::cli::http

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Requests to agents out of wishes, and answers out of outcomes.
+
+#include "cli/http/program.hpp"
+
+#include "cli/json_value.hpp"
+#include "cli/metrics.hpp"
+#include "control/dispatch.hpp"
+#include "control/members.hpp"
+#include "driver/management.hpp"
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+#include <variant>
+
+namespace gpu_sleep::cli::http {
+namespace {
+
+using model::State;
+
+/// For questions. A process that is well answers within a millisecond.
+constexpr Milliseconds k_patience{2'000};
+
+int http_status_of(int exit_status) noexcept {
+    switch (exit_status) {
+    case exit_status::done: return k_ok;
+    case exit_status::usage: return k_bad_request;
+    case exit_status::not_permitted: return k_forbidden;
+    case exit_status::failed_awake:
+    case exit_status::failed_asleep: return k_conflict;
+    case exit_status::no_process: return k_unavailable;
+    case exit_status::timed_out: return k_timed_out;
+    case exit_status::no_host_memory: return k_no_storage;
+    default: return k_internal;
+    }
+}
+
+std::vector<model::Report> reports_in(const std::vector<control::Outcome>& outcomes) {
+    std::vector<model::Report> reports;
+    for (const auto& outcome : outcomes)
+        if (const auto* const report = std::get_if<model::Report>(&outcome.answer))
+            reports.push_back(*report);
+    return reports;
+}
+
+/// The first, where not all have answered.
+const control::Outcome* failed_in(const std::vector<control::Outcome>& outcomes) {
+    const auto found = std::find_if(outcomes.begin(), outcomes.end(), [](const control::Outcome& each) {
+        return peers::error_of(each.answer) != nullptr;
+    });
+    return found == outcomes.end() ? nullptr : &*found;
+}
+
+/// Until every tag of every process is awake, and its work passes.
+bool is_sleeping(const std::vector<model::Report>& reports) {
+    return std::any_of(reports.begin(), reports.end(),
+                       [](const model::Report& report) { return report.state != State::awake; });
+}
+
+/// In TensorRT-LLM's words. Of those under way there is none: they end before they are seen.
+OrderedJson memory_status(const std::vector<model::Report>& reports) {
+    auto tags = OrderedJson::array();
+    bool is_damaged = false;
+    for (const auto& report : reports) {
+        is_damaged = is_damaged || report.state == State::damaged;
+        for (const auto& row : report.tags)
+            if (!model::is_resident(row.state) && std::find(tags.begin(), tags.end(), row.tag) == tags.end())
+                tags.push_back(row.tag);
+    }
+    const auto* const state = is_damaged ? "failed" : is_sleeping(reports) ? "parked" : "running";
+    return {{"state", state}, {"parked_tags", std::move(tags)}};
+}
+
+/// What an operation has done, of all processes together.
+void add_figures(const Route& route, const Plan& plan, const std::vector<model::Report>& reports,
+                 OrderedJson& value) {
+    Bytes moved = 0, contents = 0;
+    double seconds = 0;
+    for (const auto& report : reports) {
+        for (const auto& device : report.devices) {
+            moved += device.released;
+            contents += device.kept;
+        }
+        seconds = std::max(seconds, report.times.total);
+    }
+    const bool is_sleep = route.action == Action::sleep;
+    value["status"] = "ok"; // as Dynamo's and SGLang's clients like it
+    value["is_sleeping"] = is_sleeping(reports);
+    value[is_sleep ? "freed_bytes" : "taken_bytes"] = moved;
+    value[is_sleep ? "kept_bytes" : "restored_bytes"] = contents;
+    value["seconds"] = seconds;
+    value["takes_all"] = plan.takes_all;
+    value["tags_passed_over"] = plan.passed_over;
+    if (is_sleep) value["tags_kept"] = plan.kept;
+}
+
+Answer answer_with(const OrderedJson& value, int status = k_ok) {
+    return {status, written(value) + '\n'};
+}
+
+} // namespace
+
+Answer answer_of(int status, const Error& error) {
+    auto value = document(k_program, traits(error.code).exit_status);
+    value["error"] = error_value(k_program, error);
+    return answer_with(value, status);
+}
+
+Answer answer_of(const Error& error) {
+    return answer_of(http_status_of(traits(error.code).exit_status), error);
+}
+
+Program::Outcomes Program::ask() const {
+    control::Finder finder;
+    const control::Search search{.user = whom_.user};
+    auto found = !whom_.group.empty() ? control::find_group(finder, whom_.group, search)
+                 : whom_.tree         ? control::find_tree(finder, whom_.words.front(), search)
+                                      : control::find_targets(finder, whom_.words.front(), search);
+    if (!found) return std::move(found).error();
+    return control::ask_status(finder, *std::move(found), k_patience);
+}
+
+Answer Program::look(const Route& route, const Outcomes& outcomes) {
+    if (!outcomes) return answer_of(outcomes.error());
+    if (const auto* const failed = failed_in(*outcomes)) return answer_of(*peers::error_of(failed->answer));
+    const auto reports = reports_in(*outcomes);
+    if (route.shape == Shape::memory_status) return answer_with(memory_status(reports));
+    const auto* const name = route.shape == Shape::is_paused ? "is_paused" : "is_sleeping";
+    return answer_with({{name, is_sleeping(reports)}});
+}
+
+Answer Program::measure() const {
+    const auto outcomes = ask();
+    const auto gpus = driver::look_at_gpus();
+    return {k_ok,
+            render_metrics(outcomes ? *outcomes : std::vector<control::Outcome>(),
+                           gpus ? *gpus : std::vector<driver::Gpu>(), std::time(nullptr)),
+            "text/plain; version=0.0.4; charset=utf-8"};
+}
+
+protocol::Request Program::request_for(const Route& route, const Wish& wish, const Plan& plan,
+                                       std::size_t processes) const {
+    if (route.action == Action::sleep) {
+        model::SleepRequest sleep;
+        sleep.level = wish.level;
+        sleep.tags = plan.tags;
+        sleep.keep = plan.kept;
+        sleep.joint = whom_.is_joint();
+        return sleep;
+    }
+    model::WakeRequest wake;
+    wake.tags = plan.tags;
+    wake.wait = waking_.wait;
+    wake.make_room = waking_.make_room && processes == 1;
+    wake.joint = whom_.is_joint() && !wake.make_room;
+    return wake;
+}
+
+Answer Program::change(const Route& route, const Wish& wish, control::Interruptions& interruptions) const {
+    Plan plan;
+    Outcomes outcomes = std::vector<control::Outcome>();
+    // Else all is the program's to choose, whatever it has.
+    if (!wish.tags.empty() || wish.level == model::Level::drop || waking_.make_room) {
+        outcomes = ask();
+        if (!outcomes) return answer_of(outcomes.error());
+        plan = plan_of(route, wish, reports_in(*outcomes));
+    }
+    if (!plan.is_nothing && !failed_in(*outcomes)) {
+        control::Command command{whom_, request_for(route, wish, plan, outcomes->size())};
+        auto dispatch = control::Dispatch::select(std::move(command));
+        if (!dispatch) return answer_of(dispatch.error());
+        control::Listener listener;
+        outcomes = dispatch->carry_out(listener, interruptions);
+        if (!outcomes) return answer_of(outcomes.error());
+    }
+    const auto* const failed = failed_in(*outcomes);
+    auto status = control::exit_status_of(*outcomes);
+    if (failed && status == exit_status::done) status = exit_status::failed_awake; // it was withdrawn
+    auto value = document_of(k_program, *outcomes, status);
+    if (failed) value["error"] = error_value(k_program, *peers::error_of(failed->answer), failed->has_waited);
+    if (!failed) add_figures(route, plan, reports_in(*outcomes), value);
+    return answer_with(value, http_status_of(status));
+}
+
+} // namespace gpu_sleep::cli::http

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program behind the door: carrying out what a request asks for, and the answer to it.
+
+#pragma once
+
+#include "base/units.hpp"
+#include "cli/http/answer.hpp"
+#include "cli/http/routes.hpp"
+#include "control/listener.hpp"
+#include "control/selection.hpp"
+#include "control/targets.hpp"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpu_sleep::cli::http {
+
+inline constexpr std::string_view k_program = "gpu-sleep-http";
+
+/// How the door wakes.
+struct WakeOptions {
+    Milliseconds wait{0};
+    bool make_room = false; ///< where the program is one process
+};
+
+/// One or several processes. Immutable; thread-safe. Each call asks the agents, and takes as long as they do.
+class Program {
+public:
+    Program(control::Selection whom, WakeOptions waking) : whom_(std::move(whom)), waking_(waking) {}
+
+    using Outcomes = Result<std::vector<control::Outcome>>;
+
+    /// How its processes stand, which answers any number of looks.
+    [[nodiscard]] Outcomes ask() const;
+    [[nodiscard]] static Answer look(const Route& route, const Outcomes& outcomes);
+    [[nodiscard]] Answer measure() const;
+    /// A sleep or a wake. 200 once the driver shows the memory free, or has it back with fingerprints that
+    /// agree; or where all is so already.
+    [[nodiscard]] Answer change(const Route& route, const Wish& wish,
+                                control::Interruptions& interruptions) const;
+
+private:
+    [[nodiscard]] protocol::Request request_for(const Route& route, const Wish& wish, const Plan& plan,
+                                                std::size_t processes) const;
+
+    control::Selection whom_;
+    WakeOptions waking_;
+};
+
+} // namespace gpu_sleep::cli::http

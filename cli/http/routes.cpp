@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The table of routes. A new dialect is a list of tags, and a row a path.
+
+#include "cli/http/routes.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+#include <sstream>
+
+namespace gpu_sleep::cli::http {
+namespace {
+
+using Json = nlohmann::json;
+using model::Level;
+
+// Of vLLM 0.30 and LMDeploy. `scheduling` is what vLLM calls the end of a pause.
+const Dialect k_vllm{"vLLM", {{"weights", ""}, {"kv_cache", ""}, {"scheduling", ""}}};
+// Of SGLang, and of NVIDIA Dynamo's workers.
+const Dialect k_sglang{"SGLang", {{"weights", ""}, {"kv_cache", ""}, {"cuda_graph", ""}}};
+const Dialect k_fastdeploy{"FastDeploy", {{"weight", "weights"}, {"kv_cache", ""}}};
+const Dialect k_tensorrt_llm{"TensorRT-LLM",
+                             {{"model_weights", "weights"},
+                              {"model", ""},
+                              {"draft_model_weights", ""},
+                              {"draft_model", ""},
+                              {"kv_cache", ""},
+                              {"sampler", ""},
+                              {"drafter", ""},
+                              {"guided_decoder", ""},
+                              {"spec_resource_manager", ""},
+                              {"model_extra", ""},
+                              {"executor_extra", ""}}};
+
+constexpr std::string_view k_get = " GET HEAD ";
+constexpr std::string_view k_post = " POST ";
+constexpr std::string_view k_both = " GET HEAD POST ";
+
+const std::array k_routes{
+    // llama-swap asks for it until a server is ready, and everybody else's probes do.
+    Route{"/health", k_get, Action::live, Shape::health, &k_vllm},
+    Route{"/metrics", k_get, Action::measure, Shape::metrics, &k_vllm},
+
+    // vLLM; its wrapper in llama-swap, llm-d's controllers, the production stack's router.
+    Route{"/sleep", k_post, Action::sleep, Shape::figures, &k_vllm},
+    Route{"/wake_up", k_post, Action::wake, Shape::figures, &k_vllm},
+    Route{"/is_sleeping", k_get, Action::look, Shape::is_sleeping, &k_vllm},
+    Route{"/collective_rpc", k_post, Action::call, Shape::figures, &k_vllm},
+    Route{"/reset_prefix_cache", k_post, Action::call, Shape::figures, &k_vllm},
+    Route{"/reset_mm_cache", k_post, Action::call, Shape::figures, &k_vllm},
+
+    // LMDeploy, whose /sleep is vLLM's.
+    Route{"/wakeup", k_post, Action::wake, Shape::figures, &k_vllm},
+
+    // SGLang
+    Route{"/release_memory_occupation", k_both, Action::sleep, Shape::figures, &k_sglang},
+    Route{"/resume_memory_occupation", k_both, Action::wake, Shape::figures, &k_sglang},
+    Route{"/pause_generation", k_post, Action::sleep, Shape::figures, &k_sglang, Level::pause, true},
+    Route{"/continue_generation", k_post, Action::wake, Shape::figures, &k_sglang, Level::pause, true},
+    Route{"/flush_cache", k_both, Action::call, Shape::figures, &k_sglang},
+
+    // NVIDIA Dynamo
+    Route{"/engine/sleep", k_post, Action::sleep, Shape::figures, &k_vllm},
+    Route{"/engine/wake_up", k_post, Action::wake, Shape::figures, &k_vllm},
+    Route{"/engine/wake", k_post, Action::wake, Shape::figures, &k_vllm},
+    Route{"/engine/release_memory_occupation", k_post, Action::sleep, Shape::figures, &k_sglang},
+    Route{"/engine/resume_memory_occupation", k_post, Action::wake, Shape::figures, &k_sglang},
+
+    // TensorRT-LLM, but for its signatures.
+    Route{"/release_memory", k_post, Action::sleep, Shape::figures, &k_tensorrt_llm},
+    Route{"/resume_memory", k_post, Action::wake, Shape::figures, &k_tensorrt_llm},
+    Route{"/memory_status", k_get, Action::look, Shape::memory_status, &k_tensorrt_llm},
+
+    // FastDeploy
+    Route{"/v1/sleep", k_post, Action::sleep, Shape::figures, &k_fastdeploy},
+    Route{"/v1/wakeup", k_post, Action::wake, Shape::figures, &k_fastdeploy},
+    Route{"/v1/pause", k_post, Action::sleep, Shape::figures, &k_fastdeploy, Level::pause, true},
+    Route{"/v1/resume", k_post, Action::wake, Shape::figures, &k_fastdeploy, Level::pause, true},
+    Route{"/v1/is_paused", k_get, Action::look, Shape::is_paused, &k_fastdeploy},
+
+    // llama.cpp
+    Route{"/props", k_get, Action::look, Shape::is_sleeping, &k_vllm},
+};
+
+Error wrong(std::string_view what, std::string_view value, std::string_view possible) {
+    return make_error(ErrorCode::invalid_argument, "{}: '{}' is not {}", what, value, possible);
+}
+
+/// The values of `name`: texts as they are, whatever else as JSON has it; of a list each.
+std::vector<std::string> values_of(std::string_view name, const Query& query, const Json& body) {
+    std::vector<std::string> values;
+    for (const auto& [key, value] : query)
+        if (key == name) values.push_back(value);
+    const auto found = body.find(name);
+    if (!values.empty() || found == body.end() || found->is_null()) return values;
+    const auto add = [&](const Json& value) { // nested ones could be as deep as the body is long
+        values.push_back(value.is_string()      ? value.get<std::string>()
+                         : value.is_primitive() ? value.dump()
+                                                : "a list or an object");
+    };
+    if (!found->is_array()) add(*found);
+    if (found->is_array())
+        for (const auto& each : *found) add(each);
+    return values;
+}
+
+Result<Level> read_level(const std::string& text) {
+    if (text == "0") return Level::pause;
+    if (text == "1") return Level::keep;
+    if (text == "2") return Level::drop;
+    return wrong("level", text, "0, 1 or 2");
+}
+
+/// Both of vLLM and of SGLang. All but an abort come to the same here: what the GPU has been given is
+/// awaited, and what comes later is held.
+Result<void> check_mode(const std::string& mode) {
+    constexpr std::array k_modes{"keep", "wait", "in_place", "retract"};
+    if (mode == "abort")
+        return make_error(ErrorCode::refused, "mode: the program has not said how to abort its requests; "
+                                              "leave it out, or use mode=keep or mode=wait");
+    if (std::find(k_modes.begin(), k_modes.end(), mode) != k_modes.end()) return {};
+    return wrong("mode", mode, "keep, wait, in_place or retract");
+}
+
+Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::vector<std::string>& values) {
+    std::vector<std::string> tags;
+    for (const auto& value : values) {
+        std::istringstream words(value);
+        for (std::string word; std::getline(words, word, ',');) {
+            const auto is_it = [&](const KnownTag& known) { return known.name == word; };
+            if (std::none_of(dialect.tags.begin(), dialect.tags.end(), is_it))
+                return wrong("tags", word, fmt::format("a tag of {}", dialect.server));
+            if (std::find(tags.begin(), tags.end(), word) == tags.end()) tags.push_back(word);
+        }
+    }
+    return tags;
+}
+
+/// The program's name of the tag; nothing where it has none.
+std::optional<std::string> name_in(const std::set<std::string>& program, const KnownTag& tag) {
+    for (const auto name : {tag.name, tag.also})
+        if (program.contains(std::string(name))) return std::string(name);
+    return std::nullopt;
+}
+
+} // namespace
+
+std::span<const Route> all_routes() {
+    return k_routes;
+}
+
+const Route* find_route(std::string_view path) noexcept {
+    const auto* const found = std::find_if(k_routes.begin(), k_routes.end(),
+                                           [=](const Route& route) { return route.path == path; });
+    return found == k_routes.end() ? nullptr : found;
+}
+
+bool takes(const Route& route, std::string_view method) {
+    return route.methods.find(fmt::format(" {} ", method)) != std::string_view::npos;
+}
+
+Result<Wish> read_wish(const Route& route, const Query& query, std::string_view body) {
+    auto json = Json::object();
+    if (body.find_first_not_of(" \t\r\n") != std::string_view::npos)
+        json = Json::parse(body, nullptr, false); // throws nothing
+    if (json.is_null()) json = Json::object();
+    if (!json.is_object())
+        return make_error(ErrorCode::invalid_argument,
+                          "the body is not a JSON object, such as {{\"level\": 1}}");
+    Wish wish{route.level, {}};
+    for (const auto& mode : values_of("mode", query, json)) GPU_SLEEP_TRY(check_mode(mode));
+    if (route.is_pause) return wish;
+    for (const auto& text : values_of("level", query, json)) {
+        const auto level = read_level(text);
+        if (!level) return level.error();
+        wish.level = *level;
+    }
+    auto tags = read_tags(*route.dialect, values_of("tags", query, json));
+    if (!tags) return tags.error();
+    wish.tags = *std::move(tags);
+    return wish;
+}
+
+Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Report>& reports) {
+    std::set<std::string> program, strange; // all tags, and those that the dialect cannot name
+    std::set<std::string> irreplaceable;
+    bool is_all_paused = true;
+    for (const auto& report : reports) {
+        is_all_paused = is_all_paused && report.state == model::State::paused;
+        for (const auto& row : report.tags) {
+            program.insert(row.tag);
+            const bool is_declared =
+                row.policy.refillable || row.policy.retention != model::Retention::offload;
+            if (!is_declared) irreplaceable.insert(row.tag);
+        }
+    }
+    strange = program;
+    std::set<std::string> wished;
+    Plan plan;
+    for (const auto& tag : route.dialect->tags) {
+        const auto name = name_in(program, tag);
+        if (name) strange.erase(*name);
+        if (std::find(wish.tags.begin(), wish.tags.end(), tag.name) == wish.tags.end()) continue;
+        if (name) wished.insert(*name);
+        if (!name) plan.passed_over.emplace_back(tag.name);
+    }
+    const bool is_unchanged = strange.size() == program.size(); // it has no tag that the dialect can name
+    for (const auto& tag : strange)
+        if (wish.level == Level::drop && irreplaceable.contains(tag)) plan.kept.push_back(tag);
+    if (wish.tags.empty() || wish.level == Level::pause) return plan;
+    if (route.action == Action::wake && is_all_paused) return plan;
+    plan.takes_all = is_unchanged;
+    plan.is_nothing = !is_unchanged && wished.empty();
+    if (is_unchanged || plan.is_nothing) return plan;
+    // Nobody could name the rest, and the program would wait for it for ever.
+    if (route.action == Action::wake) wished.insert(strange.begin(), strange.end());
+    plan.tags.assign(wished.begin(), wished.end());
+    return plan;
+}
+
+} // namespace gpu_sleep::cli::http

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The routes of model servers that the door answers on, as one table; what a request to one of them asks for;
+// and what that comes to for a program. Nothing is asked or answered here.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "model/model.hpp"
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::cli::http {
+
+/// What a request has done.
+enum class Action : std::uint8_t { sleep, wake, look, measure, live, call };
+
+/// What the answer tells, in the server's own words.
+enum class Shape : std::uint8_t {
+    figures,       ///< what was done, in bytes and seconds, and how each process stands
+    is_sleeping,   ///< {"is_sleeping": true}
+    is_paused,     ///< {"is_paused": true}
+    memory_status, ///< {"state": "parked", "parked_tags": ["kv_cache"]}
+    metrics,
+    health,
+};
+
+/// A tag of a server, and what it is called in programs that have no tag of the server's name.
+struct KnownTag {
+    std::string_view name;
+    std::string_view also;
+};
+
+/// The tags of one server.
+struct Dialect {
+    std::string_view server;
+    std::vector<KnownTag> tags;
+};
+
+struct Route {
+    std::string_view path;
+    std::string_view methods; ///< with spaces around each: " GET POST "
+    Action action;
+    Shape shape;
+    const Dialect* dialect;
+    model::Level level = model::Level::keep; ///< of a sleep, unless the request names one
+    /// A pause, or its end: level and tags are not the request's to choose.
+    bool is_pause = false;
+};
+
+[[nodiscard]] std::span<const Route> all_routes();
+/// Null if there is none of that path.
+[[nodiscard]] const Route* find_route(std::string_view path) noexcept;
+[[nodiscard]] bool takes(const Route& route, std::string_view method);
+
+/// Names and values, in their order.
+using Query = std::vector<std::pair<std::string, std::string>>;
+
+/// What a request asks for.
+struct Wish {
+    model::Level level = model::Level::keep;
+    std::vector<std::string> tags; ///< the dialect's, each once; empty for all
+};
+
+/// Reads the query, and what it does not name from the body, a JSON object or nothing: `level`; `tags`,
+/// repeated, by commas, or as a list; `mode`. Ignores what else there is. Errors: invalid_argument (a value
+/// that cannot be, or a tag that the dialect has not), refused (work cannot be aborted).
+[[nodiscard]] Result<Wish> read_wish(const Route& route, const Query& query, std::string_view body);
+
+/// What is asked of the program.
+struct Plan {
+    std::vector<std::string> tags;        ///< empty for all
+    std::vector<std::string> kept;        ///< of a sleep: kept at every level, for nobody can fill them again
+    std::vector<std::string> passed_over; ///< that were wished for, and the program has not
+    bool takes_all = false;               ///< though tags were wished for
+    bool is_nothing = false;              ///< it has none of the tags that were wished for
+};
+
+/// `reports`: how the program's processes stand.
+[[nodiscard]] Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Report>& reports);
+
+} // namespace gpu_sleep::cli::http

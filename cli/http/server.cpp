@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// libmicrohttpd's part: a connection waits, suspended, while a lane works on its request.
+
+#include "cli/http/server.hpp"
+
+#include "cli/http/connections.hpp"
+#include "cli/http/lane.hpp"
+
+#include <fmt/format.h>
+#include <microhttpd.h>
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::cli::http {
+namespace {
+
+constexpr unsigned k_most_connections = 512;
+constexpr std::size_t k_most_headers = 16 * k_kib; ///< of a connection, and what else the library keeps of it
+constexpr std::size_t k_longest_body = 64 * k_kib;
+constexpr std::size_t k_most_waiting = 256; ///< requests for a lane
+constexpr Milliseconds k_for_headers{2'000};
+constexpr Milliseconds k_for_body{5'000};
+constexpr Milliseconds k_for_answer{5'000}; ///< to take it
+constexpr Milliseconds k_for_next{5'000};   ///< until the headers of another request are whole
+
+Answer refusal(int status, ErrorCode code, std::string_view message) {
+    return answer_of(status, make_error(code, "{}", message));
+}
+
+Answer ending() {
+    return refusal(k_unavailable, ErrorCode::cancelled, "the door is about to end");
+}
+
+Answer crowded() {
+    return refusal(k_unavailable, ErrorCode::timed_out, "too many requests wait already");
+}
+
+std::string_view header(MHD_Connection* connection, const char* name) {
+    const auto* const value = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
+    return value ? value : "";
+}
+
+Query query_of(MHD_Connection* connection) {
+    Query query;
+    MHD_get_connection_values_n(
+        connection, MHD_GET_ARGUMENT_KIND,
+        [](void* all, MHD_ValueKind, const char* name, std::size_t name_size, const char* value,
+           std::size_t value_size) {
+            static_cast<Query*>(all)->emplace_back(std::string(name, name_size),
+                                                   std::string(value ? value : "", value ? value_size : 0));
+            return MHD_YES;
+        },
+        &query);
+    return query;
+}
+
+Connection& context_of(MHD_Connection* connection) {
+    const auto* const info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return *static_cast<Connection*>(info->socket_context);
+}
+
+Ends ends_of(int socket) {
+    const auto read = [=](auto get) {
+        sockaddr_storage address{};
+        socklen_t length = sizeof(address);
+        auto* const pointer = reinterpret_cast<sockaddr*>(&address);
+        return get(socket, pointer, &length) == 0 ? endpoint_of(pointer) : Endpoint();
+    };
+    return {read(::getpeername), read(::getsockname)};
+}
+
+MHD_Result send_answer(MHD_Connection* connection, const Route* route, const Answer& answer) {
+    std::string body = answer.body;
+    auto* const response = MHD_create_response_from_buffer(body.size(), body.data(), MHD_RESPMEM_MUST_COPY);
+    if (!response) return MHD_NO;
+    const auto add = [&](const char* name, const std::string& value) {
+        MHD_add_response_header(response, name, value.c_str());
+    };
+    add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
+    add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+    if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    if (answer.status == k_unauthorized || answer.status == k_forbidden)
+        add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
+    if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
+    if (answer.status == k_wrong_method)
+        add(MHD_HTTP_HEADER_ALLOW, route->methods.find("GET") == std::string_view::npos ? "POST"
+                                   : route->methods.find("POST") == std::string_view::npos
+                                       ? "GET, HEAD"
+                                       : "GET, HEAD, POST");
+    const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
+    MHD_destroy_response(response);
+    return queued;
+}
+
+} // namespace
+
+/// What ends the requests of a door that ends.
+class Withdrawal : public control::Interruptions {
+public:
+    Withdrawal() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+    void raise() noexcept {
+        has_come_ = true;
+        const std::uint64_t one = 1;
+        static_cast<void>(::write(fd_.get(), &one, sizeof(one)));
+    }
+    [[nodiscard]] int fd() const noexcept override { return fd_.get(); }
+    void take() noexcept override {
+        std::uint64_t count = 0;
+        static_cast<void>(::read(fd_.get(), &count, sizeof(count)));
+    }
+    [[nodiscard]] bool has_come() noexcept override { return has_come_; }
+
+private:
+    UniqueFd fd_;
+    std::atomic<bool> has_come_ = false;
+};
+
+/// One request on its way.
+struct Exchange {
+    const Route* route = nullptr;
+    bool is_too_large = false;
+    bool is_given = false; ///< to a lane
+    std::string body;
+    Answer answer;
+};
+
+class Server::Parts {
+public:
+    Parts(Admission admission, Program program)
+        : admission_(std::move(admission)), program_(std::move(program)) {}
+    Parts(const Parts&) = delete;
+    Parts& operator=(const Parts&) = delete;
+    ~Parts();
+
+    [[nodiscard]] Result<void> listen(UniqueFd listener);
+
+private:
+    static MHD_Result answer(void* parts, MHD_Connection* connection, const char* url, const char* method,
+                             const char* version, const char* upload, std::size_t* upload_size,
+                             void** exchange);
+    static void completed(void* parts, MHD_Connection* connection, void** exchange,
+                          MHD_RequestTerminationCode how);
+    static void noticed(void* parts, MHD_Connection* connection, void** context,
+                        MHD_ConnectionNotificationCode what);
+
+    [[nodiscard]] MHD_Result reply(MHD_Connection* connection, const Exchange& exchange);
+    /// Answers at once what takes no time, and has a lane do the rest.
+    [[nodiscard]] MHD_Result serve(MHD_Connection* connection, Exchange& exchange);
+    [[nodiscard]] std::optional<Answer> refuse(MHD_Connection* connection, std::string_view method,
+                                               std::string_view path, Exchange& exchange);
+
+    [[nodiscard]] bool add_look(MHD_Connection* connection, Exchange& exchange);
+    /// Asks once how the program stands, and answers all that wait to know.
+    void look();
+
+    const Admission admission_;
+    const Program program_;
+    std::mutex looking_;
+    std::vector<std::pair<MHD_Connection*, Exchange*>> waiting_looks_; ///< under the mutex
+    Withdrawal withdrawal_;
+    Connections connections_;
+    MHD_Daemon* daemon_ = nullptr;
+    // The last, for their jobs use the others.
+    Lane looks_{k_most_waiting}, measures_{k_most_waiting}, changes_{k_most_waiting};
+};
+
+Result<void> Server::Parts::listen(UniqueFd listener) {
+    constexpr unsigned k_flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+    daemon_ =
+        MHD_start_daemon(k_flags, 0, nullptr, nullptr, answer, this, MHD_OPTION_LISTEN_SOCKET, listener.get(),
+                         MHD_OPTION_CONNECTION_LIMIT, k_most_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                         k_most_headers, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_CONNECTION,
+                         noticed, this, MHD_OPTION_NOTIFY_COMPLETED, completed, this, MHD_OPTION_END);
+    if (!daemon_) return make_error(ErrorCode::io_failed, "libmicrohttpd cannot serve the socket");
+    static_cast<void>(listener.release()); // the library closes it
+    return {};
+}
+
+Server::Parts::~Parts() {
+    withdrawal_.raise();
+    if (!daemon_) return;
+    const UniqueFd listener(MHD_quiesce_daemon(daemon_));
+    for (auto* lane : {&looks_, &measures_, &changes_}) lane->close();
+    MHD_stop_daemon(daemon_); // which may have no suspended connections
+}
+
+void Server::Parts::noticed(void* parts, MHD_Connection* connection, void** context,
+                            MHD_ConnectionNotificationCode what) {
+    auto& connections = static_cast<Parts*>(parts)->connections_;
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        if (*context) connections.remove(static_cast<Connection*>(*context));
+        return;
+    }
+    const auto* const info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    *context = connections.add(info->connect_fd, k_for_headers);
+}
+
+void Server::Parts::completed(void* parts, MHD_Connection* connection, void** exchange,
+                              MHD_RequestTerminationCode /*how*/) {
+    delete static_cast<Exchange*>(std::exchange(*exchange, nullptr));
+    static_cast<Parts*>(parts)->connections_.limit(context_of(connection), k_for_next);
+}
+
+/// The library calls it once the headers are whole, for each part of the body, after the body, and once the
+/// connection is resumed.
+MHD_Result Server::Parts::answer(void* parts, MHD_Connection* connection, const char* url, const char* method,
+                                 const char* /*version*/, const char* upload, std::size_t* upload_size,
+                                 void** exchange) {
+    auto& self = *static_cast<Parts*>(parts);
+    if (!*exchange) {
+        auto* const begun = new Exchange;
+        *exchange = begun;
+        self.connections_.limit(context_of(connection), k_for_body);
+        auto refused = self.refuse(connection, method, url, *begun);
+        if (!refused) return MHD_YES;
+        begun->answer = *std::move(refused);
+        return self.reply(connection, *begun);
+    }
+    auto& its = *static_cast<Exchange*>(*exchange);
+    if (*upload_size > 0) {
+        its.is_too_large = its.is_too_large || its.body.size() + *upload_size > k_longest_body;
+        if (!its.is_too_large) its.body.append(upload, *upload_size);
+        *upload_size = 0;
+        return MHD_YES;
+    }
+    return its.is_given ? self.reply(connection, its) : self.serve(connection, its);
+}
+
+/// What needs nothing but the headers.
+std::optional<Answer> Server::Parts::refuse(MHD_Connection* connection, std::string_view method,
+                                            std::string_view path, Exchange& exchange) {
+    auto& context = context_of(connection);
+    if (!context.is_known) context.is_known = admission_.knows(ends_of(context.socket));
+    const Headers headers{header(connection, MHD_HTTP_HEADER_HOST),
+                          header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
+                          MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr};
+    if (const auto refused = admission_.check(*context.is_known, headers))
+        return refusal(refused->status, ErrorCode::not_permitted, refused->message);
+    exchange.route = find_route(path);
+    if (!exchange.route)
+        return refusal(k_not_found, ErrorCode::invalid_argument,
+                       "this door has no such route; see gpu-sleep-http(1)");
+    if (!takes(*exchange.route, method))
+        return refusal(k_wrong_method, ErrorCode::invalid_argument, "this route does not take this method");
+    return std::nullopt;
+}
+
+MHD_Result Server::Parts::reply(MHD_Connection* connection, const Exchange& exchange) {
+    connections_.limit(context_of(connection), k_for_answer);
+    return send_answer(connection, exchange.route, exchange.answer);
+}
+
+MHD_Result Server::Parts::serve(MHD_Connection* connection, Exchange& exchange) {
+    const auto& route = *exchange.route;
+    const auto answer_now = [&](Answer answer) {
+        exchange.answer = std::move(answer);
+        return reply(connection, exchange);
+    };
+    if (exchange.is_too_large)
+        return answer_now(refusal(k_too_large, ErrorCode::invalid_argument,
+                                  fmt::format("a body has at most {} bytes", k_longest_body)));
+    if (route.action == Action::live) return answer_now({k_ok, "{\"status\": \"ok\"}\n"});
+    if (route.action == Action::call)
+        return answer_now(refusal(k_not_found, ErrorCode::refused,
+                                  "the program has given the door nothing to call by this name"));
+    Wish wish;
+    const bool is_change = route.action == Action::sleep || route.action == Action::wake;
+    if (is_change) {
+        auto read = read_wish(route, query_of(connection), exchange.body);
+        if (!read) return answer_now(answer_of(k_bad_request, read.error()));
+        wish = *std::move(read);
+    }
+    exchange.is_given = true;
+    connections_.limit(context_of(connection), std::nullopt);
+    MHD_suspend_connection(connection); // first: the lane may be quick
+    const auto change = [this, connection, &exchange, &route, wish = std::move(wish)] {
+        exchange.answer = withdrawal_.has_come() ? ending() : program_.change(route, wish, withdrawal_);
+        MHD_resume_connection(connection);
+    };
+    const auto measure = [this, connection, &exchange] {
+        exchange.answer = program_.measure();
+        MHD_resume_connection(connection);
+    };
+    const bool is_taken = is_change                         ? changes_.add(change)
+                          : route.action == Action::measure ? measures_.add(measure)
+                                                            : add_look(connection, exchange);
+    if (is_taken) return MHD_YES;
+    exchange.answer = withdrawal_.has_come() ? ending() : crowded();
+    MHD_resume_connection(connection);
+    return MHD_YES;
+}
+
+bool Server::Parts::add_look(MHD_Connection* connection, Exchange& exchange) {
+    const std::lock_guard guard(looking_);
+    if (waiting_looks_.empty() && !looks_.add([this] { look(); })) return false;
+    waiting_looks_.emplace_back(connection, &exchange);
+    return true;
+}
+
+void Server::Parts::look() {
+    std::vector<std::pair<MHD_Connection*, Exchange*>> looks;
+    {
+        const std::lock_guard guard(looking_);
+        looks.swap(waiting_looks_);
+    }
+    const auto outcomes = program_.ask();
+    for (const auto& [connection, exchange] : looks) {
+        exchange->answer = Program::look(*exchange->route, outcomes);
+        MHD_resume_connection(connection);
+    }
+}
+
+// ---- The door
+
+Server::Server(std::unique_ptr<Parts> parts) noexcept : parts_(std::move(parts)) {}
+Server::Server(Server&& other) noexcept = default;
+Server::~Server() = default;
+
+Result<Server> Server::start(UniqueFd listener, Admission admission, Program program) {
+    auto parts = std::make_unique<Parts>(std::move(admission), std::move(program));
+    GPU_SLEEP_TRY(parts->listen(std::move(listener)));
+    return Server(std::move(parts));
+}
+
+} // namespace gpu_sleep::cli::http

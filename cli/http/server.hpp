@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The door: requests by HTTP, given to the program behind it.
+
+#pragma once
+
+#include "base/fd.hpp"
+#include "base/result.hpp"
+#include "cli/http/admission.hpp"
+#include "cli/http/program.hpp"
+
+#include <memory>
+
+namespace gpu_sleep::cli::http {
+
+/// Answers until it is destroyed. One thread speaks HTTP and waits for nothing else; one asks how the program
+/// stands, one measures, and one puts it to sleep and wakes it, in the order of the requests.
+class Server {
+public:
+    /// `listener` listens, and has a non-blocking socket. Errors: io_failed.
+    [[nodiscard]] static Result<Server> start(UniqueFd listener, Admission admission, Program program);
+    Server(Server&& other) noexcept;
+    Server& operator=(Server&&) = delete;
+    /// Withdraws what is under way, as far as that goes, and answers what waits.
+    ~Server();
+
+private:
+    class Parts;
+    explicit Server(std::unique_ptr<Parts> parts) noexcept;
+
+    std::unique_ptr<Parts> parts_;
+};
+
+} // namespace gpu_sleep::cli::http

@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""gpu-sleep-http and gpu-run --http, with the requests that controllers of model servers send, and with bad luck.
+
+Usage: http_test.py BUILD [--measure]: with --measure prints figures, and tests nothing.
+"""
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BUILD = pathlib.Path(sys.argv[1]).resolve()
+SECONDS = 60
+TOKEN = "0123456789abcdef-token"
+SIZE = 4 << 20
+ENVIRONMENT = {**os.environ, "LD_LIBRARY_PATH": str(BUILD / "simulated")}
+# What each caller sends first, and what it looks for in the reply to what it sends then.
+VLLM = [("POST", "/sleep?level=1", None), ("POST", "/wake_up", None), ("GET", "/is_sleeping", "is_sleeping")]
+DIALECTS = {
+    "vLLM": VLLM,
+    "vLLM in words": [("POST", "/sleep?level=1&mode=wait", None), ("POST", "/wake_up?tags=weights&tags=kv_cache", None), VLLM[2]],
+    "llama-swap": [("POST", "/sleep", '{"level": 1}'), ("POST", "/wake_up", ""), VLLM[2]],
+    "production stack": [("POST", "/sleep?level=1&id=pod-7", None), ("POST", "/wake_up?id=pod-7", None),
+                         ("GET", "/is_sleeping?id=pod-7", "is_sleeping")],
+    "LMDeploy": [("POST", "/sleep?tags=weights&tags=kv_cache&level=1", None), ("POST", "/wakeup?tags=weights&tags=kv_cache", None),
+                 VLLM[2]],
+    "SGLang": [("POST", "/release_memory_occupation", "{}"), ("POST", "/resume_memory_occupation", "{}"), VLLM[2]],
+    "SGLang by GET": [("GET", "/release_memory_occupation", None), ("GET", "/resume_memory_occupation", None), VLLM[2]],
+    "SGLang by tags": [("POST", "/release_memory_occupation", '{"tags": ["kv_cache", "weights", "cuda_graph"]}'),
+                       ("POST", "/resume_memory_occupation", '{"tags": ["cuda_graph", "weights", "kv_cache"]}'), VLLM[2]],
+    "Dynamo": [("POST", "/engine/sleep", '{"level": 1}'), ("POST", "/engine/wake_up", "{}"), VLLM[2]],
+    "Dynamo with SGLang": [("POST", "/engine/release_memory_occupation", '{"tags": ["weights", "kv_cache"]}'),
+                           ("POST", "/engine/resume_memory_occupation", '{"tags": ["weights", "kv_cache"]}'), VLLM[2]],
+    "TensorRT-LLM": [("POST", "/release_memory", None), ("POST", "/resume_memory", "{}"), ("GET", "/memory_status", "state")],
+    "FastDeploy": [("POST", "/v1/sleep?tags=weight,kv_cache", None), ("POST", "/v1/wakeup?tags=weight,kv_cache", None), VLLM[2]],
+    "llama.cpp": [*VLLM[:2], ("GET", "/props", "is_sleeping")],
+}
+
+
+class Host:
+    """A program on the simulated driver."""
+
+    def __init__(self, *tags, prefix=(), **environment):
+        self.process = subprocess.Popen([*prefix, BUILD / "bin/integration_host"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, env={**ENVIRONMENT, "GPU_SLEEP_CAPTURE": "1", **environment})
+        self.pid = self.process.pid
+        assert self.process.stdout.readline() == "ready\n"
+        for tag in tags:
+            self.tell(f"alloc {tag} {SIZE} 0")
+
+    def tell(self, line):
+        print(line, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        assert answer.startswith("ok"), answer
+        return answer[3:].strip()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind or self.process.poll() is not None:
+            self.process.kill()
+        self.process.stdin.close()
+        self.process.wait(SECONDS)
+        self.process.stdout.close()
+
+
+class Door:
+    """gpu-sleep-http beside a program."""
+
+    def __init__(self, *arguments, address="0", environment=None):
+        self.process = subprocess.Popen([BUILD / "bin/gpu-sleep-http", f"--http={address}", *map(str, arguments)], text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**ENVIRONMENT, **(environment or {})})
+        self.address = self.process.stdout.readline().strip().removeprefix("listening on ")
+        assert self.address, self.process.stderr.read()
+        self.port = int(self.address.rpartition(":")[2]) if not self.address.startswith("unix") else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.terminate()
+        assert self.process.wait(SECONDS) in (0, -signal.SIGKILL), self.process.stderr.read()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+    def ask(self, method, path, body=None, headers=None):
+        return ask(self.port, method, path, body, headers)
+
+
+def ask(port, method, path, body=None, headers=None):
+    """The status, and what the JSON of the reply says, or its text."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers or {})
+        reply = connection.getresponse()
+        text = reply.read().decode()
+    return reply.status, json.loads(text) if reply.headers["Content-Type"] == "application/json" else text
+
+
+def raw(port, text, wait=SECONDS):
+    """What the door says to these bytes, until it hangs up."""
+    with socket.create_connection(("127.0.0.1", port), timeout=wait) as connection:
+        connection.sendall(text)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                answer += part
+        return answer
+
+
+def command(name, *arguments):
+    return subprocess.run([BUILD / "bin" / name, *map(str, arguments)], env=ENVIRONMENT, text=True, capture_output=True,
+                          timeout=SECONDS)
+
+
+def is_gone(port):
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) != 0
+
+
+def becomes_true(condition, limit=SECONDS):
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Dialects(unittest.TestCase):
+    def test_each_caller_drives_a_program_that_nobody_changed(self):
+        with Host("default", "default") as host, Door(host.pid) as door:
+            for caller, (sleep, wake, look) in DIALECTS.items():
+                with self.subTest(caller):
+                    method, path, member = look
+                    status, said = door.ask(*sleep)
+                    self.assertEqual((status, said["status"], said["freed_bytes"], said["kept_bytes"]), (200, "ok", 2 * SIZE, 2 * SIZE))
+                    self.assertIn(door.ask(method, path)[1][member], (True, "parked"))
+                    self.assertEqual(door.ask(*sleep)[0], 200)  # it sleeps already
+                    status, said = door.ask(*wake)
+                    self.assertEqual((status, said["restored_bytes"], said["is_sleeping"]), (200, 2 * SIZE, False))
+                    self.assertIn(door.ask(method, path)[1][member], (False, "running"))
+                    self.assertEqual(door.ask(*wake)[0], 200)  # it is awake already
+                    self.assertEqual(host.tell("check_all"), "intact")
+
+    def test_tags(self):
+        with Host("weights", "kv_cache", "other") as host, Door(host.pid) as door:
+            status, said = door.ask("POST", "/release_memory_occupation", '{"tags": ["kv_cache", "cuda_graph"]}')
+            self.assertEqual((status, said["freed_bytes"], said["tags_passed_over"]), (200, SIZE, ["cuda_graph"]))
+            self.assertEqual(door.ask("GET", "/memory_status")[1], {"state": "parked", "parked_tags": ["kv_cache"]})
+            self.assertEqual(door.ask("POST", "/sleep")[1]["freed_bytes"], 2 * SIZE)
+            self.assertEqual(door.ask("POST", "/wake_up?tags=weights")[1]["restored_bytes"], 2 * SIZE)
+            self.assertTrue(door.ask("GET", "/is_sleeping")[1]["is_sleeping"])
+            self.assertFalse(door.ask("POST", "/wake_up?tags=kv_cache")[1]["is_sleeping"])
+            self.assertEqual(door.ask("POST", "/sleep?tags=cuda_graph")[0], 400)
+            # What nobody can fill again is kept, whatever the level.
+            self.assertEqual(door.ask("POST", "/sleep?level=2&tags=other")[0], 400)
+            said = door.ask("POST", "/sleep?level=2")[1]
+            self.assertEqual((said["freed_bytes"], said["kept_bytes"], said["tags_kept"]), (3 * SIZE, SIZE, ["other"]))
+
+    def test_pauses(self):
+        with Host("default") as host, Door(host.pid) as door:
+            for pause, end in ((("POST", "/sleep?level=0"), ("POST", "/wake_up?tags=scheduling")),
+                               (("POST", "/pause_generation", '{"mode": "in_place"}'), ("POST", "/continue_generation", "{}")),
+                               (("POST", "/v1/pause"), ("POST", "/v1/resume"))):
+                status, said = door.ask(*pause)
+                self.assertEqual((status, said["freed_bytes"]), (200, 0), said)
+                self.assertTrue(door.ask("GET", "/v1/is_paused")[1]["is_paused"])
+                status, said = door.ask(*end)
+                self.assertEqual((status, said["is_sleeping"]), (200, False), said)
+
+    def test_what_is_refused(self):
+        with Host("default") as host, Door(host.pid) as door:
+            for expected, request in ((400, ("POST", "/sleep?mode=abort")), (400, ("POST", "/sleep?level=3")),
+                                      (400, ("POST", "/sleep", "{")), (404, ("POST", "/collective_rpc", '{"method": "x"}')),
+                                      (404, ("POST", "/reset_prefix_cache")), (404, ("GET", "/nothing")), (405, ("GET", "/sleep")),
+                                      (405, ("DELETE", "/is_sleeping")), (413, ("POST", "/sleep", " " * 70000))):
+                status, said = door.ask(*request)
+                self.assertEqual(status, expected, request)
+                self.assertTrue(said["error"]["message"])
+            self.assertEqual(command("gpu-inhibit", host.pid).returncode, 0)
+            status, said = door.ask("POST", "/sleep")
+            self.assertEqual((status, said["error"]["code"]), (409, "inhibited"))
+            self.assertIn("gpu-inhibit --release", said["error"]["advice"])
+
+    def test_metrics_are_those_of_gpu_ps(self):
+        with Host("default", GPU_SLEEP_NAME="behind-a-door") as host, Door(host.pid) as door:
+            door.ask("POST", "/sleep")
+            status, text = door.ask("GET", "/metrics")
+            self.assertEqual(status, 200)
+            self.assertIn('name="behind-a-door",engine="agent",state="asleep"} 1', text)
+            checked = subprocess.run([sys.executable, pathlib.Path(__file__).parents[1] / "monitoring/exposition.py", "/dev/stdin"],
+                                     input=text, text=True, capture_output=True)
+            self.assertEqual(checked.returncode, 0, checked.stdout)
+
+    def test_groups_and_names(self):
+        named = {"GPU_SLEEP_GROUP": "http-pair", "GPU_SLEEP_NAME": "http-named"}
+        with Host("default", **named) as host, Host("default", GPU_SLEEP_GROUP="http-pair"):
+            with Door("--group", "http-pair") as door:
+                status, said = door.ask("POST", "/sleep")
+                self.assertEqual((status, said["freed_bytes"], len(said["processes"])), (200, 2 * SIZE, 2))
+                self.assertEqual(door.ask("POST", "/wake_up")[1]["restored_bytes"], 2 * SIZE)
+            with Door("http-named") as door:
+                self.assertEqual(door.ask("POST", "/sleep")[1]["freed_bytes"], SIZE)
+                host.process.kill()
+                host.process.wait(SECONDS)
+                status, said = door.ask("POST", "/sleep")  # another of that name may come
+                self.assertEqual((status, said["error"]["code"]), (503, "no_process"))
+
+
+class Callers(unittest.TestCase):
+    def test_pages_and_foreign_names(self):
+        with Host() as host, Door(host.pid) as door:
+            for headers in ({"Origin": "http://localhost"}, {"Host": "evil.example"}, {"Host": f"evil.example:{door.port}"}):
+                self.assertEqual(door.ask("GET", "/health", headers=headers)[0], 403)
+            self.assertEqual(door.ask("GET", "/health", headers={"Host": f"localhost:{door.port}"})[0], 200)
+
+    @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
+    def test_other_users(self):
+        with Host() as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door:
+            for headers, expected in (({}, 401), ({"Authorization": "Bearer " + TOKEN[:-1] + "X"}, 401),
+                                      ({"Authorization": "Bearer " + TOKEN}, 200)):
+                self.assertEqual(self.ask_as_nobody(door, headers), expected)
+        with Host() as host, Door(host.pid) as door:
+            self.assertEqual(self.ask_as_nobody(door, {}), 403)
+            self.assertEqual(door.ask("GET", "/health")[0], 200)
+
+    def ask_as_nobody(self, door, headers):
+        os.seteuid(65534)  # whose socket it is then
+        try:
+            return door.ask("GET", "/health", headers=headers)[0]
+        finally:
+            os.seteuid(0)
+
+    def test_sockets(self):
+        with tempfile.TemporaryDirectory() as directory, Host("default") as host:
+            path = f"{directory}/door"
+            for _ in range(2):  # the second time it takes the place of a socket that was left
+                with Door(host.pid, address=path) as door:
+                    self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+                    connection = http.client.HTTPConnection("anything")
+                    connection.sock = socket.socket(socket.AF_UNIX)
+                    connection.sock.connect(path)
+                    connection.request("POST", "/sleep")
+                    self.assertEqual(connection.getresponse().status, 200)
+                    connection.close()
+                    taken = command("gpu-sleep-http", host.pid, "--http", path)
+                    self.assertEqual(taken.returncode, 2, taken.stderr)
+                    door.process.kill()
+
+    def test_addresses_that_others_reach_need_a_token(self):
+        with Host() as host, tempfile.NamedTemporaryFile("w") as file:
+            self.assertEqual(command("gpu-sleep-http", host.pid, "--http", "0.0.0.0:0").returncode, 2)
+            print("short", file=file, flush=True)
+            self.assertEqual(command("gpu-sleep-http", host.pid, "--http", "0", "--http-token", file.name).returncode, 2)
+            pathlib.Path(file.name).write_text(TOKEN + "\n", encoding="utf-8")
+            with Door(host.pid, "--http-token", file.name, address="0.0.0.0:0") as door:
+                self.assertEqual(door.ask("GET", "/health")[0], 200)
+            with Door(host.pid, "--http-open", "127.0.0.1/32", address="0.0.0.0:0") as door:
+                self.assertEqual(door.ask("GET", "/health")[0], 200)
+
+
+class BadLuck(unittest.TestCase):
+    def test_garbage(self):
+        with Host("default") as host, Door(host.pid) as door:
+            for text in (b"\0" * 100, b"\xff" * 100000, b"GET", b"GET / HTTP/9.9\r\n\r\n", b"GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n",
+                         b"POST /sleep HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"GET /health HTTP/1.1\r\n\r\n",
+                         b"POST /sleep HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+                         b"GET /" + b"a" * 60000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                         b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 20000 + b"\r\n"):
+                self.assertNotIn(b" 200 ", raw(door.port, text)[:20], text[:40])
+            self.assertFalse(door.ask("GET", "/is_sleeping")[1]["is_sleeping"])
+            self.assertEqual(door.ask("POST", "/sleep")[0], 200)
+
+    def test_short_requests_beside_long_ones_and_slow_clients(self):
+        # Every copy takes its time: a sleep of seconds, and a hundred that say a byte now and then.
+        with Host("default", GPU_SLEEP_SIM_DELAY="cuMemcpyDtoHAsync:3s") as host, Door(host.pid) as door, \
+                contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(8) as threads:
+            slow = [stack.enter_context(socket.create_connection(("127.0.0.1", door.port))) for _ in range(100)]
+            for each in slow:
+                each.sendall(b"POST /sleep HTTP/1.1\r\nHost: ")
+            begin = time.monotonic()
+            sleeps = [threads.submit(door.ask, "POST", "/sleep") for _ in range(3)]  # the later ones wait for the first
+            times = []
+            while not all(each.done() for each in sleeps):
+                for path in ("/health", "/is_sleeping"):
+                    start = time.monotonic()
+                    self.assertEqual(door.ask("GET", path)[0], 200)
+                    times.append(time.monotonic() - start)
+                time.sleep(0.05)
+            self.assertGreater(time.monotonic() - begin, 2)
+            self.assertLess(sorted(times)[len(times) // 2], 0.5)  # --measure tells more closely, on a machine that is idle
+            said = [each.result() for each in sleeps]
+            self.assertEqual([status for status, _ in said], [200] * 3)
+            self.assertEqual(sorted(reply["freed_bytes"] for _, reply in said), [0, 0, SIZE])
+            for each in slow:  # they were cut off
+                each.settimeout(SECONDS)
+                with contextlib.suppress(ConnectionResetError):
+                    self.assertEqual(each.recv(1), b"")
+
+    def test_controllers_that_disagree(self):
+        with Host("weights", "kv_cache") as host, Door(host.pid) as door, concurrent.futures.ThreadPoolExecutor(8) as threads:
+            paths = ["/sleep", "/wake_up", "/sleep?tags=weights", "/wake_up?tags=kv_cache", "/resume_memory", "/pause_generation"]
+            said = list(threads.map(lambda i: door.ask("POST", paths[i % len(paths)]), range(60)))
+            self.assertEqual([reply for status, reply in said if status not in (200, 409)], [])
+            self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
+            self.assertEqual(host.tell("check_all"), "intact")
+
+    def test_a_thousand_connections(self):
+        with Host("default") as host, Door(host.pid) as door, contextlib.ExitStack() as stack:
+            few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (few, most))
+            for _ in range(1000):
+                connection = stack.enter_context(socket.socket())
+                connection.setblocking(False)
+                connection.connect_ex(("127.0.0.1", door.port))
+            self.assertEqual(door.ask("POST", "/sleep")[0], 200)
+
+    def test_a_client_that_goes_away(self):
+        with Host("default", GPU_SLEEP_SIM_DELAY="cuMemcpyDtoHAsync:500ms") as host, Door(host.pid) as door:
+            with socket.create_connection(("127.0.0.1", door.port)) as client:
+                client.sendall(b"POST /sleep HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                time.sleep(0.1)
+            self.assertTrue(becomes_true(lambda: door.ask("GET", "/is_sleeping")[1]["is_sleeping"]))
+            self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
+
+    def test_the_program_ends(self):
+        with Host("default", GPU_SLEEP_SIM_DELAY="cuMemcpyDtoHAsync:5s") as host, Door(host.pid) as door, \
+                concurrent.futures.ThreadPoolExecutor(1) as threads:
+            sleep = threads.submit(door.ask, "POST", "/sleep")
+            time.sleep(0.5)
+            host.process.kill()
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                self.assertNotEqual(sleep.result(SECONDS)[0], 200)
+            host.process.wait(SECONDS)
+            self.assertEqual(door.process.wait(SECONDS), 0)
+
+    def test_the_door_ends(self):
+        with Host("default") as host, Door(host.pid) as door:
+            self.assertEqual(door.ask("POST", "/sleep")[0], 200)
+            door.process.kill()
+            door.process.wait(SECONDS)
+            self.assertEqual(command("gpu-wake", host.pid).returncode, 0)
+            self.assertEqual(host.tell("check_all"), "intact")
+
+    def test_what_cannot_be_opened(self):
+        with Host() as host, Door(host.pid) as door:
+            taken = command("gpu-sleep-http", host.pid, "--http", door.port)
+            self.assertEqual(taken.returncode, 2)
+            self.assertIn("Address already in use", taken.stderr)
+        self.assertEqual(command("gpu-sleep-http", 999999999, "--http", "0").returncode, 3)
+
+
+@contextlib.contextmanager
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    yield port
+
+
+class GpuRun(unittest.TestCase):
+    def test_a_door_from_the_start_to_the_end(self):
+        with free_port() as port:
+            with Host("default", prefix=(BUILD / "bin/gpu-run", "--http", str(port), "--")) as host:
+                self.assertEqual(int(host.tell("pid")), host.pid)
+                self.assertEqual(ask(port, "POST", "/sleep")[1]["freed_bytes"], SIZE)
+                # The door comes back.
+                door = next(pid for pid in filter(str.isdigit, os.listdir("/proc")) if self.is_door(pid, host.pid))
+                os.kill(int(door), signal.SIGKILL)
+                self.assertTrue(becomes_true(lambda: is_gone(port)))
+                self.assertTrue(becomes_true(lambda: not is_gone(port)))
+                self.assertEqual(ask(port, "POST", "/wake_up")[0], 200)
+            self.assertTrue(becomes_true(lambda: is_gone(port)))
+
+    def is_door(self, pid, program):
+        with contextlib.suppress(OSError):
+            words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            return b"gpu-sleep-http" in words[0] and str(program).encode() in words
+        return False
+
+    def test_a_program_has_no_child_more(self):
+        # Also one that orphans are given to.
+        program = "import ctypes, os, sys\nctypes.CDLL(None).prctl(36, 1)\n" \
+                  "try: print(os.waitpid(-1, 0))\nexcept ChildProcessError: print('none')\nsys.exit(7)"
+        with free_port() as port:
+            done = command("gpu-run", "--http", port, "--", sys.executable, "-c", program)
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (7, "none\n", ""))
+            self.assertTrue(becomes_true(lambda: is_gone(port)))
+
+    def test_a_port_that_is_taken(self):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            done = command("gpu-run", "--http", other.getsockname()[1], "--", "echo", "started")
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn("Address already in use", done.stderr)
+
+
+def measure_short_beside_long():
+    """How long /health and /is_sleeping take while a sleep of seconds is under way and a hundred clients say nothing."""
+    with Host("default", GPU_SLEEP_SIM_DELAY="cuMemcpyDtoHAsync:5s") as host, Door(host.pid) as door, \
+            contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
+        sleep, times = threads.submit(door.ask, "POST", "/sleep"), {"/health": [], "/is_sleeping": []}
+        time.sleep(0.2)
+        while not sleep.done():
+            for path, its in times.items():
+                begin = time.monotonic()
+                door.ask("GET", path)
+                its.append(time.monotonic() - begin)
+    for path, its in times.items():
+        print(f"{path} during a sleep: median {sorted(its)[len(its) // 2] * 1000:.1f} ms, longest {max(its) * 1000:.1f} ms")
+
+
+def measure():
+    measure_short_beside_long()
+    with Host("default") as host, Door(host.pid) as door:
+        door.ask("GET", "/health")
+        status = pathlib.Path(f"/proc/{door.process.pid}/status").read_text(encoding="utf-8")
+        print("idle door:", next(line for line in status.splitlines() if "VmRSS" in line).split(":")[1].strip())
+
+        def hammer(path, end):
+            connection, count = http.client.HTTPConnection("127.0.0.1", door.port), 0
+            while time.monotonic() < end:
+                connection.request("GET", path)
+                connection.getresponse().read()
+                count += 1
+            return count
+        for path in ("/health", "/is_sleeping", "/metrics"):
+            with concurrent.futures.ThreadPoolExecutor(100) as threads:
+                end = time.monotonic() + 5
+                print(path, sum(threads.map(lambda _: hammer(path, end), range(100))) // 5, "a second, 100 clients")
+
+        def timed(do):
+            begin = time.monotonic()
+            do()
+            return time.monotonic() - begin
+        ways = {"HTTP": lambda: door.ask("POST", "/sleep"), "command": lambda: command("gpu-sleep", host.pid)}
+        times = {way: [] for way in ways}
+        for _ in range(20):
+            for way, do in ways.items():
+                times[way].append(timed(do))
+                door.ask("POST", "/wake_up")
+        print("sleep, median:", {way: f"{sorted(each)[10] * 1000:.1f} ms" for way, each in times.items()})
+
+
+if __name__ == "__main__":
+    if "--measure" in sys.argv:
+        sys.exit(measure())
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The door for HTTP, without a connection: addresses, who may call, routes, and what a request comes to.
+
+#include "cli/http/address.hpp"
+#include "cli/http/admission.hpp"
+#include "cli/http/answer.hpp"
+#include "cli/http/lane.hpp"
+#include "cli/http/options.hpp"
+#include "cli/http/routes.hpp"
+#include "support/catch.hpp"
+
+#include <atomic>
+#include <future>
+#include <set>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::cli::http;
+using Tags = std::vector<std::string>;
+
+namespace {
+
+const Route& route(std::string_view path) {
+    const auto* const found = find_route(path);
+    REQUIRE(found);
+    return *found;
+}
+
+/// One process with these tags, awake.
+model::Report program(const Tags& tags, model::State state = model::State::awake) {
+    model::Report report;
+    report.state = state;
+    for (const auto& tag : tags) {
+        model::TagReport row;
+        row.tag = tag;
+        row.state = state;
+        report.tags.push_back(row);
+    }
+    return report;
+}
+
+Plan plan(std::string_view path, const Query& query, const model::Report& report) {
+    const auto wish = read_wish(route(path), query, "");
+    REQUIRE(wish);
+    return plan_of(route(path), *wish, {report});
+}
+
+std::string wish_error(std::string_view path, const Query& query, std::string_view body = "") {
+    const auto wish = read_wish(route(path), query, body);
+    return wish ? "none" : std::string(traits(wish.error().code).name);
+}
+
+constexpr std::string_view k_tcp =
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 71 1\n"
+    "   1: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000        0 72 1\n"
+    "   2: 0100007F:D431 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1001        0 73 1\n"
+    "   3: 0100007F:D432 0100007F:1F90 04 00000000:00000000 00:00000000 00000000     0        0 0 1\n";
+constexpr std::string_view k_tcp6 =
+    "   0: 0000000000000000FFFF00000100007F:D433 0000000000000000FFFF00000100007F:1F90 01 00000000:00000000 "
+    "00:00000000 00000000  1002        0 74 1\n";
+
+} // namespace
+
+TEST_CASE("Addresses: a port, a socket, an address and a port, and nothing else", "[http]") {
+    for (const auto& [text, meant] :
+         std::vector<std::pair<std::string, std::string>>{{"8080", "127.0.0.1:8080"},
+                                                          {"localhost:80", "127.0.0.1:80"},
+                                                          {"10.1.2.3:1", "10.1.2.3:1"},
+                                                          {"[::1]:8080", "[::1]:8080"},
+                                                          {"/run/a", "unix:/run/a"},
+                                                          {"unix:/run/a", "unix:/run/a"}}) {
+        const auto address = parse_address(text);
+        INFO(text);
+        REQUIRE(address);
+        CHECK(to_string(*address) == meant);
+    }
+    for (const auto* text : {"", ":", ":80", "x", "65536", "-1", "80 ", "::1", "::1:80", "host:80",
+                             "1.2.3:80", "unix:", "unix:a", "[::1]", "10.0.0.1:"})
+        CHECK_FALSE(parse_address(text));
+    CHECK_FALSE(parse_address("/" + std::string(200, 'p')));
+    CHECK(parse_address("8080")->is_local());
+    CHECK(parse_address("[::1]:1")->is_local());
+    CHECK_FALSE(parse_address("0.0.0.0:1")->is_local());
+    CHECK_FALSE(parse_address("[::]:1")->is_local());
+}
+
+TEST_CASE("Networks: contain what begins with the same bits", "[http]") {
+    const auto has = [](const char* network, const char* ip) {
+        return parse_network(network)->contains(*parse_ip(ip));
+    };
+    CHECK(has("10.0.0.0/8", "10.255.0.1"));
+    CHECK_FALSE(has("10.0.0.0/8", "11.0.0.1"));
+    CHECK(has("10.1.2.128/25", "10.1.2.200"));
+    CHECK_FALSE(has("10.1.2.128/25", "10.1.2.127"));
+    CHECK(has("10.1.2.3", "10.1.2.3"));
+    CHECK_FALSE(has("10.1.2.3", "10.1.2.2"));
+    CHECK(has("0.0.0.0/0", "1.2.3.4"));
+    CHECK_FALSE(has("0.0.0.0/0", "2001:db8::1"));
+    CHECK(has("fd00::/8", "fd12::1"));
+    CHECK_FALSE(has("fd00::/8", "fe80::1"));
+    for (const auto* text : {"", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/-1", "::/129", "x/8", "10.0.0.0/8x"})
+        CHECK_FALSE(parse_network(text));
+}
+
+TEST_CASE("Callers: the user of the other end is looked up, and a closed socket is nobody's", "[http]") {
+    const auto loopback = *parse_ip("127.0.0.1");
+    const Endpoint door{loopback, 0x1F90};
+    const auto user = [&](std::uint16_t port, std::string_view table, bool is_v6) {
+        return user_in(table, {{loopback, port}, door}, is_v6);
+    };
+    CHECK(user(0xD431, k_tcp, false) == 1001U);
+    CHECK(user(0xD432, k_tcp, false) == std::nullopt); // the table says 0, which is root
+    CHECK(user(0xD433, k_tcp, false) == std::nullopt);
+    CHECK(user(0xD433, k_tcp6, true) == 1002U);
+    CHECK(user(0xD431, "", false) == std::nullopt);
+}
+
+TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") {
+    const std::string secret = "0123456789abcdef";
+    const std::string bearer = "Bearer " + secret;
+    const std::string other = "bearer 0123456789abcdeX";
+    const Admission with_token(false, 1000, secret, {}), without(false, 1000, "", {}), local(true, 0, "", {});
+    const auto status = [](const Admission& admission, bool is_known, const Headers& headers) {
+        const auto refused = admission.check(is_known, headers);
+        return refused ? refused->status : k_ok;
+    };
+    CHECK(status(without, true, {"localhost:8080", "", false}) == k_ok);
+    CHECK(status(without, true, {"", "", false}) == k_ok);
+    CHECK(status(without, true, {"localhost", other, false}) == k_ok);
+    CHECK(status(without, true, {"evil.example", "", false}) == k_forbidden);
+    CHECK(status(without, true, {"127.0.0.1.evil.example:80", "", false}) == k_forbidden);
+    CHECK(status(without, true, {"localhost", "", true}) == k_forbidden);
+    CHECK(status(without, false, {"localhost", bearer, false}) == k_forbidden);
+    CHECK(status(with_token, false, {"localhost", "", false}) == k_unauthorized);
+    CHECK(status(with_token, false, {"localhost", other, false}) == k_unauthorized);
+    CHECK(status(with_token, false, {"localhost", secret, false}) == k_unauthorized);
+    CHECK(status(with_token, false, {"door.example", bearer, false}) == k_ok);
+    CHECK(status(with_token, false, {"door.example", bearer, true}) == k_forbidden);
+    CHECK(status(local, true, {"any", "", false}) == k_ok);
+    CHECK(status(local, true, {"any", "", true}) == k_forbidden);
+    CHECK(Admission(false, 0, "", {*parse_network("10.0.0.0/8")}).knows({{*parse_ip("10.9.9.9"), 1}, {}}));
+    CHECK_FALSE(Admission(false, 0, "", {}).knows({{*parse_ip("10.9.9.9"), 1}, {}}));
+    for (const auto* text : {"", "0123456789abcde", "0123456789abcdeff", "0123456789abcdeF"})
+        CHECK_FALSE(is_same_secret(secret, text));
+    CHECK_FALSE(is_same_secret("", ""));
+    for (const auto* text : {"short", "0123456789 abcdef", "0123456789abcde\n0"})
+        CHECK_FALSE(token_problem(text).empty());
+}
+
+TEST_CASE("Routes: each path stands once, and every action has its methods", "[http]") {
+    std::set<std::string_view> paths;
+    for (const auto& each : all_routes()) {
+        INFO(each.path);
+        CHECK(paths.insert(each.path).second);
+        CHECK((takes(each, "GET") != takes(each, "POST") || each.dialect->server == "SGLang"));
+        CHECK_FALSE(takes(each, ""));
+        CHECK_FALSE(takes(each, "PUT"));
+    }
+    CHECK(find_route("/sleep/") == nullptr);
+    CHECK(find_route("") == nullptr);
+}
+
+TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[http]") {
+    const auto wish = [](std::string_view path, const Query& query, std::string_view body) {
+        const auto read = read_wish(route(path), query, body);
+        INFO(body);
+        REQUIRE(read);
+        return *read;
+    };
+    CHECK(wish("/sleep", {}, "").level == model::Level::keep);
+    CHECK(wish("/sleep", {{"level", "2"}, {"id", "pod-7"}}, "").level == model::Level::drop);
+    CHECK(wish("/sleep", {}, R"({"level": 0, "what": [[]]})").level == model::Level::pause);
+    CHECK(wish("/sleep", {{"level", "1"}}, R"({"level": 2})").level == model::Level::keep);
+    const Tags both{"weights", "kv_cache"};
+    CHECK(wish("/wake_up", {{"tags", "weights"}, {"tags", "kv_cache"}, {"tags", "weights"}}, "").tags ==
+          both);
+    CHECK(wish("/wake_up", {{"tags", "weights,kv_cache"}}, "").tags == both);
+    CHECK(wish("/resume_memory_occupation", {}, R"({"tags": ["weights", "kv_cache"]})").tags == both);
+    CHECK(wish("/resume_memory_occupation", {}, R"({"tags": null})").tags.empty());
+    CHECK(wish("/resume_memory_occupation", {}, "null").tags.empty());
+    CHECK(wish("/pause_generation", {}, R"({"mode": "retract", "level": 2})").level == model::Level::pause);
+    CHECK(wish_error("/sleep", {{"mode", "wait"}}) == "none");
+    CHECK(wish_error("/sleep", {{"mode", "abort"}}) == "refused");
+    CHECK(wish_error("/pause_generation", {}, R"({"mode": "abort"})") == "refused");
+    const auto deep = std::string(30'000, '[') + std::string(30'000, ']');
+    for (const auto& body :
+         Tags{"{", "[]", "1", R"("x")", R"({"level": 3})", R"({"level": "x"})", R"({"level": true})",
+              R"({"tags": "nope"})", R"({"tags": [1]})", R"({"tags": {}})", R"({"mode": 1})", "\xFF", deep,
+              R"({"level": )" + deep + "}"})
+        CHECK(wish_error("/sleep", {}, body) == "invalid_argument");
+    CHECK(wish_error("/sleep", {{"tags", "cuda_graph"}}) == "invalid_argument"); // of another dialect
+    CHECK(wish_error("/v1/sleep", {{"tags", "weight,kv_cache"}}) == "none");
+}
+
+TEST_CASE("Plans: tags of the dialect that the program has, or all of a program that has none", "[http]") {
+    const auto unchanged = program({"default"});
+    const auto tagged = program({"weights", "kv_cache", "default"});
+    CHECK(plan("/sleep", {}, tagged).tags.empty());
+    CHECK_FALSE(plan("/sleep", {}, tagged).takes_all);
+    auto made = plan("/sleep", {{"tags", "kv_cache"}}, unchanged);
+    CHECK((made.tags.empty() && made.takes_all && !made.is_nothing));
+    CHECK(made.passed_over == Tags{"kv_cache"});
+    made = plan("/sleep", {{"tags", "kv_cache"}}, tagged);
+    CHECK((made.tags == Tags{"kv_cache"} && !made.takes_all && made.passed_over.empty()));
+    made = plan("/release_memory_occupation", {{"tags", "cuda_graph"}}, tagged);
+    CHECK((made.is_nothing && made.passed_over == Tags{"cuda_graph"}));
+    CHECK(plan("/v1/sleep", {{"tags", "weight"}}, tagged).tags == Tags{"weights"});
+    CHECK(plan("/v1/sleep", {{"tags", "weight"}}, program({"weight", "weights"})).tags == Tags{"weight"});
+    // Nobody could ask for what the dialect has no name for.
+    CHECK(plan("/wake_up", {{"tags", "weights"}}, tagged).tags == Tags{"default", "weights"});
+    const auto paused = program({"weights", "kv_cache"}, model::State::paused);
+    made = plan("/wake_up", {{"tags", "scheduling"}}, paused);
+    CHECK((made.tags.empty() && !made.is_nothing));
+}
+
+TEST_CASE("Plans: level 2 keeps what nobody has said how to fill again", "[http]") {
+    auto report = program({"default", "scratch", "static", "weights"});
+    report.tags[1].policy.refillable = true;
+    report.tags[2].policy.retention = model::Retention::discard;
+    CHECK(plan("/sleep", {{"level", "2"}}, report).kept == Tags{"default"});
+    CHECK(plan("/sleep", {{"level", "1"}}, report).kept.empty());
+}
+
+TEST_CASE("Lanes: jobs run in their order, no more wait than may, and what waits is run at the end",
+          "[http]") {
+    std::atomic<int> done = 0;
+    std::promise<void> begun, go;
+    {
+        Lane lane(2);
+        REQUIRE(lane.add([&, gone = go.get_future().share()] {
+            begun.set_value();
+            gone.wait();
+            CHECK(done++ == 0);
+        }));
+        begun.get_future().wait();
+        CHECK(lane.add([&] { CHECK(done++ == 1); }));
+        CHECK(lane.add([&] { CHECK(done++ == 2); }));
+        CHECK_FALSE(lane.add([&] { ++done; }));
+        go.set_value();
+        lane.close();
+        CHECK_FALSE(lane.add([&] { ++done; }));
+    }
+    CHECK(done == 3);
+}
