@@ -32,6 +32,7 @@ enum class State : std::uint8_t {
 /// CUDA Checkpointing; tests/gpu/driver_rules.
 class Driver {
 public:
+    virtual ~Driver() = default;
     [[nodiscard]] virtual Result<State> state(pid_t pid) const = 0;
     /// Makes it locked. Waits until what it has given to its GPUs is done, for at most `timeout`: never
     /// forever. It is locked from the first moment of that, and stays so if the caller is killed meanwhile.
@@ -48,9 +49,6 @@ public:
     [[nodiscard]] virtual Result<void> restore(pid_t pid, std::span<const GpuPair> pairs) const = 0;
     /// Makes a locked one running.
     [[nodiscard]] virtual Result<void> unlock(pid_t pid) const = 0;
-
-protected:
-    ~Driver() = default;
 };
 
 /// What is left of a process that the driver has lost.
