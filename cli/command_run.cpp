@@ -15,6 +15,7 @@
 #include "control/tasks.hpp"
 
 #include <fmt/ranges.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,7 +42,7 @@ bool accepts(const CommandRun& run, const std::vector<control::Loss>& losses) {
     if (!is_asked) return true;
     std::string answer;
     std::getline(std::cin, answer);
-    if (answer == "y" || answer == "yes") return true;
+    if (::strcasecmp(answer.c_str(), "y") == 0 || ::strcasecmp(answer.c_str(), "yes") == 0) return true;
     print_error(fmt::format("{}: nothing was changed\n", run.program));
     return false;
 }

@@ -165,9 +165,9 @@ Result<Process> Dispatch::choose_driver(const std::string& word, const Result<Ta
         return process;
     }
     auto error = found.error();
-    error.message += fmt::format(
-        "; or have the driver put it to sleep, slowly and as a whole: gpu-sleep {} --engine driver",
-        process->pid);
+    error.message += fmt::format("; the driver can put it to sleep without an agent, slowly and as a whole: "
+                                 "gpu-sleep {} --engine driver",
+                                 process->pid);
     return error;
 }
 

@@ -75,6 +75,11 @@ Result<CarefulPlace> place_of(const std::filesystem::path& path) {
     if (!place && errno == ELOOP)
         return refused(path, "a symbolic link on the way could be somebody else's, or leads in a circle; "
                              "name where it leads to");
+    if (!place && errno == ENOENT) {
+        auto error = place.error();
+        error.message += "; make the directory above it first";
+        return error;
+    }
     return place;
 }
 
