@@ -4,6 +4,7 @@
 
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
+#include "support/catch.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
@@ -21,6 +22,7 @@ namespace gpu_sleep::store {
 namespace {
 
 using test::k_nobody;
+using test::mentions;
 using test::Scratch;
 using Kind = SnapshotName::Kind;
 
@@ -81,7 +83,9 @@ TEST_CASE("Snapshot directories: made private; links and those open to others ar
     }
     test::write_file(parent.path() / "file", {});
     CHECK(SnapshotDirectory::open(parent.path() / "file").error().code == ErrorCode::not_permitted);
-    CHECK(SnapshotDirectory::open(parent.path() / "a" / "b").error().code == ErrorCode::io_failed);
+    const auto without_parent = SnapshotDirectory::open(parent.path() / "a" / "b").error();
+    CHECK(without_parent.code == ErrorCode::io_failed);
+    CHECK_THAT(without_parent.message, mentions("make the directory above it first"));
     if (::geteuid() != 0) return test::skip_without_right("give a directory away");
     const auto foreign = parent.path() / "foreign";
     REQUIRE(::mkdir(foreign.c_str(), 0700) == 0);
