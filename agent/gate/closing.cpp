@@ -32,7 +32,7 @@ bool Gate::is_empty() const noexcept {
     if (waiters_.is_any_released()) return false;
     for (const auto* seat = Seats::first(); seat; seat = seat->next) {
         if (seat == t_seat) continue;
-        if (is_deep() ? seat->is_inside() || seat->is_asking() : seat->is_inside() && !has_pass(*seat))
+        if (holds_all() ? seat->is_inside() || seat->is_asking() : seat->is_inside() && !has_pass(*seat))
             return false;
     }
     return true;

@@ -212,7 +212,7 @@ void Gate::forget(Named::Span gone) noexcept {
     {
         const MutexLock lock(mutex_);
         rule_.forget(gone);
-        if (phase_ != Phase::asleep || abandoned_ || rule_.something_sleeps() || rule_.paused || is_deep())
+        if (phase_ != Phase::asleep || abandoned_ || rule_.something_sleeps() || rule_.paused || holds_all())
             return;
         publish(Phase::open);
     }
@@ -220,7 +220,7 @@ void Gate::forget(Named::Span gone) noexcept {
 }
 
 Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {
-    if (is_deep()) return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
+    if (holds_all()) return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
     if (touch == Touch::asks) return Verdict::pass;
     if (touch == Touch::captures && holds_captures_) return Verdict::hold;
     if (touch == Touch::ends && phase_ != Phase::draining) return Verdict::pass;
@@ -274,9 +274,9 @@ bool Gate::hold(Waiter& waiter) {
         // Where the touch asks for the wake itself, who is in its way is said by what asks.
         if (!waiter.said && !asks && phase_ == Phase::asleep && now - waiter.since >= k_say_after) {
             waiter.said = true;
-            const bool sleeps = rule_.something_sleeps() || is_deep();
+            const bool sleeps = rule_.something_sleeps() || holds_all();
             const auto* const touched =
-                rule_.checked && !is_deep() ? rule_.first_sleeping(*waiter.named) : nullptr;
+                rule_.checked && !holds_all() ? rule_.first_sleeping(*waiter.named) : nullptr;
             const auto address = touched ? touched->begin : 0;
             mutex_.unlock(); // nobody waits for standard error
             ignoring_errors([&] {
@@ -319,7 +319,7 @@ bool Gate::admit_with_pass(const Inspector* inspector) const {
 }
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
-    if (has_pass(seat) && !is_deep()) return admit_with_pass(inspector);
+    if (has_pass(seat) && !holds_all()) return admit_with_pass(inspector);
     const CancellationHold no_cancellation; // waiting is where a thread would be cancelled
     const MutexLock lock(mutex_);
     Named named;
@@ -327,7 +327,7 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     std::optional<bool> records;
     const auto judged = [&]() GPU_SLEEP_REQUIRES(mutex_) {
         // Looking may need other locks, so ours is let go; the phase may be another afterwards.
-        if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep && !is_deep()) {
+        if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep && !holds_all()) {
             mutex_.unlock();
             records = inspector->records();
             mutex_.lock();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The gate: every call of the program that touches the GPU passes it, and is held while memory sleeps. It
-// knows nothing of memory, of the driver or of requests.
+// The gate: every call of the program that touches the GPU passes it, and is held while memory sleeps; in a
+// deep sleep so is every other call of the driver. Of that it knows how far it is, and else nothing of
+// memory, of the driver or of requests.
 
 #pragma once
 
@@ -102,7 +103,7 @@ public:
     void leave_deep() noexcept;
     [[nodiscard]] static Depth depth() noexcept { return s_depth.load(std::memory_order_seq_cst); }
     /// Whether calls wait for the end of a deep sleep. Each call of the program looks.
-    [[nodiscard]] static bool is_deep() noexcept {
+    [[nodiscard]] static bool holds_all() noexcept {
         return s_depth.load(std::memory_order_relaxed) != Depth::none;
     }
 
@@ -164,7 +165,7 @@ private:
     /// Whether the answer depends on what the touch names.
     [[nodiscard]] bool wants_names(Touch touch) const noexcept GPU_SLEEP_REQUIRES(mutex_) {
         const bool depends = phase_ == Phase::asleep ? rule_.checked : rule_.something_sleeps();
-        return depends && !is_deep() && !begins_capture(touch) && touch != Touch::ends;
+        return depends && !holds_all() && !begins_capture(touch) && touch != Touch::ends;
     }
     void set_phase(Phase phase, HoldRule rule);
     [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
@@ -222,7 +223,7 @@ public:
     explicit Question(const char* entry_point) noexcept : seat_(t_seat ? *t_seat : Seats::own()) {
         if (seat_.ask()) return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
-        if (Gate::is_deep()) [[unlikely]]
+        if (Gate::holds_all()) [[unlikely]]
             admitted_ = Gate::instance().admit(seat_, Touch::asks, entry_point, nullptr);
     }
     ~Question() { seat_.end_question(); }

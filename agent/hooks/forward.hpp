@@ -59,7 +59,7 @@ struct Forward<entry, CUresult(Arguments...)> {
 /// answered if it is known what the driver would say, and else held, or fails.
 template <Entry entry, class Call, class... Arguments>
 CUresult ask(const Call& call, Arguments... arguments) noexcept {
-    if (gate::Gate::is_deep()) [[unlikely]]
+    if (gate::Gate::holds_all()) [[unlikely]]
         if (answer_while_deep<entry>(call, arguments...)) return CUDA_SUCCESS;
     const gate::Question question(k_name<entry>);
     if (!question.admitted()) return refused();

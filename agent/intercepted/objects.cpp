@@ -63,7 +63,7 @@ bool await_knowledge(const Objects& objects) noexcept {
     constexpr std::chrono::microseconds k_look{200};
     const CancellationHold no_cancellation;
     while (!objects.is_known.load(std::memory_order_acquire)) {
-        if (!gate::Gate::is_deep()) return false;
+        if (!gate::Gate::holds_all()) return false;
         std::this_thread::sleep_for(k_look);
     }
     return true;
@@ -272,7 +272,7 @@ bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noex
     if (!remembered || !object_ends(kind, handle)) return false;
     const MutexLock lock(all.mutex);
     // Looked at under the mutex: who sees it last is still in time for free_what_was_put_off().
-    if (!gate::Gate::is_deep()) return false;
+    if (!gate::Gate::holds_all()) return false;
     all.frees.splice(all.frees.end(), one);
     return true;
 }
@@ -309,7 +309,7 @@ void set_memory_while_deep(std::optional<DeviceMemory> memory) noexcept {
 std::optional<DeviceMemory> memory_while_deep() noexcept {
     auto& all = immortal<PutOff>();
     const MutexLock lock(all.mutex);
-    return gate::Gate::is_deep() ? all.memory : std::nullopt;
+    return gate::Gate::holds_all() ? all.memory : std::nullopt;
 }
 
 } // namespace gpu_sleep::agent::intercepted

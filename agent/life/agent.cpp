@@ -398,8 +398,9 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
         return operations::WakeOperation(parts_, wake, progress, joint, since).run();
     });
     if (report) return *std::move(report);
+    const std::vector<std::string> all; // an empty one, which takes no memory
     const auto* const wake = std::get_if<model::WakeRequest>(&operation);
-    const auto tags = sleep ? sleep->tags : wake ? wake->tags : std::vector<std::string>();
+    const auto& tags = sleep ? sleep->tags : wake ? wake->tags : all;
     return model::Failure{as_it_ends(std::move(report).error()), memory_.state(tags)};
 }
 

@@ -391,13 +391,15 @@ std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) cons
 Result<void> DeepSleep::end(const model::WakeRequest& request) {
     const auto begun = Clock::now();
     moved_ = request.gpus; // now, for afterwards memory may be short
-    if (auto restored = engine().restore(request.gpus); !restored) {
-        moved_.clear();
+    auto restored = engine().restore(request.gpus);
+    if (!restored) moved_.clear();
+    auto done = restored ? engine().unlock() : std::move(restored);
+    if (!done) {
+        if (done.error().code != ErrorCode::context_lost) return done;
         const MutexLock lock(mutex_);
-        if (restored.error().code == ErrorCode::context_lost) lost_ = restored.error();
-        return restored;
+        lost_ = std::move(done).error(); // noted before a copy takes memory
+        return *lost_;
     }
-    GPU_SLEEP_TRY(means_->checkpoint->unlock(::getpid()));
     come_back();
     log::debug("deep sleep: back after {}", format_seconds(seconds_since(begun)));
     return {};

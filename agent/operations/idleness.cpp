@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What counts as idle.
+// When a process counts as idle, and why it does not.
 
 #include "operations/idleness.hpp"
 

@@ -23,7 +23,8 @@ public:
     /// Whether it sleeps already, and has been idle or asleep for as long as asked: nothing but moves is
     /// done, and whoever wakes meanwhile stays awake.
     [[nodiscard]] bool is_for_moves() const noexcept { return is_for_moves_; }
-    /// Whether the program has not worked since, and has no sleeps wait. What moves stays as it is.
+    /// Whether the program has not worked since, and has no sleeps wait. Always so where only moves are done,
+    /// for what moves sleeps on.
     [[nodiscard]] bool lasts(model::Progress::Phase phase);
     /// Whether that was ever found to be over.
     [[nodiscard]] bool is_over() const noexcept { return is_over_; }

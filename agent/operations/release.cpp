@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Its turn, and what is said of it.
+// Waits for its turn, gives retained memory back, and says how much that was.
 
 #include "operations/release.hpp"
 
@@ -22,18 +22,20 @@ Result<model::Report> release(Parts& parts, const model::ReleaseRequest& request
     model::Report report;
     report.operation = model::Operation::sleep;
     report.dry_run = request.dry_run;
-    std::string note = "it sleeps deeply, and retains nothing";
+    Bytes retained = 0;
     if (!*is_deep) {
         const driver::RelaxedCaptureMode relaxed(parts.memory.api());
-        note = fmt::format("{} {} of retained host memory", request.dry_run ? "would give back" : "gave back",
-                           format_bytes(parts.memory.with_lock(
-                               [](const LockedMemory& locked) { return locked.contents().retained(); })));
+        retained =
+            parts.memory.with_lock([](const LockedMemory& locked) { return locked.contents().retained(); });
         if (!request.dry_run) report.changed = give_back_all(parts); // also what is being given back already
     }
     parts.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] {
             parts.status.complete(locked, report);
-            report.notes.push_back(std::move(note));
+            report.notes.push_back(*is_deep ? "it sleeps deeply, and retains nothing"
+                                            : fmt::format("{} {} of retained host memory",
+                                                          request.dry_run ? "would give back" : "gave back",
+                                                          format_bytes(retained)));
         });
     });
     report.times.total = seconds_since(start);

@@ -155,8 +155,7 @@ bool SleepOperation::pause() noexcept {
 
 bool SleepOperation::adopt_touch_rule(LockedMemory& locked, const model::SleepRequest& request,
                                       bool adds_to_sleep) {
-    const bool is_unattended = idleness_ || request.min_awake;
-    return locked.adopt_touch_rule(request, {.is_held = adds_to_sleep, .is_unattended = is_unattended},
+    return locked.adopt_touch_rule(request, {.is_held = adds_to_sleep, .is_for_idle = idleness_ != nullptr},
                                    is_own());
 }
 

@@ -62,7 +62,8 @@ int take(pid_t pid, Milliseconds timeout) {
         say("locked");
         done = engine.checkpoint();
     }
-    return say(done ? "end" : done.error().message) && done ? EXIT_SUCCESS : EXIT_FAILURE;
+    const bool heard = say(done ? "end" : done.error().message);
+    return heard && done ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 } // namespace

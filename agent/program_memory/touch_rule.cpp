@@ -11,7 +11,8 @@ using model::GateMode;
 TouchRule touch_rule_after(const TouchRule& now, const TouchRule& environment,
                            const model::SleepRequest& request, Before before) {
     auto rule = before.is_held ? now : environment;
-    if (request.on_touch && !(before.is_held && before.is_paused && before.is_unattended))
+    const bool is_unattended = before.is_for_idle || request.min_awake;
+    if (request.on_touch && !(before.is_held && before.is_paused && is_unattended))
         rule.on_touch = *request.on_touch;
     if (request.touch_limit) rule.limit = request.touch_limit;
     if (request.gate) rule.gate = request.gate;

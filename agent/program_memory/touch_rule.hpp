@@ -24,9 +24,9 @@ struct TouchRule {
 
 /// How a process is that a request puts to sleep, and who does that.
 struct Before {
-    bool is_held = false;   ///< something slept, or it was paused: threads may wait under the present rule
-    bool is_paused = false; ///< it is
-    bool is_unattended = false; ///< nobody looks at it: it sleeps for being idle, or to make room
+    bool is_held = false;     ///< something slept, or it was paused: threads may wait under the present rule
+    bool is_paused = false;   ///< it is
+    bool is_for_idle = false; ///< it sleeps for being idle
 };
 
 /// The rule after `request` was carried out. Fields that it leaves unset keep the value of `now` if threads

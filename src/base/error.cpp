@@ -49,7 +49,7 @@ constexpr std::array k_errors = {
                 "is the NVIDIA driver installed?"},
     ErrorTraits{ErrorCode::not_owned, "not_owned", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::context_lost, "context_lost", failed_awake, failed_asleep,
-                "the program's CUDA context has failed; restart the program"},
+                "the program cannot go on with its GPU; it has to be started again"},
     ErrorTraits{ErrorCode::unseen_library, "unseen_library", failed_awake, failed_asleep,
                 "stop that work yourself, then use gpu-sleep --force"},
     ErrorTraits{ErrorCode::out_of_disk, "out_of_disk", no_host_memory, failed_asleep,

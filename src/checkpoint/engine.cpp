@@ -19,15 +19,24 @@ Error not_done(std::string_view step, Error error) {
 Error lost(std::string_view why, Kept kept) {
     if (kept == Kept::nothing)
         return make_error(ErrorCode::context_lost,
-                          "{}: it is lost, and what it had on the GPU cannot be saved; end it", why);
+                          "{}: it is lost, its calls to the driver never return, and what it had on the GPU "
+                          "cannot be saved; end it",
+                          why);
     return make_error(ErrorCode::context_lost,
-                      "the driver has lost it ({}): its calls of the driver never return; save what is kept "
+                      "the driver has lost it ({}): its calls to the driver never return; save what is kept "
                       "of it with gpu-sleep --store file --dir DIR --keep-files, then end it",
                       why);
 }
 
+Error lost(Error why, Kept kept) {
+    auto said = lost(std::string_view(why.message), kept);
+    why.code = said.code;
+    why.message = std::move(said.message);
+    return why;
+}
+
 Result<void> Engine::lock(Milliseconds timeout, State found) const {
-    if (found == State::locked) GPU_SLEEP_TRY(driver_.unlock(pid_));
+    if (found == State::locked) GPU_SLEEP_TRY(unlock());
     auto locked = driver_.lock(pid_, timeout);
     if (locked) return locked;
     auto error = std::move(locked).error();
@@ -44,15 +53,16 @@ Result<void> Engine::checkpoint() const {
 
 Error Engine::judge(Error why) const {
     const auto stands = driver_.state(pid_);
-    return stands && *stands == State::failed ? lost(why.message, kept_) : why;
+    return stands && *stands == State::failed ? lost(std::move(why), kept_) : why;
 }
 
 Error Engine::undo(Error why) const {
-    const auto stands = driver_.state(pid_);
-    if (!stands || *stands != State::locked) return judge(std::move(why));
-    if (const auto unlocked = driver_.unlock(pid_); !unlocked)
-        why.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
-    return why;
+    if (const auto stands = driver_.state(pid_); stands && *stands != State::locked)
+        return *stands == State::failed ? lost(std::move(why), kept_) : why;
+    const auto unlocked = driver_.unlock(pid_);
+    if (unlocked) return why;
+    why.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
+    return judge(std::move(why));
 }
 
 Result<void> Engine::restore(std::span<const GpuPair> pairs) const {
@@ -61,7 +71,10 @@ Result<void> Engine::restore(std::span<const GpuPair> pairs) const {
     auto error = std::move(restored).error();
     switch (error.code) {
     case ErrorCode::out_of_device_memory:
-        return lost(error.message + "; the driver restores no process a second time", kept_);
+        error.message = fmt::format("a restore found too little GPU memory: {}; the driver restores no "
+                                    "process a second time",
+                                    error.message);
+        return lost(std::move(error), kept_);
     case ErrorCode::invalid_argument:
         error.message += "; gpu-wake without --gpu brings it back to where it was";
         return error;
@@ -69,10 +82,15 @@ Result<void> Engine::restore(std::span<const GpuPair> pairs) const {
     }
 }
 
+Result<void> Engine::unlock() const {
+    auto done = driver_.unlock(pid_);
+    return done ? done : judge(not_done("unlock", std::move(done).error()));
+}
+
 Result<bool> Engine::settle(State found) const {
     switch (found) {
     case State::running: return false;
-    case State::locked: GPU_SLEEP_TRY(driver_.unlock(pid_)); return false;
+    case State::locked: GPU_SLEEP_TRY(unlock()); return false;
     case State::checkpointed: return true;
     case State::failed: break;
     }

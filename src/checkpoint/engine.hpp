@@ -64,6 +64,8 @@ inline constexpr std::string_view k_found_too_little =
 
 /// That of a process which the driver has lost because of `why`. Code: context_lost.
 [[nodiscard]] Error lost(std::string_view why, Kept kept);
+/// The same of a call's error, whose step and status it keeps.
+[[nodiscard]] Error lost(Error why, Kept kept);
 
 /// The steps of one process. After each that fails, the process stands as before it or as the words say, and
 /// is lost where the code is context_lost; other errors are those of Driver. Thread-safe if `driver` is.
@@ -77,11 +79,13 @@ public:
     [[nodiscard]] Result<void> lock(Milliseconds timeout, State found = State::running) const;
     /// Checkpoints a locked one, or undoes the lock.
     [[nodiscard]] Result<void> checkpoint() const;
-    /// Unlocks it after `why`, and returns that; for who changes his mind between the two.
+    /// Unlocks it after `why`, and returns that; also for a caller that gives up before the checkpoint.
     [[nodiscard]] Error undo(Error why) const;
     /// Makes a checkpointed one locked, on other GPUs if `pairs` say so. There must be room: one that finds
     /// too little is lost, though the driver calls it checkpointed still.
     [[nodiscard]] Result<void> restore(std::span<const GpuPair> pairs) const;
+    /// Makes a locked one running.
+    [[nodiscard]] Result<void> unlock() const;
     /// Of one that somebody else was at work with: whether it is checkpointed. One that was left locked is
     /// unlocked.
     [[nodiscard]] Result<bool> settle(State found) const;

@@ -203,9 +203,9 @@ Result<void> Dispatch::plan_moves() {
 std::vector<Loss> Dispatch::losses() {
     const auto* const sleep = sleep_of(command_);
     if (!sleep || sleep->dry_run || (sleep->level != model::Level::drop && sleep->discard.empty())) return {};
-    auto rehearsal = *sleep;
-    rehearsal.dry_run = true;
-    rehearsal.joint = false;
+    auto rehearsal = command_.request;
+    model::sleep_in(rehearsal)->dry_run = true;
+    model::sleep_in(rehearsal)->joint = false;
     std::vector<Target> asked; // an agent waits for another request less long than a person thinks
     for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
     std::vector<Loss> losses;

@@ -164,8 +164,7 @@ private:
             if (auto restored = restore(*moves); !restored) return failure(std::move(restored).error());
         }
         times_.transfer = seconds_since(begin_);
-        if (auto unlocked = checkpoint_->unlock(process_.pid); !unlocked)
-            return failure(std::move(unlocked).error());
+        if (auto unlocked = engine_->unlock(); !unlocked) return failure(std::move(unlocked).error());
         auto answer = report(State::awake, true, restores ? needs : peers::BytesByGpu(), before, Look());
         if (!restores)
             std::get<model::Report>(answer).notes.emplace_back(
@@ -270,7 +269,9 @@ private:
     [[nodiscard]] Answer failure(Error error) const {
         const auto now = stands();
         if (!now) return error; // it has ended, most likely: `error` says so, or what came before it
-        if (now == checkpoint::State::running)
+        if (now == checkpoint::State::failed && error.code != ErrorCode::context_lost)
+            error = checkpoint::lost(std::move(error), Kept::nothing);
+        else if (now == checkpoint::State::running)
             error.message += "; it is awake as before";
         else if (now == checkpoint::State::locked)
             error.message += "; it is locked: gpu-wake unlocks it";
@@ -308,7 +309,7 @@ private:
     const DriverRequest& request_;
     Interruptions& interruptions_;
     std::optional<Checkpoint> checkpoint_;
-    std::optional<checkpoint::Engine> engine_; ///< with that
+    std::optional<checkpoint::Engine> engine_; ///< that drives checkpoint_
     std::optional<CheckpointRecord> record_;
     model::PhaseTimes times_;
     const Clock::time_point begin_ = Clock::now();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Who belongs to them.
+// Finding the processes of trees and groups.
 
 #include "control/members.hpp"
 

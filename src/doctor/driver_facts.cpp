@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Asking the driver, and a file system, apart; their answers come as JSON.
 
+#include "base/guard.hpp"
 #include "doctor/facts.hpp"
 
 #include <nlohmann/json.hpp>
@@ -43,7 +44,7 @@ Result<Value> asked(const AskApart& apart, Milliseconds limit, Ask&& ask) {
     if (!text) return text.error();
     const auto value = nlohmann::json::parse(*text, nullptr, false);
     if (value.is_discarded()) return make_error(ErrorCode::internal, "its answer cannot be read");
-    return value.template get<Value>();
+    return guarded([&]() -> Result<Value> { return value.template get<Value>(); });
 }
 
 std::vector<Result<driver::LinkSpeed>> measure(const driver::Capabilities& capabilities,

@@ -131,7 +131,10 @@ Result<checkpoint::State> Checkpoint::state(pid_t pid) const {
     int state = 0;
     if (auto asked = done(calls_->state(pid, &state), "cuCheckpointProcessGetState", pid); !asked)
         return std::move(asked).error();
-    return static_cast<checkpoint::State>(state);
+    const auto stands = static_cast<checkpoint::State>(state);
+    if (state < 0 || stands > checkpoint::State::failed)
+        return make_error(ErrorCode::driver_failed, "the driver gives a state that is not known ({})", state);
+    return stands;
 }
 
 Result<void> Checkpoint::lock(pid_t pid, Milliseconds timeout) const {

@@ -211,10 +211,12 @@ struct WakeRequest : Terms {
     std::vector<GpuPair> gpus{};
 };
 
-/// The sleep that `request` asks for, also one that is only for what is idle; null if it is another verb.
-template <class... Requests>
-[[nodiscard]] const SleepRequest* sleep_in(const std::variant<Requests...>& request) noexcept {
-    if (const auto* const idle = std::get_if<IdleSleepRequest>(&request)) return idle;
+/// The sleep that `request`, a variant, asks for, also one that is only for what is idle; null if it is
+/// another verb.
+template <class Variant>
+[[nodiscard]] auto sleep_in(Variant& request) noexcept
+    -> std::conditional_t<std::is_const_v<Variant>, const SleepRequest*, SleepRequest*> {
+    if (auto* const idle = std::get_if<IdleSleepRequest>(&request)) return idle;
     return std::get_if<SleepRequest>(&request);
 }
 

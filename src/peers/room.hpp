@@ -20,7 +20,8 @@ struct Holder {
     model::Report status; ///< as it was just now
     std::function<Result<UniqueFd>()> connect;
     std::optional<model::SleepRequest> request{}; ///< in place of that of all
-    std::optional<Milliseconds> only_if_idle{};   ///< for so long it sleeps; unset: also at work
+    /// It sleeps only if it has been idle for so long; unset: also while it works.
+    std::optional<Milliseconds> only_if_idle{};
 };
 
 /// The sleep of those who make room: they wake by themselves, and are left alone if they were woken less than

@@ -147,7 +147,7 @@ Field<Number, Need::tells, T> tells(T& value) {
 }
 
 /// Fields that version 7 did not have are numbered from here on; those before are all that it had, in its
-/// order.
+/// order, but for sleep requests, of which none is written or read in version 7.
 inline constexpr unsigned k_first_after_7 = 64;
 
 // fields() gives all members of a struct, with ascending numbers. A double is a time in seconds, a

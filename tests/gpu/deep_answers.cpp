@@ -426,6 +426,19 @@ void change_capture_mode() {
     read_line();
 }
 
+/// With a context beside the primary one: for the first line the answer to the end of an event.
+void end_beside_another_context(CUcontext primary) {
+    CUcontext other = nullptr;
+    CUevent event = nullptr;
+    CHECKED(cuCtxCreate(&other, nullptr, 0, 0));
+    CHECKED(cuCtxSetCurrent(primary));
+    CHECKED(cuEventCreate(&event, 0));
+    say("ready");
+    read_line();
+    say(std::to_string(call("cuEventDestroy_v2", event)));
+    read_line();
+}
+
 /// Has a kernel write where nothing is; "ready"; for each line the answer of a synchronisation.
 void fail() {
     CUmodule module = nullptr;
@@ -462,6 +475,8 @@ int main(int count, char** arguments) {
         wait_for_pool();
     else if (what == "--capture-mode")
         change_capture_mode();
+    else if (what == "--contexts")
+        end_beside_another_context(context);
     else if (what == "--fail")
         fail();
     else

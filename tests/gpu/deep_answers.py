@@ -6,7 +6,8 @@
 Calls about what is alive and done are answered in place of the driver, as it answered them awake. Those about what is none,
 or is destroyed, are held, for nobody but the driver knows. The program deep_answers makes them all; with touches that fail,
 so that what is held does not reach the driver. Then no other entry point is answered; a thread that polls without pause
-wakes nothing, with touches that wake; pools heed synchronisations that were answered; and a context that has failed does not go deep.
+wakes nothing, with touches that wake; pools heed synchronisations that were answered; with a second context ends are held;
+and a context that has failed does not go deep.
 
 Usage: deep_answers.py --build DIR [--seconds N]. --seconds: how long the polling process sleeps each time. Exit status: 0
 when all is as it must be.
@@ -163,6 +164,15 @@ def check_capture_mode(build):
             raise Failed(f"afterwards the driver says {found}")
 
 
+def check_contexts(build):
+    with Program(build, "--contexts") as program:
+        program.await_ready()
+        program.fall_asleep("fail")
+        answer = program.ask()
+        if answer != HELD or not program.is_deep():
+            raise Failed(f"its end is answered with {answer or 'nothing'}")
+
+
 def check_failed_context(build):
     """As it is, once it has been noticed, and with memory to put to sleep or without, it is refused."""
     with Program(build, "--fail") as program:
@@ -184,6 +194,7 @@ def checks(build, options):
                         ("who polls without pause wakes nothing", lambda build: check_polling(build, options.seconds)),
                         ("pools heed a synchronisation that was answered", check_pool),
                         ("a thread's capture mode changes at once", check_capture_mode),
+                        ("beside another context no end is put off", check_contexts),
                         ("a context that has failed does not go deep", check_failed_context)):
         try:
             check(build)

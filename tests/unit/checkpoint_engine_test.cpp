@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <bit>
 #include <map>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@ namespace {
 using test::mentions;
 
 constexpr pid_t k_pid = 4242;
+constexpr int k_status = 999;
 constexpr std::array k_states{State::running, State::locked, State::checkpointed, State::failed};
 
 /// A process, as the driver has it. Names of calls that fail, and how, are in `failures`; `breaks` is the
@@ -53,7 +55,7 @@ private:
     [[nodiscard]] Result<void> call(const std::string& name, pid_t pid) const {
         REQUIRE(pid == k_pid);
         const auto failure = failures.find(name);
-        if (failure != failures.end()) return make_error(failure->second, "{} fails", name);
+        if (failure != failures.end()) return fails(name, failure->second);
         return {};
     }
     [[nodiscard]] Result<void> move(const std::string& name, pid_t pid, State from, State to) const {
@@ -63,13 +65,17 @@ private:
             stands = name == breaks ? State::failed : to;
         else
             return make_error(ErrorCode::driver_failed, "illegal state");
-        if (stands == State::failed) return make_error(ErrorCode::driver_failed, "{} fails", name);
+        if (stands == State::failed) return fails(name);
         return {};
+    }
+    [[nodiscard]] static Error fails(const std::string& name, ErrorCode code = ErrorCode::driver_failed) {
+        return {code, name + " fails", name, k_status};
     }
 };
 
-enum class Step : std::uint8_t { lock, checkpoint, undo, restore, settle };
-constexpr std::array k_steps{Step::lock, Step::checkpoint, Step::undo, Step::restore, Step::settle};
+enum class Step : std::uint8_t { lock, checkpoint, undo, restore, unlock, settle };
+constexpr std::array k_steps{Step::lock,    Step::checkpoint, Step::undo,
+                             Step::restore, Step::unlock,     Step::settle};
 
 Result<void> take(Step step, const FakeDriver& driver, Kept kept = Kept::nothing) {
     const Engine engine(driver, k_pid, kept);
@@ -78,6 +84,7 @@ Result<void> take(Step step, const FakeDriver& driver, Kept kept = Kept::nothing
     case Step::checkpoint: return engine.checkpoint();
     case Step::undo: return engine.undo(make_error(ErrorCode::cancelled, "interrupted"));
     case Step::restore: return engine.restore({});
+    case Step::unlock: return engine.unlock();
     case Step::settle: break;
     }
     const auto is_away = engine.settle(driver.stands);
@@ -114,6 +121,7 @@ TEST_CASE("Checkpoint: what each step does, and what its failure means", "[check
         {Step::lock, locked, {}, locked, {}}, // by unlocking it first, as the next test shows
         {Step::lock, locked, {{"lock", k_late}}, running, k_late},
         {Step::lock, locked, {{"unlock", k_failed}}, locked, k_failed},
+        {Step::lock, locked, {}, failed, k_lost, "did not unlock it: unlock fails", "unlock"},
         {Step::lock, checkpointed, {}, checkpointed, k_failed},
         {Step::lock, failed, {}, failed, k_lost, "cannot be saved; end it"},
         {Step::checkpoint, locked, {}, checkpointed, {}},
@@ -124,12 +132,13 @@ TEST_CASE("Checkpoint: what each step does, and what its failure means", "[check
          locked,
          k_failed,
          "nor unlock it: unlock fails"},
-        {Step::checkpoint, locked, {{"checkpoint", k_failed}, {"state", k_failed}}, locked, k_failed},
+        {Step::checkpoint, locked, {{"checkpoint", k_failed}, {"state", k_failed}}, running, k_failed},
         {Step::checkpoint, locked, {}, failed, k_lost, "checkpoint fails: it is lost", "checkpoint"},
         {Step::checkpoint, running, {}, running, k_failed},
         {Step::checkpoint, checkpointed, {}, checkpointed, k_failed},
         {Step::undo, locked, {}, running, k_cancelled, "interrupted"},
         {Step::undo, locked, {{"unlock", k_failed}}, locked, k_cancelled, "nor unlock it"},
+        {Step::undo, locked, {}, failed, k_lost, "interrupted; nor unlock it", "unlock"},
         {Step::undo, running, {}, running, k_cancelled},
         {Step::undo, failed, {}, failed, k_lost},
         {Step::restore, checkpointed, {}, locked, {}},
@@ -138,13 +147,16 @@ TEST_CASE("Checkpoint: what each step does, and what its failure means", "[check
          {{"restore", k_full}},
          checkpointed,
          k_lost,
-         "a second time: it is lost"},
+         "a restore found too little GPU memory: restore fails"},
         {Step::restore, checkpointed, {{"restore", k_invalid}}, checkpointed, k_invalid, "without --gpu"},
         {Step::restore, checkpointed, {{"restore", k_failed}}, checkpointed, k_failed},
         {Step::restore, checkpointed, {}, failed, k_lost, "it is lost", "restore"},
+        {Step::unlock, locked, {}, running, {}},
+        {Step::unlock, locked, {}, failed, k_lost, "did not unlock it", "unlock"},
         {Step::settle, running, {}, running, {}},
         {Step::settle, locked, {}, running, {}},
         {Step::settle, locked, {{"unlock", k_failed}}, locked, k_failed},
+        {Step::settle, locked, {}, failed, k_lost, "did not unlock it", "unlock"},
         {Step::settle, checkpointed, {}, checkpointed, {}},
         {Step::settle, failed, {}, failed, k_lost, "the driver failed partway: it is lost"},
     };
@@ -173,21 +185,30 @@ TEST_CASE("Checkpoint: one that was left locked may be at work, and is locked an
 TEST_CASE("Checkpoint: whatever fails, nothing is taken or given back that was not to be", "[checkpoint]") {
     for (const auto before : k_states)
         for (const auto step : k_steps)
-            for (unsigned failing = 0; failing < 1U << 5; ++failing) {
+            for (unsigned failing = 0; failing < 1U << 9; ++failing) {
                 FakeDriver driver(before);
                 const std::array names{"state", "lock", "checkpoint", "restore", "unlock"};
                 for (std::size_t i = 0; i < names.size(); ++i)
                     if ((failing >> i & 1U) != 0) driver.failures[names[i]] = ErrorCode::driver_failed;
+                const auto breaks = failing >> names.size();
+                if (std::popcount(breaks) > 1) continue;
+                for (std::size_t i = 1; i < names.size(); ++i)
+                    if ((breaks >> (i - 1) & 1U) != 0) driver.breaks = names[i];
                 const auto done = take(step, driver);
                 INFO(static_cast<int>(step) << " from " << static_cast<int>(before));
                 if (before == State::failed) CHECK(driver.stands == before);
+                if (driver.stands == State::failed) {
+                    REQUIRE_FALSE(done);
+                    if (!driver.failures.contains("state"))
+                        CHECK(done.error().code == ErrorCode::context_lost);
+                    continue;
+                }
                 if (before == State::checkpointed && (step != Step::restore || !done))
                     CHECK(driver.stands == before);
                 if (before == State::running && (step != Step::lock || !done)) CHECK(driver.stands == before);
                 if (before == State::locked && driver.stands == State::checkpointed)
                     CHECK((step == Step::checkpoint && done));
-                if (!done && done.error().code == ErrorCode::context_lost)
-                    CHECK(driver.stands == State::failed);
+                if (!done) CHECK(done.error().code != ErrorCode::context_lost);
             }
 }
 
@@ -196,6 +217,12 @@ TEST_CASE("Checkpoint: of a lost process with an agent what is kept can be saved
     REQUIRE_FALSE(done);
     CHECK_THAT(done.error().message, mentions("the driver has lost it (the driver failed partway)") &&
                                          mentions("--store file --dir DIR --keep-files"));
+    FakeDriver driver(State::checkpointed);
+    driver.breaks = "restore";
+    const auto broken = take(Step::restore, driver, Kept::by_agent);
+    REQUIRE_FALSE(broken);
+    CHECK(broken.error().where == "restore");
+    CHECK(broken.error().driver_status == k_status);
 }
 
 } // namespace gpu_sleep::checkpoint

@@ -106,18 +106,25 @@ TEST_CASE("Dispatch: progress and outcomes are heard as they come", "[dispatch]"
 TEST_CASE("Dispatch: what a sleep drops is known before, and is asked for afterwards", "[dispatch]") {
     const ScriptedProcess process([](const protocol::Request& request, test::FakeConnection& connection) {
         auto report = test::sample_sleep();
-        report.dry_run = std::get<model::SleepRequest>(request).dry_run;
+        report.dry_run = model::sleep_in(request)->dry_run;
         connection.send(report);
     });
-    model::SleepRequest request;
-    request.level = model::Level::drop;
+    model::SleepRequest sleep;
+    sleep.level = model::Level::drop;
+    sleep.joint = true;
+    const model::IdleSleepRequest idle{sleep, Milliseconds(5'000)};
+    const auto request = GENERATE_COPY(protocol::Request(sleep), protocol::Request(idle));
     auto dispatch = process.select(this_process(), request);
     REQUIRE(dispatch);
     const auto losses = dispatch->losses();
     REQUIRE(losses.size() == 1);
     CHECK(losses.front().tags == std::vector<std::string>{"kv_cache"});
     REQUIRE(process.requests().size() == 1);
-    CHECK(std::get<model::SleepRequest>(process.requests().front()).dry_run);
+    auto rehearsed = process.requests().front();
+    CHECK(std::exchange(model::sleep_in(rehearsed)->dry_run, false));
+    CHECK_FALSE(std::exchange(model::sleep_in(rehearsed)->joint, true));
+    CHECK(rehearsed.index() == request.index());
+    CHECK(*model::sleep_in(rehearsed) == sleep);
     Heard heard;
     Interruptions none;
     const auto outcomes = dispatch->carry_out(heard, none);

@@ -475,11 +475,6 @@ TEST_CASE("Protocol: what is newer than version 7 is left out for it, unless it 
 TEST_CASE("Protocol: what stands for a field that is not sent stays as version 7 wrote it", "[protocol]") {
     const auto payload = [](std::string_view frame) { return bytes_of(frame.substr(2 * k_header_bytes)); };
     CHECK(
-        payload_of_7(SleepRequest{}) ==
-        payload(
-            "47534c5007000200310000001d4997050100000000000000000000000000003075000000000000000000000000000000"
-            "000000000000000000000000000000"));
-    CHECK(
         payload_of_7(WakeRequest{}) ==
         payload(
             "47534c5007000300280000007c0d7b360000000000307500000000000000000000000000000000000000003075000000"

@@ -40,7 +40,7 @@ struct Crowd {
         add(title, bytes, idle,
             [=, this](const protocol::Request& request, test::FakeConnection& connection) {
                 const auto* const report = std::get_if<model::Report>(&answer);
-                const bool is_dry = std::get<model::SleepRequest>(request).dry_run;
+                const bool is_dry = model::sleep_in(request)->dry_run;
                 std::this_thread::sleep_for(delay);
                 if (report && report->changed && !is_dry) free += bytes;
                 connection.send(answer);
@@ -122,6 +122,19 @@ TEST_CASE("Room: only as many are asked as are needed", "[room]") {
     const auto& request = std::get<model::SleepRequest>(requests[0]);
     CHECK(request.on_touch == model::OnTouch::wake);
     CHECK(request.min_awake == Milliseconds(0));
+}
+
+TEST_CASE("Room: who is to be idle for it is asked so", "[room]") {
+    Crowd crowd;
+    crowd.add("old", 10, 500, slept());
+    crowd.holders[0].only_if_idle = Milliseconds(5'000);
+    CHECK(crowd.make_room(8).is_enough());
+    const auto requests = crowd.agents[0].requests();
+    REQUIRE(requests.size() == 1);
+    const auto* const idle = std::get_if<model::IdleSleepRequest>(&requests[0]);
+    REQUIRE(idle);
+    CHECK(idle->only_if_idle == Milliseconds(5'000));
+    CHECK(idle->on_touch == model::OnTouch::wake);
 }
 
 TEST_CASE("Room: who refuses is replaced by others, and is told of", "[room]") {

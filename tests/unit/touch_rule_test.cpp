@@ -136,10 +136,14 @@ TEST_CASE("Touch rule: who takes the memory of a paused process without being as
     };
     model::SleepRequest by_hand;
     by_hand.on_touch = OnTouch::wake;
+    auto for_room = by_hand;
+    for_room.min_awake = Milliseconds(0);
     CHECK(after(by_hand, {true, true, false}) == OnTouch::wake);
-    CHECK(after(by_hand, {true, true, true}) == OnTouch::wait);
-    CHECK(after(by_hand, {true, false, true}) == OnTouch::wake);
-    CHECK(after(by_hand, {false, true, true}) == OnTouch::wake); // it is the pause
+    for (const auto& [request, is_for_idle] : {std::pair(by_hand, true), std::pair(for_room, false)}) {
+        CHECK(after(request, {true, true, is_for_idle}) == OnTouch::wait);
+        CHECK(after(request, {true, false, is_for_idle}) == OnTouch::wake);
+        CHECK(after(request, {false, true, is_for_idle}) == OnTouch::wake); // it is the pause
+    }
     auto whole = now;
     whole.is_whole = true;
     model::SleepRequest pause;

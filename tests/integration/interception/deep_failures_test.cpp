@@ -197,7 +197,8 @@ TEST_CASE("Deep: a process whose restore found too little is lost, and what is k
     expect_lost(wake.finish());
     other.tell("free " + filling.number);
     expect_lost(machine.command("gpu-wake"));
-    CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"), mentions("save what is kept"));
+    CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"),
+               mentions("a restore found too little GPU memory") && mentions("save what is kept"));
     const auto saved =
         machine.command("gpu-sleep", {"--store", "file", "--dir", place.file("files"), "--keep-files"});
     INFO(saved.err);
