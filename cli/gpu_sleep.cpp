@@ -56,6 +56,10 @@ usage::Table table_of(Typed& typed) {
             "Fail, and change nothing, if a tag would be dropped that the program cannot refill"},
            {"--yes", usage::flag(run.accepts_losses),
             "Do not ask or warn before dropping what the program cannot refill"},
+           {"--live", usage::flag(request.live),
+            "Put nothing to sleep: have the program run on from host memory, slower"},
+           {"--bytes", usage::size(request.live_bytes),
+            "How much of it is to be in host memory (default: all; with --live)"},
            usage::brief({"--deep", usage::flag(request.deep), "Also free what the CUDA driver holds for it"}),
            usage::brief({"--engine", usage::choice("agent|driver|auto", set_engine),
                          "driver: for a process without an agent; slower"})}},
@@ -115,7 +119,8 @@ std::string problem(const model::SleepRequest& request, Engine engine) {
                "with --tags or --gate checked";
     if (request.release_retained && asks_for_more(request))
         return "--release-retained puts nothing to sleep, and cannot be used with the options of a sleep";
-    if (const auto possible = model::check_pause(request); !possible) return possible.error().message;
+    for (const auto& possible : {model::check_pause(request), model::check_live(request)})
+        if (!possible) return possible.error().message;
     return cli::touch_problem(request.on_touch, request.touch_limit);
 }
 
@@ -137,7 +142,7 @@ int main(int argc, char** argv) {
     if (!text.empty()) return cli::usage_error(run.program, text, run.output.json);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
-    request.joint = command.whom.is_joint() && !request.dry_run && !request.release_retained;
+    request.joint = command.whom.is_joint() && !request.dry_run && !request.release_retained && !request.live;
     command.request = std::move(request);
     return cli::run(run);
 }

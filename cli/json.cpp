@@ -23,6 +23,7 @@ OrderedJson to_value(const model::TagReport& tag) {
             {"bytes", tag.bytes},
             {"allocated_bytes", tag.allocated},
             {"resident_bytes", tag.resident},
+            {"host_backed_bytes", tag.host_backed},
             {"kept_bytes", tag.kept},
             {"in_files_bytes", tag.in_files},
             {"dropped_bytes", tag.dropped},
@@ -130,6 +131,7 @@ OrderedJson to_value(const model::Report& report) {
     value["seconds_since_wake"] =
         report.seconds_since_wake ? OrderedJson(*report.seconds_since_wake) : OrderedJson(nullptr);
     value["times"] = to_value(report.times);
+    value["longest_pause_seconds"] = report.longest_pause;
     value["tags"] = to_array(report.tags);
     value["devices"] = to_array(report.devices);
     value["captures"] = report.intercepts;

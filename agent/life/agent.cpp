@@ -15,6 +15,7 @@
 #include "model/environment.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/joint.hpp"
+#include "operations/live_operation.hpp"
 #include "operations/sleep_operation.hpp"
 #include "operations/turn.hpp"
 #include "operations/wake_operation.hpp"
@@ -105,6 +106,7 @@ model::WakeRequest touch_request_of_environment() {
     request.make_room = parsed_setting(environment::k_make_room, "1 or 0", parse_switch).value_or(false);
     if (const auto time = parsed_setting(environment::k_min_awake, k_limit_words, parse_limit))
         request.min_awake = *time;
+    request.live_bytes = 0;
     return request;
 }
 
@@ -371,6 +373,8 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     const auto* request = std::get_if<model::SleepRequest>(&operation);
     if (request && request->host_budget && !request->dry_run) adopt_host_budget(*request->host_budget);
     auto report = guarded([&] {
+        if (request && (request->live || request->live_bytes))
+            return operations::run_live(parts_, *request, progress, asker);
         if (request) {
             operations::Joint joint(request->joint, progress, directives);
             return operations::SleepOperation(parts_, *request, progress, joint, asker).run();

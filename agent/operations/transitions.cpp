@@ -22,7 +22,7 @@ using model::Transition;
 bool changes_nothing(const server::Operation& operation) noexcept {
     if (const auto* wake = std::get_if<model::WakeRequest>(&operation)) return wake->dry_run;
     const auto& sleep = std::get<model::SleepRequest>(operation);
-    return sleep.dry_run || sleep.release_retained;
+    return sleep.dry_run || sleep.release_retained || sleep.live;
 }
 
 /// A sleep may have set no more than how touches are met; a new pause has waited for the GPU.

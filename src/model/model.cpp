@@ -58,6 +58,20 @@ Result<void> check_pause(const SleepRequest& request) {
         "work pass, and cannot be used with what is about contents");
 }
 
+Result<void> check_live(const SleepRequest& request) {
+    auto plain = request;
+    plain.live = plain.dry_run = plain.bounds_all = plain.force = plain.ignore_inhibitors = false;
+    plain.live_bytes.reset();
+    plain.host_budget.reset();
+    plain.tags.clear();
+    plain.timeout = SleepRequest().timeout;
+    if (request.live ? plain == SleepRequest() : !request.live_bytes) return {};
+    return make_error(ErrorCode::invalid_argument, "{}",
+                      request.live
+                          ? "--live puts nothing to sleep, and cannot be used with the options of a sleep"
+                          : "--bytes can be used only with --live");
+}
+
 std::string_view to_string(Retention retention) noexcept {
     switch (retention) {
     case Retention::offload: return "offload";

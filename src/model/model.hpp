@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -160,6 +161,10 @@ struct SleepRequest {
     /// One of several processes that sleep together: once drained, and once all is ready, it waits for a
     /// Directive.
     bool joint = false;
+    /// Nothing sleeps: contents move to host memory at the same addresses, and the program goes on.
+    bool live = false;
+    /// With `live`: until so much of `tags` is there, what was there before among it; unset: all.
+    std::optional<Bytes> live_bytes;
     friend bool operator==(const SleepRequest&, const SleepRequest&) = default;
 };
 
@@ -168,6 +173,9 @@ struct SleepRequest {
 
 /// Refuses a pause that asks for what one cannot do. Errors: invalid_argument.
 [[nodiscard]] Result<void> check_pause(const SleepRequest& request);
+
+/// Refuses a request to run from host memory that asks for what is about a sleep. Errors: invalid_argument.
+[[nodiscard]] Result<void> check_live(const SleepRequest& request);
 
 struct WakeRequest {
     std::vector<std::string> tags; ///< empty means every tag
@@ -185,6 +193,8 @@ struct WakeRequest {
     /// Of a process that sleeps deeply: it comes back to other GPUs. Lists every GPU that the driver sees,
     /// with the one that takes its place; empty: to where it was.
     std::vector<GpuPair> gpus{};
+    /// Of what runs from host memory, how much comes back to the GPU, once all that sleeps is awake.
+    Bytes live_bytes = std::numeric_limits<Bytes>::max();
 };
 
 /// What a command says, while the operation runs, to a process whose request is joint.
@@ -225,6 +235,7 @@ struct TagReport {
     Bytes damaged = 0;         ///< asleep with contents that differ from their seal, or whose file is
     bool needs_refill = false; ///< awake, but dropped in an earlier sleep and not yet reported refilled
     Bytes allocated = 0;       ///< the size that the program requested
+    Bytes host_backed = 0;     ///< awake, in host memory that the GPU uses in place
 };
 
 /// A kind of work that a sleep or a wake consists of.
@@ -375,6 +386,8 @@ struct Report {
     std::string version; ///< of the agent; empty if it is too old to say
     std::vector<std::string> features;    ///< of k_features, or of those of its own version
     std::vector<std::string> directories; ///< of its files of contents, as it sees them, afterwards
+    /// Where contents moved while the program ran: the longest time for which its work was held back.
+    double longest_pause = 0;
 };
 
 /// The progress of an operation. Sent often; losing one is harmless.

@@ -131,14 +131,14 @@ auto fields(Is<model::StatusRequest> auto&) {
     return std::tuple();
 }
 auto fields(Is<model::SleepRequest> auto& r) {
-    return std::tuple(must<1>(r.level), must<2>(r.tags), must<3>(r.keep), must<4>(r.discard),
-                      must<5>(r.require_refill), must<6>(r.dry_run), must<7>(r.timeout),
-                      must<8>(r.bounds_all), must<9>(r.on_touch), must<10>(r.gate), may<11>(r.force),
-                      must<12>(r.touch_limit), must<13>(r.store), must<14>(r.stores), must<15>(r.directory),
-                      may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all),
-                      must<19>(r.release_retained), must<20>(r.only_if_idle), may<21>(r.ignore_inhibitors),
-                      must<22>(r.check_copies), must<23>(r.store_is_named), must<24>(r.host_budget),
-                      must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint));
+    return std::tuple(
+        must<1>(r.level), must<2>(r.tags), must<3>(r.keep), must<4>(r.discard), must<5>(r.require_refill),
+        must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all), must<9>(r.on_touch), must<10>(r.gate),
+        may<11>(r.force), must<12>(r.touch_limit), must<13>(r.store), must<14>(r.stores),
+        must<15>(r.directory), may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all),
+        must<19>(r.release_retained), must<20>(r.only_if_idle), may<21>(r.ignore_inhibitors),
+        must<22>(r.check_copies), must<23>(r.store_is_named), must<24>(r.host_budget), must<25>(r.deep),
+        must<26>(r.min_awake), must<27>(r.joint), must<70>(r.live), must<71>(r.live_bytes));
 }
 auto fields(Is<model::TagStore> auto& s) {
     return std::tuple(must<1>(s.tag), must<2>(s.store));
@@ -149,7 +149,7 @@ auto fields(Is<GpuPair> auto& p) {
 auto fields(Is<model::WakeRequest> auto& r) {
     return std::tuple(must<1>(r.tags), must<2>(r.dry_run), must<3>(r.timeout), must<4>(r.bounds_all),
                       may<5>(r.wait), must<6>(r.order), must<7>(r.make_room), must<8>(r.min_awake),
-                      must<9>(r.joint), must<10>(r.gpus));
+                      must<9>(r.joint), must<10>(r.gpus), must<72>(r.live_bytes));
 }
 auto fields(Is<model::Directive> auto& d) {
     return std::tuple(must<1>(d.kind), must<2>(d.count));
@@ -183,7 +183,7 @@ auto fields(Is<model::Report> auto& r) {
         may<27>(r.inhibited_seconds), may<28>(r.woken_bytes), may<29>(r.woken_seconds),
         may<30>(r.transitions), may<31>(r.deep), may<32>(r.deep_bytes), may<33>(r.seconds_since_wake),
         may<34>(r.group), may<35>(r.deep_refusal), may<64>(r.version), may<65>(r.features),
-        may<66>(r.directories));
+        may<66>(r.directories), may<74>(r.longest_pause));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tuple(may<1>(t.callbacks), may<2>(t.drain), may<3>(t.transfer), may<4>(t.release),
@@ -192,7 +192,8 @@ auto fields(Is<model::PhaseTimes> auto& t) {
 auto fields(Is<model::TagReport> auto& t) {
     return std::tuple(may<1>(t.tag), may<2>(t.device), may<3>(t.policy), may<4>(t.state), may<5>(t.ranges),
                       may<6>(t.bytes), may<7>(t.resident), may<8>(t.kept), may<9>(t.in_files),
-                      may<10>(t.dropped), may<11>(t.damaged), may<12>(t.allocated), may<13>(t.needs_refill));
+                      may<10>(t.dropped), may<11>(t.damaged), may<12>(t.allocated), may<13>(t.needs_refill),
+                      may<73>(t.host_backed));
 }
 auto fields(Is<model::Policy> auto& p) {
     return std::tuple(may<1>(p.retention), may<2>(p.refillable));

@@ -83,6 +83,7 @@ TagReport tag_to_send() {
     tag.damaged = 0x17;
     tag.needs_refill = true;
     tag.allocated = 0x1800000000000001;
+    tag.host_backed = 0x19;
     return tag;
 }
 
@@ -141,6 +142,7 @@ Report report_to_send() {
     report.version = "v";
     report.features = {"f"};
     report.directories = {"d"};
+    report.longest_pause = 2048;
     return report;
 }
 
@@ -150,6 +152,8 @@ Report report_of_7() {
     report.version.clear();
     report.features.clear();
     report.directories.clear();
+    report.longest_pause = 0;
+    report.tags[0].host_backed = 0;
     return report;
 }
 
@@ -182,6 +186,8 @@ SleepRequest sleep_to_send() {
     sleep.deep = true;
     sleep.min_awake = Milliseconds(0x090a);
     sleep.joint = true;
+    sleep.live = true;
+    sleep.live_bytes = 0x0c0d;
     return sleep;
 }
 
@@ -227,14 +233,18 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                                  "148008000000080700000000000015000100000001"
                                  "1680010000000117800100000001"
                                  "1880080000000b0a00000000000019800100000001"
-                                 "1a80080000000a090000000000001b800100000001");
-    check_bytes(wake_to_send(), "03:"
-                                "018005000000010000007702800100000001"
-                                "038008000000060500000000000004800100000001"
-                                "0500080000000807000000000000"
-                                "068005000000010000006f07800100000001"
-                                "0880080000000c0b00000000000009800100000001"
-                                "0a80120000000e0000000180010000006602800100000074");
+                                 "1a80080000000a090000000000001b800100000001"
+                                 "468001000000014780080000000d0c000000000000");
+    auto wake = wake_to_send();
+    wake.live_bytes = 0x0e0f;
+    check_bytes(wake, "03:"
+                      "018005000000010000007702800100000001"
+                      "038008000000060500000000000004800100000001"
+                      "0500080000000807000000000000"
+                      "068005000000010000006f07800100000001"
+                      "0880080000000c0b00000000000009800100000001"
+                      "0a80120000000e0000000180010000006602800100000074"
+                      "4880080000000f0e000000000000");
     check_bytes(Directive{Directive::Kind::let_through, 8}, "06:"
                                                             "0180010000000102800400000008000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
@@ -271,7 +281,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "0200080000000000000000000040"
                 "0300080000000000000000001040"
                 "0400080000000000000000002040"
-                "05000800000000000000000030400d00ac000000a4000000"
+                "05000800000000000000000030400d00ba000000b2000000"
                 "0100020000006b76020004000000feffffff03000e000000"
                 "010001000000020200010000000104000100000002"
                 "0500080000001100000000000000"
@@ -282,6 +292,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "0a00080000001600000000000000"
                 "0b00080000001700000000000000"
                 "0c000800000001000000000000180d000100000001"
+                "4900080000001900000000000000"
                 "000000000e00f7000000f300000001000400000003000000"
                 "020004000000483230300300080000003100000000000000"
                 "0400080000003200000000000000"
@@ -319,7 +330,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "210008000000000000000000904022000100000067"
                 "2300010000007240000100000076"
                 "4100050000000100000066"
-                "4200050000000100000064");
+                "4200050000000100000064"
+                "4a0008000000000000000000a040");
 }
 
 TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {
