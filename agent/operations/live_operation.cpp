@@ -5,6 +5,7 @@
 #include "operations/live_operation.hpp"
 
 #include "base/guard.hpp"
+#include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
@@ -40,9 +41,12 @@ LiveOperation::LiveOperation(Parts& parts, Direction direction, const server::Pr
 }
 
 Result<std::vector<sleep::LivePart>> LiveOperation::plan(const std::vector<std::string>& tags, Bytes bytes) {
-    return parts_.memory.with_lock([&](const LockedMemory& locked) {
+    auto parts = parts_.memory.with_lock([&](const LockedMemory& locked) {
         return guarded([&] { return sleep::plan_live(locked.ledger(), direction_, tags, bytes); });
     });
+    if (parts && !parts->empty() && !intercepts())
+        return make_error(ErrorCode::driver_failed, "{}", k_not_intercepted);
+    return parts;
 }
 
 Result<const driver::MemoryKind*> LiveOperation::kind(int device) {

@@ -115,6 +115,15 @@ TEST_CASE("Live: it is refused, and nothing moves, where it cannot be", "[live]"
     check_intact(without, piece);
     check_no_harm(without);
 
+    Host poor(captured_launch(k_linked, {"GPU_SLEEP_HOST_BUDGET=" + std::to_string(k_piece_bytes)}));
+    const auto large = make_piece(poor, "plain", 2 * k_piece_bytes);
+    const auto too_much = go_live(poor);
+    CHECK(too_much.status == 8);
+    CHECK(too_much.json(k_code_of_error) == "out_of_host_memory");
+    CHECK(host_backed(poor) == 0);
+    check_intact(poor, large);
+    check_no_harm(poor);
+
     Host host(captured_launch(k_linked, {"GPU_SLEEP_SIM_MEMORY=67108864"}));
     const auto other = make_piece(host, "plain", 4 * k_piece_bytes);
     CHECK(go_live(host, {"--tags", "unknown"}).status == 2);
@@ -131,4 +140,22 @@ TEST_CASE("Live: it is refused, and nothing moves, where it cannot be", "[live]"
     CHECK(host_backed(host) == 0);
     check_intact(host, other);
     check_no_harm(host);
+}
+
+TEST_CASE("Live: what runs from host memory is shared as it is, and stays there", "[live]") {
+    Host giver(captured_launch(k_linked));
+    Host taker(captured_launch(k_linked));
+    auto given = make_piece(giver, "plain", k_piece_bytes);
+    REQUIRE(go_live(giver).status == 0);
+    const auto opened =
+        taker.tell("open " + giver.tell("share " + given.number) + " " + std::to_string(k_piece_bytes));
+    const auto number = opened.substr(0, opened.find(' '));
+    CHECK(taker.tell("hash " + number) == given.hash);
+    giver.wake(); // which leaves it
+    given.hash = taker.tell("launch " + number + " 3");
+    check_intact(giver, given);
+    taker.tell("free " + number);
+    giver.tell("free " + given.number);
+    check_no_harm(giver);
+    check_no_harm(taker);
 }
