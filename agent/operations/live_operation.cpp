@@ -153,7 +153,7 @@ Result<Verdict> LiveOperation::carry(sleep::LiveMove& move) {
     GPU_SLEEP_TRY(move.create());
     for (int round = 1;; ++round) {
         GPU_SLEEP_TRY(copy(move));
-        const auto verdict = swap(move, round);
+        auto verdict = swap(move, round);
         if (!verdict || *verdict != Verdict::again) return verdict;
     }
 }

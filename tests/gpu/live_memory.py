@@ -128,8 +128,8 @@ def program(options):
     figures = {"gpu": torch.cuda.get_device_name(0), "bytes": work.bytes, "rounds_a_second": {}}
     speeds = figures["rounds_a_second"]
     speeds["on the GPU"] = speed_of(work, options.seconds)
+    checks = {"right at first": work.is_whole()}  # which takes what memory the check needs, too
     free = torch.cuda.mem_get_info()[0]
-    checks = {}
     for command, words, name in [("gpu-sleep", ["--live", "--tags", "weights"], "out"), ("gpu-wake", [], "back")]:
         report, seconds, longest = while_it_works(work, options.build, command, *words)
         figures[name] = {"seconds": seconds, "longest_pause": report["longest_pause_seconds"], "longest_round": longest,
@@ -152,7 +152,7 @@ def main():
     parser = gpu_commands.parser(__doc__)
     parser.add_argument("--gib", type=float, default=4, help="of weights")
     parser.add_argument("--seconds", type=float, default=2, help="for which the speed is measured")
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds that a piece may hold work back, running work included")
+    parser.add_argument("--pause", type=float, default=0.3, help="seconds that a piece may hold work back, a round under way included")
     parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.program:
