@@ -78,8 +78,9 @@ class Work:
         self._graph.replay()
         self.count += 1
         eager = self._input @ self.weights[0]
-        equal = self._torch.equal
-        self.wrong += not (equal(self._bits(self._output), self._expected) and equal(self._bits(eager), self._bits(self._eager)))
+        is_right = (self._torch.equal(self._bits(self._output), self._expected)
+                    and self._torch.equal(self._bits(eager), self._bits(self._eager)))
+        self.wrong += not is_right
         return time.perf_counter() - start
 
     def is_whole(self):
@@ -152,7 +153,8 @@ def main():
     parser = gpu_commands.parser(__doc__)
     parser.add_argument("--gib", type=float, default=4, help="of weights")
     parser.add_argument("--seconds", type=float, default=2, help="for which the speed is measured")
-    parser.add_argument("--pause", type=float, default=0.3, help="seconds that a piece may hold work back, a round under way included")
+    parser.add_argument("--pause", type=float, default=0.3,
+                        help="seconds that a piece may hold work back, a round under way included")
     parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.program:
