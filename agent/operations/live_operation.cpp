@@ -175,6 +175,7 @@ Result<Verdict> LiveOperation::swap(sleep::LiveMove& move, int round) {
     auto verdict = parts_.memory.with_lock([&](LockedMemory& locked) {
         return transact(parts_.status, locked, [&] { return move.swap(locked.ledger(), round); });
     });
+    if (!verdict) parts_.come_first_at_exit(); // what could not be mapped again sleeps
     settler.settle();
     last_pause_ = Clock::now() - begun;
     report_.longest_pause = std::max(report_.longest_pause, quiet.times.drain + last_pause_.count());
