@@ -2,9 +2,11 @@
 // Copyright the gpu-sleep authors.
 // Programs that run on from host memory: what they do there, how they come back, and what is refused.
 
+#include "deep_machine.hpp"
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
+#include "support/scratch.hpp"
 
 #include <array>
 #include <string>
@@ -158,4 +160,31 @@ TEST_CASE("Live: what runs from host memory is shared as it is, and stays there"
     giver.tell("free " + given.number);
     check_no_harm(giver);
     check_no_harm(taker);
+}
+
+TEST_CASE("Live: what runs from host memory sleeps in files, and survives a fork", "[live]") {
+    const Scratch scratch;
+    Host host(captured_launch(k_linked));
+    const auto piece = make_piece(host, "plain", k_piece_bytes);
+    REQUIRE(go_live(host, {"--tree"}).status == 0);
+    CHECK(host_backed(host) > 0);
+    CHECK(host.tell("fork") == "7");
+    check_intact(host, piece);
+    host.sleep({"--dir", scratch.file("sleep")});
+    CHECK(host.report("tags/0/in_files_bytes") == host.report("tags/0/kept_bytes"));
+    host.wake();
+    CHECK(host_backed(host) == 0);
+    check_intact(host, piece);
+    check_no_harm(host);
+}
+
+TEST_CASE("Live: a program that runs from host memory goes deep, and nothing of a deep one can move",
+          "[live]") {
+    DeepMachine machine;
+    REQUIRE(machine.command("gpu-sleep", {"--live"}).status == 0);
+    machine.fall_asleep();
+    CHECK(machine.command("gpu-sleep", {"--live"}).json(k_code_of_error) == "refused");
+    machine.wake();
+    CHECK(host_backed(machine.host) == 0);
+    machine.expect_works();
 }
