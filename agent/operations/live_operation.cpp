@@ -159,8 +159,20 @@ Result<Verdict> LiveOperation::carry(sleep::LiveMove& move) {
 
 Result<void> LiveOperation::copy(sleep::LiveMove& move) {
     const auto contexts = keep_contexts(true);
-    return parts_.memory.with_lock(
-        [&](LockedMemory& locked) { return guarded([&] { return move.copy(locked.ledger()); }); });
+    const auto slice = [&] {
+        return parts_.memory.with_lock(
+            [&](LockedMemory& locked) { return guarded([&] { return move.copy(locked.ledger()); }); });
+    };
+    auto done = guarded([&]() -> Result<void> {
+        GPU_SLEEP_TRY(move.open());
+        for (;;) {
+            const auto copied = slice();
+            if (!copied) return copied.error();
+            if (*copied) return {};
+        }
+    });
+    move.close();
+    return done;
 }
 
 Result<Verdict> LiveOperation::swap(sleep::LiveMove& move, int round) {
@@ -172,12 +184,14 @@ Result<Verdict> LiveOperation::swap(sleep::LiveMove& move, int round) {
     if (!is_quiet) return is_quiet.error();
     const auto begun = Clock::now();
     auto verdict = parts_.memory.with_lock([&](LockedMemory& locked) {
-        return transact(parts_.status, locked, [&] { return move.swap(locked.ledger(), round); });
+        return transact(parts_.status, locked,
+                        [&] { return move.swap(locked.ledger(), locked.contents(), round); });
     });
     if (!verdict) parts_.come_first_at_exit(); // what could not be mapped again sleeps
     settler.settle();
     last_pause_ = Clock::now() - begun;
-    report_.longest_pause = std::max(report_.longest_pause, quiet.times.drain + last_pause_.count());
+    report_.times.drain += quiet.times.drain;
+    report_.longest_pause = std::max(report_.longest_pause, last_pause_.count());
     return verdict;
 }
 

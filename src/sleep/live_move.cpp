@@ -4,6 +4,7 @@
 
 #include "sleep/live_move.hpp"
 
+#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "sleep/per_device.hpp"
 
@@ -22,6 +23,15 @@ namespace {
 
 /// How long a create of GPU memory that fails is tried again: what was just released is being scrubbed.
 constexpr Milliseconds k_scrub_patience{500};
+
+/// How much is copied before others may have the mutex.
+constexpr std::size_t k_slice_blocks = 64 * k_mib / driver::k_fingerprint_block_bytes;
+
+/// In another context, the kernel may not reach the memory, and the program's context would be lost.
+Result<void> check_entered(const driver::Api& api, const driver::CurrentContext& current) {
+    if (current.status() == CUDA_SUCCESS) return {};
+    return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
+}
 
 } // namespace
 
@@ -42,14 +52,19 @@ LiveMove::LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::
 }
 
 LiveMove::~LiveMove() {
+    // As the process ends, the driver has freed it.
+    const auto has_failed = [](const Result<void>& done) {
+        return !done && done.error().driver_status != CUDA_ERROR_DEINITIALIZED;
+    };
     for (const auto& part : parts_) {
+        const AddressSpan aside{part.aside, part.what.span.bytes};
         if (part.is_mapped_aside)
-            if (const auto unmapped = driver::unmap(api_, {part.aside, part.what.span.bytes}); !unmapped)
-                log::warning("a copy stays mapped: {}", unmapped.error().message);
+            if (const auto done = guarded([&] { return driver::unmap(api_, aside); }); has_failed(done))
+                log::warning("a copy stays mapped: {}", done.error().message);
         if (part.made == 0) continue;
-        if (const auto released = driver::release(api_, part.made); !released)
-            log::warning("range {:#x} has left {} behind: {}", part.what.span.address,
-                         format_bytes(part.what.span.bytes), released.error().message);
+        if (const auto done = guarded([&] { return driver::release(api_, part.made); }); has_failed(done))
+            log::warning("range {:#x} has left {} bytes behind: {}", part.what.span.address, aside.bytes,
+                         done.error().message);
     }
 }
 
@@ -92,17 +107,17 @@ Bytes LiveMove::stale_bytes() const noexcept {
     return sum;
 }
 
-std::vector<driver::FingerprintBlock> LiveMove::stale_blocks(Side side) const {
+std::vector<driver::FingerprintBlock> LiveMove::stale_blocks(std::span<const Block> among, Side side) const {
     std::vector<driver::FingerprintBlock> blocks;
-    for (const auto& block : blocks_)
+    for (const auto& block : among)
         if (block.is_stale && !parts_[block.part].is_gone)
             blocks.push_back({address_of(block, side), block.span.bytes});
     return blocks;
 }
 
-Result<void> LiveMove::copy_stale(driver::DeviceSession& session) {
-    const auto to = stale_blocks(Side::new_one);
-    const auto from = stale_blocks(Side::old_one);
+Result<void> LiveMove::copy_stale(driver::DeviceSession& session, std::span<Block> among) {
+    const auto to = stale_blocks(among, Side::new_one);
+    const auto from = stale_blocks(among, Side::old_one);
     for (std::size_t i = 0; i < from.size();) {
         Bytes bytes = 0;
         const auto first = i;
@@ -111,16 +126,16 @@ Result<void> LiveMove::copy_stale(driver::DeviceSession& session) {
                to[i].address == to[first].address + bytes);
         GPU_SLEEP_TRY(session.copy_within(to[first].address, from[first].address, bytes));
     }
-    const auto seals = session.fingerprint(to);
+    const auto seals = session.fingerprint_aside(to);
     if (!seals) return seals.error();
     GPU_SLEEP_TRY(session.synchronize());
     auto seal = seals->begin();
-    for (auto& block : blocks_)
+    for (auto& block : among)
         if (block.is_stale && !parts_[block.part].is_gone) block.seal = *seal++;
     return {};
 }
 
-Result<std::unique_ptr<driver::DeviceSession>> LiveMove::open() {
+Result<std::unique_ptr<driver::DeviceSession>> LiveMove::new_session() {
     model::DeviceReport now;
     auto session = open_session(api_, kind_.device(), now);
     if (!session) return session;
@@ -132,19 +147,35 @@ void LiveMove::note_steps(driver::DeviceSession& session) noexcept {
     for (std::size_t i = 0; i < steps.size(); ++i) report_.steps[i] += steps[i];
 }
 
-Result<void> LiveMove::copy(Ledger& ledger) {
+Result<void> LiveMove::open() {
+    auto session = new_session();
+    if (!session) return std::move(session).error();
+    session_ = *std::move(session);
+    const auto current = session_->enter();
+    GPU_SLEEP_TRY(check_entered(api_, current));
+    copied_ = 0;
+    return session_->prepare_fingerprints(blocks_.size());
+}
+
+Result<bool> LiveMove::copy(Ledger& ledger) {
     look(ledger);
-    const auto session = open();
-    if (!session) return session.error();
-    const auto current = (*session)->enter();
-    auto copied = copy_stale(**session);
-    note_steps(**session);
-    return copied;
+    const auto current = session_->enter();
+    GPU_SLEEP_TRY(check_entered(api_, current));
+    const auto rest = std::span(blocks_).subspan(copied_);
+    const auto slice = rest.first(std::min(rest.size(), k_slice_blocks));
+    GPU_SLEEP_TRY(copy_stale(*session_, slice));
+    copied_ += slice.size();
+    return copied_ == blocks_.size();
+}
+
+void LiveMove::close() noexcept {
+    if (session_) note_steps(*session_);
+    session_.reset();
 }
 
 Result<std::vector<Fingerprint>> LiveMove::find_stale(driver::DeviceSession& session) {
     for (auto& block : blocks_) block.is_stale = true;
-    const auto found = session.fingerprint(stale_blocks(Side::old_one));
+    const auto found = session.fingerprint(stale_blocks(blocks_, Side::old_one));
     if (!found) return found.error();
     GPU_SLEEP_TRY(session.synchronize());
     std::vector<Fingerprint> changed;
@@ -158,17 +189,18 @@ Result<std::vector<Fingerprint>> LiveMove::find_stale(driver::DeviceSession& ses
     return changed;
 }
 
-Result<Verdict> LiveMove::swap(Ledger& ledger, int round) {
+Result<Verdict> LiveMove::swap(Ledger& ledger, contents::Contents& contents, int round) {
     look(ledger);
     Bytes bytes = 0;
     for (const auto& part : parts_) bytes += part.is_gone ? 0 : part.what.span.bytes;
     if (bytes == 0) return Verdict::move; // all of it is gone
-    const auto session = open();
+    const auto session = new_session();
     if (!session) return session.error();
     const auto current = (*session)->enter();
+    GPU_SLEEP_TRY(check_entered(api_, current));
     auto verdict = compare(**session, bytes, round);
     if (verdict && *verdict == Verdict::move)
-        if (auto exchanged = exchange(); !exchanged) verdict = std::move(exchanged).error();
+        if (auto exchanged = exchange(contents); !exchanged) verdict = std::move(exchanged).error();
     note_steps(**session);
     return verdict;
 }
@@ -178,7 +210,7 @@ Result<Verdict> LiveMove::compare(driver::DeviceSession& session, Bytes bytes, i
     if (!changed) return changed.error();
     const auto verdict = judge_round(stale_bytes(), bytes, round);
     if (verdict != Verdict::move) return verdict;
-    GPU_SLEEP_TRY(copy_stale(session));
+    GPU_SLEEP_TRY(copy_stale(session, blocks_));
     auto now = changed->begin();
     for (const auto& block : blocks_)
         if (block.is_stale && !parts_[block.part].is_gone && block.seal != *now++)
@@ -221,7 +253,7 @@ Result<void> LiveMove::show(const Neighbours& some, Side side) {
     return driver::set_access(api_, span_of(some), parts_[some.first].backing->access);
 }
 
-Result<void> LiveMove::exchange() {
+Result<void> LiveMove::exchange(contents::Contents& contents) {
     const auto all = neighbours(); // what takes memory comes first
     for (auto& part : parts_)
         if (!part.is_gone) part.old_handle = part.backing->handle;
@@ -233,24 +265,30 @@ Result<void> LiveMove::exchange() {
         }
         return {};
     };
-    auto done = forth();
+    auto done = guarded(forth);
+    const auto can_show = [&](const Neighbours& some, Side side) {
+        return guarded([&] { return show(some, side); }).has_value();
+    };
     if (!done)
-        for (const auto& some : all) {
-            // Both sides hold the same: whichever can be had.
-            if (show(some, Side::old_one) || show(some, Side::new_one)) continue;
-            log::error("range {:#x} can be mapped no more: it sleeps now, and a wake maps it",
-                       parts_[some.first].what.span.address);
-            for (auto i = some.first; i < some.last; ++i) {
-                auto& backing = *parts_[i].backing;
-                Ledger::move(backing, model::Residence::kept);
-                backing.holds_contents = true;
-            }
-        }
+        for (const auto& some : all) // both sides hold the same: whichever can be had
+            if (!can_show(some, Side::old_one) && !can_show(some, Side::new_one))
+                put_to_sleep(some, contents);
     note();
     return done;
 }
 
-void LiveMove::note() {
+void LiveMove::put_to_sleep(const Neighbours& some, contents::Contents& contents) noexcept {
+    for (auto i = some.first; i < some.last; ++i) {
+        auto& backing = *parts_[i].backing;
+        Ledger::move(backing, model::Residence::kept);
+        backing.holds_contents = true;
+        contents.forget(std::exchange(backing.kept, {}).range); // the program may have written since
+    }
+    log::error("range {:#x} can be mapped no more: it sleeps now, and a wake maps it",
+               parts_[some.first].what.span.address);
+}
+
+void LiveMove::note() noexcept {
     for (auto& part : parts_) {
         if (part.is_gone) continue;
         part.backing->mapped = part.is_mapped;

@@ -42,9 +42,13 @@ Result<Verdict> move(
         if (!kind) return kind.error();
         sleep::LiveMove moved(fixture.api(), *kind, piece);
         GPU_SLEEP_TRY(moved.create());
-        GPU_SLEEP_TRY(moved.copy(fixture.ledger()));
+        auto copied = Result<bool>(false);
+        if (const auto opened = moved.open(); !opened) copied = opened.error();
+        while (copied && !*copied) copied = moved.copy(fixture.ledger());
+        moved.close();
+        if (!copied) return std::move(copied).error();
         meanwhile();
-        last = moved.swap(fixture.ledger(), round);
+        last = moved.swap(fixture.ledger(), fixture.engine().contents(), round);
     }
     return last;
 }
@@ -155,11 +159,37 @@ TEST_CASE("Live: without host memory that can be mapped, nothing moves", "[live]
 
 TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
     EngineFixture fixture;
-    fixture.add(0, "weights", 2 * k_mib);
-    sim_corrupt_copy("cuMemcpyDtoDAsync", 1); // whatever was copied wrongly is copied again
-    REQUIRE(move(
-                fixture, Direction::to_host, [] {}, sleep::k_most_rounds)
-                .has_value());
+    fixture.add(0, "weights", 64 * k_mib);
+    const auto before = sim_live_objects();
+    sim_corrupt_copy("cuMemcpyDtoDAsync", 1);
+    const auto change = [&] {
+        fixture.fill(0, {k_mib, 10}, 7);
+        sim_corrupt_copy("cuMemcpyDtoDAsync", 1); // the copy of the change
+    };
+    const auto moved = move(fixture, Direction::to_host, change);
+    REQUIRE_FALSE(moved);
+    CHECK(moved.error().code == ErrorCode::damaged);
+    CHECK(fixture.state() == State::awake);
+    CHECK(host_backed(fixture) == 0);
+    CHECK(fixture.all_intact());
+    CHECK(sim_live_objects().handles == before.handles);
+}
+
+TEST_CASE("Live: what sleeps because it cannot be mapped has its own contents, not what was retained",
+          "[live]") {
+    sleep::Engine::Options options{2, 0};
+    options.retained = 64 * k_mib;
+    EngineFixture fixture(options);
+    add_some(fixture);
+    REQUIRE(fixture.sleep(level(1)));
+    REQUIRE(fixture.wake());
+    fixture.change(0, k_mib);
+    const auto break_maps = [] { sim_fail("cuMemMap", 1, CUDA_ERROR_UNKNOWN, SIM_FOREVER); };
+    REQUIRE_FALSE(move(fixture, Direction::to_host, break_maps));
+    sim_clear();
+    CHECK(fixture.state() == State::partial);
+    REQUIRE(fixture.wake());
+    CHECK(fixture.state() == State::awake);
     CHECK(fixture.all_intact());
 }
 
@@ -182,6 +212,7 @@ TEST_CASE("Live: a move survives the failure of every driver call", "[sweep][liv
         const auto moved = with_driver_failure(
             call, failed, [&] { return move(fixture, direction); }, 999, lasts);
         INFO(failed);
+        fixture.await_devices();
         failures += !moved;
         lost += lasts == SIM_FOREVER ? 16
                                      : failed.find("Release") != std::string_view::npos ||
