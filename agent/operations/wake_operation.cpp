@@ -224,7 +224,14 @@ Result<Report> WakeOperation::wake_all() {
         return error;
     }
     note_speed();
-    GPU_SLEEP_TRY(bring_back_live());
+    const bool has_woken = report_.changed;
+    if (auto back = bring_back_live(); !back) {
+        if (!has_woken) return std::move(back).error();
+        ignoring_errors([&] {
+            report_.notes.push_back(
+                fmt::format("what runs from host memory stays there: {}", back.error().message));
+        });
+    }
     complete_report();
     return std::move(report_);
 }

@@ -46,6 +46,7 @@ void LockedMemory::add_mapping(const OwnMapping& mapping) {
 ledger::Backing LockedMemory::remove_mapping(driver::DeviceAddress address) {
     auto backing = ledger_.remove(address);
     contents().forget(std::exchange(backing.kept, {}).range);
+    if (backing.host_backed) static_cast<void>(engine().count_host_backed());
     return backing;
 }
 

@@ -43,6 +43,12 @@ TEST_CASE("Live: a program runs on from host memory, and its memory comes back",
     const auto replayed = host.tell("replay 0");
     pieces[0].hash = replayed;
     const auto awake = free_bytes(host);
+    const auto queries = [&] {
+        std::vector<std::string> answers;
+        for (const auto& piece : pieces) answers.push_back(host.tell("query " + piece.number + " 0"));
+        return answers;
+    };
+    const auto asked = queries();
     const auto rehearsed = go_live(host, {"--dry-run"});
     REQUIRE(rehearsed.status == 0);
     CHECK_THAT(rehearsed.out, mentions("would move to host memory in about"));
@@ -58,6 +64,7 @@ TEST_CASE("Live: a program runs on from host memory, and its memory comes back",
     CHECK_THAT(host.command("gpu-ps").out, mentions("host (running)"));
     CHECK(free_bytes(host) + k_rounding >= empty);
     for (const auto& piece : pieces) check_intact(host, piece);
+    CHECK(queries() == asked);
     CHECK(host.tell("replay 0") == replayed);
     for (auto& piece : pieces) piece.hash = host.tell("launch " + piece.number + " 3");
     CHECK(go_live(host).json("/processes/0/report/changed") == "false");
@@ -95,6 +102,7 @@ TEST_CASE("Live: what runs from host memory sleeps, is freed and is mapped elsew
     CHECK(host_backed(host) > 0);
     host.wake({"--live-bytes", "0"});
     CHECK(host.state() == "awake");
+    host.tell("wake_self"); // brings back what the program put to sleep
     CHECK(host_backed(host) > 0);
     for (const auto& piece : pieces) check_intact(host, piece);
     for (const auto& piece : pieces) host.tell("free " + piece.number);
