@@ -137,6 +137,7 @@ model::WakeRequest own_wake(const char* tags, uint32_t wait_ms, uint32_t timeout
     model::WakeRequest request;
     request.tags = split_tags(tags);
     request.wait = Milliseconds(wait_ms);
+    request.live_bytes = 0; // whoever moved it brings it back
     request.bounds_all = timeout_ms != 0;
     if (timeout_ms != 0) request.timeout = Milliseconds(timeout_ms);
     return request;

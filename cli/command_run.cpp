@@ -53,15 +53,17 @@ std::string_view purpose(const protocol::Request& request, ErrorCode failure) no
     if (failure == ErrorCode::outcome_unknown)
         return wakes ? "say whether {} is awake" : "say whether {} is asleep";
     if (std::holds_alternative<model::ReleaseRequest>(request)) return "have {} give back what it retains";
+    if (std::holds_alternative<model::LiveRequest>(request)) return "have {} run on from host memory";
     if (const auto* const sleep = model::sleep_in(request); sleep && sleep->level == model::Level::pause)
         return "pause {}";
     return wakes ? "wake {}" : "put {} to sleep";
 }
 
-/// The sleep that is asked for; of a release, one of nothing; null for a wake.
+/// The sleep that is asked for; one of nothing where nothing sleeps; null for a wake.
 const model::SleepRequest* sleep_of(const protocol::Request& request) {
     static const model::SleepRequest nothing;
-    return std::holds_alternative<model::ReleaseRequest>(request) ? &nothing : model::sleep_in(request);
+    const auto* const sleep = model::sleep_in(request);
+    return sleep || std::holds_alternative<model::WakeRequest>(request) ? sleep : &nothing;
 }
 
 /// Says what becomes of each process: failures on standard error, what was done on standard output. Not
@@ -93,7 +95,7 @@ public:
         has_told_ = true;
         if (is_silent_) return;
         print(outcome.by_driver ? render_driver_operation(outcome.process, numbers_.in(report))
-                                : render_operation(outcome.process, numbers_.in(report), sleep_));
+                                : render_operation(outcome.process, numbers_.in(report), sleep_, is_live_));
     }
 
     /// Says what all come to, and that there was nothing to do if nothing was told; or prints all as JSON.
@@ -120,6 +122,7 @@ private:
 
     const CommandRun& run_;
     const model::SleepRequest* const sleep_ = sleep_of(run_.command.request);
+    const bool is_live_ = std::holds_alternative<model::LiveRequest>(run_.command.request);
     const bool is_silent_ = run_.output.json || run_.output.quiet; ///< on standard output, in words
     ProgressBar bar_;
     control::GpuNumbers numbers_;

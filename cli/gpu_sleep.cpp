@@ -25,6 +25,8 @@ struct Typed {
     cli::CommandRun run{"gpu-sleep"};
     model::SleepRequest request;
     bool releases = false;
+    bool runs_on = false;
+    std::optional<Bytes> live_bytes;
     std::optional<Milliseconds> timeout;
     cli::TypedStores stores;
 };
@@ -57,6 +59,10 @@ usage::Table table_of(Typed& typed) {
             "Fail, and change nothing, if a tag would be dropped that the program cannot refill"},
            {"--yes", usage::flag(run.accepts_losses),
             "Do not ask or warn before dropping what the program cannot refill"},
+           {"--live", usage::flag(typed.runs_on),
+            "Put nothing to sleep: have the program run on from host memory, slower"},
+           {"--bytes", usage::size(typed.live_bytes),
+            "How much of it is to be in host memory (default: all; with --live)"},
            usage::brief({"--deep", usage::flag(request.deep), "Also free what the CUDA driver holds for it"}),
            usage::brief({"--engine", usage::choice("agent|driver|auto", set_engine),
                          "driver: for a process without an agent; slower"})}},
@@ -104,13 +110,20 @@ bool asks_for_more(model::SleepRequest request) {
     return request != model::SleepRequest();
 }
 
+/// Whether more is asked for than what is told to a move to host memory, too.
+bool asks_for_sleep(model::SleepRequest request) {
+    request.tags.clear();
+    request.force = request.ignore_inhibitors = false;
+    return asks_for_more(std::move(request));
+}
+
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Typed& typed) {
     const auto& request = typed.request;
     const bool is_by_agent = typed.run.command.engine == Engine::agent;
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
-    if (!is_by_agent && (asks_for_more(request) || typed.releases))
+    if (!is_by_agent && (asks_for_more(request) || typed.releases || typed.runs_on))
         return "--engine driver and --engine auto put all of a process to sleep, in host memory, and cannot "
                "be used with options that ask for anything else";
     if (request.deep && (!request.tags.empty() || request.gate == model::GateMode::checked))
@@ -118,6 +131,9 @@ std::string problem(const Typed& typed) {
                "with --tags or --gate checked";
     if (typed.releases && asks_for_more(request))
         return "--release-retained puts nothing to sleep, and cannot be used with the options of a sleep";
+    if (typed.runs_on && (typed.releases || asks_for_sleep(request)))
+        return "--live puts nothing to sleep, and cannot be used with the options of a sleep";
+    if (typed.live_bytes && !typed.runs_on) return "--bytes can be used only with --live";
     if (const auto possible = model::check_pause(request); !possible) return possible.error().message;
     return cli::touch_problem(request.on_touch, request.touch_limit);
 }
@@ -126,7 +142,7 @@ std::string problem(const Typed& typed) {
 
 int main(int argc, char** argv) {
     Typed typed;
-    auto& [run, request, releases, timeout, stores] = typed;
+    auto& [run, request, releases, runs_on, live_bytes, timeout, stores] = typed;
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
     auto& command = run.command;
     const bool is_by_agent = command.engine == Engine::agent;
@@ -141,8 +157,12 @@ int main(int argc, char** argv) {
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
     request.joint = command.whom.is_joint() && !request.dry_run;
+    const model::Terms& terms = request;
     if (releases)
-        command.request = model::ReleaseRequest{static_cast<const model::Terms&>(request)};
+        command.request = model::ReleaseRequest{terms};
+    else if (runs_on)
+        command.request = model::LiveRequest{terms, request.tags, live_bytes.value_or(model::k_all_bytes),
+                                             request.force, request.ignore_inhibitors};
     else
         command.request = std::move(request);
     return cli::run(run);

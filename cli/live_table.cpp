@@ -55,10 +55,13 @@ Row row_of(const control::Outcome& outcome) {
     row.is_asleep = !model::is_resident(report->state);
     if (!report->name.empty()) row.name = report->name;
     row.idle = report->idle_seconds;
-    for (const auto& tag : report->tags) row.gpu += tag.resident;
+    row.host = report->host_bytes + report->retained_bytes;
+    for (const auto& tag : report->tags) {
+        row.gpu += tag.resident;
+        row.host += tag.host_backed;
+    }
     if (outcome.by_driver)
         for (const auto& device : report->devices) row.gpu += device.released;
-    row.host = report->host_bytes + report->retained_bytes;
     row.files = report->file_bytes;
     return row;
 }

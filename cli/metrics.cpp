@@ -182,6 +182,7 @@ void add_memory(Metrics& metrics, const Labels& whose, const Report& report) {
     for (const auto& tag : report.tags) {
         const auto labels = whose.with("gpu", gpu_of(tag.device)).with("tag", tag.tag);
         metrics.memory.add(labels.with("place", "gpu"), tag.resident);
+        metrics.memory.add(labels.with("place", "host_running"), tag.host_backed);
         for (const auto store : model::k_stores)
             metrics.memory.add(labels.with("place", model::to_string(store)), model::kept_in(tag, store));
         metrics.dropped.add(labels, tag.dropped);

@@ -58,7 +58,7 @@ bool only_relocates(const Report& report) {
            });
 }
 
-std::string headline(const control::Process& process, const Report& report) {
+std::string headline(const control::Process& process, const Report& report, bool is_live) {
     const auto subject = fmt::format("{} {}", process.pid, label(process, report));
     const bool sleeps = report.operation == Operation::sleep;
     const auto level = sleeps && report.level != model::Level::pause // beside which other levels may sleep
@@ -67,8 +67,11 @@ std::string headline(const control::Process& process, const Report& report) {
     if (report.dry_run && only_relocates(report))
         return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
     if (report.dry_run && !report.devices.empty())
-        return fmt::format("{} would {}{}; nothing was changed:\n", subject, sleeps ? "sleep" : "wake",
-                           level);
+        return fmt::format("{} would {}{}; nothing was changed:\n", subject,
+                           is_live  ? "run on"
+                           : sleeps ? "sleep"
+                                    : "wake",
+                           is_live ? "" : level);
     if (rehearses_pause(report) && sleeps)
         return fmt::format("{} would be paused, which frees nothing; nothing was changed:\n", subject);
     if (report.dry_run && !sleeps && (report.deep || rehearses_pause(report)))
@@ -90,8 +93,8 @@ std::string headline(const control::Process& process, const Report& report) {
 } // namespace
 
 std::string render_operation(const control::Process& process, const Report& report,
-                             const model::SleepRequest* request) {
-    auto text = headline(process, report);
+                             const model::SleepRequest* request, bool is_live) {
+    auto text = headline(process, report, is_live);
     if (!report.devices.empty() && !only_relocates(report)) text += device_table(report).text(2);
     if (const auto bytes = relocated(report); bytes != 0)
         text += fmt::format("  {} {} of kept contents to another store\n",

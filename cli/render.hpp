@@ -14,9 +14,10 @@
 namespace gpu_sleep::cli {
 
 /// What a sleep or a wake did, or would do: a line, a table of devices, and notes. `request`: the sleep that
-/// was asked for, if that is known.
+/// was asked for, if that is known; `is_live`: what was asked for is a move to host memory.
 [[nodiscard]] std::string render_operation(const control::Process& process, const model::Report& report,
-                                           const model::SleepRequest* request = nullptr);
+                                           const model::SleepRequest* request = nullptr,
+                                           bool is_live = false);
 
 /// The same where the driver did it, which knows no tags.
 [[nodiscard]] std::string render_driver_operation(const control::Process& process,

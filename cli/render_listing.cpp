@@ -26,7 +26,7 @@ std::string where(const TagReport& tag) {
         std::string_view name;
         Bytes bytes;
     };
-    std::vector<Place> places{{"GPU", tag.resident}};
+    std::vector<Place> places{{"GPU", tag.resident}, {"host (running)", tag.host_backed}};
     for (const auto store : model::k_stores)
         places.push_back({model::to_string(store), model::kept_in(tag, store)});
     places.push_back({"dropped", tag.dropped});
@@ -57,6 +57,7 @@ struct Sums {
             devices.insert(tag.device);
             all.bytes += tag.bytes;
             all.resident += tag.resident;
+            all.host_backed += tag.host_backed;
             all.kept += tag.kept;
             all.in_files += tag.in_files;
             all.dropped += tag.dropped;

@@ -39,9 +39,12 @@ bool take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, M
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (!mapping.in_ledger) return true;
     if (sleeps(memory, address, mapping)) return false;
-    const auto real = memory.remove_mapping(address);
+    const auto removed = memory.remove_mapping(address);
     mapping.in_ledger = false;
-    if (auto* handle = find_handle(all, mapping.handle)) handle->real = real;
+    if (auto* handle = find_handle(all, mapping.handle)) {
+        handle->real = removed.handle;
+        handle->host_backed = removed.host_backed;
+    }
     static_cast<void>(immortal<Allocations>().take(address));
     return true;
 }

@@ -26,6 +26,7 @@ struct Mapping {
 
 struct Handle {
     CUmemGenericAllocationHandle real = 0; ///< the driver's, unless the ledger has it
+    bool host_backed = false;              ///< that is host memory, to which it was moved
     Bytes bytes = 0;
     CUmemAllocationProp properties{};
     unsigned references = 0;

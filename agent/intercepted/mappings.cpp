@@ -38,7 +38,8 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     }
     const auto tag = choose_tag(mapping.bytes);
     if (!tag) return;
-    memory.add_mapping({address, mapping.bytes, *tag, device, mapping.access, handle->real});
+    memory.add_mapping(
+        {address, mapping.bytes, *tag, device, mapping.access, handle->real, handle->host_backed});
     mapping.in_ledger = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
     immortal<Allocations>().add(

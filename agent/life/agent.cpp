@@ -15,6 +15,7 @@
 #include "model/environment.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/joint.hpp"
+#include "operations/live_operation.hpp"
 #include "operations/release.hpp"
 #include "operations/sleep_operation.hpp"
 #include "operations/turn.hpp"
@@ -85,6 +86,18 @@ Bytes retained_of_environment() {
         .value_or(std::numeric_limits<Bytes>::max());
 }
 
+/// The tags that it is for; null of a release, which is for all.
+const std::vector<std::string>* tags_of(const server::Operation& operation) noexcept {
+    return std::visit(
+        [](const auto& request) -> const std::vector<std::string>* {
+            if constexpr (requires { request.tags; })
+                return &request.tags;
+            else
+                return nullptr;
+        },
+        operation);
+}
+
 /// Host memory that all processes of this user may hold together, whatever a request allows.
 std::optional<Bytes> host_budget_of_environment() {
     return parsed_setting(model::environment::k_host_budget, "a number of bytes", parse_count<Bytes>);
@@ -107,6 +120,7 @@ model::WakeRequest touch_request_of_environment() {
     request.make_room = parsed_setting(environment::k_make_room, "1 or 0", parse_switch).value_or(false);
     if (const auto time = parsed_setting(environment::k_min_awake, k_limit_words, parse_limit))
         request.min_awake = *time;
+    request.live_bytes = 0;
     return request;
 }
 
@@ -384,6 +398,8 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
     auto report = guarded([&] {
         if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))
             return operations::release(parts_, *release, progress);
+        if (const auto* const live = std::get_if<model::LiveRequest>(&operation))
+            return operations::run_live(parts_, *live, progress, asker);
         if (sleep) {
             operations::Joint joint(sleep->joint, progress, directives);
             if (const auto* const idle = std::get_if<model::IdleSleepRequest>(&operation))
@@ -398,10 +414,9 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
         return operations::WakeOperation(parts_, wake, progress, joint, since).run();
     });
     if (report) return *std::move(report);
-    const std::vector<std::string> all; // an empty one, which takes no memory
-    const auto* const wake = std::get_if<model::WakeRequest>(&operation);
-    const auto& tags = sleep ? sleep->tags : wake ? wake->tags : all;
-    return model::Failure{as_it_ends(std::move(report).error()), memory_.state(tags)};
+    const auto* const tags = tags_of(operation);
+    const auto state = tags ? memory_.state(*tags) : memory_.state();
+    return model::Failure{as_it_ends(std::move(report).error()), state};
 }
 
 void Agent::adopt_host_budget(Bytes most) {

@@ -169,6 +169,7 @@ void StopWatch::wake() {
     model::WakeRequest request;
     request.tags = slept_;
     request.wait = k_for_good;
+    request.live_bytes = 0;
     const auto outcome = agent_.run(request, [](const model::Progress&) { return !g_stops.load(); });
     const auto* const failure = std::get_if<model::Failure>(&outcome);
     if (!failure) return slept_.clear();

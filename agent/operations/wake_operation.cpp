@@ -9,6 +9,7 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
+#include "operations/live_operation.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
 
@@ -223,8 +224,24 @@ Result<Report> WakeOperation::wake_all() {
         return error;
     }
     note_speed();
+    const bool has_woken = report_.changed;
+    if (auto back = bring_back_live(); !back) {
+        if (!has_woken) return std::move(back).error();
+        ignoring_errors([&] {
+            report_.notes.push_back(
+                fmt::format("what runs from host memory stays there: {}", back.error().message));
+        });
+    }
     complete_report();
     return std::move(report_);
+}
+
+Result<void> WakeOperation::bring_back_live() {
+    if (request_.live_bytes == 0) return {};
+    const auto deadline = request_.bounds_all ? deadline_ : Clock::time_point::max();
+    LiveOperation move(parts_, sleep::Direction::to_device, progress_, deadline, false, report_);
+    return request_.dry_run ? move.rehearse(request_.tags, request_.live_bytes)
+                            : move.run(request_.tags, request_.live_bytes);
 }
 
 Result<Report> wake_alone(Parts& parts, const model::WakeRequest& request,

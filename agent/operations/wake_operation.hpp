@@ -48,6 +48,8 @@ private:
     void add(model::Report&& part);
     /// For whoever asks how long another wake would take.
     void note_speed();
+    /// Of what runs from host memory, as much as was asked for. Errors: those of LiveOperation::run().
+    [[nodiscard]] Result<void> bring_back_live();
     /// Files that could not be removed, and how all stands.
     void complete_report();
 

@@ -39,19 +39,22 @@ void LockedMemory::add_mapping(const OwnMapping& mapping) {
     backing.access = mapping.access;
     backing.mapped = true;
     backing.handle = mapping.handle;
+    backing.host_backed = mapping.host_backed;
     ledger_.add(std::move(backing));
 }
 
-driver::PhysicalMemory::Handle LockedMemory::remove_mapping(driver::DeviceAddress address) {
-    const auto backing = ledger_.remove(address);
-    contents().forget(backing.kept.range);
-    return backing.handle;
+ledger::Backing LockedMemory::remove_mapping(driver::DeviceAddress address) {
+    auto backing = ledger_.remove(address);
+    contents().forget(std::exchange(backing.kept, {}).range);
+    if (backing.host_backed) static_cast<void>(engine().count_host_backed());
+    return backing;
 }
 
 Result<void> LockedMemory::sleep(const model::SleepRequest& request, const sleep::Control& control,
                                  model::Report& report, sleep::Engine::Scope scope,
                                  sleep::Engine::Spill spill) {
     auto slept = guarded([&] { return engine().sleep(request, control, report, scope, spill); });
+    if (slept && report.changed) static_cast<void>(engine().count_host_backed());
     if (slept && report.changed && scope == sleep::Engine::Scope::all) state_since_ = Clock::now();
     return slept;
 }

@@ -51,11 +51,12 @@ public:
         int device = 0;
         driver::DeviceMask access = 0;
         driver::PhysicalMemory::Handle handle = 0;
+        bool host_backed = false;
     };
     /// From now on it can sleep, and its handle may change.
     void add_mapping(const OwnMapping& mapping);
-    /// Takes out what begins at `address`, which is awake. Returns its handle.
-    driver::PhysicalMemory::Handle remove_mapping(driver::DeviceAddress address);
+    /// Takes out what begins at `address`, which is awake, and returns it with its handle.
+    ledger::Backing remove_mapping(driver::DeviceAddress address);
 
     /// Those of the engine, guarded, after which reports tell since when all is as it is. A wake, of whatever
     /// tags, also ends a pause.

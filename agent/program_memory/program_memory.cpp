@@ -94,10 +94,12 @@ Result<void> ProgramMemory::free(driver::DeviceAddress address) {
     const auto* backing = locked_.ledger().find(address);
     const auto span = backing && backing->is_asleep() ? gate::Named::Span{backing->address, backing->end()}
                                                       : gate::Named::Span{};
+    const bool is_host_backed = backing && backing->host_backed;
     auto sharing = shared_.withdraw(address);
     auto freed = storage_->heap.free(address);
     if (!freed) return std::move(freed).error();
     sharing.end();
+    if (is_host_backed) static_cast<void>(storage_->engine.count_host_backed());
     storage_->engine.contents().forget(freed->kept);
     if (span.end != 0 && !locked_.ledger().find(address)) gate::Gate::instance().forget(span);
     return {};
@@ -123,7 +125,7 @@ driver::DeviceMask ProgramMemory::devices_at(driver::DeviceAddress address) {
 bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
     const MutexLock lock(mutex_);
     auto* const backing = locked_.ledger().find(address);
-    if (!backing || backing->stay_reason || backing->is_asleep()) return false;
+    if (!backing || backing->stay_reason || backing->is_asleep() || backing->host_backed) return false;
     if (!backing->preserved.empty())
         ledger::Ledger::forget_preserved(*backing, {address - backing->address, bytes});
     return true;
@@ -218,6 +220,8 @@ Result<void> ProgramMemory::keep_on_gpu(driver::DeviceAddress address) {
     const auto place = locate_span(address, 1);
     if (!place) return place.error();
     if (place->backing->is_asleep()) return make_error(ErrorCode::refused, "{:#x} sleeps", address);
+    if (place->backing->host_backed)
+        return make_error(ErrorCode::refused, "{:#x} runs from host memory", address);
     locked_.make_stay(place->backing->address, "the program keeps it on the GPU");
     return {};
 }

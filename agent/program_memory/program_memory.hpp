@@ -123,7 +123,7 @@ public:
     /// The devices that may use the range that holds `address`; none where it sleeps, or there is none.
     [[nodiscard]] driver::DeviceMask devices_at(driver::DeviceAddress address);
     /// Takes a freed part of a range for a new allocation: nothing in it is preserved any more. False if the
-    /// range sleeps, or has to stay on the GPU.
+    /// range sleeps, runs from host memory, or has to stay on the GPU.
     [[nodiscard]] bool reuse(driver::DeviceAddress address, Bytes bytes);
 
     /// See the functions of the same purpose in gpu_sleep.h.

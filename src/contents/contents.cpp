@@ -282,6 +282,13 @@ Result<void> Contents::await_share(Bytes bytes, ProgressCounter& progress) {
     return store::HostAccount::own().await(bytes, progress.host_patience(), [&] { return progress.add(0); });
 }
 
+Result<void> Contents::count_host_backed(Bytes bytes) {
+    const auto counted = host_backed_.bytes();
+    if (bytes > counted) return host_backed_.take(store::HostAccount::own(), bytes - counted);
+    if (bytes < counted) host_backed_.give(counted - bytes);
+    return {};
+}
+
 Bytes Contents::trim_retained(Bytes most) noexcept {
     Bytes prepared = 0;
     if (host_.prepared() > 0 && retained() > most) {

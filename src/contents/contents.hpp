@@ -13,6 +13,7 @@
 #include "contents/pinner.hpp"
 #include "driver/api.hpp"
 #include "model/model.hpp"
+#include "store/host_account.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -106,6 +107,10 @@ public:
     /// Gives up what is prepared, and then forgets what is retained, the oldest first, until `most` or less
     /// is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;
+    /// Counts `bytes` of host memory that hold contents of what is awake, in place of what was counted
+    /// before, among what the user's processes hold together. Errors: out_of_host_memory (too much: as
+    /// before).
+    [[nodiscard]] Result<void> count_host_backed(Bytes bytes);
     // Host memory that is ready before there is anything to keep: the next sleep takes it. Counts as
     // retained, and is given back like that.
     [[nodiscard]] Bytes prepared(int device) const noexcept { return host_.prepared(device); }
@@ -192,6 +197,7 @@ private:
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
     Batches retired_;
+    store::HostShare host_backed_;
     Bytes retained_ = 0;     ///< contents of the ranges that are
     Bytes kept_in_host_ = 0; ///< contents of all other ranges, in host memory
     Bytes retained_limit_;

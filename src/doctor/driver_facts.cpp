@@ -16,7 +16,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuSetup, index, uuid, name, is_persistent, i
                                    max_link_width)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setup, driver_version, gpus)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DeviceCapabilities, device, name, uuid, compute_major, compute_minor,
-                                   has_virtual_memory, uses_mps, total)
+                                   has_virtual_memory, uses_mps, total, maps_host_memory)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Capabilities, cuda_version, has_checkpoint, devices)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LinkSpeed, to_host, to_device)
 } // namespace gpu_sleep::driver

@@ -191,6 +191,17 @@ Findings judge_checkpoint(const MachineFacts& machine) {
     return {ok("the driver can checkpoint processes without an agent, and restore them on another GPU")};
 }
 
+Findings judge_host_backing(const MachineFacts& machine) {
+    Findings findings;
+    if (!machine.capabilities) return findings;
+    for (const auto& gpu : machine.capabilities->devices)
+        if (!gpu.maps_host_memory)
+            findings.push_back(
+                warn(fmt::format("GPU {}: the driver maps no host memory at its addresses", gpu.device),
+                     "gpu-sleep --live, which has programs run on from there, is refused"));
+    return findings;
+}
+
 Findings judge_persistence(const MachineFacts& machine) {
     if (!machine.setup || machine.setup->gpus.empty()) return {};
     const auto without = list_of(*machine.setup, [](const auto& gpu) { return !gpu.is_persistent; });
@@ -327,6 +338,7 @@ constexpr std::array k_machine_checks = {
     MachineCheck{"mig", "MIG", judge_mig},
     MachineCheck{"mps", "MPS", judge_mps},
     MachineCheck{"checkpoint", "checkpoint", judge_checkpoint},
+    MachineCheck{"host_backing", "running on", judge_host_backing},
     MachineCheck{"ptrace", "permission", judge_ptrace},
     MachineCheck{"link", "link", judge_link},
     MachineCheck{"host_memory", "host memory", judge_memory},

@@ -69,6 +69,7 @@ namespace gpu_sleep::driver {
     X(cuMemHostUnregister)                                                                                   \
     X(cuMemcpyDtoHAsync)                                                                                     \
     X(cuMemcpyHtoDAsync)                                                                                     \
+    X(cuMemcpyDtoDAsync)                                                                                     \
     X(cuMemsetD8Async)
 
 /// Functions that older drivers lack; null there.

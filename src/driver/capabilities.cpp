@@ -6,6 +6,7 @@
 
 #include "driver/checkpoint.hpp"
 #include "driver/context.hpp"
+#include "driver/memory.hpp"
 
 #include <cuda.h>
 
@@ -24,6 +25,7 @@ DeviceCapabilities capabilities_of(const Api& api, CUdevice device) {
     found.has_virtual_memory =
         device_attribute(api, device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
     found.uses_mps = is_mps_client(api, device);
+    found.maps_host_memory = can_map_host_memory(api, device);
     if (const auto total = device_memory(api, device)) found.total = *total;
     return found;
 }

@@ -22,6 +22,7 @@ struct DeviceCapabilities {
     bool has_virtual_memory = false; ///< addresses and memory can be parted, without which nothing sleeps
     bool uses_mps = false;           ///< its contexts are shared by the multi-process service
     Bytes total = 0;
+    bool maps_host_memory = false; ///< at its addresses: programs can run from there
 };
 
 struct Capabilities {

@@ -96,6 +96,13 @@ Result<void> DeviceSession::copy_to_device(DeviceAddress to, const std::byte* fr
     return {};
 }
 
+Result<void> DeviceSession::copy_within(DeviceAddress to, DeviceAddress from, Bytes bytes) {
+    const StepClock::Timed timed(&steps_, Step::copy);
+    queued_ = Step::copy;
+    GPU_SLEEP_DRIVER_TRY(api_, cuMemcpyDtoDAsync, "cannot copy to another backing", to, from, bytes, stream_);
+    return {};
+}
+
 Result<void> DeviceSession::zero(AddressSpan span) {
     const StepClock::Timed timed(&steps_, Step::copy);
     GPU_SLEEP_DRIVER_TRY(api_, cuMemsetD8Async, "cannot set memory to zero", span.address, 0, span.bytes,

@@ -43,6 +43,8 @@ public:
     /// context_lost.
     [[nodiscard]] Result<void> copy_to_host(std::byte* to, DeviceAddress from, Bytes bytes);
     [[nodiscard]] Result<void> copy_to_device(DeviceAddress to, const std::byte* from, Bytes bytes);
+    /// `from` and `to` may be host memory that device addresses show.
+    [[nodiscard]] Result<void> copy_within(DeviceAddress to, DeviceAddress from, Bytes bytes);
     [[nodiscard]] Result<void> zero(AddressSpan span);
     /// The same on a second stream, so that it is not ordered with the session's copies and does not wait for
     /// them.

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <array>
 #include <thread>
 
@@ -55,15 +56,36 @@ void PhysicalMemory::reset() noexcept {
     handle_ = 0;
 }
 
+bool can_map_host_memory(const Api& api, int device) {
+    // Headers before CUDA 13 lack its name.
+    constexpr auto k_is_supported = static_cast<CUdevice_attribute>(141);
+    return device_attribute(api, device, k_is_supported) != 0;
+}
+
 Result<MemoryKind> MemoryKind::of_device(const Api& api, int device) {
+    return with(api, device, {CU_MEM_LOCATION_TYPE_DEVICE, device});
+}
+
+Result<MemoryKind> MemoryKind::of_host_near(const Api& api, int device) {
+    if (!can_map_host_memory(api, device))
+        return make_error(ErrorCode::driver_failed,
+                          "the driver cannot map host memory at addresses of GPU {}, so nothing can run from "
+                          "there",
+                          device);
+    const auto node = device_attribute(api, device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
+    return with(api, device, {CU_MEM_LOCATION_TYPE_HOST_NUMA, std::max(node, 0)}); // -1: there are no nodes
+}
+
+Result<MemoryKind> MemoryKind::with(const Api& api, int device, CUmemLocation location) {
     MemoryKind kind;
+    kind.device_ = device;
     auto& p = kind.properties_;
     p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    p.location.id = device;
+    p.location = location;
     if (device_attribute(api, device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
         p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    if (device_attribute(api, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED))
+    if (!kind.is_of_host() &&
+        device_attribute(api, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED))
         p.allocFlags.gpuDirectRDMACapable = 1;
     std::size_t granularity = 0;
     GPU_SLEEP_DRIVER_TRY(api, cuMemGetAllocationGranularity, "cannot ask for the granularity", &granularity,
@@ -79,9 +101,15 @@ Result<PhysicalMemory> MemoryKind::create(const Api& api, Bytes bytes, Milliseco
         PhysicalMemory::Handle handle = 0;
         const auto status = api.cuMemCreate(&handle, bytes, &properties_, 0);
         if (status == CUDA_SUCCESS) return PhysicalMemory(api, handle);
-        if (status != CUDA_ERROR_OUT_OF_MEMORY || Clock::now() + k_pause > deadline)
-            return to_error(api, status, "cuMemCreate",
-                            fmt::format("cannot create {} on GPU {}", format_bytes(bytes), device()));
+        if (status != CUDA_ERROR_OUT_OF_MEMORY || Clock::now() + k_pause > deadline) {
+            const auto where =
+                is_of_host() ? std::string("in host memory") : fmt::format("on GPU {}", device());
+            auto error = to_error(api, status, "cuMemCreate",
+                                  fmt::format("cannot create {} {}", format_bytes(bytes), where));
+            if (is_of_host() && error.code == ErrorCode::out_of_device_memory)
+                error.code = ErrorCode::out_of_host_memory;
+            return error;
+        }
         std::this_thread::sleep_for(k_pause);
     }
 }

@@ -76,18 +76,32 @@ class MemoryKind {
 public:
     /// Errors: driver_failed. Source: CUDA Driver API, cuMemGetAllocationGranularity.
     [[nodiscard]] static Result<MemoryKind> of_device(const Api& api, int device);
+    /// Host memory near the device, which can be mapped at device addresses. Errors: driver_failed (there is
+    /// none, in words).
+    [[nodiscard]] static Result<MemoryKind> of_host_near(const Api& api, int device);
 
-    [[nodiscard]] int device() const noexcept { return properties_.location.id; }
+    [[nodiscard]] int device() const noexcept { return device_; }
+    [[nodiscard]] bool is_of_host() const noexcept {
+        return properties_.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+    }
     [[nodiscard]] Bytes granularity() const noexcept { return granularity_; }
 
     /// Makes physical memory of `bytes`. The driver scrubs released memory in the background, so too little
-    /// memory is an error only after retries for `retry_time`. Errors: out_of_device_memory, driver_failed.
+    /// memory is an error only after retries for `retry_time`. Errors: out_of_device_memory,
+    /// out_of_host_memory, driver_failed.
     [[nodiscard]] Result<PhysicalMemory> create(const Api& api, Bytes bytes, Milliseconds retry_time) const;
 
 private:
+    [[nodiscard]] static Result<MemoryKind> with(const Api& api, int device, CUmemLocation location);
+
     CUmemAllocationProp properties_{};
+    int device_ = 0;
     Bytes granularity_ = 0;
 };
+
+/// Whether host memory can be mapped at addresses of the device. Source: CUDA Driver API,
+/// CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED.
+[[nodiscard]] bool can_map_host_memory(const Api& api, int device);
 
 /// Maps `handle` whole at `span`. Access must be granted before use. Errors: driver_failed (nothing mapped).
 [[nodiscard]] Result<void> map(const Api& api, AddressSpan span, PhysicalMemory::Handle handle);

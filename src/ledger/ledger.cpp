@@ -42,7 +42,7 @@ void add_to(model::TagReport& row, const Backing& backing) {
     row.allocated += backing.allocated;
     row.needs_refill |= backing.needs_refill && !backing.is_asleep();
     switch (backing.residence()) {
-    case Residence::device: row.resident += backing.bytes; break;
+    case Residence::device: (backing.host_backed ? row.host_backed : row.resident) += backing.bytes; break;
     case Residence::kept: row.kept += backing.bytes; break;
     case Residence::dropped:
         row.kept += backing.kept.bytes;
@@ -102,6 +102,7 @@ void Ledger::forget_tags_from(std::size_t count) {
 
 Backing& Ledger::add(Backing backing) {
     const auto address = backing.address;
+    backing.number = ++last_number_;
     return backings_.emplace(address, std::move(backing)).first->second;
 }
 
@@ -124,6 +125,7 @@ bool Ledger::move(Backing& backing, Residence to) {
         return false;
     }
     backing.residence_ = to;
+    if (to != Residence::kept) backing.holds_contents = false;
     if (!backing.is_asleep()) {
         backing.slept_by_program = false;
         backing.has_lost_contents_ = false;
@@ -132,6 +134,12 @@ bool Ledger::move(Backing& backing, Residence to) {
     if (to == Residence::dropped)
         backing.has_lost_contents_ = backing.kept.range == 0 || !backing.is_wholly_preserved();
     return true;
+}
+
+Bytes Ledger::host_backed() const noexcept {
+    Bytes sum = 0;
+    for (const auto& [address, backing] : backings_) sum += backing.host_backed ? backing.bytes : 0;
+    return sum;
 }
 
 void Ledger::note_own_sleep(const std::vector<std::string>& tags) noexcept {

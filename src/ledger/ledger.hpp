@@ -45,6 +45,9 @@ struct Backing {
     const char* stay_reason =
         nullptr;                 ///< why it has to stay on the GPU, in static text; null when it may sleep
     std::uint64_t handle = 0;    ///< the driver's physical memory; 0 when it has none
+    bool host_backed = false;    ///< that is host memory, which its devices reach across the link
+    bool holds_contents = false; ///< asleep, and its handle still has all of its contents
+    std::uint64_t number = 0;    ///< in the order in which they were added; given by the ledger
     std::vector<Span> preserved; ///< sorted, disjoint, not touching
     Kept kept; ///< while awake, the range of its last sleep, 0 bytes: what is retained for the next
 
@@ -54,6 +57,8 @@ struct Backing {
     /// Whether preserved spans cover all that the program asked for, so that dropping the backing loses
     /// nothing.
     [[nodiscard]] bool is_wholly_preserved() const noexcept;
+    /// Asleep, how much of it a wake sets to zero.
+    [[nodiscard]] Bytes lost() const noexcept { return holds_contents ? 0 : bytes - kept.bytes; }
     /// Whether it was dropped with contents that nobody kept.
     [[nodiscard]] bool has_lost_contents() const noexcept { return has_lost_contents_; }
 
@@ -115,6 +120,9 @@ public:
     /// logged.
     static bool move(Backing& backing, model::Residence to);
 
+    /// Host memory that backings have in place of GPU memory.
+    [[nodiscard]] Bytes host_backed() const noexcept;
+
     /// Notes that the program itself asked for the sleep of what sleeps under `tags`, or of all for none.
     void note_own_sleep(const std::vector<std::string>& tags) noexcept;
 
@@ -136,6 +144,7 @@ public:
 private:
     std::vector<Tag> tags_;
     Backings backings_;
+    std::uint64_t last_number_ = 0;
 };
 
 } // namespace gpu_sleep::ledger

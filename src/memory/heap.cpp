@@ -147,7 +147,7 @@ Result<DeviceAddress> Heap::allocate_small(Pool& pool, const Device& device, led
     // a range that must stay they could never sleep.
     const auto takes_no_more = [&](DeviceAddress block) {
         const auto* backing = ledger_.find(block);
-        return backing->is_asleep() || backing->stay_reason;
+        return backing->is_asleep() || backing->stay_reason || backing->host_backed;
     };
     auto fit = pool.blocks_by_space.lower_bound({rounded, 0});
     while (fit != pool.blocks_by_space.end() && takes_no_more(fit->second)) ++fit;

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -192,6 +193,17 @@ struct IdleSleepRequest : SleepRequest {
 /// Puts nothing to sleep: gives back the host memory that is retained of what is awake.
 struct ReleaseRequest : Terms {};
 
+/// As many as there are.
+inline constexpr Bytes k_all_bytes = std::numeric_limits<Bytes>::max();
+
+/// Puts nothing to sleep: contents move to host memory at the same addresses, and the program goes on.
+struct LiveRequest : Terms {
+    std::vector<std::string> tags;  ///< empty means every tag
+    Bytes bytes = k_all_bytes;      ///< that are there afterwards, of `tags`, with what was there before
+    bool force = false;             ///< as for a sleep
+    bool ignore_inhibitors = false; ///< likewise
+};
+
 /// Refuses a pause that asks for what one cannot do. Errors: invalid_argument.
 [[nodiscard]] Result<void> check_pause(const SleepRequest& request);
 
@@ -209,6 +221,8 @@ struct WakeRequest : Terms {
     /// Of a process that sleeps deeply: it comes back to other GPUs. Lists every GPU that the driver sees,
     /// with the one that takes its place; empty: to where it was.
     std::vector<GpuPair> gpus{};
+    /// Of what runs from host memory, how much comes back to the GPU, once all that sleeps is awake.
+    Bytes live_bytes = k_all_bytes;
 };
 
 /// The sleep that `request`, a variant, asks for, also one that is only for what is idle; null if it is
@@ -227,6 +241,7 @@ template <class Variant>
     if (auto* const sleep = std::get_if<SleepRequest>(&request)) return sleep;
     if (auto* const idle = std::get_if<IdleSleepRequest>(&request)) return idle;
     if (auto* const release = std::get_if<ReleaseRequest>(&request)) return release;
+    if (auto* const live = std::get_if<LiveRequest>(&request)) return live;
     return std::get_if<WakeRequest>(&request);
 }
 
@@ -268,6 +283,7 @@ struct TagReport {
     Bytes damaged = 0;         ///< asleep with contents that differ from their seal, or whose file is
     bool needs_refill = false; ///< awake, but dropped in an earlier sleep and not yet reported refilled
     Bytes allocated = 0;       ///< the size that the program requested
+    Bytes host_backed = 0;     ///< awake, in host memory that the GPU uses in place
 };
 
 /// A kind of work that a sleep or a wake consists of.
@@ -392,6 +408,7 @@ struct Deed {
     bool dry_run = false;      ///< nothing was changed; the numbers are those of a real run
     bool changed = false;      ///< false when the process was already as asked
     PhaseTimes times;
+    double longest_pause = 0; ///< seconds for which work was held back at most, of what moved while it ran
     std::vector<std::string> dropped_without_refill; ///< tags dropped by this sleep with no declared refill
     std::vector<std::string> notes; ///< sentences for a person, such as what could not be done
 };

@@ -28,11 +28,13 @@ inline constexpr std::uint16_t k_type_number = 0;
 template <>
 inline constexpr std::uint16_t k_type_number<model::StatusRequest> = 1;
 template <>
-inline constexpr std::uint16_t k_type_number<model::SleepRequest> = 2; // a field tells the next two
+inline constexpr std::uint16_t k_type_number<model::SleepRequest> = 2; // a field tells the next three
 template <>
 inline constexpr std::uint16_t k_type_number<model::IdleSleepRequest> = 2;
 template <>
 inline constexpr std::uint16_t k_type_number<model::ReleaseRequest> = 2;
+template <>
+inline constexpr std::uint16_t k_type_number<model::LiveRequest> = 2;
 template <>
 inline constexpr std::uint16_t k_type_number<model::WakeRequest> = 3;
 template <>
@@ -181,6 +183,12 @@ auto fields(Is<model::ReleaseRequest> auto& r) {
     static constexpr bool k_retained = true;
     return std::tuple(must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all), tells<19>(k_retained));
 }
+auto fields(Is<model::LiveRequest> auto& r) {
+    static constexpr bool k_runs_on = true;
+    return std::tuple(must<2>(r.tags), must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all),
+                      may<11>(r.force), may<21>(r.ignore_inhibitors), tells<70>(k_runs_on),
+                      must<71>(r.bytes));
+}
 auto fields(Is<model::TagStore> auto& s) {
     return std::tuple(must<1>(s.tag), must<2>(s.store));
 }
@@ -190,7 +198,7 @@ auto fields(Is<GpuPair> auto& p) {
 auto fields(Is<model::WakeRequest> auto& r) {
     return std::tuple(must<1>(r.tags), must<2>(r.dry_run), must<3>(r.timeout), must<4>(r.bounds_all),
                       may<5>(r.wait), must<6>(r.order), must<7>(r.make_room), must<8>(r.min_awake),
-                      must<9>(r.joint), must<10>(r.gpus));
+                      must<9>(r.joint), must<10>(r.gpus), must<72>(r.live_bytes));
 }
 auto fields(Is<model::Directive> auto& d) {
     return std::tuple(must<1>(d.kind), must<2>(d.count));
@@ -231,7 +239,8 @@ auto fields(Is<model::Report> auto& r) {
         may<31>(r.deep, "deep"), may<32>(r.deep_bytes, "deep_bytes"),
         may<33>(r.seconds_since_wake, "seconds_since_wake"), may<34>(r.group),
         may<35>(r.deep_refusal, or_null("deep_refusal")), may<64>(r.version, or_null("agent_version")),
-        may<65>(r.features, "features"), may<66>(r.directories, "directories"));
+        may<65>(r.features, "features"), may<66>(r.directories, "directories"),
+        may<74>(r.longest_pause, "longest_pause_seconds"));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tuple(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),
@@ -244,7 +253,7 @@ auto fields(Is<model::TagReport> auto& t) {
                       may<7>(t.resident, "resident_bytes"), may<8>(t.kept, "kept_bytes"),
                       may<9>(t.in_files, "in_files_bytes"), may<10>(t.dropped, "dropped_bytes"),
                       may<11>(t.damaged, "damaged_bytes"), may<12>(t.allocated, "allocated_bytes"),
-                      may<13>(t.needs_refill, "needs_refill"));
+                      may<13>(t.needs_refill, "needs_refill"), may<73>(t.host_backed, "host_backed_bytes"));
 }
 auto fields(Is<model::Policy> auto& p) {
     return std::tuple(may<1>(p.retention, "policy"), may<2>(p.refillable, "refillable"));

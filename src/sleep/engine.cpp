@@ -51,11 +51,11 @@ void describe_plan(const SleepPlan& plan, model::Report& report) {
         auto& device = report.devices.emplace_back();
         device.device = ordinal;
         for (const auto* backing : part.keep) {
-            device.released += backing->bytes;
+            device.released += backing->host_backed ? 0 : backing->bytes;
             device.kept += backing->bytes;
         }
         for (const auto* backing : part.drop) {
-            device.released += backing->bytes;
+            device.released += backing->host_backed ? 0 : backing->bytes;
             device.kept += kept_if_dropped(*backing);
             device.dropped += backing->bytes - kept_if_dropped(*backing);
         }
@@ -70,7 +70,7 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
             const auto kept = backing->kept.bytes;
             if (backing->handle == 0) device.released += backing->bytes;
             device.kept += kept;
-            device.dropped += backing->bytes - kept;
+            device.dropped += backing->lost();
         }
     }
 }
@@ -318,6 +318,17 @@ Result<void> Engine::check_free_memory(const model::WakeRequest& request) {
     const auto plan = plan_wake(request);
     if (!plan) return plan.error();
     return sleep::check_free_memory(api_, *plan);
+}
+
+Result<void> Engine::count_host_backed(Bytes more) {
+    if (more > 0) {
+        const auto room = contents_.options().room_for_contents(contents_.options().host_reserve);
+        if (more > room)
+            return make_error(ErrorCode::out_of_host_memory,
+                              "needs {} of host memory, and there is room for {}", format_bytes(more),
+                              format_bytes(room));
+    }
+    return contents_.count_host_backed(ledger_.host_backed() + more);
 }
 
 Woken Engine::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {

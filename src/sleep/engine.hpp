@@ -81,6 +81,11 @@ public:
     /// Forgets what is retained and is of no use to that sleep. Returns how much that was.
     Bytes forget_retained_beside(const model::SleepRequest& request);
 
+    /// Counts the host memory that backs what is awake, and `more` that is to, among what the user's
+    /// processes hold together. Errors: out_of_host_memory (that is too much, or the host has no room for
+    /// `more`): as before.
+    [[nodiscard]] Result<void> count_host_backed(Bytes more = 0);
+
     [[nodiscard]] contents::Contents& contents() noexcept { return contents_; }
 
 private:

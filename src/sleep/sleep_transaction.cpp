@@ -188,7 +188,7 @@ void SleepTransaction::release(DeviceSleep& device) {
                 continue;
             }
             backing->handle = 0;
-            device.report.released += backing->bytes;
+            if (!std::exchange(backing->host_backed, false)) device.report.released += backing->bytes;
         }
     }
     const auto current = device.session->enter();

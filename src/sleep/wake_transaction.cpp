@@ -26,7 +26,7 @@ constexpr Milliseconds k_create_patience{500};
 
 /// Whether all that the backing held is brought back, so that nothing of it need be zeroed.
 bool is_wholly_kept(const Backing& backing) noexcept {
-    return backing.kept.bytes == backing.bytes;
+    return backing.lost() == 0;
 }
 
 /// How much is mapped before the first copy begins. While the link is busy, granting access takes ten times
@@ -176,7 +176,7 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, conte
     for (const auto* backing : run.backings) {
         if (backing->kept.range != 0) targets.push_back({backing->kept.range, backing->address});
         device.report.kept += backing->kept.bytes;
-        device.report.dropped += backing->bytes - backing->kept.bytes;
+        device.report.dropped += backing->lost();
     }
     return restore.add(targets);
 }
@@ -210,7 +210,7 @@ void WakeTransaction::take_back_spoiled(DeviceWake& device) {
             if (is_damaged && backing->residence() != Residence::damaged)
                 Ledger::move(*backing, Residence::damaged);
             device.report.kept -= backing->kept.bytes;
-            device.report.dropped -= backing->bytes - backing->kept.bytes;
+            device.report.dropped -= backing->lost();
         }
         device.report.released -= std::min(device.report.released, close(run->backings));
     }
@@ -228,8 +228,10 @@ Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
             }
             backing->mapped = false;
         }
-        if (backing->handle == 0 || !driver::release(api_, backing->handle)) continue;
+        if (backing->handle == 0 || backing->holds_contents || !driver::release(api_, backing->handle))
+            continue;
         backing->handle = 0;
+        backing->host_backed = false;
         released += backing->bytes;
     }
     return released;

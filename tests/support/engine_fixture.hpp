@@ -100,6 +100,14 @@ public:
         allocations_.erase(allocations_.begin() + static_cast<std::ptrdiff_t>(index));
     }
 
+    /// Waits for all that is queued, as an operation has not whose waits all failed.
+    void await_devices() {
+        for (const auto& context : contexts_) {
+            const driver::CurrentContext current(api_, context.get());
+            REQUIRE(api_.cuCtxSynchronize() == CUDA_SUCCESS);
+        }
+    }
+
     /// Gives back what has died of contents in host memory. Returns how much that was.
     Bytes shrink() {
         Bytes sum = 0;

@@ -34,7 +34,7 @@ driver::GpuSetup good_gpu(int index) {
 }
 
 driver::DeviceCapabilities good_device(int index) {
-    return {index, "NVIDIA H200", fmt::format("GPU-{}", index), 9, 0, true, false, 140 * k_gib};
+    return {index, "NVIDIA H200", fmt::format("GPU-{}", index), 9, 0, true, false, 140 * k_gib, true};
 }
 
 /// A machine on which all is as it should be.
@@ -203,6 +203,8 @@ TEST_CASE("Doctor: what makes it slower, or less, is a warning", "[doctor]") {
         return machine;
     };
     check_warns(changed([](auto& m) { m.capabilities->has_checkpoint = false; }), "checkpoint", "12.8");
+    check_warns(changed([](auto& m) { m.capabilities->devices[0].maps_host_memory = false; }), "host_backing",
+                "host memory");
     check_warns(changed([](auto& m) { m.setup->gpus[0].is_persistent = false; }), "persistence", "GPU 0");
     check_warns(changed([](auto& m) { m.setup->gpus[0].is_divided = true; }), "mig", "GPU 0");
     check_warns(changed([](auto& m) { m.setup->gpus[0].is_exclusive = true; }), "compute_mode", "context");

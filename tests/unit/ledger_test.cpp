@@ -110,6 +110,11 @@ TEST_CASE("Ledger: what must stay counts neither for a tag nor for the process",
     second.stay_reason = "shared";
     CHECK(ledger.report().front().bytes == 10);
     CHECK(ledger.report().front().ranges == 1);
+    CHECK(ledger.report().front().resident == 10);
+    first.host_backed = true;
+    CHECK(ledger.report().front().resident == 0);
+    CHECK(ledger.report().front().host_backed == 10);
+    CHECK(ledger.host_backed() == 10);
     Ledger::move(first, Residence::kept);
     CHECK(ledger.state() == State::asleep);
     CHECK(ledger.report().front().state == State::asleep);

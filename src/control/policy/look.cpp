@@ -20,7 +20,7 @@ Bytes needed_by(const model::SleepRequest& request, const model::Report& report)
         const bool goes_elsewhere = std::any_of(request.stores.begin(), request.stores.end(),
                                                 [&](const auto& each) { return each.tag == tag.tag; });
         const bool is_kept = tag.policy.retention != model::Retention::discard;
-        if (goes && !goes_elsewhere && is_kept) sum += tag.resident;
+        if (goes && !goes_elsewhere && is_kept) sum += tag.resident + tag.host_backed;
     }
     return sum;
 }

@@ -19,6 +19,7 @@
  *   GPU_SLEEP_SIM_CHECKPOINT=fails      a checkpoint of the process gives CUDA_ERROR_UNKNOWN and leaves it as
  *                                       CU_PROCESS_STATE_FAILED
  *   GPU_SLEEP_SIM_SHARING=mig           each device is a part of a GPU; =mps: the process is a client of MPS
+ *   GPU_SLEEP_SIM_HOST_NUMA=0           no host memory can be mapped at addresses of a device
  *   GPU_SLEEP_SIM_POISON=0              fresh memory reads as zeros; =1: as a pattern. Otherwise the pattern
  *                                       is in the lowest 128 MiB of each device; what is above stays sparse
  *   GPU_SLEEP_SIM_FAIL=NAME:N:STATUS[:forever][,...]

@@ -95,7 +95,9 @@ CUresult get_attribute(const Found& found, CUpointer_attribute attribute, CUdevi
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: return answer(data, found.context);
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: {
-        const auto type = on_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+        const bool is_gpus =
+            on_device && found.mapping->memory->properties().location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+        const auto type = is_gpus ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
         return answer(data, static_cast<unsigned>(type));
     }
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return answer(data, address);

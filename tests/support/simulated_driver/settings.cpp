@@ -29,6 +29,7 @@ Settings read_settings() {
     const auto sharing = environment("GPU_SLEEP_SIM_SHARING");
     read.has_parts = sharing == "mig";
     read.is_mps_client = sharing == "mps";
+    read.maps_host_memory = environment("GPU_SLEEP_SIM_HOST_NUMA") != "0";
     const auto poison = environment("GPU_SLEEP_SIM_POISON");
     if (poison == "0") read.poison = Poison::none;
     if (poison == "1") read.poison = Poison::all;

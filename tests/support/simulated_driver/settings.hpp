@@ -22,6 +22,7 @@ struct Settings {
     bool fails_checkpoints = false;
     bool has_parts = false;     ///< each device is a part of a GPU (MIG)
     bool is_mps_client = false; ///< the process
+    bool maps_host_memory = true;
     Poison poison = Poison::low_memory;
 };
 

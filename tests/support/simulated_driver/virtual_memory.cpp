@@ -5,6 +5,7 @@
 #include "support/simulated_driver/entry.hpp"
 
 #include "base/fd.hpp"
+#include "support/simulated_driver/settings.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -29,7 +30,8 @@ PhysicalPool* pool_of(Driver& driver, const CUmemLocation& location) {
         return location.id >= 0 && location.id < driver.device_count() ? &driver.pool(location.id) : nullptr;
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return &driver.host_pool;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        return settings().maps_host_memory ? &driver.host_pool : nullptr;
     default: return nullptr;
     }
 }

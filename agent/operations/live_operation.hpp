@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Moving contents of a program that goes on: to host memory at the same addresses, and back, piece by piece.
+// Work is held back only while a piece is compared and mapped.
+
+#pragma once
+
+#include "base/result.hpp"
+#include "driver/memory.hpp"
+#include "model/model.hpp"
+#include "operations/joint.hpp"
+#include "operations/parts.hpp"
+#include "server/line.hpp"
+#include "sleep/live_move.hpp"
+#include "sleep/live_plan.hpp"
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::agent::operations {
+
+/// One move, in the turn of the operation that makes it. On the operations thread.
+class LiveOperation {
+public:
+    /// What is moved, and notes for the user, are added to `report`. All outlive it.
+    LiveOperation(Parts& parts, sleep::Direction direction, const server::ProgressSink& progress,
+                  Clock::time_point deadline, bool is_forced, model::Report& report);
+
+    /// Moves what sleep::plan_live() chooses; what is written all the time stays where it is, with a note.
+    /// Ends at the first error, which says what has moved and stays moved. Errors: those of plan_live(),
+    /// Quiesce::run() and LiveMove; out_of_host_memory, driver_failed.
+    [[nodiscard]] Result<void> run(const std::vector<std::string>& tags, Bytes bytes);
+    /// Says what run() would do. Errors: those of plan_live(), and of MemoryKind.
+    [[nodiscard]] Result<void> rehearse(const std::vector<std::string>& tags, Bytes bytes);
+
+private:
+    [[nodiscard]] Result<std::vector<sleep::LivePart>> plan(const std::vector<std::string>& tags,
+                                                            Bytes bytes);
+    /// The memory of `device` that contents go to. Errors: those of MemoryKind.
+    [[nodiscard]] Result<const driver::MemoryKind*> kind(int device);
+    [[nodiscard]] Result<void> move_all(std::span<const sleep::LivePart> parts);
+    [[nodiscard]] Result<void> move_piece(std::span<const sleep::LivePart> piece);
+    [[nodiscard]] Result<sleep::Verdict> carry(sleep::LiveMove& move);
+    [[nodiscard]] Result<void> copy(sleep::LiveMove& move);
+    /// Holds work back meanwhile.
+    [[nodiscard]] Result<sleep::Verdict> swap(sleep::LiveMove& move, int round);
+    [[nodiscard]] model::DeviceReport& device(int ordinal);
+    void add(const model::DeviceReport& piece);
+    /// Notes how much of the devices in use is free. Errors: driver_failed, context_lost.
+    [[nodiscard]] Result<void> note_memory(Bytes model::DeviceReport::*free);
+
+    Parts& parts_;
+    const sleep::Direction direction_;
+    const server::ProgressSink& progress_;
+    const Clock::time_point deadline_;
+    model::Report& report_;
+    model::SleepRequest pause_; ///< what holds work back
+    const server::DirectiveSource nobody_;
+    Joint alone_;
+    std::map<int, driver::MemoryKind> kinds_;
+    std::chrono::duration<double> last_pause_{}; ///< of a piece, but for its wait for running work
+    Bytes stayed_ = 0;
+    Bytes moved_ = 0;
+};
+
+/// A LiveRequest, from the request to the answer. Errors: those of LiveOperation; inhibited.
+[[nodiscard]] Result<model::Report> run_live(Parts& parts, const model::LiveRequest& request,
+                                             const server::ProgressSink& progress, server::Asker asker);
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Create aside, copy while the program runs, compare and exchange while it does not.
+
+#include "sleep/live_move.hpp"
+
+#include "base/guard.hpp"
+#include "base/log.hpp"
+#include "sleep/per_device.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace gpu_sleep::sleep {
+
+using driver::AddressSpan;
+using driver::Fingerprint;
+using ledger::Backing;
+using ledger::Ledger;
+
+namespace {
+
+/// How long a create of GPU memory that fails is tried again: what was just released is being scrubbed.
+constexpr Milliseconds k_scrub_patience{500};
+
+/// How much is copied before others may have the mutex.
+constexpr std::size_t k_slice_blocks = 64 * k_mib / driver::k_fingerprint_block_bytes;
+
+/// In another context, the kernel may not reach the memory, and the program's context would be lost.
+Result<void> check_entered(const driver::Api& api, const driver::CurrentContext& current) {
+    if (current.status() == CUDA_SUCCESS) return {};
+    return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
+}
+
+} // namespace
+
+LiveMove::LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::span<const LivePart> piece)
+    : api_(api), kind_(kind) {
+    report_.device = kind.device();
+    for (const auto& what : piece) parts_.emplace_back().what = what;
+    std::sort(parts_.begin(), parts_.end(),
+              [](const Part& a, const Part& b) { return a.what.span.address < b.what.span.address; });
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+        const auto bytes = parts_[i].what.span.bytes;
+        for (Bytes done = 0; done < bytes; done += driver::k_fingerprint_block_bytes) {
+            auto& block = blocks_.emplace_back();
+            block.part = i;
+            block.span = {done, std::min<Bytes>(driver::k_fingerprint_block_bytes, bytes - done)};
+        }
+    }
+}
+
+LiveMove::~LiveMove() {
+    // As the process ends, the driver has freed it.
+    const auto has_failed = [](const Result<void>& done) {
+        return !done && done.error().driver_status != CUDA_ERROR_DEINITIALIZED;
+    };
+    for (const auto& part : parts_) {
+        const AddressSpan aside{part.aside, part.what.span.bytes};
+        if (part.is_mapped_aside)
+            if (const auto done = guarded([&] { return driver::unmap(api_, aside); }); has_failed(done))
+                log::warning("a copy stays mapped: {}", done.error().message);
+        if (part.made == 0) continue;
+        if (const auto done = guarded([&] { return driver::release(api_, part.made); }); has_failed(done))
+            log::warning("range {:#x} has left {} bytes behind: {}", part.what.span.address, aside.bytes,
+                         done.error().message);
+    }
+}
+
+Result<void> LiveMove::create() {
+    auto aside = driver::VaReservation::create(
+        api_, std::accumulate(parts_.begin(), parts_.end(), Bytes{0},
+                              [](Bytes sum, const Part& part) { return sum + part.what.span.bytes; }));
+    if (!aside) return std::move(aside).error();
+    aside_ = *std::move(aside);
+    auto next = aside_->span().address;
+    for (auto& part : parts_) {
+        const auto bytes = part.what.span.bytes;
+        auto memory = kind_.create(api_, bytes, k_scrub_patience);
+        if (!memory) return std::move(memory).error();
+        part.made = memory->release();
+        part.aside = std::exchange(next, next + bytes);
+        GPU_SLEEP_TRY(driver::map(api_, {part.aside, bytes}, part.made));
+        part.is_mapped_aside = true;
+    }
+    return driver::set_access(api_, aside_->span(), driver::DeviceMask{1} << kind_.device());
+}
+
+void LiveMove::look(Ledger& ledger) {
+    for (auto& part : parts_) {
+        part.backing = ledger.find(part.what.span.address);
+        part.is_gone |= !part.backing || part.backing->number != part.what.number ||
+                        part.backing->is_asleep() || part.backing->stay_reason;
+    }
+}
+
+driver::DeviceAddress LiveMove::address_of(const Block& block, Side side) const noexcept {
+    const auto& part = parts_[block.part];
+    return (side == Side::old_one ? part.what.span.address : part.aside) + block.span.offset;
+}
+
+Bytes LiveMove::stale_bytes() const noexcept {
+    Bytes sum = 0;
+    for (const auto& block : blocks_)
+        if (block.is_stale && !parts_[block.part].is_gone) sum += block.span.bytes;
+    return sum;
+}
+
+std::vector<driver::FingerprintBlock> LiveMove::stale_blocks(std::span<const Block> among, Side side) const {
+    std::vector<driver::FingerprintBlock> blocks;
+    for (const auto& block : among)
+        if (block.is_stale && !parts_[block.part].is_gone)
+            blocks.push_back({address_of(block, side), block.span.bytes});
+    return blocks;
+}
+
+Result<void> LiveMove::copy_stale(driver::DeviceSession& session, std::span<Block> among) {
+    const auto to = stale_blocks(among, Side::new_one);
+    const auto from = stale_blocks(among, Side::old_one);
+    for (std::size_t i = 0; i < from.size();) {
+        Bytes bytes = 0;
+        const auto first = i;
+        do bytes += from[i].bytes;
+        while (++i < from.size() && from[i].address == from[first].address + bytes &&
+               to[i].address == to[first].address + bytes);
+        GPU_SLEEP_TRY(session.copy_within(to[first].address, from[first].address, bytes));
+    }
+    const auto seals = session.fingerprint_aside(to);
+    if (!seals) return seals.error();
+    GPU_SLEEP_TRY(session.synchronize());
+    auto seal = seals->begin();
+    for (auto& block : among)
+        if (block.is_stale && !parts_[block.part].is_gone) block.seal = *seal++;
+    return {};
+}
+
+Result<std::unique_ptr<driver::DeviceSession>> LiveMove::new_session() {
+    model::DeviceReport now;
+    auto session = open_session(api_, kind_.device(), now);
+    if (!session) return session;
+    return session;
+}
+
+void LiveMove::note_steps(driver::DeviceSession& session) noexcept {
+    const auto steps = session.steps().times();
+    for (std::size_t i = 0; i < steps.size(); ++i) report_.steps[i] += steps[i];
+}
+
+Result<void> LiveMove::open() {
+    auto session = new_session();
+    if (!session) return std::move(session).error();
+    session_ = *std::move(session);
+    const auto current = session_->enter();
+    GPU_SLEEP_TRY(check_entered(api_, current));
+    copied_ = 0;
+    return session_->prepare_fingerprints(blocks_.size());
+}
+
+Result<bool> LiveMove::copy(Ledger& ledger) {
+    look(ledger);
+    const auto current = session_->enter();
+    GPU_SLEEP_TRY(check_entered(api_, current));
+    const auto rest = std::span(blocks_).subspan(copied_);
+    const auto slice = rest.first(std::min(rest.size(), k_slice_blocks));
+    GPU_SLEEP_TRY(copy_stale(*session_, slice));
+    copied_ += slice.size();
+    return copied_ == blocks_.size();
+}
+
+void LiveMove::close() noexcept {
+    if (session_) note_steps(*session_);
+    session_.reset();
+}
+
+Result<std::vector<Fingerprint>> LiveMove::find_stale(driver::DeviceSession& session) {
+    for (auto& block : blocks_) block.is_stale = true;
+    const auto found = session.fingerprint(stale_blocks(blocks_, Side::old_one));
+    if (!found) return found.error();
+    GPU_SLEEP_TRY(session.synchronize());
+    std::vector<Fingerprint> changed;
+    auto now = found->begin();
+    for (auto& block : blocks_) {
+        if (parts_[block.part].is_gone) continue;
+        block.is_stale = *now != block.seal;
+        if (block.is_stale) changed.push_back(*now);
+        ++now;
+    }
+    return changed;
+}
+
+Result<Verdict> LiveMove::swap(Ledger& ledger, contents::Contents& contents, int round) {
+    look(ledger);
+    Bytes bytes = 0;
+    for (const auto& part : parts_) bytes += part.is_gone ? 0 : part.what.span.bytes;
+    if (bytes == 0) return Verdict::move; // all of it is gone
+    const auto session = new_session();
+    if (!session) return session.error();
+    const auto current = (*session)->enter();
+    GPU_SLEEP_TRY(check_entered(api_, current));
+    auto verdict = compare(**session, bytes, round);
+    if (verdict && *verdict == Verdict::move)
+        if (auto exchanged = exchange(contents); !exchanged) verdict = std::move(exchanged).error();
+    note_steps(**session);
+    return verdict;
+}
+
+Result<Verdict> LiveMove::compare(driver::DeviceSession& session, Bytes bytes, int round) {
+    const auto changed = find_stale(session);
+    if (!changed) return changed.error();
+    const auto verdict = judge_round(stale_bytes(), bytes, round);
+    if (verdict != Verdict::move) return verdict;
+    GPU_SLEEP_TRY(copy_stale(session, blocks_));
+    auto now = changed->begin();
+    for (const auto& block : blocks_)
+        if (block.is_stale && !parts_[block.part].is_gone && block.seal != *now++)
+            return make_error(ErrorCode::damaged,
+                              "a copy of range {:#x} is not what was copied; it stays where it is",
+                              parts_[block.part].what.span.address);
+    return verdict;
+}
+
+std::vector<LiveMove::Neighbours> LiveMove::neighbours() const {
+    std::vector<Neighbours> all;
+    const Part* last = nullptr;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+        const auto& part = parts_[i];
+        if (part.is_gone) continue;
+        const bool joins = last && last == &part - 1 && last->what.span.end() == part.what.span.address &&
+                           last->backing->access == part.backing->access;
+        if (!joins) all.push_back({i, i});
+        all.back().last = i + 1;
+        last = &part;
+    }
+    return all;
+}
+
+AddressSpan LiveMove::span_of(const Neighbours& some) const noexcept {
+    const auto begin = parts_[some.first].what.span.address;
+    return {begin, parts_[some.last - 1].what.span.end() - begin};
+}
+
+Result<void> LiveMove::show(const Neighbours& some, Side side) {
+    for (auto i = some.first; i < some.last; ++i) {
+        auto& part = parts_[i];
+        if (part.is_mapped && part.shows == side) continue;
+        if (part.is_mapped) GPU_SLEEP_TRY(driver::unmap(api_, part.what.span));
+        part.is_mapped = false;
+        GPU_SLEEP_TRY(driver::map(api_, part.what.span, side == Side::old_one ? part.old_handle : part.made));
+        part.is_mapped = true;
+        part.shows = side;
+    }
+    return driver::set_access(api_, span_of(some), parts_[some.first].backing->access);
+}
+
+Result<void> LiveMove::exchange(contents::Contents& contents) {
+    const auto all = neighbours(); // what takes memory comes first
+    for (auto& part : parts_)
+        if (!part.is_gone) part.old_handle = part.backing->handle;
+    const auto forth = [&]() -> Result<void> {
+        for (const auto& some : all) {
+            GPU_SLEEP_TRY(driver::unmap(api_, span_of(some)));
+            for (auto i = some.first; i < some.last; ++i) parts_[i].is_mapped = false;
+            GPU_SLEEP_TRY(show(some, Side::new_one));
+        }
+        return {};
+    };
+    auto done = guarded(forth);
+    const auto can_show = [&](const Neighbours& some, Side side) {
+        return guarded([&] { return show(some, side); }).has_value();
+    };
+    if (!done)
+        for (const auto& some : all) // both sides hold the same: whichever can be had
+            if (!can_show(some, Side::old_one) && !can_show(some, Side::new_one))
+                put_to_sleep(some, contents);
+    note();
+    return done;
+}
+
+void LiveMove::put_to_sleep(const Neighbours& some, contents::Contents& contents) noexcept {
+    for (auto i = some.first; i < some.last; ++i) {
+        auto& backing = *parts_[i].backing;
+        Ledger::move(backing, model::Residence::kept);
+        backing.holds_contents = true;
+        contents.forget(std::exchange(backing.kept, {}).range); // the program may have written since
+    }
+    log::error("range {:#x} can be mapped no more: it sleeps now, and a wake maps it",
+               parts_[some.first].what.span.address);
+}
+
+void LiveMove::note() noexcept {
+    for (auto& part : parts_) {
+        if (part.is_gone) continue;
+        part.backing->mapped = part.is_mapped;
+        if (part.shows == Side::old_one) continue;
+        part.backing->handle = std::exchange(part.made, part.old_handle);
+        part.backing->host_backed = kind_.is_of_host();
+        report_.released += part.what.span.bytes;
+        report_.kept += part.what.span.bytes;
+    }
+}
+
+} // namespace gpu_sleep::sleep

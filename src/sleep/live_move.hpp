@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Moving one piece of a running program's memory to other backings at the same addresses. Its owner calls the
+// steps in turn, and holds the program's work back for the last alone.
+
+#pragma once
+
+#include "contents/contents.hpp"
+#include "driver/api.hpp"
+#include "driver/device_session.hpp"
+#include "driver/kernels/fingerprint.hpp"
+#include "driver/memory.hpp"
+#include "ledger/ledger.hpp"
+#include "model/model.hpp"
+#include "sleep/live_plan.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace gpu_sleep::sleep {
+
+/// One piece. Whatever fails, each of its backings is as it was, or has moved, with all its bytes; where the
+/// driver maps neither any more, the backing sleeps, its contents in its memory, and a wake maps it again.
+class LiveMove {
+public:
+    /// `kind` is of the memory that it moves to. All outlive it.
+    LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::span<const LivePart> piece);
+    LiveMove(const LiveMove&) = delete;
+    LiveMove& operator=(const LiveMove&) = delete;
+    /// Releases what the piece has moved from, or was to move to.
+    ~LiveMove();
+
+    /// Makes the new memory, and maps it aside. The ledger is not used. Errors: out_of_host_memory,
+    /// out_of_device_memory, driver_failed.
+    [[nodiscard]] Result<void> create();
+    /// Makes ready what copy() uses, which waits for work that is queued. The caller keeps contexts from
+    /// ending until close(). Errors: those of DeviceSession.
+    [[nodiscard]] Result<void> open();
+    /// Copies what has changed since the last copy, at first all of it, while the program runs, and takes
+    /// the fingerprints of the copies: 64 MiB of it, and returns whether that was the rest. What is gone by
+    /// now is left out. The caller holds the mutex that guards `ledger`. Errors: those of DeviceSession.
+    [[nodiscard]] Result<bool> copy(ledger::Ledger& ledger);
+    void close() noexcept;
+    /// For who holds the mutex, once no work can use the piece: compares it with its copies, copies what has
+    /// changed, if that is little for `round`, and maps the copies in place of it. Verdict::move says that it
+    /// has moved. Of what sleeps then, what `contents` retains is forgotten: it may be older. Errors: those
+    /// of DeviceSession; damaged (a copy is not what was copied), driver_failed.
+    [[nodiscard]] Result<Verdict> swap(ledger::Ledger& ledger, contents::Contents& contents, int round);
+    /// What was done so far: GPU memory that it has moved from or to, and its contents.
+    [[nodiscard]] const model::DeviceReport& report() const noexcept { return report_; }
+
+private:
+    enum class Side : std::uint8_t { old_one, new_one };
+    struct Part {
+        LivePart what;
+        driver::DeviceAddress aside = 0;
+        driver::PhysicalMemory::Handle made = 0; ///< of the other side than the ledger has
+        bool is_mapped_aside = false;
+        bool is_gone = false;
+        // While it is swapped, and of what the ledger says then.
+        ledger::Backing* backing = nullptr;
+        driver::PhysicalMemory::Handle old_handle = 0;
+        Side shows = Side::old_one;
+        bool is_mapped = true;
+    };
+    struct Block {
+        std::size_t part = 0;
+        Span span;                ///< of the part
+        driver::Fingerprint seal; ///< of its copy
+        bool is_stale = true;
+    };
+    /// Neighbours that one call unmaps, or grants access to: parts_[first] to parts_[last - 1].
+    struct Neighbours {
+        std::size_t first = 0;
+        std::size_t last = 0;
+    };
+
+    [[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>> new_session();
+    /// Finds the backings of the parts; one that is not as it was when the piece was chosen is gone.
+    void look(ledger::Ledger& ledger);
+    [[nodiscard]] Bytes stale_bytes() const noexcept;
+    [[nodiscard]] std::vector<driver::FingerprintBlock> stale_blocks(std::span<const Block> among,
+                                                                     Side side) const;
+    [[nodiscard]] driver::DeviceAddress address_of(const Block& block, Side side) const noexcept;
+    [[nodiscard]] Result<void> copy_stale(driver::DeviceSession& session, std::span<Block> among);
+    /// Compares each block with its copy's seal: those that differ are stale. Returns what they hold now.
+    [[nodiscard]] Result<std::vector<driver::Fingerprint>> find_stale(driver::DeviceSession& session);
+    /// Whether it may move: then all copies are right. `bytes` of the piece are still there.
+    [[nodiscard]] Result<Verdict> compare(driver::DeviceSession& session, Bytes bytes, int round);
+    void note_steps(driver::DeviceSession& session) noexcept;
+    [[nodiscard]] Result<void> exchange(contents::Contents& contents);
+    [[nodiscard]] std::vector<Neighbours> neighbours() const;
+    [[nodiscard]] driver::AddressSpan span_of(const Neighbours& some) const noexcept;
+    /// Has the parts show that side, whatever they show now. Errors: driver_failed (they may show nothing).
+    [[nodiscard]] Result<void> show(const Neighbours& some, Side side);
+    /// Writes into the ledger what the parts show.
+    void note() noexcept;
+    /// Has them sleep, their contents in their memory.
+    void put_to_sleep(const Neighbours& some, contents::Contents& contents) noexcept;
+
+    const driver::Api& api_;
+    const driver::MemoryKind& kind_;
+    std::vector<Part> parts_; ///< by address
+    std::vector<Block> blocks_;
+    std::size_t copied_ = 0;                         ///< of those, in this round
+    std::unique_ptr<driver::DeviceSession> session_; ///< of copy()
+    std::optional<driver::VaReservation> aside_;
+    model::DeviceReport report_;
+};
+
+} // namespace gpu_sleep::sleep

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Programs that run on from host memory: what they do there, how they come back, and what is refused.
+
+#include "deep_machine.hpp"
+#include "intercepted_host.hpp"
+
+#include "support/catch.hpp"
+#include "support/scratch.hpp"
+
+#include <array>
+#include <string>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr std::uint64_t k_rounding = 2 * k_piece_bytes; // of ranges, and what the agent keeps for itself
+constexpr std::array k_live_kinds = {"plain", "async", "pool", "vmm2", "vmm20", "segments"};
+constexpr const char* k_code_of_error = "/processes/0/error/code";
+
+std::uint64_t host_backed(const Host& host) {
+    return std::stoull(host.report("tags/0/host_backed_bytes"));
+}
+
+Output go_live(const Host& host, Arguments options = {}) {
+    options.insert(options.end(), {"--live", "--json"});
+    return host.command("gpu-sleep", std::move(options));
+}
+
+} // namespace
+
+TEST_CASE("Live: a program runs on from host memory, and its memory comes back", "[quick][live]") {
+    Host host(captured_launch(k_linked));
+    host.tell("null_stream");
+    const auto empty = free_bytes(host);
+    std::vector<Piece> pieces;
+    for (const auto* kind : k_live_kinds) pieces.push_back(make_piece(host, kind, k_piece_bytes));
+    host.tell("capture 1 0");
+    host.tell("end_capture");
+    const auto replayed = host.tell("replay 0");
+    pieces[0].hash = replayed;
+    const auto awake = free_bytes(host);
+    const auto queries = [&] {
+        std::vector<std::string> answers;
+        for (const auto& piece : pieces) answers.push_back(host.tell("query " + piece.number + " 0"));
+        return answers;
+    };
+    const auto asked = queries();
+    const auto rehearsed = go_live(host, {"--dry-run"});
+    REQUIRE(rehearsed.status == 0);
+    CHECK_THAT(rehearsed.out, mentions("would move to host memory in about"));
+    CHECK(host_backed(host) == 0);
+    const auto moved = go_live(host);
+    INFO(moved.out);
+    REQUIRE(moved.status == 0);
+    CHECK(moved.json("/processes/0/report/changed") == "true");
+    CHECK(host.state() == "awake");
+    CHECK(host.report("gate/state") == "open");
+    CHECK(host.report("tags/0/resident_bytes") == "0");
+    CHECK(host_backed(host) >= k_live_kinds.size() * k_piece_bytes);
+    CHECK_THAT(host.command("gpu-ps").out, mentions("host (running)"));
+    CHECK(free_bytes(host) + k_rounding >= empty);
+    for (const auto& piece : pieces) check_intact(host, piece);
+    CHECK(queries() == asked);
+    CHECK(host.tell("replay 0") == replayed);
+    for (auto& piece : pieces) piece.hash = host.tell("launch " + piece.number + " 3");
+    CHECK(go_live(host).json("/processes/0/report/changed") == "false");
+
+    const auto some = host.command("gpu-wake", {"--live-bytes", "1MiB", "--json"});
+    REQUIRE(some.status == 0);
+    CHECK(host.report("tags/0/resident_bytes") != "0");
+    CHECK(host_backed(host) > 0);
+    host.wake();
+    CHECK(host_backed(host) == 0);
+    CHECK(free_bytes(host) == awake);
+    for (const auto& piece : pieces) check_intact(host, piece);
+    for (const auto& piece : pieces) host.tell("free " + piece.number);
+    check_no_harm(host);
+}
+
+TEST_CASE("Live: what runs from host memory sleeps, is freed and is mapped elsewhere like any other",
+          "[live]") {
+    Host host(captured_launch(k_linked));
+    std::vector<Piece> pieces;
+    for (const auto* kind : k_live_kinds) pieces.push_back(make_piece(host, kind, k_piece_bytes));
+    const auto awake = free_bytes(host);
+    REQUIRE(go_live(host).status == 0);
+    host.sleep();
+    CHECK(host.state() == "asleep");
+    CHECK(go_live(host).json("/processes/0/report/changed") == "false"); // what sleeps stays asleep
+    CHECK(host.state() == "asleep");
+    host.wake();
+    CHECK(host_backed(host) == 0); // it wakes on the GPU
+    CHECK(free_bytes(host) == awake);
+    for (const auto& piece : pieces) check_intact(host, piece);
+    REQUIRE(host.command("gpu-sleep", {"--level", "0"}).status == 0);
+    REQUIRE(go_live(host).status == 0);
+    CHECK(host.state() == "paused");
+    CHECK(host_backed(host) > 0);
+    host.wake({"--live-bytes", "0"});
+    CHECK(host.state() == "awake");
+    host.tell("wake_self"); // brings back what the program put to sleep
+    CHECK(host_backed(host) > 0);
+    for (const auto& piece : pieces) check_intact(host, piece);
+    for (const auto& piece : pieces) host.tell("free " + piece.number);
+    CHECK(go_live(host, {"--bytes", "1GiB"}).status == 0);
+    const auto fresh = make_piece(host, "plain", k_piece_bytes);
+    CHECK(host.report("tags/0/resident_bytes") != "0"); // new memory is the GPU's
+    check_intact(host, fresh);
+    check_no_harm(host);
+}
+
+TEST_CASE("Live: it is refused, and nothing moves, where it cannot be", "[live]") {
+    Host without(captured_launch(k_linked, {"GPU_SLEEP_SIM_HOST_NUMA=0"}));
+    const auto piece = make_piece(without, "plain", k_piece_bytes);
+    for (const auto& options : {Arguments{}, Arguments{"--dry-run"}}) {
+        const auto refused = go_live(without, options);
+        CHECK(refused.status == 1);
+        CHECK_THAT(refused.out, mentions("cannot map host memory"));
+    }
+    CHECK(host_backed(without) == 0);
+    check_intact(without, piece);
+    check_no_harm(without);
+
+    Host poor(captured_launch(k_linked, {"GPU_SLEEP_HOST_BUDGET=" + std::to_string(k_piece_bytes)}));
+    const auto large = make_piece(poor, "plain", 2 * k_piece_bytes);
+    const auto too_much = go_live(poor);
+    CHECK(too_much.status == 8);
+    CHECK(too_much.json(k_code_of_error) == "out_of_host_memory");
+    CHECK(host_backed(poor) == 0);
+    check_intact(poor, large);
+    check_no_harm(poor);
+
+    Host host(captured_launch(k_linked, {"GPU_SLEEP_SIM_MEMORY=67108864"}));
+    const auto other = make_piece(host, "plain", 4 * k_piece_bytes);
+    CHECK(go_live(host, {"--tags", "unknown"}).status == 2);
+    REQUIRE(host.command("gpu-inhibit").status == 0);
+    CHECK(go_live(host).json(k_code_of_error) == "inhibited");
+    CHECK(go_live(host, {"--ignore-inhibitors"}).status == 0);
+    const auto taken = host.tell("alloc plain 41943040");
+    const auto short_of_room = host.command("gpu-wake", {"--json"});
+    CHECK(short_of_room.json(k_code_of_error) == "out_of_device_memory");
+    CHECK(host_backed(host) > 0);
+    check_intact(host, other);
+    host.tell("free " + taken.substr(0, taken.find(' ')));
+    host.wake();
+    CHECK(host_backed(host) == 0);
+    check_intact(host, other);
+    check_no_harm(host);
+}
+
+TEST_CASE("Live: what runs from host memory is shared as it is, and stays there", "[live]") {
+    Host giver(captured_launch(k_linked));
+    Host taker(captured_launch(k_linked));
+    auto given = make_piece(giver, "plain", k_piece_bytes);
+    REQUIRE(go_live(giver).status == 0);
+    const auto opened =
+        taker.tell("open " + giver.tell("share " + given.number) + " " + std::to_string(k_piece_bytes));
+    const auto number = opened.substr(0, opened.find(' '));
+    CHECK(taker.tell("hash " + number) == given.hash);
+    giver.wake(); // which leaves it
+    given.hash = taker.tell("launch " + number + " 3");
+    check_intact(giver, given);
+    taker.tell("free " + number);
+    giver.tell("free " + given.number);
+    check_no_harm(giver);
+    check_no_harm(taker);
+}
+
+TEST_CASE("Live: what runs from host memory sleeps in files, and survives a fork", "[live]") {
+    const Scratch scratch;
+    Host host(captured_launch(k_linked));
+    const auto piece = make_piece(host, "plain", k_piece_bytes);
+    REQUIRE(go_live(host, {"--tree"}).status == 0);
+    CHECK(host_backed(host) > 0);
+    CHECK(host.tell("fork") == "7");
+    check_intact(host, piece);
+    host.sleep({"--dir", scratch.file("sleep")});
+    CHECK(host.report("tags/0/in_files_bytes") == host.report("tags/0/kept_bytes"));
+    host.wake();
+    CHECK(host_backed(host) == 0);
+    check_intact(host, piece);
+    check_no_harm(host);
+}
+
+TEST_CASE("Live: a program that runs from host memory goes deep, and nothing of a deep one can move",
+          "[live]") {
+    DeepMachine machine;
+    REQUIRE(machine.command("gpu-sleep", {"--live"}).status == 0);
+    machine.fall_asleep();
+    CHECK(machine.command("gpu-sleep", {"--live"}).json(k_code_of_error) == "refused");
+    machine.wake();
+    CHECK(host_backed(machine.host) == 0);
+    machine.expect_works();
+}
