@@ -99,13 +99,17 @@ bool Admission::knows(const Ends& ends) const {
 }
 
 std::optional<Refusal> Admission::check(bool is_known, const Headers& headers) const {
-    if (headers.has_origin) return Refusal{k_forbidden, "pages of the web may not call this door"};
+    const Refusal is_page{k_forbidden, "pages of the web may not call this door"};
+    if (headers.has_origin) return is_page;
     constexpr std::string_view k_bearer = "bearer ";
     const auto& given = headers.authorization;
     const bool has_token =
         given.size() > k_bearer.size() && lower(given.substr(0, k_bearer.size())) == k_bearer;
     // Whoever knows the token is no page, whatever name it has used.
     if (has_token && is_same_secret(token_, given.substr(k_bearer.size()))) return std::nullopt;
+    // Of an image a browser sends no origin, and asks as the owner. Source: Fetch Metadata, section 2.3.
+    const auto& site = headers.fetch_site;
+    if (!site.empty() && site != "none" && site != "same-origin") return is_page;
     if (!is_known && token_.empty())
         return Refusal{k_forbidden, "only the owner of this door, on its machine, and root may call it"};
     if (!is_known)

@@ -19,6 +19,7 @@ namespace gpu_sleep::cli::http {
 struct Headers {
     std::string_view host, authorization;
     bool has_origin = false;
+    std::string_view fetch_site{}; ///< Sec-Fetch-Site: what a browser says of the page that asks
 };
 
 /// The two ends of a connection over TCP.

@@ -109,6 +109,7 @@ void leave_program(std::array<int, 2> kept) {
 
 Result<void> start_beside(std::vector<std::string> words) {
     std::vector<char*> arguments;
+    arguments.reserve(words.size() + 1);
     for (auto& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     if (::access(words.front().c_str(), X_OK) != 0)

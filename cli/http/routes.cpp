@@ -39,7 +39,7 @@ const Dialect k_tensorrt_llm{"TensorRT-LLM",
 
 constexpr std::string_view k_get = " GET HEAD ";
 constexpr std::string_view k_post = " POST ";
-constexpr std::string_view k_both = " GET HEAD POST ";
+constexpr std::string_view k_both = " GET POST "; // it changes something, and HEAD may not
 
 const std::array k_routes{
     // llama-swap asks for it until a server is ready, and everybody else's probes do.
@@ -164,7 +164,8 @@ bool takes(const Route& route, std::string_view method) {
     return route.methods.find(fmt::format(" {} ", method)) != std::string_view::npos;
 }
 
-Result<Wish> read_wish(const Route& route, const Query& query, std::string_view body) {
+Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,
+                       std::string_view body) {
     auto json = Json::object();
     if (body.find_first_not_of(" \t\r\n") != std::string_view::npos)
         json = Json::parse(body, nullptr, false); // throws nothing
@@ -180,6 +181,8 @@ Result<Wish> read_wish(const Route& route, const Query& query, std::string_view 
         if (!level) return level.error();
         wish.level = *level;
     }
+    if (wish.level == Level::drop && method != "POST")
+        return make_error(ErrorCode::invalid_argument, "level 2 drops contents, and is asked for by POST");
     auto tags = read_tags(*route.dialect, values_of("tags", query, json));
     if (!tags) return tags.error();
     wish.tags = *std::move(tags);

@@ -69,8 +69,10 @@ struct Wish {
 
 /// Reads the query, and what it does not name from the body, a JSON object or nothing: `level`; `tags`,
 /// repeated, by commas, or as a list; `mode`. Ignores what else there is. Errors: invalid_argument (a value
-/// that cannot be, or a tag that the dialect has not), refused (work cannot be aborted).
-[[nodiscard]] Result<Wish> read_wish(const Route& route, const Query& query, std::string_view body);
+/// that cannot be, level 2 by another method than POST, or a tag that the dialect has not), refused (work
+/// cannot be aborted).
+[[nodiscard]] Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,
+                                     std::string_view body);
 
 /// What is asked of the program.
 struct Plan {

@@ -93,11 +93,12 @@ MHD_Result send_answer(MHD_Connection* connection, const Route* route, const Ans
     if (answer.status == k_unauthorized || answer.status == k_forbidden)
         add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
     if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
-    if (answer.status == k_wrong_method)
-        add(MHD_HTTP_HEADER_ALLOW, route->methods.find("GET") == std::string_view::npos ? "POST"
-                                   : route->methods.find("POST") == std::string_view::npos
-                                       ? "GET, HEAD"
-                                       : "GET, HEAD, POST");
+    if (answer.status == k_wrong_method) {
+        std::string allowed(route->methods.substr(1, route->methods.size() - 2));
+        for (std::size_t at = 0; (at = allowed.find(' ', at)) != std::string::npos; at += 2)
+            allowed.replace(at, 1, ", ");
+        add(MHD_HTTP_HEADER_ALLOW, allowed);
+    }
     const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
     MHD_destroy_response(response);
     return queued;
@@ -156,7 +157,7 @@ private:
 
     [[nodiscard]] MHD_Result reply(MHD_Connection* connection, const Exchange& exchange);
     /// Answers at once what takes no time, and has a lane do the rest.
-    [[nodiscard]] MHD_Result serve(MHD_Connection* connection, Exchange& exchange);
+    [[nodiscard]] MHD_Result serve(MHD_Connection* connection, std::string_view method, Exchange& exchange);
     [[nodiscard]] std::optional<Answer> refuse(MHD_Connection* connection, std::string_view method,
                                                std::string_view path, Exchange& exchange);
 
@@ -234,7 +235,7 @@ MHD_Result Server::Parts::answer(void* parts, MHD_Connection* connection, const 
         *upload_size = 0;
         return MHD_YES;
     }
-    return its.is_given ? self.reply(connection, its) : self.serve(connection, its);
+    return its.is_given ? self.reply(connection, its) : self.serve(connection, method, its);
 }
 
 /// What needs nothing but the headers.
@@ -244,7 +245,8 @@ std::optional<Answer> Server::Parts::refuse(MHD_Connection* connection, std::str
     if (!context.is_known) context.is_known = admission_.knows(ends_of(context.socket));
     const Headers headers{header(connection, MHD_HTTP_HEADER_HOST),
                           header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
-                          MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr};
+                          MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr,
+                          header(connection, "Sec-Fetch-Site")};
     if (const auto refused = admission_.check(*context.is_known, headers))
         return refusal(refused->status, ErrorCode::not_permitted, refused->message);
     exchange.route = find_route(path);
@@ -261,7 +263,7 @@ MHD_Result Server::Parts::reply(MHD_Connection* connection, const Exchange& exch
     return send_answer(connection, exchange.route, exchange.answer);
 }
 
-MHD_Result Server::Parts::serve(MHD_Connection* connection, Exchange& exchange) {
+MHD_Result Server::Parts::serve(MHD_Connection* connection, std::string_view method, Exchange& exchange) {
     const auto& route = *exchange.route;
     const auto answer_now = [&](Answer answer) {
         exchange.answer = std::move(answer);
@@ -277,7 +279,7 @@ MHD_Result Server::Parts::serve(MHD_Connection* connection, Exchange& exchange) 
     Wish wish;
     const bool is_change = route.action == Action::sleep || route.action == Action::wake;
     if (is_change) {
-        auto read = read_wish(route, query_of(connection), exchange.body);
+        auto read = read_wish(route, method, query_of(connection), exchange.body);
         if (!read) return answer_now(answer_of(k_bad_request, read.error()));
         wish = *std::move(read);
     }

@@ -187,10 +187,12 @@ class Dialects(unittest.TestCase):
             for expected, request in ((400, ("POST", "/sleep?mode=abort")), (400, ("POST", "/sleep?level=3")),
                                       (400, ("POST", "/sleep", "{")), (404, ("POST", "/collective_rpc", '{"method": "x"}')),
                                       (404, ("POST", "/reset_prefix_cache")), (404, ("GET", "/nothing")), (405, ("GET", "/sleep")),
-                                      (405, ("DELETE", "/is_sleeping")), (413, ("POST", "/sleep", " " * 70000))):
+                                      (400, ("GET", "/release_memory_occupation?level=2")), (405, ("DELETE", "/is_sleeping")), (413, ("POST", "/sleep", " " * 70000))):
                 status, said = door.ask(*request)
                 self.assertEqual(status, expected, request)
                 self.assertTrue(said["error"]["message"])
+            head = b"HEAD /release_memory_occupation HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            self.assertIn(b" 405 ", raw(door.port, head)[:20])
             self.assertEqual(command("gpu-inhibit", host.pid).returncode, 0)
             status, said = door.ask("POST", "/sleep")
             self.assertEqual((status, said["error"]["code"]), (409, "inhibited"))
@@ -224,7 +226,8 @@ class Dialects(unittest.TestCase):
 class Callers(unittest.TestCase):
     def test_pages_and_foreign_names(self):
         with Host() as host, Door(host.pid) as door:
-            for headers in ({"Origin": "http://localhost"}, {"Host": "evil.example"}, {"Host": f"evil.example:{door.port}"}):
+            for headers in ({"Origin": "http://localhost"}, {"Host": "evil.example"}, {"Host": f"evil.example:{door.port}"},
+                            {"Sec-Fetch-Site": "cross-site"}):
                 self.assertEqual(door.ask("GET", "/health", headers=headers)[0], 403)
             self.assertEqual(door.ask("GET", "/health", headers={"Host": f"localhost:{door.port}"})[0], 200)
 

@@ -40,13 +40,13 @@ model::Report program(const Tags& tags, model::State state = model::State::awake
 }
 
 Plan plan(std::string_view path, const Query& query, const model::Report& report) {
-    const auto wish = read_wish(route(path), query, "");
+    const auto wish = read_wish(route(path), "POST", query, "");
     REQUIRE(wish);
     return plan_of(route(path), *wish, {report});
 }
 
 std::string wish_error(std::string_view path, const Query& query, std::string_view body = "") {
-    const auto wish = read_wish(route(path), query, body);
+    const auto wish = read_wish(route(path), "POST", query, body);
     return wish ? "none" : std::string(traits(wish.error().code).name);
 }
 
@@ -131,6 +131,10 @@ TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") 
     CHECK(status(without, true, {"evil.example", "", false}) == k_forbidden);
     CHECK(status(without, true, {"127.0.0.1.evil.example:80", "", false}) == k_forbidden);
     CHECK(status(without, true, {"localhost", "", true}) == k_forbidden);
+    CHECK(status(without, true, {"localhost", "", false, "cross-site"}) == k_forbidden);
+    CHECK(status(without, true, {"localhost", "", false, "same-site"}) == k_forbidden);
+    CHECK(status(without, true, {"localhost", "", false, "none"}) == k_ok);
+    CHECK(status(with_token, false, {"localhost", bearer, false, "cross-site"}) == k_ok);
     CHECK(status(without, false, {"localhost", bearer, false}) == k_forbidden);
     CHECK(status(with_token, false, {"localhost", "", false}) == k_unauthorized);
     CHECK(status(with_token, false, {"localhost", other, false}) == k_unauthorized);
@@ -156,6 +160,8 @@ TEST_CASE("Routes: each path stands once, and every action has its methods", "[h
         CHECK((takes(each, "GET") != takes(each, "POST") || each.dialect->server == "SGLang"));
         CHECK_FALSE(takes(each, ""));
         CHECK_FALSE(takes(each, "PUT"));
+        const bool is_change = each.action == Action::sleep || each.action == Action::wake;
+        CHECK_FALSE((is_change && takes(each, "HEAD")));
     }
     CHECK(find_route("/sleep/") == nullptr);
     CHECK(find_route("") == nullptr);
@@ -163,7 +169,7 @@ TEST_CASE("Routes: each path stands once, and every action has its methods", "[h
 
 TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[http]") {
     const auto wish = [](std::string_view path, const Query& query, std::string_view body) {
-        const auto read = read_wish(route(path), query, body);
+        const auto read = read_wish(route(path), "POST", query, body);
         INFO(body);
         REQUIRE(read);
         return *read;
@@ -191,6 +197,8 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
         CHECK(wish_error("/sleep", {}, body) == "invalid_argument");
     CHECK(wish_error("/sleep", {{"tags", "cuda_graph"}}) == "invalid_argument"); // of another dialect
     CHECK(wish_error("/v1/sleep", {{"tags", "weight,kv_cache"}}) == "none");
+    CHECK_FALSE(read_wish(route("/release_memory_occupation"), "GET", {{"level", "2"}}, ""));
+    CHECK(read_wish(route("/release_memory_occupation"), "GET", {{"level", "1"}}, ""));
 }
 
 TEST_CASE("Plans: tags of the dialect that the program has, or all of a program that has none", "[http]") {
