@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -132,6 +133,7 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
     for (const auto& value : values) {
         std::istringstream words(value);
         for (std::string word; std::getline(words, word, ',');) {
+            std::erase(word, ' '); // as in "a, b"
             const auto is_it = [&](const KnownTag& known) { return known.name == word; };
             if (std::none_of(dialect.tags.begin(), dialect.tags.end(), is_it))
                 return wrong("tags", word, fmt::format("a tag of {}", dialect.server));
@@ -142,7 +144,7 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
 }
 
 /// The program's name of the tag; nothing where it has none.
-std::optional<std::string> name_in(const std::set<std::string>& program, const KnownTag& tag) {
+std::optional<std::string> name_in(const std::map<std::string, std::size_t>& program, const KnownTag& tag) {
     for (const auto name : {tag.name, tag.also})
         if (program.contains(std::string(name))) return std::string(name);
     return std::nullopt;
@@ -190,19 +192,24 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
 }
 
 Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Report>& reports) {
-    std::set<std::string> program, strange; // all tags, and those that the dialect cannot name
-    std::set<std::string> irreplaceable;
-    bool is_all_paused = true;
+    std::map<std::string, std::size_t> program; // how many processes have the tag
+    std::set<std::string> strange;              // which the dialect cannot name
+    std::set<std::string> irreplaceable, preserved;
+    bool is_all_paused = true, is_any_paused = false;
     for (const auto& report : reports) {
-        is_all_paused = is_all_paused && report.state == model::State::paused;
+        const bool is_paused = report.state == model::State::paused;
+        is_all_paused = is_all_paused && is_paused;
+        is_any_paused = is_any_paused || is_paused;
+        std::set<std::string> its; // a tag has a row for each device
         for (const auto& row : report.tags) {
-            program.insert(row.tag);
+            if (its.insert(row.tag).second) ++program[row.tag];
             const bool is_declared =
                 row.policy.refillable || row.policy.retention != model::Retention::offload;
             if (!is_declared) irreplaceable.insert(row.tag);
+            if (row.policy.retention == model::Retention::preserve) preserved.insert(row.tag);
         }
+        strange.insert(its.begin(), its.end());
     }
-    strange = program;
     std::set<std::string> wished;
     Plan plan;
     for (const auto& tag : route.dialect->tags) {
@@ -212,11 +219,18 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
         if (name) wished.insert(*name);
         if (!name) plan.passed_over.emplace_back(tag.name);
     }
-    const bool is_unchanged = strange.size() == program.size(); // it has no tag that the dialect can name
-    for (const auto& tag : strange)
-        if (wish.level == Level::drop && irreplaceable.contains(tag)) plan.kept.push_back(tag);
+    if (wish.level == Level::drop)
+        for (const auto& [tag, processes] : program) {
+            if (preserved.contains(tag)) continue; // as at every level
+            const bool is_kept = strange.contains(tag) && irreplaceable.contains(tag);
+            // A process refuses what it has no such tag for.
+            const bool is_known_to_all = processes == reports.size();
+            (is_kept || !is_known_to_all ? plan.kept : plan.dropped).push_back(tag);
+        }
+    if (route.is_pause && route.action == Action::wake) plan.is_nothing = !is_any_paused;
     if (wish.tags.empty() || wish.level == Level::pause) return plan;
     if (route.action == Action::wake && is_all_paused) return plan;
+    const bool is_unchanged = strange.size() == program.size(); // it has no tag that the dialect can name
     plan.takes_all = is_unchanged;
     plan.is_nothing = !is_unchanged && wished.empty();
     if (is_unchanged || plan.is_nothing) return plan;

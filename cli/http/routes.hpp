@@ -77,7 +77,8 @@ struct Wish {
 /// What is asked of the program.
 struct Plan {
     std::vector<std::string> tags;        ///< empty for all
-    std::vector<std::string> kept;        ///< of a sleep: kept at every level, for nobody can fill them again
+    std::vector<std::string> dropped;     ///< of a sleep at level 2: what may be
+    std::vector<std::string> kept;        ///< of one: the others, for nobody could fill them again
     std::vector<std::string> passed_over; ///< that were wished for, and the program has not
     bool takes_all = false;               ///< though tags were wished for
     bool is_nothing = false;              ///< it has none of the tags that were wished for

@@ -26,6 +26,7 @@ namespace gpu_sleep::cli::http {
 namespace {
 
 constexpr unsigned k_most_connections = 512;
+constexpr std::size_t k_most_strangers = k_most_connections / 2; ///< who have yet to send a token
 constexpr std::size_t k_most_headers = 16 * k_kib; ///< of a connection, and what else the library keeps of it
 constexpr std::size_t k_longest_body = 64 * k_kib;
 constexpr std::size_t k_most_waiting = 256; ///< requests for a lane
@@ -167,10 +168,10 @@ private:
 
     const Admission admission_;
     const Program program_;
-    std::mutex looking_;
-    std::vector<std::pair<MHD_Connection*, Exchange*>> waiting_looks_; ///< under the mutex
+    std::mutex looking_; ///< of what follows
+    std::vector<std::pair<MHD_Connection*, Exchange*>> waiting_looks_;
     Withdrawal withdrawal_;
-    Connections connections_;
+    Connections connections_{k_most_strangers};
     MHD_Daemon* daemon_ = nullptr;
     // The last, for their jobs use the others.
     Lane looks_{k_most_waiting}, measures_{k_most_waiting}, changes_{k_most_waiting};
@@ -198,13 +199,15 @@ Server::Parts::~Parts() {
 
 void Server::Parts::noticed(void* parts, MHD_Connection* connection, void** context,
                             MHD_ConnectionNotificationCode what) {
-    auto& connections = static_cast<Parts*>(parts)->connections_;
+    auto& self = *static_cast<Parts*>(parts);
+    auto& connections = self.connections_;
     if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
         if (*context) connections.remove(static_cast<Connection*>(*context));
         return;
     }
     const auto* const info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    *context = connections.add(info->connect_fd, k_for_headers);
+    const int socket = info->connect_fd;
+    *context = connections.add(socket, self.admission_.knows(ends_of(socket)), k_for_headers);
 }
 
 void Server::Parts::completed(void* parts, MHD_Connection* connection, void** exchange,
@@ -241,13 +244,11 @@ MHD_Result Server::Parts::answer(void* parts, MHD_Connection* connection, const 
 /// What needs nothing but the headers.
 std::optional<Answer> Server::Parts::refuse(MHD_Connection* connection, std::string_view method,
                                             std::string_view path, Exchange& exchange) {
-    auto& context = context_of(connection);
-    if (!context.is_known) context.is_known = admission_.knows(ends_of(context.socket));
     const Headers headers{header(connection, MHD_HTTP_HEADER_HOST),
                           header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
                           MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr,
                           header(connection, "Sec-Fetch-Site")};
-    if (const auto refused = admission_.check(*context.is_known, headers))
+    if (const auto refused = admission_.check(context_of(connection).is_known, headers))
         return refusal(refused->status, ErrorCode::not_permitted, refused->message);
     exchange.route = find_route(path);
     if (!exchange.route)

@@ -231,7 +231,8 @@ auto fields(Is<model::Report> auto& r) {
         may<31>(r.deep, "deep"), may<32>(r.deep_bytes, "deep_bytes"),
         may<33>(r.seconds_since_wake, "seconds_since_wake"), may<34>(r.group),
         may<35>(r.deep_refusal, or_null("deep_refusal")), may<64>(r.version, or_null("agent_version")),
-        may<65>(r.features, "features"), may<66>(r.directories, "directories"));
+        may<65>(r.features, "features"), may<66>(r.directories, "directories"),
+        may<68>(r.unreleased_bytes, "unreleased_bytes"));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tuple(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),

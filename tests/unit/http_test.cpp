@@ -97,9 +97,12 @@ TEST_CASE("Networks: contain what begins with the same bits", "[http]") {
     CHECK_FALSE(has("10.1.2.3", "10.1.2.2"));
     CHECK(has("0.0.0.0/0", "1.2.3.4"));
     CHECK_FALSE(has("0.0.0.0/0", "2001:db8::1"));
+    CHECK(has("::/0", "2001:db8::1"));
+    CHECK_FALSE(has("::/0", "1.2.3.4"));
     CHECK(has("fd00::/8", "fd12::1"));
     CHECK_FALSE(has("fd00::/8", "fe80::1"));
-    for (const auto* text : {"", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/-1", "::/129", "x/8", "10.0.0.0/8x"})
+    for (const auto* text : {"", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/-1", "::/129", "x/8", "10.0.0.0/8x",
+                             "10.1.2.3/8", "10.1.2.129/25", "fd00::1/8"})
         CHECK_FALSE(parse_network(text));
 }
 
@@ -181,7 +184,7 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
     const Tags both{"weights", "kv_cache"};
     CHECK(wish("/wake_up", {{"tags", "weights"}, {"tags", "kv_cache"}, {"tags", "weights"}}, "").tags ==
           both);
-    CHECK(wish("/wake_up", {{"tags", "weights,kv_cache"}}, "").tags == both);
+    CHECK(wish("/wake_up", {{"tags", "weights, kv_cache"}}, "").tags == both);
     CHECK(wish("/resume_memory_occupation", {}, R"({"tags": ["weights", "kv_cache"]})").tags == both);
     CHECK(wish("/resume_memory_occupation", {}, R"({"tags": null})").tags.empty());
     CHECK(wish("/resume_memory_occupation", {}, "null").tags.empty());
@@ -220,14 +223,22 @@ TEST_CASE("Plans: tags of the dialect that the program has, or all of a program 
     const auto paused = program({"weights", "kv_cache"}, model::State::paused);
     made = plan("/wake_up", {{"tags", "scheduling"}}, paused);
     CHECK((made.tags.empty() && !made.is_nothing));
+    CHECK_FALSE(plan("/continue_generation", {}, paused).is_nothing);
+    CHECK(plan("/continue_generation", {}, program({"weights"}, model::State::asleep)).is_nothing);
 }
 
 TEST_CASE("Plans: level 2 keeps what nobody has said how to fill again", "[http]") {
     auto report = program({"default", "scratch", "static", "weights"});
     report.tags[1].policy.refillable = true;
     report.tags[2].policy.retention = model::Retention::discard;
-    CHECK(plan("/sleep", {{"level", "2"}}, report).kept == Tags{"default"});
-    CHECK(plan("/sleep", {{"level", "1"}}, report).kept.empty());
+    report.tags[3].policy.retention = model::Retention::preserve;
+    auto made = plan("/sleep", {{"level", "2"}}, report);
+    CHECK((made.kept == Tags{"default"} && made.dropped == Tags{"scratch", "static"}));
+    made = plan("/sleep", {{"level", "1"}}, report);
+    CHECK((made.kept.empty() && made.dropped.empty()));
+    const auto wish = read_wish(route("/sleep"), "POST", {{"level", "2"}}, "");
+    made = plan_of(route("/sleep"), *wish, {report, program({"other"})});
+    CHECK((made.kept == Tags{"default", "other", "scratch", "static"} && made.dropped.empty()));
 }
 
 TEST_CASE("Lanes: jobs run in their order, no more wait than may, and what waits is run at the end",

@@ -141,6 +141,7 @@ Report report_to_send() {
     report.version = "v";
     report.features = {"f"};
     report.directories = {"d"};
+    report.unreleased_bytes = 0x63;
     return report;
 }
 
@@ -150,6 +151,7 @@ Report report_of_7() {
     report.version.clear();
     report.features.clear();
     report.directories.clear();
+    report.unreleased_bytes = 0;
     return report;
 }
 
@@ -331,7 +333,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "210008000000000000000000904022000100000067"
                 "2300010000007240000100000076"
                 "4100050000000100000066"
-                "4200050000000100000064");
+                "42000500000001000000644400080000006300000000000000");
 }
 
 TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {
