@@ -28,7 +28,7 @@ struct Ends {
 };
 
 /// Which user's process has the other end of a connection within this machine; nothing where none is found
-/// that is still open. Source: proc_pid_net(5), /proc/net/tcp and tcp6.
+/// that is still open. Sources: sock_diag(7); where there is none, proc_pid_net(5), /proc/net/tcp and tcp6.
 [[nodiscard]] std::optional<uid_t> user_of(const Ends& ends);
 
 /// The same, out of one table.

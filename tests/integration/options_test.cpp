@@ -138,16 +138,16 @@ bool has_door() {
 std::vector<Command> all_commands(const std::string& place) {
     constexpr auto k_nobody = "999999999"; // beyond any pid
     std::vector<Command> all{{{"gpu-ps"}, {k_nobody}, 3},
-            {{"gpu-sleep"}, {k_nobody}, 3},
-            {{"gpu-wake"}, {k_nobody}, 3},
-            {{"gpu-reclaim"}, {k_nobody}, 3},
-            {{"gpu-inhibit"}, {k_nobody}, 3},
-            {{"gpu-doctor"}, {k_nobody}, 3},
-            {{"gpu-run"}, {"--", "true"}, 0},
-            {{"gpu-enable"}, {"user", "--show"}, 0},
-            {{"gpu-snapshot", "ls"}, {place}, 0},
-            {{"gpu-snapshot", "verify"}, {place}, 0},
-            {{"gpu-snapshot", "extract"}, {place + "/none"}, 1}};
+                             {{"gpu-sleep"}, {k_nobody}, 3},
+                             {{"gpu-wake"}, {k_nobody}, 3},
+                             {{"gpu-reclaim"}, {k_nobody}, 3},
+                             {{"gpu-inhibit"}, {k_nobody}, 3},
+                             {{"gpu-doctor"}, {k_nobody}, 3},
+                             {{"gpu-run"}, {"--", "true"}, 0},
+                             {{"gpu-enable"}, {"user", "--show"}, 0},
+                             {{"gpu-snapshot", "ls"}, {place}, 0},
+                             {{"gpu-snapshot", "verify"}, {place}, 0},
+                             {{"gpu-snapshot", "extract"}, {place + "/none"}, 1}};
     if (has_door()) all.push_back({{"gpu-sleep-http"}, {k_nobody}, 3});
     return all;
 }

@@ -10,6 +10,9 @@
 #include "cli/http/routes.hpp"
 #include "support/catch.hpp"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <future>
 #include <set>
@@ -117,6 +120,28 @@ TEST_CASE("Callers: the user of the other end is looked up, and a closed socket 
     CHECK(user(0xD433, k_tcp, false) == std::nullopt);
     CHECK(user(0xD433, k_tcp6, true) == 1002U);
     CHECK(user(0xD431, "", false) == std::nullopt);
+}
+
+TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed", "[http]") {
+    for (const auto* text : {"127.0.0.1:0", "[::1]:0"}) {
+        auto address = *parse_address(text);
+        const auto listener = listen_on(address);
+        if (!listener && !address.endpoint.ip.is_v4()) continue; // a machine without IPv6
+        REQUIRE(listener);
+        sockaddr_storage name{};
+        socklen_t size = sizeof(name);
+        auto* const its = reinterpret_cast<sockaddr*>(&name);
+        REQUIRE(::getsockname(listener->get(), its, &size) == 0);
+        UniqueFd client(::socket(its->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        REQUIRE(::connect(client.get(), its, size) == 0);
+        REQUIRE(::getsockname(client.get(), its, &size) == 0);
+        const Ends ends{endpoint_of(its), address.endpoint};
+        CHECK(user_of(ends) == ::geteuid());
+        CHECK(user_of({ends.door, ends.client}) == std::nullopt);       // nobody has accepted it
+        CHECK(user_of({ends.door, {ends.door.ip, 9}}) == std::nullopt); // what listens is no client
+        client.reset();
+        CHECK(user_of(ends) == std::nullopt);
+    }
 }
 
 TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") {
