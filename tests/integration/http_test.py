@@ -179,6 +179,7 @@ class Dialects(unittest.TestCase):
             self.assertEqual(door.ask("POST", "/sleep?level=2&tags=other")[0], 400)
             said = door.ask("POST", "/sleep?level=2")[1]
             self.assertEqual((said["freed_bytes"], said["kept_bytes"], said["tags_kept"]), (3 * SIZE, SIZE, ["other"]))
+            self.assertEqual(said["processes"][0]["report"]["level"], 1)  # which also keeps a tag that came meanwhile
 
     def test_what_the_driver_does_not_release(self):
         with Host("default", GPU_SLEEP_SIM_FAIL="cuMemRelease:1:999") as host, Door(host.pid) as door:
