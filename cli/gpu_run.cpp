@@ -225,11 +225,19 @@ int execute(const std::string& file, std::vector<std::string> words) {
 
 /// Opens a door to the program that this process becomes, in `directory`. Errors: those of start_beside().
 Result<void> open_door(const Options& options, const std::filesystem::path& directory) {
-    auto words = cli::http::words_of(options.door);
+    auto door = options.door;
+    const bool is_chosen = !door.address->is_unix() && door.address->endpoint.port == 0;
+    if (is_chosen) // here, so that a door which is started again has the same port
+        if (const auto socket = cli::http::listen_on(*door.address); !socket) return socket.error();
+    auto words = cli::http::words_of(door);
     words.insert(words.begin(),
                  {(directory / "gpu-sleep-http").native(), "--tree", std::to_string(::getpid())});
     if (options.make_room) words.emplace_back("--make-room");
-    return cli::http::start_beside(std::move(words));
+    if (options.make_room && options.min_awake)
+        words.push_back(fmt::format("--min-awake={}ms", options.min_awake->count()));
+    GPU_SLEEP_TRY(cli::http::start_beside(std::move(words)));
+    if (is_chosen) cli::print_error(fmt::format("gpu-run: listening on {}\n", to_string(*door.address)));
+    return {};
 }
 
 /// Prepares the environment, and starts `command`. Returns the exit status if that fails.

@@ -39,7 +39,7 @@ struct Options {
     std::string target;
     control::Selection whom;
     http::Options door;
-    std::optional<Milliseconds> wait;
+    std::optional<Milliseconds> wait, min_awake;
     bool make_room = false;
 };
 
@@ -58,7 +58,8 @@ usage::Table table_of(Options& options) {
                              "How long a wake tries again while GPU memory is short (default: 0 s)"}),
                {"--make-room", usage::flag(options.make_room),
                 "If GPU memory is short, a wake puts others of the same user to sleep, the least recently "
-                "used first"}}}},
+                "used first"},
+               cli::min_awake_row(options.min_awake, "--make-room")}}},
             k_examples,
             k_exit_statuses};
 }
@@ -67,6 +68,7 @@ std::string complete(Options& options) {
     if (!options.target.empty()) options.whom.words = {options.target};
     if (auto text = cli::selection_problem(options.whom); !text.empty()) return text;
     if (!options.door.address) return "--http is missing";
+    if (options.min_awake && !options.make_room) return "--min-awake can be used only with --make-room";
     return http::complete(options.door);
 }
 
@@ -93,7 +95,8 @@ int run(Options& options) {
     for (const auto& each : door.open) open.push_back(*http::parse_network(each));
     constexpr Milliseconds k_wait_for_room{10'000}; // as gpu-wake
     const auto wait = options.wait.value_or(options.make_room ? k_wait_for_room : Milliseconds(0));
-    http::Program program(options.whom, {wait, options.make_room});
+    http::Program program(
+        options.whom, {wait, options.make_room, options.min_awake.value_or(model::WakeRequest().min_awake)});
     const auto process = open_process(options.whom);
     if (!process) return fail(process.error());
     if (!*process) // else it may be about to use the GPU only
@@ -110,7 +113,7 @@ int run(Options& options) {
     if (!server) return fail(server.error());
     static_cast<void>(cli::write_result(fmt::format("listening on {}\n", to_string(*door.address))));
     await_end(signals, *process);
-    if (door.address->is_unix()) ::unlink(door.address->path.c_str());
+    http::remove_file(*door.address);
     return exit_status::done;
 }
 

@@ -114,6 +114,8 @@ void LockedMemory::describe(model::Report& report) const {
         report.host_bytes -= std::min(report.host_bytes, report.retained_bytes);
         report.directories = contents().directories();
     }
+    for (const auto& [address, backing] : ledger_.backings())
+        if (backing.is_asleep() && backing.handle != 0) report.unreleased_bytes += backing.bytes;
     // Asking walks all blocks of the range, with the mutex held.
     const bool has_files = report.file_bytes != 0;
     report.tags = ledger_.report([this, has_files](contents::Number range) {

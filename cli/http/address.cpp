@@ -80,20 +80,28 @@ Error cannot_listen(const Address& address, int reason) {
     return error;
 }
 
-/// Removes the socket that a door which is gone has left. Errors: as those of listen_on().
-Result<void> remove_leftover(const Address& address, const sockaddr_un& name) {
+/// What lies at the path, of whichever kind; nothing if nothing does.
+std::optional<File> file_at(const std::string& path, mode_t kind = 0) {
     struct stat status = {};
-    if (::lstat(address.path.c_str(), &status) != 0) return {};
-    if (!S_ISSOCK(status.st_mode)) return cannot_listen(address, EADDRINUSE);
+    if (::lstat(path.c_str(), &status) != 0 || (kind != 0 && (status.st_mode & S_IFMT) != kind))
+        return std::nullopt;
+    return File{status.st_dev, status.st_ino};
+}
+
+/// Removes the socket that a door which is gone has left. Errors: as those of listen_on().
+Result<void> remove_leftover(Address address, const sockaddr_un& name) {
+    if (!file_at(address.path)) return {};
+    address.file = file_at(address.path, S_IFSOCK);
+    if (!address.file) return cannot_listen(address, EADDRINUSE);
     const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0 ||
         errno != ECONNREFUSED)
         return cannot_listen(address, EADDRINUSE);
-    if (::unlink(address.path.c_str()) != 0) return cannot_listen(address, errno);
+    if (!remove_file(address)) return cannot_listen(address, errno);
     return {};
 }
 
-Result<UniqueFd> bind_unix(const Address& address) {
+Result<UniqueFd> bind_unix(Address& address) {
     sockaddr_un name{};
     name.sun_family = AF_UNIX;
     std::memcpy(name.sun_path, address.path.c_str(), address.path.size() + 1); // parse_address() bounds it
@@ -105,6 +113,7 @@ Result<UniqueFd> bind_unix(const Address& address) {
     const int reason = errno;
     ::umask(before);
     if (bound != 0) return cannot_listen(address, reason);
+    address.file = file_at(address.path, S_IFSOCK);
     return socket;
 }
 
@@ -156,6 +165,7 @@ Endpoint endpoint_of(const sockaddr* address) noexcept {
 }
 
 bool Network::contains(const Ip& other) const noexcept {
+    if (ip.is_v4() != other.is_v4()) return false; // those of IPv6 would contain what is mapped
     constexpr unsigned k_byte = 8;
     const auto whole = bits / k_byte;
     if (!std::equal(ip.bytes.begin(), ip.bytes.begin() + whole, other.bytes.begin())) return false;
@@ -174,7 +184,13 @@ Result<Network> parse_network(std::string_view text) {
     const auto bits = number_in<unsigned>(text.substr(slash + 1));
     if (!bits || *bits > k_all - skipped)
         return make_error(ErrorCode::invalid_argument, "'{}' is not a network, such as 10.0.0.0/8", text);
-    return Network{*ip, *bits + skipped};
+    const Network network{*ip, *bits + skipped};
+    for (unsigned bit = network.bits; bit < k_all; ++bit)
+        if ((ip->bytes.at(bit / 8) >> (7 - bit % 8) & 1) != 0)
+            return make_error(ErrorCode::invalid_argument,
+                              "'{}' is a machine's address, not a network's: its last {} bits are not all 0",
+                              text, k_all - network.bits);
+    return network;
 }
 
 Result<Address> parse_address(std::string_view text) {
@@ -214,6 +230,14 @@ std::string to_string(const Address& address) {
     }
     ::inet_ntop(AF_INET6, ip.bytes.data(), text.data(), text.size());
     return fmt::format("[{}]:{}", text.data(), port);
+}
+
+bool remove_file(const Address& address) noexcept {
+    if (!address.file || file_at(address.path) != address.file) {
+        errno = EADDRINUSE;
+        return false;
+    }
+    return ::unlink(address.path.c_str()) == 0;
 }
 
 Result<UniqueFd> listen_on(Address& address) {

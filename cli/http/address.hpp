@@ -9,10 +9,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include <sys/socket.h>
+#include <sys/types.h>
 
 namespace gpu_sleep::cli::http {
 
@@ -49,10 +51,18 @@ struct Network {
 /// Reads "10.0.0.0/8", "fd00::/8", or one address. Errors: invalid_argument.
 [[nodiscard]] Result<Network> parse_network(std::string_view text);
 
+/// Which file, of whatever path.
+struct File {
+    dev_t device = 0;
+    ino_t inode = 0;
+    friend bool operator==(const File&, const File&) = default;
+};
+
 /// Where the door listens.
 struct Address {
     std::string path; ///< of a Unix socket; empty where it is the endpoint
     Endpoint endpoint;
+    std::optional<File> file{}; ///< that of the path, once it is bound
 
     [[nodiscard]] bool is_unix() const noexcept { return !path.empty(); }
     /// Only processes of this machine reach it.
@@ -66,9 +76,13 @@ struct Address {
 /// "127.0.0.1:8080", "unix:/path".
 [[nodiscard]] std::string to_string(const Address& address);
 
-/// A socket that listens there, non-blocking; `address` gets the port that the system chose for port 0. That
-/// of a path has mode 0600, and takes the place of one that nobody listens on. Changes the process's umask
-/// meanwhile. Errors: invalid_argument (it is taken, or cannot be), not_permitted, io_failed.
+/// A socket that listens there, non-blocking; `address` gets the port that the system chose for port 0, or
+/// the file. That of a path has mode 0600, and takes the place of one that nobody listens on. Changes the
+/// process's umask meanwhile. Errors: invalid_argument (it is taken, or cannot be), not_permitted, io_failed.
 [[nodiscard]] Result<UniqueFd> listen_on(Address& address);
+
+/// Removes the file that listen_on() has made, and none that has taken its place. False where it did not, and
+/// errno says why.
+bool remove_file(const Address& address) noexcept;
 
 } // namespace gpu_sleep::cli::http

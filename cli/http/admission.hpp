@@ -19,6 +19,7 @@ namespace gpu_sleep::cli::http {
 struct Headers {
     std::string_view host, authorization;
     bool has_origin = false;
+    std::string_view fetch_site{}; ///< Sec-Fetch-Site: what a browser says of the page that asks
 };
 
 /// The two ends of a connection over TCP.
@@ -27,7 +28,7 @@ struct Ends {
 };
 
 /// Which user's process has the other end of a connection within this machine; nothing where none is found
-/// that is still open. Source: proc_pid_net(5), /proc/net/tcp and tcp6.
+/// that is still open. Sources: sock_diag(7); where there is none, proc_pid_net(5), /proc/net/tcp and tcp6.
 [[nodiscard]] std::optional<uid_t> user_of(const Ends& ends);
 
 /// The same, out of one table.

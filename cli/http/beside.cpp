@@ -39,6 +39,9 @@ bool is_ready(int fd, int milliseconds) {
     return ready > 0;
 }
 
+/// What ends a process by default. The process between stays, or what the door became would be an orphan.
+constexpr std::array k_ends{SIGINT, SIGTERM, SIGHUP};
+
 /// One run of the door.
 struct Run {
     pid_t pid = -1;
@@ -52,6 +55,7 @@ Run start(const std::vector<char*>& arguments) {
     Run run{::fork(), {}, UniqueFd(ends[0])};
     const UniqueFd its(ends[1]);
     if (run.pid == 0) {
+        for (const int number : k_ends) std::signal(number, SIG_DFL);
         ::prctl(PR_SET_PDEATHSIG, SIGKILL); // or the program might be given it
         ::dup2(its.get(), STDOUT_FILENO);
         ::execv(arguments.front(), arguments.data());
@@ -109,6 +113,7 @@ void leave_program(std::array<int, 2> kept) {
 
 Result<void> start_beside(std::vector<std::string> words) {
     std::vector<char*> arguments;
+    arguments.reserve(words.size() + 1);
     for (auto& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     if (::access(words.front().c_str(), X_OK) != 0)
@@ -125,6 +130,7 @@ Result<void> start_beside(std::vector<std::string> words) {
     // signal".
     const auto pid = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
     if (pid == 0) {
+        for (const int number : k_ends) std::signal(number, SIG_IGN);
         leave_program({program.get(), ready.get()});
         attend_door(arguments, std::move(program), std::move(ready));
     }

@@ -19,9 +19,12 @@ Connections::~Connections() {
     thread_.join();
 }
 
-Connection* Connections::add(int socket, Milliseconds limit) {
+Connection* Connections::add(int socket, bool is_known, Milliseconds limit) {
     const std::lock_guard guard(mutex_);
-    all_.push_back({socket, {}, Clock::now() + limit});
+    all_.push_back({socket, is_known, Clock::now() + limit});
+    const auto strangers =
+        std::count_if(all_.begin(), all_.end(), [](const Connection& each) { return !each.is_known; });
+    if (!is_known && static_cast<std::size_t>(strangers) > most_strangers_) ::shutdown(socket, SHUT_RDWR);
     changed_.notify_one();
     return &all_.back();
 }

@@ -7,6 +7,7 @@
 #include "base/units.hpp"
 
 #include <condition_variable>
+#include <cstddef>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -17,22 +18,25 @@ namespace gpu_sleep::cli::http {
 /// A connection. Only its thread, the library's, uses what is not said to be shared.
 struct Connection {
     int socket = -1;
-    std::optional<bool> is_known; ///< of its other end; once that was looked up
-    Clock::time_point deadline;   ///< shared, by Connections
+    bool is_known = false;      ///< its other end, to Admission
+    Clock::time_point deadline; ///< shared, by Connections
 };
 
 /// Cuts off connections that do not say or take what is due. The library's own limit begins anew with each
-/// byte, so that one byte a second would hold a connection for ever. Has a thread. Thread-safe.
+/// byte, so that one byte a second would hold a connection for ever. Strangers get some of the places only.
+/// Has a thread. Thread-safe.
 class Connections {
 public:
-    Connections() : thread_([this] { run(); }) {}
+    explicit Connections(std::size_t most_strangers)
+        : most_strangers_(most_strangers), thread_([this] { run(); }) {}
     Connections(const Connections&) = delete;
     Connections& operator=(const Connections&) = delete;
     /// All were removed.
     ~Connections();
 
     /// The connection stays where it is until it is removed, before `socket` is closed.
-    [[nodiscard]] Connection* add(int socket, Milliseconds limit);
+    /// A stranger for whom there is no place is cut off at once.
+    [[nodiscard]] Connection* add(int socket, bool is_known, Milliseconds limit);
     void remove(Connection* connection);
     /// The time begins anew. Unset: no limit, for it is our turn.
     void limit(Connection& connection, std::optional<Milliseconds> time);
@@ -40,7 +44,8 @@ public:
 private:
     void run();
 
-    std::mutex mutex_;
+    const std::size_t most_strangers_;
+    std::mutex mutex_; ///< of all but the thread
     std::condition_variable changed_;
     std::list<Connection> all_;
     bool is_closed_ = false;

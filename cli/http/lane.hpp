@@ -57,7 +57,7 @@ private:
     }
 
     const std::size_t most_;
-    std::mutex mutex_;
+    std::mutex mutex_; ///< of the jobs, and of whether it is closed
     std::condition_variable changed_;
     std::deque<std::function<void()>> jobs_;
     bool is_closed_ = false;

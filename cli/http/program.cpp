@@ -73,6 +73,13 @@ OrderedJson memory_status(const std::vector<model::Report>& reports) {
     return {{"state", state}, {"parked_tags", std::move(tags)}};
 }
 
+/// Of what sleeps. The driver's part of a deep sleep frees it all the same.
+Bytes unreleased_in(const std::vector<model::Report>& reports) {
+    Bytes sum = 0;
+    for (const auto& report : reports) sum += report.deep ? 0 : report.unreleased_bytes;
+    return sum;
+}
+
 /// What an operation has done, of all processes together.
 void add_figures(const Route& route, const Plan& plan, const std::vector<model::Report>& reports,
                  OrderedJson& value) {
@@ -93,11 +100,35 @@ void add_figures(const Route& route, const Plan& plan, const std::vector<model::
     value["seconds"] = seconds;
     value["takes_all"] = plan.takes_all;
     value["tags_passed_over"] = plan.passed_over;
-    if (is_sleep) value["tags_kept"] = plan.kept;
+    if (!is_sleep) return;
+    value["unreleased_bytes"] = unreleased_in(reports);
+    value["tags_kept"] = plan.kept;
 }
 
 Answer answer_with(const OrderedJson& value, int status = k_ok) {
     return {status, written(value) + '\n'};
+}
+
+Answer confirmation(const Route& route, const Plan& plan, const std::vector<control::Outcome>& outcomes) {
+    const auto* const failed = failed_in(outcomes);
+    const auto reports = reports_in(outcomes);
+    const auto unreleased = route.action == Action::sleep ? unreleased_in(reports) : 0;
+    auto status = control::exit_status_of(outcomes);
+    if (failed && status == exit_status::done) status = exit_status::failed_awake; // it was withdrawn
+    if (!failed && unreleased != 0) status = exit_status::failed_asleep;
+    auto value = document_of(k_program, outcomes, status);
+    if (failed) {
+        value["error"] = error_value(k_program, *peers::error_of(failed->answer), failed->has_waited);
+        return answer_with(value, http_status_of(status));
+    }
+    add_figures(route, plan, reports, value);
+    if (unreleased == 0) return answer_with(value);
+    value["status"] = "error";
+    value["error"] = error_value(
+        k_program, make_error(ErrorCode::driver_failed,
+                              "the driver did not release {} of what sleeps; the next wake takes it back",
+                              format_bytes(unreleased)));
+    return answer_with(value, k_internal);
 }
 
 } // namespace
@@ -144,9 +175,10 @@ protocol::Request Program::request_for(const Route& route, const Wish& wish, con
                                        std::size_t processes) const {
     if (route.action == Action::sleep) {
         model::SleepRequest sleep;
-        sleep.level = wish.level;
+        // A tag may have come since the program was asked, and is then kept.
+        sleep.level = std::min(wish.level, model::Level::keep);
         sleep.tags = plan.tags;
-        sleep.keep = plan.kept;
+        sleep.discard = plan.dropped;
         sleep.joint = whom_.is_joint();
         return sleep;
     }
@@ -154,6 +186,7 @@ protocol::Request Program::request_for(const Route& route, const Wish& wish, con
     wake.tags = plan.tags;
     wake.wait = waking_.wait;
     wake.make_room = waking_.make_room && processes == 1;
+    wake.min_awake = waking_.min_awake;
     wake.joint = whom_.is_joint() && !wake.make_room;
     return wake;
 }
@@ -162,7 +195,8 @@ Answer Program::change(const Route& route, const Wish& wish, control::Interrupti
     Plan plan;
     Outcomes outcomes = std::vector<control::Outcome>();
     // Else all is the program's to choose, whatever it has.
-    if (!wish.tags.empty() || wish.level == model::Level::drop || waking_.make_room) {
+    const bool ends_pause = route.is_pause && route.action == Action::wake;
+    if (!wish.tags.empty() || wish.level == model::Level::drop || waking_.make_room || ends_pause) {
         outcomes = ask();
         if (!outcomes) return answer_of(outcomes.error());
         plan = plan_of(route, wish, reports_in(*outcomes));
@@ -175,13 +209,7 @@ Answer Program::change(const Route& route, const Wish& wish, control::Interrupti
         outcomes = dispatch->carry_out(listener, interruptions);
         if (!outcomes) return answer_of(outcomes.error());
     }
-    const auto* const failed = failed_in(*outcomes);
-    auto status = control::exit_status_of(*outcomes);
-    if (failed && status == exit_status::done) status = exit_status::failed_awake; // it was withdrawn
-    auto value = document_of(k_program, *outcomes, status);
-    if (failed) value["error"] = error_value(k_program, *peers::error_of(failed->answer), failed->has_waited);
-    if (!failed) add_figures(route, plan, reports_in(*outcomes), value);
-    return answer_with(value, http_status_of(status));
+    return confirmation(route, plan, *outcomes);
 }
 
 } // namespace gpu_sleep::cli::http

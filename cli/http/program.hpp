@@ -22,7 +22,8 @@ inline constexpr std::string_view k_program = "gpu-sleep-http";
 /// How the door wakes.
 struct WakeOptions {
     Milliseconds wait{0};
-    bool make_room = false; ///< where the program is one process
+    bool make_room = false;         ///< where the program is one process
+    Milliseconds min_awake{30'000}; ///< with `make_room`
 };
 
 /// One or several processes. Immutable; thread-safe. Each call asks the agents, and takes as long as they do.

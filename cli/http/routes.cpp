@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -39,7 +40,7 @@ const Dialect k_tensorrt_llm{"TensorRT-LLM",
 
 constexpr std::string_view k_get = " GET HEAD ";
 constexpr std::string_view k_post = " POST ";
-constexpr std::string_view k_both = " GET HEAD POST ";
+constexpr std::string_view k_both = " GET POST "; // it changes something, and HEAD may not
 
 const std::array k_routes{
     // llama-swap asks for it until a server is ready, and everybody else's probes do.
@@ -132,6 +133,7 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
     for (const auto& value : values) {
         std::istringstream words(value);
         for (std::string word; std::getline(words, word, ',');) {
+            std::erase(word, ' '); // as in "a, b"
             const auto is_it = [&](const KnownTag& known) { return known.name == word; };
             if (std::none_of(dialect.tags.begin(), dialect.tags.end(), is_it))
                 return wrong("tags", word, fmt::format("a tag of {}", dialect.server));
@@ -142,7 +144,7 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
 }
 
 /// The program's name of the tag; nothing where it has none.
-std::optional<std::string> name_in(const std::set<std::string>& program, const KnownTag& tag) {
+std::optional<std::string> name_in(const std::map<std::string, std::size_t>& program, const KnownTag& tag) {
     for (const auto name : {tag.name, tag.also})
         if (program.contains(std::string(name))) return std::string(name);
     return std::nullopt;
@@ -164,7 +166,8 @@ bool takes(const Route& route, std::string_view method) {
     return route.methods.find(fmt::format(" {} ", method)) != std::string_view::npos;
 }
 
-Result<Wish> read_wish(const Route& route, const Query& query, std::string_view body) {
+Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,
+                       std::string_view body) {
     auto json = Json::object();
     if (body.find_first_not_of(" \t\r\n") != std::string_view::npos)
         json = Json::parse(body, nullptr, false); // throws nothing
@@ -180,6 +183,8 @@ Result<Wish> read_wish(const Route& route, const Query& query, std::string_view 
         if (!level) return level.error();
         wish.level = *level;
     }
+    if (wish.level == Level::drop && method != "POST")
+        return make_error(ErrorCode::invalid_argument, "level 2 drops contents, and is asked for by POST");
     auto tags = read_tags(*route.dialect, values_of("tags", query, json));
     if (!tags) return tags.error();
     wish.tags = *std::move(tags);
@@ -187,19 +192,24 @@ Result<Wish> read_wish(const Route& route, const Query& query, std::string_view 
 }
 
 Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Report>& reports) {
-    std::set<std::string> program, strange; // all tags, and those that the dialect cannot name
-    std::set<std::string> irreplaceable;
-    bool is_all_paused = true;
+    std::map<std::string, std::size_t> program; // how many processes have the tag
+    std::set<std::string> strange;              // which the dialect cannot name
+    std::set<std::string> irreplaceable, preserved;
+    bool is_all_paused = true, is_any_paused = false;
     for (const auto& report : reports) {
-        is_all_paused = is_all_paused && report.state == model::State::paused;
+        const bool is_paused = report.state == model::State::paused;
+        is_all_paused = is_all_paused && is_paused;
+        is_any_paused = is_any_paused || is_paused;
+        std::set<std::string> its; // a tag has a row for each device
         for (const auto& row : report.tags) {
-            program.insert(row.tag);
+            if (its.insert(row.tag).second) ++program[row.tag];
             const bool is_declared =
                 row.policy.refillable || row.policy.retention != model::Retention::offload;
             if (!is_declared) irreplaceable.insert(row.tag);
+            if (row.policy.retention == model::Retention::preserve) preserved.insert(row.tag);
         }
+        strange.insert(its.begin(), its.end());
     }
-    strange = program;
     std::set<std::string> wished;
     Plan plan;
     for (const auto& tag : route.dialect->tags) {
@@ -209,11 +219,18 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
         if (name) wished.insert(*name);
         if (!name) plan.passed_over.emplace_back(tag.name);
     }
-    const bool is_unchanged = strange.size() == program.size(); // it has no tag that the dialect can name
-    for (const auto& tag : strange)
-        if (wish.level == Level::drop && irreplaceable.contains(tag)) plan.kept.push_back(tag);
+    if (wish.level == Level::drop)
+        for (const auto& [tag, processes] : program) {
+            if (preserved.contains(tag)) continue; // as at every level
+            const bool is_kept = strange.contains(tag) && irreplaceable.contains(tag);
+            // A process refuses what it has no such tag for.
+            const bool is_known_to_all = processes == reports.size();
+            (is_kept || !is_known_to_all ? plan.kept : plan.dropped).push_back(tag);
+        }
+    if (route.is_pause && route.action == Action::wake) plan.is_nothing = !is_any_paused;
     if (wish.tags.empty() || wish.level == Level::pause) return plan;
     if (route.action == Action::wake && is_all_paused) return plan;
+    const bool is_unchanged = strange.size() == program.size(); // it has no tag that the dialect can name
     plan.takes_all = is_unchanged;
     plan.is_nothing = !is_unchanged && wished.empty();
     if (is_unchanged || plan.is_nothing) return plan;

@@ -69,13 +69,16 @@ struct Wish {
 
 /// Reads the query, and what it does not name from the body, a JSON object or nothing: `level`; `tags`,
 /// repeated, by commas, or as a list; `mode`. Ignores what else there is. Errors: invalid_argument (a value
-/// that cannot be, or a tag that the dialect has not), refused (work cannot be aborted).
-[[nodiscard]] Result<Wish> read_wish(const Route& route, const Query& query, std::string_view body);
+/// that cannot be, level 2 by another method than POST, or a tag that the dialect has not), refused (work
+/// cannot be aborted).
+[[nodiscard]] Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,
+                                     std::string_view body);
 
 /// What is asked of the program.
 struct Plan {
     std::vector<std::string> tags;        ///< empty for all
-    std::vector<std::string> kept;        ///< of a sleep: kept at every level, for nobody can fill them again
+    std::vector<std::string> dropped;     ///< of a sleep at level 2: what may be
+    std::vector<std::string> kept;        ///< of one: the others, for nobody could fill them again
     std::vector<std::string> passed_over; ///< that were wished for, and the program has not
     bool takes_all = false;               ///< though tags were wished for
     bool is_nothing = false;              ///< it has none of the tags that were wished for

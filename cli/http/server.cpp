@@ -26,6 +26,7 @@ namespace gpu_sleep::cli::http {
 namespace {
 
 constexpr unsigned k_most_connections = 512;
+constexpr std::size_t k_most_strangers = k_most_connections / 2; ///< who have yet to send a token
 constexpr std::size_t k_most_headers = 16 * k_kib; ///< of a connection, and what else the library keeps of it
 constexpr std::size_t k_longest_body = 64 * k_kib;
 constexpr std::size_t k_most_waiting = 256; ///< requests for a lane
@@ -93,11 +94,12 @@ MHD_Result send_answer(MHD_Connection* connection, const Route* route, const Ans
     if (answer.status == k_unauthorized || answer.status == k_forbidden)
         add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
     if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
-    if (answer.status == k_wrong_method)
-        add(MHD_HTTP_HEADER_ALLOW, route->methods.find("GET") == std::string_view::npos ? "POST"
-                                   : route->methods.find("POST") == std::string_view::npos
-                                       ? "GET, HEAD"
-                                       : "GET, HEAD, POST");
+    if (answer.status == k_wrong_method) {
+        std::string allowed(route->methods.substr(1, route->methods.size() - 2));
+        for (std::size_t at = 0; (at = allowed.find(' ', at)) != std::string::npos; at += 2)
+            allowed.replace(at, 1, ", ");
+        add(MHD_HTTP_HEADER_ALLOW, allowed);
+    }
     const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
     MHD_destroy_response(response);
     return queued;
@@ -156,7 +158,7 @@ private:
 
     [[nodiscard]] MHD_Result reply(MHD_Connection* connection, const Exchange& exchange);
     /// Answers at once what takes no time, and has a lane do the rest.
-    [[nodiscard]] MHD_Result serve(MHD_Connection* connection, Exchange& exchange);
+    [[nodiscard]] MHD_Result serve(MHD_Connection* connection, std::string_view method, Exchange& exchange);
     [[nodiscard]] std::optional<Answer> refuse(MHD_Connection* connection, std::string_view method,
                                                std::string_view path, Exchange& exchange);
 
@@ -166,10 +168,10 @@ private:
 
     const Admission admission_;
     const Program program_;
-    std::mutex looking_;
-    std::vector<std::pair<MHD_Connection*, Exchange*>> waiting_looks_; ///< under the mutex
+    std::mutex looking_; ///< of what follows
+    std::vector<std::pair<MHD_Connection*, Exchange*>> waiting_looks_;
     Withdrawal withdrawal_;
-    Connections connections_;
+    Connections connections_{k_most_strangers};
     MHD_Daemon* daemon_ = nullptr;
     // The last, for their jobs use the others.
     Lane looks_{k_most_waiting}, measures_{k_most_waiting}, changes_{k_most_waiting};
@@ -197,13 +199,15 @@ Server::Parts::~Parts() {
 
 void Server::Parts::noticed(void* parts, MHD_Connection* connection, void** context,
                             MHD_ConnectionNotificationCode what) {
-    auto& connections = static_cast<Parts*>(parts)->connections_;
+    auto& self = *static_cast<Parts*>(parts);
+    auto& connections = self.connections_;
     if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
         if (*context) connections.remove(static_cast<Connection*>(*context));
         return;
     }
     const auto* const info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    *context = connections.add(info->connect_fd, k_for_headers);
+    const int socket = info->connect_fd;
+    *context = connections.add(socket, self.admission_.knows(ends_of(socket)), k_for_headers);
 }
 
 void Server::Parts::completed(void* parts, MHD_Connection* connection, void** exchange,
@@ -234,18 +238,17 @@ MHD_Result Server::Parts::answer(void* parts, MHD_Connection* connection, const 
         *upload_size = 0;
         return MHD_YES;
     }
-    return its.is_given ? self.reply(connection, its) : self.serve(connection, its);
+    return its.is_given ? self.reply(connection, its) : self.serve(connection, method, its);
 }
 
 /// What needs nothing but the headers.
 std::optional<Answer> Server::Parts::refuse(MHD_Connection* connection, std::string_view method,
                                             std::string_view path, Exchange& exchange) {
-    auto& context = context_of(connection);
-    if (!context.is_known) context.is_known = admission_.knows(ends_of(context.socket));
     const Headers headers{header(connection, MHD_HTTP_HEADER_HOST),
                           header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
-                          MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr};
-    if (const auto refused = admission_.check(*context.is_known, headers))
+                          MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr,
+                          header(connection, "Sec-Fetch-Site")};
+    if (const auto refused = admission_.check(context_of(connection).is_known, headers))
         return refusal(refused->status, ErrorCode::not_permitted, refused->message);
     exchange.route = find_route(path);
     if (!exchange.route)
@@ -261,7 +264,7 @@ MHD_Result Server::Parts::reply(MHD_Connection* connection, const Exchange& exch
     return send_answer(connection, exchange.route, exchange.answer);
 }
 
-MHD_Result Server::Parts::serve(MHD_Connection* connection, Exchange& exchange) {
+MHD_Result Server::Parts::serve(MHD_Connection* connection, std::string_view method, Exchange& exchange) {
     const auto& route = *exchange.route;
     const auto answer_now = [&](Answer answer) {
         exchange.answer = std::move(answer);
@@ -277,7 +280,7 @@ MHD_Result Server::Parts::serve(MHD_Connection* connection, Exchange& exchange) 
     Wish wish;
     const bool is_change = route.action == Action::sleep || route.action == Action::wake;
     if (is_change) {
-        auto read = read_wish(route, query_of(connection), exchange.body);
+        auto read = read_wish(route, method, query_of(connection), exchange.body);
         if (!read) return answer_now(answer_of(k_bad_request, read.error()));
         wish = *std::move(read);
     }

@@ -126,6 +126,15 @@ def command(name, *arguments):
                           timeout=SECONDS)
 
 
+@contextlib.contextmanager
+def as_nobody():
+    os.seteuid(65534)  # whose sockets they are then
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
 def is_gone(port):
     with socket.socket() as connection:
         return connection.connect_ex(("127.0.0.1", port)) != 0
@@ -170,6 +179,16 @@ class Dialects(unittest.TestCase):
             self.assertEqual(door.ask("POST", "/sleep?level=2&tags=other")[0], 400)
             said = door.ask("POST", "/sleep?level=2")[1]
             self.assertEqual((said["freed_bytes"], said["kept_bytes"], said["tags_kept"]), (3 * SIZE, SIZE, ["other"]))
+            self.assertEqual(said["processes"][0]["report"]["level"], 1)  # which also keeps a tag that came meanwhile
+
+    def test_what_the_driver_does_not_release(self):
+        with Host("default", GPU_SLEEP_SIM_FAIL="cuMemRelease:1:999") as host, Door(host.pid) as door:
+            for _ in range(2):  # the second time it sleeps already
+                status, said = door.ask("POST", "/sleep")
+                self.assertEqual((status, said["error"]["code"], said["unreleased_bytes"]), (500, "driver_failed", SIZE))
+            self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
+            self.assertEqual(host.tell("check_all"), "intact")
+            self.assertEqual(door.ask("POST", "/sleep")[1]["freed_bytes"], SIZE)
 
     def test_pauses(self):
         with Host("default") as host, Door(host.pid) as door:
@@ -181,16 +200,21 @@ class Dialects(unittest.TestCase):
                 self.assertTrue(door.ask("GET", "/v1/is_paused")[1]["is_paused"])
                 status, said = door.ask(*end)
                 self.assertEqual((status, said["is_sleeping"]), (200, False), said)
+            door.ask("POST", "/sleep")
+            self.assertEqual(door.ask("POST", "/continue_generation")[1]["taken_bytes"], 0)
 
     def test_what_is_refused(self):
         with Host("default") as host, Door(host.pid) as door:
             for expected, request in ((400, ("POST", "/sleep?mode=abort")), (400, ("POST", "/sleep?level=3")),
                                       (400, ("POST", "/sleep", "{")), (404, ("POST", "/collective_rpc", '{"method": "x"}')),
                                       (404, ("POST", "/reset_prefix_cache")), (404, ("GET", "/nothing")), (405, ("GET", "/sleep")),
-                                      (405, ("DELETE", "/is_sleeping")), (413, ("POST", "/sleep", " " * 70000))):
+                                      (400, ("GET", "/release_memory_occupation?level=2")), (405, ("DELETE", "/is_sleeping")),
+                                      (413, ("POST", "/sleep", " " * 70000))):
                 status, said = door.ask(*request)
                 self.assertEqual(status, expected, request)
                 self.assertTrue(said["error"]["message"])
+            head = b"HEAD /release_memory_occupation HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            self.assertIn(b" 405 ", raw(door.port, head)[:20])
             self.assertEqual(command("gpu-inhibit", host.pid).returncode, 0)
             status, said = door.ask("POST", "/sleep")
             self.assertEqual((status, said["error"]["code"]), (409, "inhibited"))
@@ -224,26 +248,41 @@ class Dialects(unittest.TestCase):
 class Callers(unittest.TestCase):
     def test_pages_and_foreign_names(self):
         with Host() as host, Door(host.pid) as door:
-            for headers in ({"Origin": "http://localhost"}, {"Host": "evil.example"}, {"Host": f"evil.example:{door.port}"}):
+            for headers in ({"Origin": "http://localhost"}, {"Host": "evil.example"}, {"Host": f"evil.example:{door.port}"},
+                            {"Sec-Fetch-Site": "cross-site"}):
                 self.assertEqual(door.ask("GET", "/health", headers=headers)[0], 403)
             self.assertEqual(door.ask("GET", "/health", headers={"Host": f"localhost:{door.port}"})[0], 200)
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_other_users(self):
-        with Host() as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door:
-            for headers, expected in (({}, 401), ({"Authorization": "Bearer " + TOKEN[:-1] + "X"}, 401),
-                                      ({"Authorization": "Bearer " + TOKEN}, 200)):
-                self.assertEqual(self.ask_as_nobody(door, headers), expected)
-        with Host() as host, Door(host.pid) as door:
-            self.assertEqual(self.ask_as_nobody(door, {}), 403)
-            self.assertEqual(door.ask("GET", "/health")[0], 200)
+        with Host() as host, tempfile.NamedTemporaryFile("w") as file:
+            print(TOKEN, file=file, flush=True)
+            for door in (Door(host.pid, "--http-token", file.name, address="0.0.0.0:0"),
+                         Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN})):
+                with door:
+                    for headers, expected in (({}, 401), ({"Authorization": "Bearer " + TOKEN[:-1] + "X"}, 401),
+                                              ({"Authorization": "Bearer " + TOKEN}, 200)):
+                        self.assertEqual(self.ask_as_nobody(door, headers), expected)
+            for network, expected in (("127.0.0.1/32", 200), ("127.0.0.2/32", 403), ("::/0", 403)):
+                with Door(host.pid, "--http-open", network, address="0.0.0.0:0") as door:
+                    self.assertEqual(self.ask_as_nobody(door), expected)
+            with Door(host.pid) as door:
+                self.assertEqual(self.ask_as_nobody(door), 403)
+                self.assertEqual(door.ask("GET", "/health")[0], 200)
 
-    def ask_as_nobody(self, door, headers):
-        os.seteuid(65534)  # whose socket it is then
-        try:
+    def ask_as_nobody(self, door, headers=None):
+        with as_nobody():
             return door.ask("GET", "/health", headers=headers)[0]
-        finally:
-            os.seteuid(0)
+
+    @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
+    def test_strangers_leave_places(self):
+        with Host() as host, Door(host.pid) as door, contextlib.ExitStack() as stack:
+            with as_nobody():
+                for _ in range(600):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
+            begin = time.monotonic()
+            self.assertEqual(door.ask("GET", "/health")[0], 200)
+            self.assertLess(time.monotonic() - begin, 1)  # they are cut off after 2 s
 
     def test_sockets(self):
         with tempfile.TemporaryDirectory() as directory, Host("default") as host:
@@ -260,17 +299,16 @@ class Callers(unittest.TestCase):
                     taken = command("gpu-sleep-http", host.pid, "--http", path)
                     self.assertEqual(taken.returncode, 2, taken.stderr)
                     door.process.kill()
+            with Door(host.pid, address=path):
+                os.unlink(path)
+                pathlib.Path(path).write_text("another's", encoding="utf-8")
+            self.assertTrue(os.path.exists(path))
 
     def test_addresses_that_others_reach_need_a_token(self):
         with Host() as host, tempfile.NamedTemporaryFile("w") as file:
             self.assertEqual(command("gpu-sleep-http", host.pid, "--http", "0.0.0.0:0").returncode, 2)
             print("short", file=file, flush=True)
             self.assertEqual(command("gpu-sleep-http", host.pid, "--http", "0", "--http-token", file.name).returncode, 2)
-            pathlib.Path(file.name).write_text(TOKEN + "\n", encoding="utf-8")
-            with Door(host.pid, "--http-token", file.name, address="0.0.0.0:0") as door:
-                self.assertEqual(door.ask("GET", "/health")[0], 200)
-            with Door(host.pid, "--http-open", "127.0.0.1/32", address="0.0.0.0:0") as door:
-                self.assertEqual(door.ask("GET", "/health")[0], 200)
 
 
 class BadLuck(unittest.TestCase):
@@ -381,6 +419,9 @@ class GpuRun(unittest.TestCase):
                 self.assertEqual(ask(port, "POST", "/sleep")[1]["freed_bytes"], SIZE)
                 # The door comes back.
                 door = next(pid for pid in filter(str.isdigit, os.listdir("/proc")) if self.is_door(pid, host.pid))
+                between = pathlib.Path(f"/proc/{door}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+                os.kill(int(between), signal.SIGTERM)  # it stays, or the program might be given the door
+                self.assertFalse(becomes_true(lambda: is_gone(port), 0.3))
                 os.kill(int(door), signal.SIGKILL)
                 self.assertTrue(becomes_true(lambda: is_gone(port)))
                 self.assertTrue(becomes_true(lambda: not is_gone(port)))
@@ -401,6 +442,13 @@ class GpuRun(unittest.TestCase):
             done = command("gpu-run", "--http", port, "--", sys.executable, "-c", program)
             self.assertEqual((done.returncode, done.stdout, done.stderr), (7, "none\n", ""))
             self.assertTrue(becomes_true(lambda: is_gone(port)))
+
+    def test_a_port_that_the_system_chooses(self):
+        done = command("gpu-run", "--http", "0", "--make-room", "--min-awake", "1500ms", "--", "sh", "-c", "cat /proc/[0-9]*/cmdline")
+        said = done.stderr.strip()
+        self.assertRegex(said, "^gpu-run: listening on 127.0.0.1:[1-9][0-9]*$")
+        door = f"--http={said.rpartition(' ')[2]}\0--make-room\0--min-awake=1500ms\0"
+        self.assertIn(door, done.stdout)
 
     def test_a_port_that_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as other:

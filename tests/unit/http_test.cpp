@@ -10,6 +10,9 @@
 #include "cli/http/routes.hpp"
 #include "support/catch.hpp"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <future>
 #include <set>
@@ -40,13 +43,13 @@ model::Report program(const Tags& tags, model::State state = model::State::awake
 }
 
 Plan plan(std::string_view path, const Query& query, const model::Report& report) {
-    const auto wish = read_wish(route(path), query, "");
+    const auto wish = read_wish(route(path), "POST", query, "");
     REQUIRE(wish);
     return plan_of(route(path), *wish, {report});
 }
 
 std::string wish_error(std::string_view path, const Query& query, std::string_view body = "") {
-    const auto wish = read_wish(route(path), query, body);
+    const auto wish = read_wish(route(path), "POST", query, body);
     return wish ? "none" : std::string(traits(wish.error().code).name);
 }
 
@@ -97,9 +100,12 @@ TEST_CASE("Networks: contain what begins with the same bits", "[http]") {
     CHECK_FALSE(has("10.1.2.3", "10.1.2.2"));
     CHECK(has("0.0.0.0/0", "1.2.3.4"));
     CHECK_FALSE(has("0.0.0.0/0", "2001:db8::1"));
+    CHECK(has("::/0", "2001:db8::1"));
+    CHECK_FALSE(has("::/0", "1.2.3.4"));
     CHECK(has("fd00::/8", "fd12::1"));
     CHECK_FALSE(has("fd00::/8", "fe80::1"));
-    for (const auto* text : {"", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/-1", "::/129", "x/8", "10.0.0.0/8x"})
+    for (const auto* text : {"", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/-1", "::/129", "x/8", "10.0.0.0/8x",
+                             "10.1.2.3/8", "10.1.2.129/25", "fd00::1/8"})
         CHECK_FALSE(parse_network(text));
 }
 
@@ -114,6 +120,28 @@ TEST_CASE("Callers: the user of the other end is looked up, and a closed socket 
     CHECK(user(0xD433, k_tcp, false) == std::nullopt);
     CHECK(user(0xD433, k_tcp6, true) == 1002U);
     CHECK(user(0xD431, "", false) == std::nullopt);
+}
+
+TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed", "[http]") {
+    for (const auto* text : {"127.0.0.1:0", "[::1]:0"}) {
+        auto address = *parse_address(text);
+        const auto listener = listen_on(address);
+        if (!listener && !address.endpoint.ip.is_v4()) continue; // a machine without IPv6
+        REQUIRE(listener);
+        sockaddr_storage name{};
+        socklen_t size = sizeof(name);
+        auto* const its = reinterpret_cast<sockaddr*>(&name);
+        REQUIRE(::getsockname(listener->get(), its, &size) == 0);
+        UniqueFd client(::socket(its->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        REQUIRE(::connect(client.get(), its, size) == 0);
+        REQUIRE(::getsockname(client.get(), its, &size) == 0);
+        const Ends ends{endpoint_of(its), address.endpoint};
+        CHECK(user_of(ends) == ::geteuid());
+        CHECK(user_of({ends.door, ends.client}) == std::nullopt);       // nobody has accepted it
+        CHECK(user_of({ends.door, {ends.door.ip, 9}}) == std::nullopt); // what listens is no client
+        client.reset();
+        CHECK(user_of(ends) == std::nullopt);
+    }
 }
 
 TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") {
@@ -131,6 +159,10 @@ TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") 
     CHECK(status(without, true, {"evil.example", "", false}) == k_forbidden);
     CHECK(status(without, true, {"127.0.0.1.evil.example:80", "", false}) == k_forbidden);
     CHECK(status(without, true, {"localhost", "", true}) == k_forbidden);
+    CHECK(status(without, true, {"localhost", "", false, "cross-site"}) == k_forbidden);
+    CHECK(status(without, true, {"localhost", "", false, "same-site"}) == k_forbidden);
+    CHECK(status(without, true, {"localhost", "", false, "none"}) == k_ok);
+    CHECK(status(with_token, false, {"localhost", bearer, false, "cross-site"}) == k_ok);
     CHECK(status(without, false, {"localhost", bearer, false}) == k_forbidden);
     CHECK(status(with_token, false, {"localhost", "", false}) == k_unauthorized);
     CHECK(status(with_token, false, {"localhost", other, false}) == k_unauthorized);
@@ -156,6 +188,8 @@ TEST_CASE("Routes: each path stands once, and every action has its methods", "[h
         CHECK((takes(each, "GET") != takes(each, "POST") || each.dialect->server == "SGLang"));
         CHECK_FALSE(takes(each, ""));
         CHECK_FALSE(takes(each, "PUT"));
+        const bool is_change = each.action == Action::sleep || each.action == Action::wake;
+        CHECK_FALSE((is_change && takes(each, "HEAD")));
     }
     CHECK(find_route("/sleep/") == nullptr);
     CHECK(find_route("") == nullptr);
@@ -163,7 +197,7 @@ TEST_CASE("Routes: each path stands once, and every action has its methods", "[h
 
 TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[http]") {
     const auto wish = [](std::string_view path, const Query& query, std::string_view body) {
-        const auto read = read_wish(route(path), query, body);
+        const auto read = read_wish(route(path), "POST", query, body);
         INFO(body);
         REQUIRE(read);
         return *read;
@@ -175,7 +209,7 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
     const Tags both{"weights", "kv_cache"};
     CHECK(wish("/wake_up", {{"tags", "weights"}, {"tags", "kv_cache"}, {"tags", "weights"}}, "").tags ==
           both);
-    CHECK(wish("/wake_up", {{"tags", "weights,kv_cache"}}, "").tags == both);
+    CHECK(wish("/wake_up", {{"tags", "weights, kv_cache"}}, "").tags == both);
     CHECK(wish("/resume_memory_occupation", {}, R"({"tags": ["weights", "kv_cache"]})").tags == both);
     CHECK(wish("/resume_memory_occupation", {}, R"({"tags": null})").tags.empty());
     CHECK(wish("/resume_memory_occupation", {}, "null").tags.empty());
@@ -191,6 +225,8 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
         CHECK(wish_error("/sleep", {}, body) == "invalid_argument");
     CHECK(wish_error("/sleep", {{"tags", "cuda_graph"}}) == "invalid_argument"); // of another dialect
     CHECK(wish_error("/v1/sleep", {{"tags", "weight,kv_cache"}}) == "none");
+    CHECK_FALSE(read_wish(route("/release_memory_occupation"), "GET", {{"level", "2"}}, ""));
+    CHECK(read_wish(route("/release_memory_occupation"), "GET", {{"level", "1"}}, ""));
 }
 
 TEST_CASE("Plans: tags of the dialect that the program has, or all of a program that has none", "[http]") {
@@ -212,14 +248,22 @@ TEST_CASE("Plans: tags of the dialect that the program has, or all of a program 
     const auto paused = program({"weights", "kv_cache"}, model::State::paused);
     made = plan("/wake_up", {{"tags", "scheduling"}}, paused);
     CHECK((made.tags.empty() && !made.is_nothing));
+    CHECK_FALSE(plan("/continue_generation", {}, paused).is_nothing);
+    CHECK(plan("/continue_generation", {}, program({"weights"}, model::State::asleep)).is_nothing);
 }
 
 TEST_CASE("Plans: level 2 keeps what nobody has said how to fill again", "[http]") {
     auto report = program({"default", "scratch", "static", "weights"});
     report.tags[1].policy.refillable = true;
     report.tags[2].policy.retention = model::Retention::discard;
-    CHECK(plan("/sleep", {{"level", "2"}}, report).kept == Tags{"default"});
-    CHECK(plan("/sleep", {{"level", "1"}}, report).kept.empty());
+    report.tags[3].policy.retention = model::Retention::preserve;
+    auto made = plan("/sleep", {{"level", "2"}}, report);
+    CHECK((made.kept == Tags{"default"} && made.dropped == Tags{"scratch", "static"}));
+    made = plan("/sleep", {{"level", "1"}}, report);
+    CHECK((made.kept.empty() && made.dropped.empty()));
+    const auto wish = read_wish(route("/sleep"), "POST", {{"level", "2"}}, "");
+    made = plan_of(route("/sleep"), *wish, {report, program({"other"})});
+    CHECK((made.kept == Tags{"default", "other", "scratch", "static"} && made.dropped.empty()));
 }
 
 TEST_CASE("Lanes: jobs run in their order, no more wait than may, and what waits is run at the end",

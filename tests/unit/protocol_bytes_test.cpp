@@ -142,6 +142,7 @@ Report report_to_send() {
     report.version = "v";
     report.features = {"f"};
     report.directories = {"d"};
+    report.unreleased_bytes = 0x63;
     report.longest_pause = 2048;
     return report;
 }
@@ -152,6 +153,7 @@ Report report_of_7() {
     report.version.clear();
     report.features.clear();
     report.directories.clear();
+    report.unreleased_bytes = 0;
     report.longest_pause = 0;
     report.tags[0].host_backed = 0;
     return report;
@@ -345,7 +347,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "210008000000000000000000904022000100000067"
                 "2300010000007240000100000076"
                 "4100050000000100000066"
-                "4200050000000100000064"
+                "42000500000001000000644400080000006300000000000000"
                 "4a0008000000000000000000a040");
 }
 
