@@ -161,7 +161,7 @@ const char* gpu_sleep_last_error(void) {
 
 gpu_sleep_status gpu_sleep_alloc(void** pointer, size_t bytes, int device, const char* tag) {
     return finish([&]() -> Result<void> {
-        if (!pointer) return invalid("the place for the address is NULL");
+        if (!pointer) return invalid("the pointer for the address is NULL");
         const auto name = tag ? checked_tag(tag) : Result<std::string_view>(current_tag());
         if (!name) return name.error();
         const auto address = Agent::instance().allocate(device, *name, bytes);
@@ -319,7 +319,7 @@ gpu_sleep_status gpu_sleep_sleep_in_files(int level, const char* tags, const cha
 
 gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t bytes, void* to) {
     return finish([&]() -> Result<void> {
-        if (!to || bytes == 0) return invalid("the place for the contents is missing, or has zero bytes");
+        if (!to || bytes == 0) return invalid("the buffer for the contents is missing or empty");
         return Agent::instance().memory().read_kept(address_of(pointer),
                                                     {static_cast<std::byte*>(to), bytes});
     });

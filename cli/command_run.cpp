@@ -79,7 +79,7 @@ public:
 
     void past_return(const control::Process& process) override {
         bar_.wipe();
-        print_error(fmt::format("{}: {} is past the point of no return; waiting for it to end\n",
+        print_error(fmt::format("{}: {} is past the point of no return; waiting for it to finish\n",
                                 run_.program, title(process)));
     }
 

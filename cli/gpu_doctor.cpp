@@ -23,7 +23,7 @@ constexpr const char* k_examples =
     "  gpu-doctor --measure           also how fast the link to each GPU is\n"
     "  gpu-doctor --dir /data/sleep   also whether files can go there\n";
 constexpr const char* k_statuses =
-    "0 if no line is bad; otherwise that of the first bad line: 1 cannot be put to sleep, 2 "
+    "0 if no line is bad; otherwise, for the first bad line: 1 cannot be put to sleep, 2 "
     "wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 asleep and "
     "lost, 8 not enough host memory or disk space.";
 
@@ -43,7 +43,7 @@ usage::Table table_of(Options& options) {
         {{"Options",
           {cli::target_row(options.target),
            usage::brief({"--dir", usage::path("DIR", options.questions.directory),
-                         "Also check this directory for files, and its free space"}),
+                         "Also check that DIR can hold files, and its free space"}),
            usage::brief({"--measure", usage::flag(options.questions.measures),
                          "Also measure the link to each GPU, which uses half a GiB there for some seconds"}),
            usage::brief({"--timeout", usage::duration(options.questions.timeout),

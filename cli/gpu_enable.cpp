@@ -22,10 +22,10 @@ namespace usage = cli::usage;
 constexpr const char* k_program = "gpu-enable";
 constexpr const char* k_examples =
     "  gpu-enable user            what you start after your next login can sleep\n"
-    "  gpu-enable user --off      as it was before\n"
+    "  gpu-enable user --off      undo that\n"
     "  sudo gpu-enable machine    the same for all users\n";
 constexpr const char* k_exit_statuses =
-    "0 done, 1 failed, 2 wrong usage, or a file is in the way that gpu-sleep did not write, 5 not permitted.";
+    "0 done, 1 failed, 2 wrong usage, or a file that gpu-sleep did not write is in the way, 5 not permitted.";
 
 struct Options {
     std::string whose; ///< "user", "machine", or empty for both
@@ -38,7 +38,7 @@ usage::Table table_of(Options& options) {
     auto whose = usage::choice("user|machine", set_whose);
     whose.name.clear();
     return {k_program,
-            "Has later logins load the agent into their programs, which then need no gpu-run.",
+            "Makes later logins load the agent into their programs, which then need no gpu-run.",
             {"user|machine [--off] [--root DIR]", "[user|machine] --show [--root DIR]"},
             {{"Options",
               {usage::brief({"user|machine", whose, "Your own logins, or those of all users (as root)"}),

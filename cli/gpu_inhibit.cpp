@@ -25,7 +25,7 @@ namespace usage = cli::usage;
 constexpr const char* k_examples =
     "  gpu-inhibit 4242                       refuses sleeps until it is released\n"
     "  gpu-inhibit --for 4h llama             for four hours\n"
-    "  gpu-inhibit --release 4242             no longer\n"
+    "  gpu-inhibit --release 4242             allow sleeps again\n"
     "  gpu-inhibit -- gpu-run -- ./train      while the command runs\n";
 constexpr const char* k_statuses =
     "0 done, 2 wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted. With COMMAND: "

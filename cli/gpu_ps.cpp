@@ -37,7 +37,7 @@ constexpr const char* k_examples =
     "  gpu-ps                         all processes that this user may put to sleep\n"
     "  gpu-ps --long                  the same with their tags and devices\n"
     "  gpu-ps 4242 --json             one of them, for a program to read\n"
-    "  gpu-ps llama --watch --await   one of them, also before it has started\n";
+    "  gpu-ps llama --watch --await   one of them, even before it starts\n";
 
 constexpr const char* k_nobody = "no process that can sleep; start one with: gpu-run -- COMMAND\n";
 
@@ -75,7 +75,7 @@ usage::Table table_of(Options& options) {
            usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
                          "Refresh every two seconds, or at the interval of --watch=500ms"}),
            usage::brief({"--await", usage::flag(options.awaits),
-                         "With --watch and PID: do not end while there is no such process"}),
+                         "With --watch and PID: wait while there is no such process"}),
            usage::brief(cli::json_row(options.output.json)),
            usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
                          "Write metrics for Prometheus, to a file if one is given"})}}},

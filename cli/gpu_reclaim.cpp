@@ -26,8 +26,8 @@ namespace usage = cli::usage;
 
 constexpr const char* k_examples =
     "  gpu-reclaim                 as gpu-sleep.toml says, or after 15 minutes\n"
-    "  gpu-reclaim --idle 1h       what is unused for an hour sleeps until used\n"
-    "  gpu-reclaim --need 40GiB    the least recently used make room for this much\n"
+    "  gpu-reclaim --idle 1h       processes idle for an hour sleep until used\n"
+    "  gpu-reclaim --need 40GiB    free this much, least recently used first\n"
     "  gpu-reclaim --why llama     why it sleeps, or why not\n";
 
 constexpr const char* k_program = "gpu-reclaim";
@@ -110,8 +110,8 @@ usage::Table table_of(Typed& typed) {
            usage::old(cli::store_row(typed.stores)),
            usage::old(cli::dir_row(typed.stores)),
            {"--timeout", usage::duration(typed.timeout),
-            "Time limit for each process until GPU memory is released (default: 30 s for callbacks, none for "
-            "copying that advances)"}}},
+            "Time limit for each process until GPU memory is released (default: 30 s for callbacks, none "
+            "while copying advances)"}}},
          {"Output", {cli::json_row(typed.output.json), usage::brief(cli::quiet_row(typed.output.quiet))}}},
         k_examples,
         fmt::format("the worst of these, over all processes (nothing to do counts as 0): {}",
@@ -127,7 +127,7 @@ std::string problem(const Typed& typed) {
     if (typed.need && (typed.why || typed.shows_policies || !typed.request.tags.empty() || has_ladder ||
                        policy.host_budget || policy.otherwise))
         return "--why, --tags, --default-idle, --host-budget, --show-config and --idle with a place are not "
-               "for --need";
+               "allowed with --need";
     return {};
 }
 

@@ -120,7 +120,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
          {"A door for controllers", cli::http::rows(options.door)},
          {"Host memory",
           {{"--retain", usage::size(options.retain),
-            "Size of what may stay in host memory after a wake, for a quicker next sleep; 0 for none "
+            "How much may stay in host memory after a wake, for a quicker next sleep; 0 for none "
             "(default: what the host has room for)"},
            {"--host-budget", usage::size(options.host_budget),
             "Host memory that all processes of this user may hold for contents (default: any amount)"},
@@ -313,16 +313,16 @@ int main(int argc, char** argv) {
     if (login.is_given()) {
         for (const auto* option : app.get_options())
             if (option->count() > 0 && option->get_group() != k_login)
-                return cli::usage_error(
-                    "gpu-run",
-                    option->get_name() + " is for a COMMAND: programs of a login have the agent's defaults",
-                    false);
+                return cli::usage_error("gpu-run",
+                                        option->get_name() +
+                                            " is for a COMMAND: programs of a login use the agent's defaults",
+                                        false);
         return run_gpu_enable(login);
     }
     if (!login.root.empty()) return cli::usage_error("gpu-run", "--root is for gpu-enable", false);
     if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
     if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
-        return cli::usage_error("gpu-run", "--share means --on-touch wake, and cannot be used with another",
+        return cli::usage_error("gpu-run", "--share means --on-touch wake, and excludes other values of it",
                                 false);
     options.make_room |= options.share;
     if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;

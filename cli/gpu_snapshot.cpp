@@ -249,7 +249,7 @@ usage::Table table_of(Options& options) {
     const auto read = [&options](const std::string& text) { return read_extent(text, options); };
     return {
         k_program,
-        "Looks at snapshots: the files that hold contents of processes that gpu-sleep has put to sleep.",
+        "Looks at snapshots: files with the contents of processes that gpu-sleep has put to sleep.",
         {"ls [OPTION]... PATH", "verify [OPTION]... PATH",
          "extract --extent N --output FILE [--json] SNAPSHOT"},
         {},

@@ -59,7 +59,7 @@ usage::Table table_of(Typed& typed) {
                              "Only say what would be taken and brought back"}),
                {"--timeout", usage::duration(typed.timeout),
                 "Time limit, not counting --wait, until memory is back, and again for callbacks "
-                "(default: 30 s for callbacks, none for copying that advances)"}}},
+                "(default: 30 s for callbacks, none while copying advances)"}}},
              {"Output", {cli::json_row(run.output.json), cli::quiet_row(run.output.quiet)}}},
             k_examples,
             cli::k_exit_statuses};

@@ -123,23 +123,22 @@ struct Metrics {
     Family memory{"gpu_sleep_memory_bytes", "gauge",
                   "Memory of a tag by the place of its contents: gpu, host or file (before compression)."};
     Family dropped{"gpu_sleep_dropped_bytes", "gauge", "Memory that is asleep without contents."};
-    Family damaged{"gpu_sleep_damaged_bytes", "gauge",
-                   "Memory that is asleep with contents that are not what they were."};
+    Family damaged{"gpu_sleep_damaged_bytes", "gauge", "Memory that is asleep with damaged contents."};
     Family residual{"gpu_sleep_residual_bytes", "gauge", "Memory that always stays on the GPU."};
     Family host_held{"gpu_sleep_host_memory_held_bytes", "gauge",
                      "Host memory that holds contents of what is asleep."};
     Family host_retained{"gpu_sleep_host_memory_retained_bytes", "gauge",
                          "Host memory that holds contents of what is awake, for the next sleep."};
-    Family files{"gpu_sleep_file_size_bytes", "gauge", "Size on disk of files of contents."};
+    Family files{"gpu_sleep_file_size_bytes", "gauge", "Size on disk of contents in files."};
     Family transitions{"gpu_sleep_transitions_total", "counter",
                        "Sleeps, wakes and moves that ended, by their result: done or the error."};
     HistogramFamily durations{"gpu_sleep_transition_duration_seconds",
-                              "Time from the request to the answer of those that were done."};
+                              "Request-to-answer time of completed sleeps, wakes and moves."};
     Family last_work{"gpu_sleep_last_work_timestamp_seconds", "gauge",
                      "When a process last had work on the GPU, in seconds since 1970."};
     // Whatever waits for room: each wake that found too little GPU memory.
     Family waiting{"gpu_sleep_waiting_wakes", "gauge", "Wakes that wait for GPU memory."};
-    Family waited{"gpu_sleep_waiting_wake_seconds", "gauge", "How long the first of those has waited."};
+    Family waited{"gpu_sleep_waiting_wake_seconds", "gauge", "How long the first of these wakes has waited."};
     Family held_threads{"gpu_sleep_held_threads", "gauge", "Threads whose work on the GPU is held back now."};
     Family touches{"gpu_sleep_touches_total", "counter", "Times that work on the GPU was held back."};
     Family gpu_total{"gpu_sleep_gpu_memory_total_bytes", "gauge", "All memory of a GPU."};

@@ -28,7 +28,7 @@ std::string words(const control::Need& need, const control::Made& done) {
     text += render_total(done.outcomes);
     if (!done.error)
         text += fmt::format("GPU {}{} {} of {} free\n", done.room.gpu.index,
-                            need.request.dry_run && !done.outcomes.empty() ? " has, before that," : " has",
+                            need.request.dry_run && !done.outcomes.empty() ? " now has" : " has",
                             format_bytes(done.room.gpu.free), format_bytes(done.room.gpu.total));
     return text;
 }

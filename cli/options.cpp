@@ -85,8 +85,8 @@ std::string unwanted_word(const CLI::App& app) {
     const auto option = std::find_if(words.begin(), words.end(), is_option);
     const auto commands = subcommands_of(app);
     if (option == words.end() && !commands.empty() && app.get_subcommands().empty())
-        return fmt::format("there is no subcommand '{}', but {}", words.front(), listed(commands));
-    if (option == words.end()) return fmt::format("'{}' is one word too many", words.front());
+        return fmt::format("there is no subcommand '{}': use {}", words.front(), listed(commands));
+    if (option == words.end()) return fmt::format("unexpected argument '{}'", words.front());
     return fmt::format("there is no option {}", option->substr(0, option->find('=')));
 }
 
@@ -253,7 +253,7 @@ std::string touch_problem(std::optional<model::OnTouch> on_touch, std::optional<
 
 usage::Row min_awake_row(std::optional<Milliseconds>& min_awake, const std::string& options) {
     return {"--min-awake", usage::duration(min_awake),
-            fmt::format("With {}: leave processes alone that woke less than this time ago (default: 30 s)",
+            fmt::format("With {}: leave alone processes that woke less than this long ago (default: 30 s)",
                         options)};
 }
 

@@ -17,7 +17,7 @@ namespace policy = control::policy;
 usage::Group policy_rows(TypedPolicy& typed) {
     return {"When processes sleep",
             {usage::brief({"--idle", usage::list("DURATION", typed.idle, '\0'),
-                           "Put to sleep what has had no GPU work for this long"}),
+                           "Put to sleep processes without GPU work for this long"}),
              {"--config", usage::path("FILE", typed.config),
               "The administrator's configuration, instead of /etc/gpu-sleep.toml"},
              usage::old({"--default-idle", usage::duration(typed.otherwise), {}}),
@@ -47,12 +47,12 @@ std::string read_policy(const TypedPolicy& typed, policy::Sources& sources) {
 
 std::string read_rest(const model::SleepRequest& request, const TypedStores& stores,
                       policy::Sources& sources) {
-    if (!request.tags.empty()) return "--tags is for --idle DURATION alone";
+    if (!request.tags.empty()) return "--tags is only for --idle DURATION";
     if (request.level != model::Level::keep) return "--level is for --idle DURATION and --need";
-    if (!stores.stores.empty()) return "--store is for --idle DURATION alone";
+    if (!stores.stores.empty()) return "--store is only for --idle DURATION";
     if (stores.directory.empty()) return {};
     if (!sources.ladder && !sources.host_budget)
-        return "--dir is for --idle and --need; the configuration has directory";
+        return "--dir is for --idle and --need; set directory in the configuration";
     std::error_code failure;
     sources.directory = std::filesystem::absolute(stores.directory, failure).lexically_normal();
     if (!failure) return {};

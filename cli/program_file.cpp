@@ -144,7 +144,7 @@ std::variant<std::string, Refusal> find_program(const std::string& name, std::st
         const int why = obstacle(name);
         if (why == ENOENT || why == ENOTDIR) return not_found("");
         if (why == EACCES)
-            return cannot_execute(name, "it is not executable, or a directory on its way is closed");
+            return cannot_execute(name, "it is not executable, or a directory in its path is closed");
         if (why != 0) return cannot_execute(name, std::strerror(why));
         return name;
     }

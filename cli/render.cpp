@@ -132,7 +132,7 @@ std::string render_driver_operation(const control::Process& process, const Repor
         text = fmt::format("{} would be {} by the driver; nothing was changed:\n", subject,
                            sleeps ? "put to sleep" : "woken");
     if (report.changed)
-        text = fmt::format("{} is {} by the driver after {}:\n", subject, sleeps ? "asleep" : "awake",
+        text = fmt::format("{} was {} by the driver in {}:\n", subject, sleeps ? "put to sleep" : "woken",
                            format_seconds(report.times.total));
     if (!report.devices.empty()) text += device_table(report).text(2);
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
@@ -166,7 +166,7 @@ std::string render_reasons(const control::Process& process, const Report& report
     auto text = fmt::format("{} {}: {} {}\n", process.pid, label(process, report), state_words(report),
                             format_seconds(report.state_seconds));
     if (!report.idle_seconds)
-        text += "  when it last worked is not known\n";
+        text += "  it is not known when it last worked\n";
     else if (*report.idle_seconds == 0)
         text += "  it is at work\n";
     else
@@ -183,7 +183,7 @@ std::string render_reasons(const control::Process& process, const Report& report
     if (against.empty()) text += "  nothing prevents it\n";
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
     if (report.woken_bytes == 0 || report.woken_seconds <= 0)
-        return text + "  how long waking would take is not known: it has not woken yet\n";
+        return text + "  the time to wake is not known: it has not woken yet\n";
     const auto seconds =
         report.woken_seconds * static_cast<double>(kept) / static_cast<double>(report.woken_bytes);
     return text + fmt::format("  waking would take {} for {}, as fast as last time ({} in {})\n",

@@ -83,7 +83,7 @@ std::string gate_line(const Report& report, const model::SleepRequest* request) 
     if (report.touches != 0) text += fmt::format("; held {} so far", counted(report.touches, "time"));
     if (!last.empty() && report.touches != 0) text += fmt::format(", last {}", last);
     if (request && !request->tags.empty() && !request->gate && report.gate == GateState::shut)
-        text += "; --gate checked lets work pass that names none of these tags";
+        text += "; --gate checked lets work that names none of these tags pass";
     return text;
 }
 

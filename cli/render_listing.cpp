@@ -100,7 +100,7 @@ void add_without_agent(Table& table, const control::Process& process, const Repo
 /// "on the GPUs still: 524.0 MiB of contexts, modules and what stays".
 std::string use_line(Bytes bytes) {
     if (bytes == 0) return "it has nothing left on the GPUs";
-    return fmt::format("still on the GPUs: {} of contexts, modules and what stays", format_bytes(bytes));
+    return fmt::format("still on the GPUs: {} of contexts, modules and residual memory", format_bytes(bytes));
 }
 
 void add_process(Table& table, const control::Outcome& outcome, const Report& report, Detail detail) {

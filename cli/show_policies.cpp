@@ -26,7 +26,7 @@ std::string words_for(const policy::Policy& policy, const std::string& user) {
     if (policy.min_awake)
         text += fmt::format("; awake for at least {}", format_seconds(policy::seconds_of(*policy.min_awake)));
     if (policy.host_budget)
-        text += fmt::format("; {} of host memory for all of {}'s", format_bytes(*policy.host_budget), user);
+        text += fmt::format("; {} of host memory for {} in all", format_bytes(*policy.host_budget), user);
     for (const auto& [tag, settings] : policy.tags) {
         if (settings.exempt.value_or(false))
             text += fmt::format("; tag {} is exempt", tag);

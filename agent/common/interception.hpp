@@ -10,7 +10,7 @@ namespace gpu_sleep::agent {
 [[nodiscard]] bool intercepts() noexcept;
 
 /// Why what needs that is refused where it is not so.
-inline constexpr const char* k_not_intercepted = "its calls of the driver are not intercepted, so they "
+inline constexpr const char* k_not_intercepted = "its calls to the driver are not intercepted, so they "
                                                  "cannot be held back; start it with gpu-run";
 
 /// From here on every hook only passes calls on: in a child of fork(), where CUDA does not work.

@@ -30,7 +30,7 @@ Result<NamedTracer> NamedTracer::name(pid_t tracer, const Kernel& kernel) {
     if (!asks_for_names(kernel.scope)) return NamedTracer();
     if (tracer <= 0)
         return make_error(ErrorCode::not_permitted,
-                          "Yama (ptrace_scope 1) lets only a process that it names trace it, and the asking "
+                          "under Yama (ptrace_scope 1) a process must name its tracer, but the asking "
                           "process has no id in its pid namespace");
     if (kernel.set(tracer) == 0) return NamedTracer(kernel.set);
     // The kernel knows the call, because it has a scope.

@@ -82,7 +82,7 @@ Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bo
     constexpr int k_looks_per_question = 500;
     for (int look = 0; !is_empty(); ++look) {
         if (Clock::now() >= deadline)
-            return make_error(ErrorCode::timed_out, "a call of the CUDA driver did not return in time: it is "
+            return make_error(ErrorCode::timed_out, "a call to the CUDA driver did not return in time: it is "
                                                     "a long copy, or waits for something");
         if (look % k_looks_per_question == 0 && !keep_going())
             return make_error(ErrorCode::cancelled, "the request was withdrawn");

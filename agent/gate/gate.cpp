@@ -280,8 +280,7 @@ bool Gate::hold(Waiter& waiter) {
             const auto address = touched ? touched->begin : 0;
             mutex_.unlock(); // nobody waits for standard error
             ignoring_errors([&] {
-                const auto why = touched
-                                     ? fmt::format("it is given the address {:#x}, which is asleep", address)
+                const auto why = touched  ? fmt::format("it was given the sleeping address {:#x}", address)
                                  : sleeps ? "memory of this process is asleep"
                                           : "this process is paused";
                 log::warning("{} waits because {}; wake it with: gpu-wake {}", waiter.entry_point, why,

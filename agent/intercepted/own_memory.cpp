@@ -46,9 +46,8 @@ void warn_of_own_context(const driver::Api& api) {
     if (looked.exchange(true)) return;
     const std::shared_lock contexts(contexts_mutex());
     if (!driver::has_own_context_current(api)) return;
-    log::warning(
-        "the program works in a context of its own: it must synchronize that itself before a sleep, in a "
-        "before-sleep callback");
+    log::warning("the program has a CUDA context of its own, which it must synchronize before a sleep, in a "
+                 "before-sleep callback");
 }
 
 /// The contexts of `devices` in which there may be work: those of `primaries`, the program's own that are

@@ -67,7 +67,7 @@ void add_graph_memory(std::vector<Residual>& rows) {
         if (with->api().cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
                                                      &bytes) == CUDA_SUCCESS &&
             bytes != 0)
-            rows.push_back({"graph", device, bytes, 1, "memory of graph nodes is the driver's"});
+            rows.push_back({"graph", device, bytes, 1, "the driver owns graph node memory"});
     }
 }
 

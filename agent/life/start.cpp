@@ -30,7 +30,7 @@ void start() noexcept {
     }
     const auto next = (Clock::now() + k_start_again).time_since_epoch().count();
     if (g_next_start.exchange(next) == 0)
-        log::error("this process cannot be put to sleep yet: {}; it is tried again as memory is allocated",
+        log::error("this process cannot be put to sleep yet: {}; the agent retries as memory is allocated",
                    started.error().message);
 }
 

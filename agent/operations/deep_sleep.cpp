@@ -31,7 +31,7 @@ Error refusal(std::string_view why) {
 }
 
 constexpr const char* k_shares_memory = "it shares memory with other processes, which the driver cannot "
-                                        "bring back; where that is NCCL's, start all "
+                                        "bring back; if NCCL shares it, start all "
                                         "ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
 
 /// Why the driver does not checkpoint a process with memory of this kind that stays for this reason, or only
@@ -39,8 +39,8 @@ constexpr const char* k_shares_memory = "it shares memory with other processes, 
 const char* why_not_memory(std::string_view kind, std::string_view reason) noexcept {
     if (kind == "managed") return "it has managed memory, which the driver cannot checkpoint";
     if (reason == intercepted::k_in_multicast_group)
-        return "it has multicast memory, which the driver cannot checkpoint; where that is NCCL's, start it "
-               "with "
+        return "it has multicast memory, which the driver cannot checkpoint; if it is NCCL's, start the "
+               "program with "
                "NCCL_NVLS_ENABLE=0";
     if (reason == intercepted::k_of_another_process || reason == intercepted::k_exported ||
         reason == intercepted::k_shared_by_ipc)
@@ -168,7 +168,7 @@ Result<void> DeepSleep::check() {
 Result<void> DeepSleep::note_devices(const std::set<int>& used) {
     if (has_call_filter()) // it may have got one since the agent started
         return make_error(ErrorCode::driver_failed,
-                          "a filter restricts its system calls, and may forbid it to start a process");
+                          "a filter restricts its system calls, and may keep it from starting one");
     looks_.emplace(*means_->outside);
     const auto gpus = looks_->look();
     if (!gpus) return gpus.error();
@@ -198,7 +198,7 @@ Result<void> DeepSleep::begin_own(const server::ProgressSink& goes_on, Clock::ti
         return taken ? Result<void>() : not_deeply(taken.error().message);
     });
     if (is_deep()) return {}; // whatever became of the process outside since
-    return done ? not_deeply("somebody else has brought it back") : std::move(done).error();
+    return done ? not_deeply("another process has restored it") : std::move(done).error();
 }
 
 Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline,

@@ -31,7 +31,7 @@ std::string Idleness::find() {
     const auto state = parts_.status.state();
     const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
     if (is_asleep && request_.store_is_named) return find_unused();
-    if (is_asleep) return "it sleeps already";
+    if (is_asleep) return "it is already asleep";
     if (parts_.inhibitors.now() && !request_.ignore_inhibitors) return "sleeps are inhibited";
     if (parts_.turnstile.is_held()) return "the program holds sleeps back (gpu_sleep_hold)";
     const auto idle = parts_.idle.find();

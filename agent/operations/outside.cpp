@@ -282,7 +282,7 @@ bool is_under_valgrind() {
 }
 
 Error not_done(const OutsideRun& run, std::string_view step) {
-    return make_error(ErrorCode::driver_failed, "the helper process that has the driver {} it {}", step,
+    return make_error(ErrorCode::driver_failed, "the helper process, which has the driver {} it, {}", step,
                       run.has_ended() ? "has ended" : "is late");
 }
 

@@ -63,7 +63,7 @@ Report ProcessStatus::report() {
         },
         [&](Report before) {
             before.notes = std::move(notes);
-            before.notes.emplace_back("contents are being moved; this is how it was before");
+            before.notes.emplace_back("contents are being moved; this is the state before");
             return before;
         });
     if (is_unseen) report.idle_seconds.reset(); // it may be at work

@@ -45,7 +45,7 @@ Result<std::vector<model::UnseenUse>> find_unseen_uses() {
 std::vector<model::UnseenUse> find_unseen_calls() {
     std::vector<model::UnseenUse> uses;
     for (auto& name : intercepted::called_unknown())
-        uses.push_back({"calls of the driver that this version does not know", std::move(name)});
+        uses.push_back({"calls to the driver that this version does not know", std::move(name)});
     return uses;
 }
 

@@ -117,7 +117,7 @@ void WakeOperation::complete_report() {
         ignoring_errors([&] { // a shortage only thins it
             for (const auto& file : locked.contents().files_left_behind())
                 report_.notes.push_back(
-                    fmt::format("{} stays, emptied: the process may no longer change its directory; "
+                    fmt::format("{} is empty but stays: the process can no longer write to its directory; "
                                 "gpu-snapshot ls, run by a user who may, removes it",
                                 file.string()));
             if (request_.dry_run && locked.is_paused() && locked.state() != model::State::paused)

@@ -15,7 +15,7 @@ namespace {
 std::atomic<ProgramMemory*> g_in_use{nullptr};
 
 Error not_owned(driver::DeviceAddress address) {
-    return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+    return make_error(ErrorCode::not_owned, "{:#x} is not in an agent allocation", address);
 }
 
 } // namespace
@@ -161,7 +161,7 @@ Result<void> ProgramMemory::prepare_piece(int device, Bytes margin) {
         const auto room = contents.options().room_for_retained();
         const auto left = with_lock([&](const LockedMemory&) { return contents.room_to_prepare(room); });
         if (left < contents::Contents::k_prepared_piece + margin)
-            return make_error(ErrorCode::out_of_host_memory, "{} more may be retained", format_bytes(left));
+            return make_error(ErrorCode::out_of_host_memory, "room to retain only {}", format_bytes(left));
         const auto piece = contents.prepare_piece(device);
         if (!piece) return piece.error();
         with_lock([&](LockedMemory&) { contents.add_prepared(device, **piece); });
@@ -181,7 +181,7 @@ Result<memory::Heap::Place> ProgramMemory::locate_span(driver::DeviceAddress add
     const auto& whole = place->span;
     const Span span{address - place->backing->address, bytes};
     if (bytes > whole.bytes || span.end() > whole.end())
-        return make_error(ErrorCode::not_owned, "{} from {:#x} on do not lie within one allocation",
+        return make_error(ErrorCode::not_owned, "{} at {:#x} do not lie within one allocation",
                           format_bytes(bytes), address);
     place->span = span;
     return place;
@@ -195,11 +195,11 @@ Result<void> ProgramMemory::read_kept(driver::DeviceAddress address, std::span<s
     const auto number = place->backing->kept.range;
     const bool is_asleep = place->backing->is_asleep();
     if (place->backing->shared && !is_asleep)
-        return make_error(ErrorCode::refused, "what is retained of a small allocation may be another's");
+        return make_error(ErrorCode::refused, "what is retained here may be another small allocation's");
     const auto* const range = number == 0 ? nullptr
                               : is_asleep ? &contents.at(number)
                                           : contents.find_retained(number);
-    if (!range) return make_error(ErrorCode::refused, "nothing of the contents is kept");
+    if (!range) return make_error(ErrorCode::refused, "none of the contents are kept");
     return contents::Contents::read(*range, place->span, to.data());
 }
 

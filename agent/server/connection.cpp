@@ -71,8 +71,7 @@ ssize_t send_some(int socket, std::span<const std::byte> bytes, int descriptor) 
 
 std::string how_to_go_on(pid_t stopped) {
     return fmt::format(
-        "let it go on with kill -CONT {0} or by detaching its debugger, or end it with kill -KILL {0}",
-        stopped);
+        "resume it with kill -CONT {0} or by detaching its debugger, or end it with kill -KILL {0}", stopped);
 }
 
 Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
@@ -191,7 +190,7 @@ void Connection::look_after_peer() {
     if (std::exchange(has_said_stopped_, true)) return;
     log::warning(
         "process {}, which puts this one to sleep deeply, is stopped, and all calls wait for it; {}{}", peer_,
-        goes_on ? "it is told to go on; if it does not, " : "", how_to_go_on(peer_));
+        goes_on ? "SIGCONT was sent; if that does not help, " : "", how_to_go_on(peer_));
 }
 
 bool Connection::is_behind() const {

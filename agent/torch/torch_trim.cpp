@@ -120,7 +120,7 @@ Result<void> TorchTrim::run(Clock::time_point deadline, const std::function<bool
         if (has_begun)
             return make_error(ErrorCode::timed_out,
                               "PyTorch was giving back its unused memory, and did not finish in time");
-        log::warning("Python was busy, so memory that PyTorch holds unused, if any, is kept too");
+        log::warning("Python was busy, so any unused memory that PyTorch holds is kept too");
         return {};
     }
     return {};

@@ -79,8 +79,7 @@ const Agent* agent() {
     is_whole &= s_agent.name != nullptr;
     GPU_SLEEP_USED(GPU_SLEEP_FIND)
 #undef GPU_SLEEP_FIND
-    if (!is_whole)
-        note_error("the gpu-sleep agent that is loaded is older than torch_memory_saver's stand-in");
+    if (!is_whole) note_error("the loaded gpu-sleep agent is older than torch_memory_saver's stand-in");
     s_is_found = is_whole;
     return is_whole ? &s_agent : nullptr;
 }
@@ -232,7 +231,7 @@ int change(const char* tag, bool pauses, Change&& change) {
     if (!changes)
         return fail(GPU_SLEEP_ERROR_INVALID_ARGUMENT,
                     (tag && *tag != '\0' ? "'" + std::string(tag) + "'" : "all memory of regions") +
-                        (pauses ? " is paused already" : " is not paused"));
+                        (pauses ? " is already paused" : " is not paused"));
     if (const gpu_sleep_status status = change(*its, tags)) return fail(status, its->last_error());
     lock.lock();
     for_each_of(tags, [&](Allocation& allocation) {

@@ -125,9 +125,9 @@ Result<std::string> run_in_child(Milliseconds limit, const std::function<Result<
                           format_seconds(std::chrono::duration<double>(limit).count()));
     if (auto answer = decode(*bytes)) return *std::move(answer);
     if (WIFSIGNALED(status))
-        return make_error(ErrorCode::driver_failed, "the process that asked was ended by it ({})",
+        return make_error(ErrorCode::driver_failed, "it killed the process that asked ({})",
                           ::strsignal(WTERMSIG(status)));
-    return make_error(ErrorCode::driver_failed, "the process that asked was ended by it");
+    return make_error(ErrorCode::driver_failed, "it ended the process that asked");
 }
 
 } // namespace gpu_sleep::cli::doctor

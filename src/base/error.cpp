@@ -29,7 +29,7 @@ constexpr std::array k_errors = {
                 "drop the contents with gpu-sleep --tags TAG --discard TAG, then wake and refill"},
     ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::out_of_device_memory, "out_of_device_memory", failed_awake, failed_asleep,
-                "free GPU memory, put others to sleep with gpu-wake --make-room, or let it try for longer "
+                "free GPU memory, put others to sleep with gpu-wake --make-room, or retry for longer "
                 "with --wait 60s"},
     ErrorTraits{ErrorCode::out_of_host_memory, "out_of_host_memory", no_host_memory, failed_asleep,
                 "free host memory, keep fewer tags, or drop contents with --level 2"},
@@ -55,16 +55,16 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::out_of_disk, "out_of_disk", no_host_memory, failed_asleep,
                 "free disk space, or name another directory"},
     ErrorTraits{ErrorCode::out_of_threads, "out_of_threads", failed_awake, failed_asleep,
-                "its user or control group has reached its limit on threads: ulimit -u, pids.max"},
+                "its user or control group is at its thread limit (ulimit -u, pids.max)"},
     ErrorTraits{ErrorCode::outcome_unknown, "outcome_unknown", outcome_unknown, outcome_unknown,
-                "gpu-ps PID shows how it is, once it answers"},
+                "gpu-ps PID shows its state, once it answers"},
     ErrorTraits{ErrorCode::ambiguous_name, "ambiguous_name", usage, usage,
                 "name one by its pid, or choose the user with --user"},
     ErrorTraits{ErrorCode::agent_unreachable, "agent_unreachable", no_process, no_process, ""},
     ErrorTraits{ErrorCode::inhibited, "inhibited", failed_awake, failed_asleep,
-                "end that with gpu-inhibit --release PID, or use gpu-sleep --ignore-inhibitors"},
+                "allow it with gpu-inhibit --release PID, or use gpu-sleep --ignore-inhibitors"},
     ErrorTraits{ErrorCode::stopped, "stopped", timed_out, timed_out,
-                "let it continue first: by kill -CONT PID, in its debugger, or by thawing its control group"},
+                "resume it first: with kill -CONT PID, in its debugger, or by thawing its control group"},
 };
 
 } // namespace

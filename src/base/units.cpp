@@ -49,7 +49,7 @@ std::optional<double> parse_scaled(std::string_view text, const std::array<Unit,
 Result<Milliseconds> parse_duration(std::string_view text) {
     const auto value = parse_scaled(text, k_durations);
     if (value && *value > static_cast<double>(k_max_duration.count()))
-        return make_error(ErrorCode::invalid_argument, "'{}' is too long; it is at most 10000d", text);
+        return make_error(ErrorCode::invalid_argument, "'{}' is too long; the limit is 10000d", text);
     if (!value)
         return make_error(ErrorCode::invalid_argument,
                           "'{}' is not a duration; write it as 250ms, 30s, 15m or 2h", text);
@@ -70,7 +70,7 @@ Result<Bytes> parse_bytes(std::string_view text) {
     const auto value = parse_scaled(text, k_sizes);
     constexpr double k_max = 0x1p63;
     if (value && *value >= k_max)
-        return make_error(ErrorCode::invalid_argument, "'{}' is too large; it is less than 8388608TiB", text);
+        return make_error(ErrorCode::invalid_argument, "'{}' is too large; use less than 8388608TiB", text);
     if (!value)
         return make_error(ErrorCode::invalid_argument,
                           "'{}' is not a size; write it as 512MiB, 40GiB or 1.5GB", text);

@@ -116,7 +116,7 @@ Result<void> FileKeeper::open(const model::Choice& choice, SaveOptions& options,
         log::debug("leftovers could not be removed: {}", removed.error().message);
     if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty()) {
         auto note =
-            fmt::format("in {}, files stay that may belong to processes out of sight: {}, the first {}",
+            fmt::format("{} has files that may belong to processes not visible here: {}, the first {}",
                         choice.directory, counted(doubtful->size(), "snapshot"), doubtful->front().text());
         // A sleep may try again.
         if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
@@ -147,7 +147,7 @@ void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
     notes.push_back(fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
                                 rehearsal.is_fallback ? "without enough host memory, needs" : "needs",
                                 format_bytes(needed), directory, format_bytes(space->bytes), limit,
-                                needed <= space->bytes ? "" : ": it fails unless they become small enough"));
+                                needed <= space->bytes ? "" : ": it fails unless the files compress enough"));
 }
 
 Result<void> FileKeeper::take(Transfer& transfer, std::span<Batch* const> batches) {

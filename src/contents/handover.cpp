@@ -86,8 +86,8 @@ Result<std::span<const std::byte>> MemorySource::take(const store::ChunkPlace& p
         return make_error(ErrorCode::out_of_host_memory, "no memory to read what is kept in host memory");
     if (state == State::damaged)
         return make_error(ErrorCode::damaged,
-                          "what is kept in host memory of tag '{}' changed while asleep, at {:#x}",
-                          extent.tag, extent.address + place.offset);
+                          "contents of tag '{}' in host memory changed while asleep, at {:#x}", extent.tag,
+                          extent.address + place.offset);
     GPU_SLEEP_TRY(progress_.add(place.bytes));
     return std::span<const std::byte>(chunks_[place.number].memory, place.bytes);
 }

@@ -285,7 +285,7 @@ void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
     if (const auto left = store::address_space_left(); left < headroom.bytes)
         headroom = {left, "the process's limit on address space, ulimit -v"};
     if (const auto room = store::HostAccount::own().room(); room && room->bytes < headroom.bytes)
-        headroom = {room->bytes, "what this user's processes may hold together"};
+        headroom = {room->bytes, "this user's limit for all processes"};
     const auto available = headroom.bytes;
     const auto* const outcome = needed <= available      ? ""
                                 : rehearsal.choice.spill ? ": the rest would go to files"

@@ -51,21 +51,18 @@ Error has_agent(const Process& process) {
 Result<void> check_wake_by_driver(const Command& command, const Process& process, checkpoint::State state) {
     const auto& wake = *wake_of(command);
     if (!wake.tags.empty() || !wake.order.empty())
-        return make_error(
-            ErrorCode::invalid_argument,
-            "process {} has no agent: the driver wakes all of it, and --tags and --order are for "
-            "those that have one",
-            title(process));
-    if (wake.make_room)
         return make_error(ErrorCode::invalid_argument,
-                          "process {} has no agent, and --make-room is for those that have one",
+                          "process {} has no agent: the driver wakes all of it, and --tags and --order need "
+                          "an agent",
+                          title(process));
+    if (wake.make_room)
+        return make_error(ErrorCode::invalid_argument, "process {} has no agent, which --make-room needs",
                           title(process));
     if (state == checkpoint::State::running && !command.moves.empty())
-        return make_error(
-            ErrorCode::invalid_argument,
-            "process {} is awake: put it to sleep by gpu-sleep --engine driver, and then wake it "
-            "on another GPU",
-            title(process));
+        return make_error(ErrorCode::invalid_argument,
+                          "process {} is awake: put it to sleep with gpu-sleep --engine driver, then wake it "
+                          "on another GPU",
+                          title(process));
     return {};
 }
 
@@ -177,7 +174,7 @@ Result<void> Dispatch::plan_moves() {
     std::vector<Target> asked;
     for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
     if (asked.size() + targets_.unreached.size() != 1)
-        return make_error(ErrorCode::invalid_argument, "--gpu is for one process, and these are {}",
+        return make_error(ErrorCode::invalid_argument, "--gpu is for one process, but there are {}",
                           asked.size() + targets_.unreached.size());
     const auto outcome =
         std::move(ask_each(finder_, std::move(asked), model::StatusRequest(), k_patience).front());
@@ -261,7 +258,7 @@ std::vector<Outcome> Dispatch::ask_together(Listener& listener, Interruptions& i
         for (auto& target : targets_.reached)
             outcomes.push_back(outcome_of(
                 finder_, command_.request, std::move(target.process),
-                make_error(ErrorCode::cancelled, "it was not asked, because another cannot be reached")));
+                make_error(ErrorCode::cancelled, "not asked, because another process is unreachable")));
         for (const auto& outcome : outcomes) listener.ended(outcome);
         return outcomes;
     }
@@ -295,7 +292,7 @@ Result<void> Dispatch::check_members(const std::vector<Process>& members) const 
     if (!newcomer->has_value()) return {};
     return make_error(
         ErrorCode::cancelled,
-        "process {} belongs to them too, and has started to use the GPU in the meantime; try again",
+        "process {} is in the tree or group, and has started to use the GPU in the meantime; try again",
         title(**newcomer));
 }
 

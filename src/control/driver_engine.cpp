@@ -176,7 +176,7 @@ private:
     Result<std::vector<GpuPair>> plan_moves(bool restores, const peers::BytesByGpu& needs, const Look& look) {
         if (request_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
-            return make_error(ErrorCode::invalid_argument, "it is locked but not checkpointed, so nothing of "
+            return make_error(ErrorCode::invalid_argument, "it is locked but not checkpointed, so none of "
                                                            "it can move: gpu-wake without --gpu unlocks it");
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed, "cannot find out which GPUs there are ({})",
@@ -217,7 +217,7 @@ private:
         if (needs.empty())
             return make_error(
                 ErrorCode::driver_failed,
-                "how much GPU memory it needs is not known, and a restore that finds too little cannot be "
+                "its need for GPU memory is not known, and a restore that finds too little cannot be "
                 "undone; make sure that there is enough, then use gpu-wake --force");
         constexpr Milliseconds k_look_again{100};
         const auto deadline = Clock::now() + request_.wait;
@@ -234,7 +234,7 @@ private:
 
     static Error is_taken() {
         return make_error(ErrorCode::out_of_device_memory,
-                          "another process is waking on the same GPU, and was not done in time");
+                          "another process is waking on the same GPU, and did not finish in time");
     }
 
     static Result<void> check_room(const peers::BytesByGpu& needs, const peers::BytesByGpu& of_others) {
@@ -299,7 +299,7 @@ private:
             report.host_bytes += state == State::asleep ? bytes : 0;
         }
         if (changed && !after.why_not.empty())
-            report.notes.push_back("how much memory this concerns is not known: " + after.why_not);
+            report.notes.push_back("the amount of memory is not known: " + after.why_not);
         return report;
     }
 

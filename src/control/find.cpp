@@ -184,7 +184,7 @@ Result<UniqueFd> Finder::connect_beneath(int root, const Process& process, std::
         if (lacks_descriptors(failure)) return lack_of_descriptors(failure);
         if (failure == EAGAIN)
             return make_error(ErrorCode::timed_out, "process {} does not accept connections", title(process));
-        reason = failure == 0 ? "its socket belongs to another process" : "nobody listens on its socket";
+        reason = failure == 0 ? "its socket belongs to another process" : "nothing listens on its socket";
     }
     return UniqueFd();
 }
@@ -202,7 +202,7 @@ Error Finder::unreached(const Process& process, const std::optional<std::string>
     if (!now || now->second == k_control_thread_ending || !proc_.is_running(process))
         return has_ended(process);
     return make_error(ErrorCode::agent_unreachable,
-                      "the agent in process {} cannot be reached: {}; within seconds it makes a new one, or "
+                      "the agent in process {} cannot be reached: {}; it makes a socket within seconds, or "
                       "says on the program's standard error why it cannot",
                       who, reason);
 }

@@ -206,7 +206,7 @@ Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
             return gpu;
         }
     }
-    return make_error(ErrorCode::no_driver, "how much of GPU {} is free is not known: NVML is missing", uuid);
+    return make_error(ErrorCode::no_driver, "the free memory of GPU {} is not known: NVML is missing", uuid);
 }
 
 Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all, bool are_numbered,

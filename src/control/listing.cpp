@@ -66,7 +66,7 @@ private:
         case checkpoint::State::running:
             return fmt::format("no agent; gpu-sleep {} --engine driver puts it to sleep as a whole", pid);
         case checkpoint::State::locked:
-            return fmt::format("locked by the driver: its calls wait, and its memory is where it was; "
+            return fmt::format("locked by the driver: its calls wait, and its memory has not moved; "
                                "gpu-wake {} unlocks it",
                                pid);
         case checkpoint::State::checkpointed:
@@ -111,9 +111,9 @@ void note_version(Outcome& outcome) {
     auto* const report = std::get_if<model::Report>(&outcome.answer);
     if (!report || report->version == GPU_SLEEP_VERSION) return;
     report->notes.push_back(report->version.empty()
-                                ? "its agent is older than these commands, which can only wake it: start the "
-                                  "process again for the rest"
-                                : fmt::format("its agent has version {}, and these commands {}",
+                                ? "its agent is older than these commands, which can only wake it: restart "
+                                  "the process for the rest"
+                                : fmt::format("its agent is version {}, these commands are {}",
                                               report->version, GPU_SLEEP_VERSION));
 }
 

@@ -97,8 +97,7 @@ std::optional<std::time_t> seconds_in_state(Finder& finder, const Process& proce
 
 /// Why `process` did not answer: it has ended, it runs another program, or `failure`.
 Error explain(Finder& finder, const Process& process, const Error& failure) {
-    if (!finder.proc().is_running(process))
-        return make_error(ErrorCode::no_process, "the process has ended meanwhile");
+    if (!finder.proc().is_running(process)) return make_error(ErrorCode::no_process, "the process has ended");
     if (failure.code == ErrorCode::stopped) return with_last_state(finder, process, failure);
     if (failure.code != ErrorCode::connection_lost) return failure;
     auto socket = finder.connect(process);
@@ -118,7 +117,7 @@ bool is_ending(const Finder& finder, const Process& process) {
 
 Error unnamed(std::string_view name, const Error& reason) {
     auto error = reason;
-    error.message = fmt::format("it may have the name '{}', and cannot be asked: {}", name, reason.message);
+    error.message = fmt::format("it may be named '{}', but cannot be asked: {}", name, reason.message);
     return error;
 }
 
@@ -236,7 +235,7 @@ Error with_last_state(Finder& finder, const Process& process, Error failure) {
     const auto state =
         failure.code == ErrorCode::stopped ? last_state(finder.proc(), process) : std::string_view();
     if (state.empty()) return failure;
-    failure.message += fmt::format("; it was {} before", state);
+    failure.message += fmt::format("; last known state: {}", state);
     if (const auto seconds = seconds_in_state(finder, process))
         failure.message +=
             fmt::format(", for {} so far", *seconds < 60 ? fmt::format("{} s", *seconds)
@@ -245,8 +244,7 @@ Error with_last_state(Finder& finder, const Process& process, Error failure) {
 }
 
 Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search) {
-    if (text.empty())
-        return make_error(ErrorCode::invalid_argument, "a pid or a name is needed, and it is empty");
+    if (text.empty()) return make_error(ErrorCode::invalid_argument, "the pid or name is empty");
     return model::is_number(text) ? find_by_pid(finder, text, search.user)
                                   : find_by_name(finder, text, search);
 }

@@ -120,7 +120,7 @@ void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
     for (auto& outcome : outcomes) {
         if (!is_lost(outcome.answer)) continue;
         if (!finder.proc().is_running(outcome.process)) {
-            outcome.answer = make_error(ErrorCode::no_process, "the process has ended meanwhile");
+            outcome.answer = make_error(ErrorCode::no_process, "the process has ended");
             continue;
         }
         auto socket = finder.connect(outcome.process);

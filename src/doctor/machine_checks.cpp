@@ -140,7 +140,7 @@ Findings judge_module(const MachineFacts& machine) {
         return {bad("not loaded", "load it (modprobe nvidia); for a container, on the host")};
     const auto& library = machine.setup ? machine.setup->driver_version : *kernel.module_version;
     if (!library.empty() && library != *kernel.module_version)
-        return {warn(fmt::format("{}, but the libraries are of {}", *kernel.module_version, library),
+        return {warn(fmt::format("{}, but the libraries are from {}", *kernel.module_version, library),
                      "the driver was replaced: restart the machine")};
     if (kernel.control_device == Access::absent && !machine.capabilities)
         return {bad(fmt::format("{}, but there is no /dev/nvidiactl", *kernel.module_version),
@@ -171,7 +171,7 @@ Findings judge_gpus(const MachineFacts& machine) {
                                gpu.compute_major, gpu.compute_minor)));
         else if (has_good)
             findings.push_back(warn(fmt::format("{} {}", name_of(gpu), trouble),
-                                    "run programs that should sleep on the other GPUs"));
+                                    "use the other GPUs for programs that should sleep"));
         else
             findings.push_back(bad(fmt::format("{} {}", name_of(gpu), trouble), "use a newer GPU"));
     }
@@ -245,7 +245,7 @@ Findings judge_mps(const MachineFacts& machine) {
         return {
             warn("programs share their contexts through the multi-process service", std::string(k_advice))};
     if (machine.kernel.has_mps_daemon)
-        return {warn("the daemon of the multi-process service seems to run", std::string(k_advice))};
+        return {warn("the multi-process service daemon seems to be running", std::string(k_advice))};
     return {};
 }
 

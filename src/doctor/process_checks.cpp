@@ -68,7 +68,7 @@ Findings judge_without_agent(const MachineFacts&, const ProcessFacts& process) {
     case checkpoint::State::locked:
         return {warn("the driver has locked it, and its calls wait", fmt::format("gpu-wake {}", pid))};
     case checkpoint::State::checkpointed:
-        return {ok(fmt::format("asleep by the driver; gpu-wake {} wakes it", pid))};
+        return {ok(fmt::format("put to sleep by the driver; gpu-wake {} wakes it", pid))};
     case checkpoint::State::failed: break;
     }
     return {
@@ -112,7 +112,7 @@ Findings judge_residual(const MachineFacts&, const ProcessFacts& process) {
     Findings findings;
     if (managed != 0)
         findings.push_back(warn(format_bytes(managed) + " of managed memory stays on the GPU",
-                                "the driver cannot checkpoint such a process; allocate it in another way"));
+                                "the driver cannot checkpoint such a process; avoid managed memory"));
     if (others != 0)
         findings.push_back(
             ok(fmt::format("{} stays on the GPU ({}); gpu-ps says why", format_bytes(others), kinds)));

@@ -90,7 +90,7 @@ Result<Capabilities> look_at_capabilities() {
     if (!count) return count.error();
     for (int i = 0; i < *count; ++i) {
         CUdevice device = 0;
-        GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGet, "cannot ask a GPU", &device, i);
+        GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGet, "cannot query a GPU", &device, i);
         found.devices.push_back(capabilities_of(*api, device));
     }
     return found;

@@ -88,7 +88,7 @@ Result<Checkpoint> Checkpoint::load() {
     if (!has_all)
         return make_error(
             ErrorCode::no_driver,
-            "the CUDA driver is too old to checkpoint processes: that takes one for CUDA 12.8 or later");
+            "the CUDA driver is too old to checkpoint processes: this needs one for CUDA 12.8 or later");
     return Checkpoint(calls);
 }
 
@@ -123,7 +123,7 @@ Result<void> Checkpoint::done(int status, std::string_view call, pid_t pid) cons
     else
         error.message = fmt::format("the driver says {} ({} gave {})", name, call, status);
     if (status == CUDA_ERROR_NOT_SUPPORTED)
-        error.message += "; managed memory is one thing that it cannot checkpoint";
+        error.message += "; for example, it cannot checkpoint managed memory";
     return error;
 }
 
@@ -155,7 +155,7 @@ Result<void> Checkpoint::restore(pid_t pid, std::span<const GpuPair> pairs) cons
     int version = 0;
     if (calls_->version(&version) != CUDA_SUCCESS || version < k_takes_pairs)
         return make_error(ErrorCode::invalid_argument,
-                          "this driver restores a process only on the GPU where it was: another GPU takes a "
+                          "this driver restores a process only on the GPU where it was: another GPU needs a "
                           "driver for CUDA 13.0 or later");
     std::vector<Calls::Pair> list;
     for (const auto& pair : pairs) {

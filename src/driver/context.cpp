@@ -80,7 +80,7 @@ bool has_own_context_current(const Api& api) {
 Result<MemoryInfo> memory_info(const Api& api) {
     std::size_t free = 0;
     std::size_t total = 0;
-    GPU_SLEEP_DRIVER_TRY(api, cuMemGetInfo, "cannot ask for free memory", &free, &total);
+    GPU_SLEEP_DRIVER_TRY(api, cuMemGetInfo, "cannot query free memory", &free, &total);
     return MemoryInfo{free, total};
 }
 
@@ -92,14 +92,13 @@ Result<int> device_count(const Api& api) {
 
 Result<Bytes> device_memory(const Api& api, int device) {
     std::size_t memory = 0;
-    GPU_SLEEP_DRIVER_TRY(api, cuDeviceTotalMem, "cannot ask for the device's memory", &memory, device);
+    GPU_SLEEP_DRIVER_TRY(api, cuDeviceTotalMem, "cannot query the device's memory", &memory, device);
     return Bytes{memory};
 }
 
 Result<bool> can_reach(const Api& api, int device, int other) {
     int reachable = 0;
-    GPU_SLEEP_DRIVER_TRY(api, cuDeviceCanAccessPeer, "cannot ask about peer access", &reachable, device,
-                         other);
+    GPU_SLEEP_DRIVER_TRY(api, cuDeviceCanAccessPeer, "cannot query peer access", &reachable, device, other);
     return reachable != 0;
 }
 

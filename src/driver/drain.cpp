@@ -83,7 +83,7 @@ Result<void> poll(const Api& api, const DrainLimits& limits, const char* name, Q
         GPU_SLEEP_TRY(
             check_time(limits.keep_going, limits.work, ErrorCode::timed_out,
                        "the device's work did not end in time: a long kernel, or a collective that waits "
-                       "for other ranks, which --tree or --group puts to sleep with it"));
+                       "for other ranks; --tree or --group puts them to sleep together"));
         backoff.pause();
     }
 }

@@ -88,8 +88,8 @@ Result<MemoryKind> MemoryKind::with(const Api& api, int device, CUmemLocation lo
         device_attribute(api, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED))
         p.allocFlags.gpuDirectRDMACapable = 1;
     std::size_t granularity = 0;
-    GPU_SLEEP_DRIVER_TRY(api, cuMemGetAllocationGranularity, "cannot ask for the granularity", &granularity,
-                         &p, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    GPU_SLEEP_DRIVER_TRY(api, cuMemGetAllocationGranularity, "cannot query the granularity", &granularity, &p,
+                         CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     kind.granularity_ = granularity;
     return kind;
 }

@@ -215,11 +215,11 @@ Result<Freed> Heap::free_small(Backing& backing, DeviceAddress address) {
 
 Result<Heap::Place> Heap::locate(DeviceAddress address) {
     auto* backing = ledger_.find(address);
-    if (!backing) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+    if (!backing) return make_error(ErrorCode::not_owned, "{:#x} is not in an agent allocation", address);
     if (!backing->shared) return Place{backing, {0, backing->allocated}};
     const auto& block = pool_of(*backing).blocks.at(backing->address);
     const auto begin = block.spans.allocation_holding(address - backing->address);
-    if (!begin) return make_error(ErrorCode::not_owned, "{:#x} is in no allocation of the agent", address);
+    if (!begin) return make_error(ErrorCode::not_owned, "{:#x} is not in an agent allocation", address);
     return Place{backing, {*begin, block.spans.allocated_at(*begin).value_or(0)}};
 }
 

@@ -51,7 +51,7 @@ Result<void> check_pause(const SleepRequest& request) {
     return make_error(
         ErrorCode::invalid_argument,
         "a pause (level 0) stops the whole program and moves no memory: it takes no tags, lets no "
-        "work pass, and cannot be used with what is about contents");
+        "work pass, and cannot be used with options about contents");
 }
 
 std::string_view to_string(Retention retention) noexcept {

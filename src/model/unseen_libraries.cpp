@@ -92,7 +92,7 @@ std::string why_not_restored(std::span<const UnseenUse> uses) {
     if (found == uses.end()) return {};
     // Afterwards its decoding fails, or never ends (nvJPEG, driver 580).
     return fmt::format(
-        "it has loaded {} for the GPU's decoders of video and JPEG, which the driver cannot restore",
+        "it has loaded {} for the GPU's video and JPEG decoders, which the driver cannot restore",
         found->name);
 }
 

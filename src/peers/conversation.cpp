@@ -34,7 +34,7 @@ Error garbled(Error error) {
 
 Error unknown(const std::string& reason) {
     return make_error(ErrorCode::outcome_unknown, "it is past the point of no return; {}",
-                      reason.empty() ? "the command did not wait for its end" : reason);
+                      reason.empty() ? "the command stopped waiting for it" : reason);
 }
 
 } // namespace

@@ -15,7 +15,7 @@ std::string refusal(const Answer& answer, bool is_dry_run) {
     if (const auto* const error = error_of(answer)) return error->message;
     const auto& report = std::get<model::Report>(answer);
     if (report.changed || is_dry_run) return {};
-    return report.notes.empty() ? "it sleeps already" : report.notes.front();
+    return report.notes.empty() ? "it is already asleep" : report.notes.front();
 }
 
 /// Puts to sleep until there is room.
@@ -92,7 +92,7 @@ private:
                 note(index, std::move(socket).error());
                 continue;
             }
-            candidates_[index].against = "it is falling asleep, but was not done in time";
+            candidates_[index].against = "it is going to sleep, but did not finish in time";
             asked_.push_back(index);
             questions.push_back({*std::move(socket),
                                  question_to(index),

@@ -240,8 +240,7 @@ auto fields(Is<model::Report> auto& r) {
         may<33>(r.seconds_since_wake, "seconds_since_wake"), may<34>(r.group),
         may<35>(r.deep_refusal, or_null("deep_refusal")), may<64>(r.version, or_null("agent_version")),
         may<65>(r.features, "features"), may<66>(r.directories, "directories"),
-        may<68>(r.unreleased_bytes, "unreleased_bytes"),
-        may<74>(r.longest_pause, "longest_pause_seconds"));
+        may<68>(r.unreleased_bytes, "unreleased_bytes"), may<74>(r.longest_pause, "longest_pause_seconds"));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tuple(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),

@@ -34,7 +34,7 @@ Result<std::vector<std::byte>> encode_any(const Message& message) {
 Error mismatch(const FrameReader::Frame& frame, std::string_view unknown) {
     return make_error(
         ErrorCode::protocol_mismatch,
-        "the other side has sent what this one does not know ({}message {}): it is newer, though "
+        "the other side sent something this side does not know ({}message {}): it is newer, though "
         "both speak version {} of the protocol",
         unknown, frame.type, frame.version);
 }

@@ -235,7 +235,7 @@ void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& re
     if (!request.keep_files || request.dry_run) return;
     const auto kept = contents_.keep_files(asleep);
     if (!kept)
-        report.notes.push_back("files that were there already may go when the process wakes: " +
+        report.notes.push_back("existing files may be removed when the process wakes: " +
                                kept.error().message);
     else
         report.changed |= *kept;

@@ -133,8 +133,7 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
             GPU_SLEEP_TRY(check_tags(ledger, {name})); // which need not be in use
     for (const auto& name : request.keep)
         if (contains(request.discard, name))
-            return make_error(ErrorCode::invalid_argument, "tag '{}' is both to be kept and to be discarded",
-                              name);
+            return make_error(ErrorCode::invalid_argument, "tag '{}' is to be both kept and discarded", name);
 
     SleepPlan plan;
     if (request.level == model::Level::pause) return plan;

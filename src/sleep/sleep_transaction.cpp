@@ -153,7 +153,7 @@ Result<void> SleepTransaction::commit() {
         forget_kept();
         if (asleep == 0) return std::move(unmapped).error();
         return make_error(ErrorCode::driver_failed,
-                          "{}; what could not be mapped again sleeps, with the contents that were to be kept "
+                          "{}; memory that could not be mapped again sleeps, with the contents to be kept "
                           "({}): gpu-wake brings it back",
                           unmapped.error().message, counted(asleep, "range"));
     }

@@ -178,7 +178,7 @@ Result<void> HostAccount::take(Bytes bytes) {
     if (limit_ && sum(held, bytes) > *limit_)
         return make_error(ErrorCode::out_of_host_memory,
                           "not enough host memory to keep the contents: {} more are needed, and this user's "
-                          "processes hold {} of the {} that they may hold together",
+                          "processes already hold {} of the {} allowed to them",
                           format_bytes(bytes), format_bytes(held), format_bytes(*limit_));
     own_.held += bytes;
     if (file) write(file->get());

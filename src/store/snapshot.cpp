@@ -102,12 +102,12 @@ Result<Bytes> read_preamble(std::span<const std::byte, k_preamble_bytes> bytes, 
     Preamble preamble;
     std::memcpy(&preamble, bytes.data(), sizeof(preamble));
     if (!std::equal(k_magic.begin(), k_magic.end(), preamble.magic.begin()))
-        return damaged("it does not begin like a snapshot");
+        return damaged("its magic number is wrong");
     if (preamble.checksum != checksum_of(preamble))
         return damaged("the checksum of its first bytes is wrong");
     if (preamble.version != k_snapshot_version)
         return make_error(ErrorCode::protocol_mismatch,
-                          "the snapshot has version {}, and this program knows version {}", preamble.version,
+                          "the snapshot is version {}, but this program reads version {}", preamble.version,
                           k_snapshot_version);
     if (preamble.file_bytes != file_bytes)
         return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} of {}",
@@ -143,7 +143,7 @@ Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes fil
     header.rows.resize(static_cast<std::size_t>(rows));
     if (rows > 0) std::memcpy(header.rows.data(), rest.data(), header.rows.size() * sizeof(ChunkRow));
     if (!holds_together(header, places_of(header.description.extents)))
-        return damaged("the places of its chunks do not hold together");
+        return damaged("its chunk offsets are inconsistent");
     // What is derived must be what would be written, byte for byte.
     const auto again = encode_header(header);
     if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end()))

@@ -73,8 +73,8 @@ std::filesystem::path without_slash(const std::filesystem::path& path) {
 Result<CarefulPlace> place_of(const std::filesystem::path& path) {
     auto place = find_place(path, LastLink::kept);
     if (!place && errno == ELOOP)
-        return refused(path, "a symbolic link on the way could be somebody else's, or leads in a circle; "
-                             "name where it leads to");
+        return refused(path, "a symbolic link in the path may be somebody else's, or forms a loop; "
+                             "name its target instead");
     if (!place && errno == ENOENT) {
         auto error = place.error();
         error.message += "; make the directory above it first";
@@ -92,9 +92,9 @@ Result<UniqueFd> open_private(const CarefulPlace& place, const std::filesystem::
     struct stat status = {};
     if (::fstat(fd.get(), &status) != 0) return file_error(errno, "fstat", path);
     if (status.st_uid != ::geteuid())
-        return refused(path, "it belongs to somebody else; name one of the process's own user");
+        return refused(path, "it belongs to somebody else; name one that the process's user owns");
     if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
-        return refused(path, "others can look into it; name a new directory in it, which will be private");
+        return refused(path, "it is open to others; name a new directory in it, which will be private");
     return fd;
 }
 

@@ -98,7 +98,7 @@ Result<LockedFile> SnapshotFile::open_by_name(const SnapshotDirectory& directory
     const int at = directory.fd(anew);
     if (at < 0 || !fd_.is_named(at, text_.c_str()))
         return make_error(ErrorCode::io_failed,
-                          "the program has closed {}, which is no longer there under its name: put it back",
+                          "the program has closed {}, which was then moved or removed: put it back",
                           path.string());
     auto fd = LockedFile::find(at, text_.c_str());
     struct stat status = {};
@@ -144,7 +144,7 @@ Result<void> SnapshotFile::take_up(const std::shared_ptr<const SnapshotDirectory
     const auto stamp = stamp_of(fd->get(), *directory);
     if (!stamp) return stamp.error();
     if (*stamp != *as_left_)
-        return make_error(ErrorCode::io_failed, "{} is not as it was left",
+        return make_error(ErrorCode::io_failed, "{} was changed in the meantime",
                           (directory->path() / text_).string());
     fd_ = UnsharedFd(*std::move(fd));
     directory_ = directory;

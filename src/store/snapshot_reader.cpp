@@ -196,7 +196,7 @@ Result<void> compare_header(int fd, const SnapshotHeader& written) {
     const auto header = encode_header(written);
     if (!std::equal(header.begin(), header.end(), front->bytes().begin(), front->bytes().end()))
         return make_error(ErrorCode::damaged,
-                          "the snapshot is damaged: its header was changed, or another was written over it");
+                          "the snapshot is damaged: its header was changed or overwritten");
     return {};
 }
 

@@ -53,7 +53,7 @@ public:
         const std::lock_guard lock(mutex_);
         if (failure_ && failure_->driver_status == EFBIG)
             return make_error(ErrorCode::out_of_disk,
-                              "cannot write the snapshot: files may not be that long (RLIMIT_FSIZE)");
+                              "cannot write the snapshot: the file would be too long (RLIMIT_FSIZE)");
         if (failure_) return *std::move(failure_);
         header_.file_bytes = end_;
         return {};

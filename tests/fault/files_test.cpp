@@ -278,7 +278,7 @@ TEST_CASE("Kept files: when one of a sleeper's cannot be named, those that are n
         const Away missing(three, file);
         const auto notes = three.ask_to_keep();
         REQUIRE(notes.size() == 1);
-        CHECK(notes.front().find("may go when the process wakes") != std::string::npos);
+        CHECK(notes.front().find("may be removed when the process wakes") != std::string::npos);
         CHECK(three.fixture.state() == State::asleep);
         if (three.endings().count(".kept") > 0) break;
     }

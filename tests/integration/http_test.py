@@ -158,7 +158,7 @@ class Dialects(unittest.TestCase):
                     status, said = door.ask(*sleep)
                     self.assertEqual((status, said["status"], said["freed_bytes"], said["kept_bytes"]), (200, "ok", 2 * SIZE, 2 * SIZE))
                     self.assertIn(door.ask(method, path)[1][member], (True, "parked"))
-                    self.assertEqual(door.ask(*sleep)[0], 200)  # it sleeps already
+                    self.assertEqual(door.ask(*sleep)[0], 200)  # it is already asleep
                     status, said = door.ask(*wake)
                     self.assertEqual((status, said["restored_bytes"], said["is_sleeping"]), (200, 2 * SIZE, False))
                     self.assertIn(door.ask(method, path)[1][member], (False, "running"))
@@ -183,7 +183,7 @@ class Dialects(unittest.TestCase):
 
     def test_what_the_driver_does_not_release(self):
         with Host("default", GPU_SLEEP_SIM_FAIL="cuMemRelease:1:999") as host, Door(host.pid) as door:
-            for _ in range(2):  # the second time it sleeps already
+            for _ in range(2):  # the second time it is already asleep
                 status, said = door.ask("POST", "/sleep")
                 self.assertEqual((status, said["error"]["code"], said["unreleased_bytes"]), (500, "driver_failed", SIZE))
             self.assertEqual(door.ask("POST", "/wake_up")[0], 200)

@@ -70,7 +70,7 @@ TEST_CASE("Transitions: each is counted once, by what it was and how it ended", 
 
     for (int i = 0; i < 2; ++i) {
         CHECK(host.command("gpu-sleep").status == 0);
-        CHECK(host.command("gpu-sleep").status == 0); // it sleeps already
+        CHECK(host.command("gpu-sleep").status == 0); // it is already asleep
         CHECK(host.command("gpu-sleep", {"--on-touch", "fail"}).status == 0);
         CHECK(host.command("gpu-wake").status == 0);
     }

@@ -62,7 +62,7 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
     CHECK(host.report("host_bytes") == "4194304");
     output = pass("1h:file");
     CHECK(output.json("/processes/0/report/changed") == "false");
-    CHECK(output.json("/processes/0/report/notes/0") == "it sleeps already");
+    CHECK(output.json("/processes/0/report/notes/0") == "it is already asleep");
     output = pass("20ms:file");
     CHECK(output.json("/processes/0/report/changed") == "true");
     CHECK(output.json("/processes/0/report/devices/0/relocated_bytes") == "4194304");
@@ -70,7 +70,7 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
     CHECK(host.report("host_bytes") == "0");
     CHECK(host.report("gate/on_touch") == "wake");
     CHECK(place.files().size() == 1);
-    CHECK(pass("20ms:file").json("/processes/0/report/notes/0") == "it sleeps already");
+    CHECK(pass("20ms:file").json("/processes/0/report/notes/0") == "it is already asleep");
     host.tell("spin 1"); // a touch
     CHECK(host.state() == "awake");
     host.check_whole();

@@ -173,7 +173,7 @@ TEST_CASE("Doctor: a driver that is missing, hangs or fails is bad", "[doctor]")
 TEST_CASE("Doctor: the kernel module may be closed to the user, or of another version", "[doctor]") {
     auto machine = good_machine();
     machine.kernel.module_version = "570.1";
-    check_warns(machine, "module", "570.1, but the libraries are of 580.159");
+    check_warns(machine, "module", "570.1, but the libraries are from 580.159");
     machine.kernel.control_device = KernelFacts::Access::denied;
     check_bad(machine, "module", "may not open /dev/nvidiactl", 5);
     machine.kernel.control_device = KernelFacts::Access::absent;

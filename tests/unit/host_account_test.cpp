@@ -58,8 +58,8 @@ TEST_CASE("Host account: a refusal says who holds what, and takes nothing", "[ho
     const auto refused = account.take(2 * k_gib);
     CHECK(refused.error().code == ErrorCode::out_of_host_memory);
     CHECK(refused.error().message == "not enough host memory to keep the contents: 2.00 GiB more are needed, "
-                                     "and this user's processes hold "
-                                     "2.00 GiB of the 3.00 GiB that they may hold together");
+                                     "and this user's processes already hold "
+                                     "2.00 GiB of the 3.00 GiB allowed to them");
     CHECK(account.room()->bytes == k_gib);
 }
 

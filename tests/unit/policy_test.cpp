@@ -211,7 +211,7 @@ TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "
     CHECK_FALSE(sleep->store_is_named);
     CHECK(decide(policy, report(State::paused, 10))->request); // like one that is idle
     CHECK(sleep->directory.empty());
-    CHECK(decide(policy, report(State::asleep, 12, 2))->reason == "it sleeps already");
+    CHECK(decide(policy, report(State::asleep, 12, 2))->reason == "it is already asleep");
     const auto move = decide(policy, report(State::asleep, 20, 5))->request;
     REQUIRE(move);
     CHECK(move->store_is_named);
@@ -226,7 +226,7 @@ TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "
     CHECK_FALSE(decide(policy, sleeper)->request);
     sleeper.waiting = 0;
     sleeper.tags[0].in_files = sleeper.tags[0].kept;
-    CHECK(decide(policy, sleeper)->reason == "it sleeps already");
+    CHECK(decide(policy, sleeper)->reason == "it is already asleep");
 }
 
 TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left alone", "[policy]") {
@@ -315,7 +315,7 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     CHECK(decide(policy, sleeper)->request->deep); // from files, too
     sleeper.deep = true;
     CHECK(depth_of(sleeper) == Depth::deep);
-    CHECK(decide(policy, sleeper)->reason == "it sleeps already");
+    CHECK(decide(policy, sleeper)->reason == "it is already asleep");
     policy.tags["weights"].exempt = true;
     auto seen = report(State::awake, 20);
     seen.tags.push_back(seen.tags.front());
@@ -330,11 +330,11 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     seen.tags.back().tag = "cache";
     CHECK(decide(policy, seen)->request);
     for (auto& tag : seen.tags) tag.in_files = tag.kept;
-    CHECK(decide(policy, seen)->reason == "it sleeps already, but for tags that are exempt");
+    CHECK(decide(policy, seen)->reason == "it is already asleep, but for tags that are exempt");
     policy.tags.clear();
     seen.deep_refusal = "it has managed memory";
     CHECK(decide(policy, seen)->reason ==
-          "it sleeps already, and cannot sleep deeply: it has managed memory");
+          "it is already asleep, and cannot sleep deeply: it has managed memory");
     for (auto& tag : seen.tags) tag.in_files = 0;
     REQUIRE(decide(policy, seen)->request);
     CHECK_FALSE(decide(policy, seen)->request->deep);

@@ -59,10 +59,9 @@ TEST_CASE("Render: why a process sleeps or not, and how long it would take to wa
     const auto lines = [&] {
         return test::Printed(render_reasons(idle_process(), report, against)).sentences;
     };
-    CHECK(lines() ==
-          std::vector<std::string>{"4242 llama: awake 1 h 0 min", "it last worked 14 min 3 s ago",
-                                   "a sleep would free 15.0 GiB", "nothing prevents it",
-                                   "how long waking would take is not known: it has not woken yet"});
+    CHECK(lines() == std::vector<std::string>{"4242 llama: awake 1 h 0 min", "it last worked 14 min 3 s ago",
+                                              "a sleep would free 15.0 GiB", "nothing prevents it",
+                                              "the time to wake is not known: it has not woken yet"});
     report.idle_seconds = 0;
     against = {"it is at work"};
     report.notes = {"needs host memory"};
@@ -73,5 +72,5 @@ TEST_CASE("Render: why a process sleeps or not, and how long it would take to wa
                          "prevented by: it is at work", "needs host memory",
                          "waking would take 0.50 s for 12.0 GiB, as fast as last time (6.00 GiB in 0.25 s)"});
     report.idle_seconds.reset();
-    CHECK(lines()[1] == "when it last worked is not known");
+    CHECK(lines()[1] == "it is not known when it last worked");
 }

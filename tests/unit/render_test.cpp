@@ -139,7 +139,7 @@ TEST_CASE("Render: the listing says of a deep sleeper what the driver took, and 
                                          "it has nothing left on the GPUs"});
     outcome.gpu_bytes = 8 * k_mib;
     CHECK(Printed(render_listing({outcome})).sentences.at(1) ==
-          "still on the GPUs: 8.00 MiB of contexts, modules and what stays");
+          "still on the GPUs: 8.00 MiB of contexts, modules and residual memory");
 }
 
 TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render]") {
@@ -313,10 +313,9 @@ TEST_CASE("Render: a pause says that it frees nothing, and its end that work goe
 
 TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[render]") {
     const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
-    CHECK(
-        render_error("gpu-wake", "wake " + title(listed_process()), error) ==
-        "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free; free GPU "
-        "memory, put others to sleep with gpu-wake --make-room, or let it try for longer with --wait 60s\n");
+    CHECK(render_error("gpu-wake", "wake " + title(listed_process()), error) ==
+          "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free; free GPU "
+          "memory, put others to sleep with gpu-wake --make-room, or retry for longer with --wait 60s\n");
     CHECK(render_error("gpu-reclaim", "free 1 GiB on GPU 0", error)
               .ends_with("free GPU memory, and try again\n"));
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::invalid_argument, "no")) == "gpu-ps: no\n");
@@ -348,7 +347,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(advice("gpu-sleep", ErrorCode::out_of_device_memory).find("gpu-wake") == std::string::npos);
     const auto error = make_error(ErrorCode::out_of_device_memory, "no");
     CHECK(render_error("gpu-wake", "wake 1", error, true) ==
-          "gpu-wake: cannot wake 1: no; free GPU memory, or let gpu-wake try for longer than this --wait\n");
+          "gpu-wake: cannot wake 1: no; free GPU memory, or give gpu-wake a longer --wait\n");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);
     for (const auto* const program : {"gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-run", "gpu-inhibit"})

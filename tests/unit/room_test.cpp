@@ -196,7 +196,7 @@ TEST_CASE("Room: one that does not get ready is waited for no longer than the re
     const auto made = crowd.make_room(8, request);
     CHECK_FALSE(made.is_enough());
     REQUIRE(made.against.size() == 1);
-    CHECK(made.against[0] == "slow has 10 B: it is falling asleep, but was not done in time");
+    CHECK(made.against[0] == "slow has 10 B: it is going to sleep, but did not finish in time");
 }
 
 TEST_CASE("Room: a dry run asks once, and nothing changes", "[room]") {

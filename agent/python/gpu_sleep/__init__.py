@@ -7,7 +7,7 @@
     gpu_sleep.sleep(tags=["weights"])
     gpu_sleep.wake()
 
-torch.reload() reads weights again that a sleep has dropped, cuda_graph() captures graphs whose memory has a tag, and
+torch.reload() rereads weights that a sleep has dropped, cuda_graph() captures graphs whose memory has a tag, and
 Process() and processes() are about other programs. gpu_sleep.vllm is for vLLM's sleep mode. "python -m gpu_sleep run" is
 gpu-run, and likewise for the others.
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""python -m gpu_sleep COMMAND [ARGUMENT...]: runs the command gpu-COMMAND of this installation, where scripts are not
+"""python -m gpu_sleep COMMAND [ARGUMENT...]: runs the command gpu-COMMAND of this installation, even if it is not
 on the path."""
 
 import os

@@ -188,10 +188,10 @@ def _add(function: Function, functions: List[Callable[[Event], Any]]) -> Functio
 def on_sleep(function: Function) -> Function:
     """A decorator: `function` is called with an Event before each sleep, while all memory is still there.
 
-    If it raises, the sleep is refused (Refused) and nothing changes; whoever asked is told the exception, which is
-    also logged. It runs on another thread, with Python's lock, and may call everything of this package but sleep() and
-    wake(). What it has done is undone by the functions of on_wake(), which are called with no tags if the sleep does
-    not come. If it takes longer than the sleep's time limit, or does not get Python's lock in that time, the sleep
+    If it raises, the sleep is refused (Refused) and nothing changes; the requester gets the exception, which is
+    also logged. It runs on another thread, holding the GIL, and may call anything in this package except sleep() and
+    wake(). The functions of on_wake() undo what it has done; they are called with no tags if the sleep does
+    not happen. If it takes longer than the sleep's time limit, or does not get the GIL in that time, the sleep
     fails (TimedOut) with no change. Other threads' GPU work may be held back meanwhile: a thread that the function
     waits for calls enlist().
 
@@ -212,9 +212,9 @@ def on_wake(function: Function) -> Function:
 
 
 def remove_callback(function: Callable[[Event], Any]) -> None:
-    """Undoes on_sleep() or on_wake() of `function`. Errors: ValueError (it is in neither)."""
+    """Undoes on_sleep(function) or on_wake(function). Errors: ValueError (it is not registered)."""
     for functions in (_on_sleep, _on_wake):
         if function in functions:
             functions.remove(function)
             return
-    raise ValueError(f"{function!r} is no callback")
+    raise ValueError(f"{function!r} is not a registered callback")

@@ -66,12 +66,12 @@ def sleep(level: int = 1, tags: Tags = None, deep: bool = False, timeout: Option
 
     At `level` 1 contents are kept in host memory; at 2 they are dropped, except for what policy() and preserve() keep. At
     level 0, a pause, all memory stays, and GPU work waits until a wake; functions of on_sleep() are not called. A `deep`
-    sleep takes contexts and modules from the GPU as well. Both need gpu-run, and no `tags`. `timeout`, in seconds,
+    sleep takes contexts and modules from the GPU as well. Both need gpu-run, and exclude `tags`. `timeout`, in seconds,
     covers everything until memory is released; without it callbacks and GPU work have 30 seconds each, and copying takes
-    as long as it takes. No GPU work, of any library, may use what sleeps. Does nothing if it is asleep. Ctrl-C is heard at its end.
+    as long as it takes. No GPU work, not even a library's, may use sleeping memory. Does nothing if it is asleep. Ctrl-C is heard at its end.
 
     Errors, after which all is awake and unchanged: NoAgent, InvalidArgument, UnknownTag, Refused (by a callback, whose
-    exception is the cause; or a callback called this), TimedOut, CaptureInProgress, OutOfHostMemory,
+    exception is the cause; or if called from a callback), TimedOut, CaptureInProgress, OutOfHostMemory,
     OutOfDeviceMemory, NoDriver, ContextLost, Error. If the driver's part of a deep sleep fails (Error, driver_failed),
     the process is asleep as without `deep`; asleep_bytes() shows it.
     """
@@ -90,13 +90,13 @@ def wake(tags: Tags = None, wait: float = 0, timeout: Optional[float] = None) ->
     """Wakes this process, or the tags in `tags`, at the same addresses. What was dropped reads as zero.
 
     While GPU memory is short it tries again for `wait` seconds. `timeout`, in seconds, covers everything else until the
-    memory is back, and then the functions of on_wake(), which otherwise have 30 seconds: where they are late, it is awake,
+    memory is back, then again the functions of on_wake(), which otherwise have 30 seconds: if they are late, it is awake,
     and what was dropped counts as not refilled, which is logged. Does nothing if it is awake. Ctrl-C is heard at its end,
     and once a second while memory is short: asleep_bytes() shows whether it has woken.
 
     Errors, after which what was asleep still is, with its contents: NoAgent, InvalidArgument, UnknownTag, Refused
-    (a callback called this), TimedOut, OutOfDeviceMemory, OutOfHostMemory, NoDriver, ContextLost, Error. Damaged: tags
-    whose contents are not what they were stay asleep, and the others are awake.
+    (if called from a callback), TimedOut, OutOfDeviceMemory, OutOfHostMemory, NoDriver, ContextLost, Error. Damaged: tags
+    whose contents have changed stay asleep, and the others are awake.
     """
     names, left_ms, timeout_ms = _c_tags(tags), milliseconds(wait, "wait"), limit(timeout) or 0
     end = time.monotonic() + left_ms / 1000
@@ -118,7 +118,7 @@ def asleep_bytes() -> int:
 
 
 def policy(tag: str, mode: str, refillable: bool = False) -> None:
-    """Sets what sleeps do to the contents of `tag`, now and later.
+    """Sets what a sleep does to the contents of `tag`, now and later.
 
     `mode` is "offload" (kept at level 1, dropped at level 2: the default), "preserve" (kept at every level) or
     "discard" (dropped at every level). `refillable`: the program can fill the tag again after a drop.
@@ -175,7 +175,7 @@ class _Open(contextlib.AbstractContextManager[None]):
 
 def hold() -> "contextlib.AbstractContextManager[None]":
     """For `with`: sleeps wait until its end, and fail (TimedOut) if that takes longer than their time limit. If a sleep
-    is running, entering waits for it. cuda_graph() has it for the capture of a graph. Nests, and holds for
+    is running, entering waits for it. cuda_graph() uses it while it captures a graph. Nests, and applies to
     the process. Errors, on entering: NoAgent."""
     return _Open("gpu_sleep_hold", "gpu_sleep_resume")
 

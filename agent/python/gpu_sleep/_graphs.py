@@ -68,9 +68,9 @@ def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_m
                tag: Optional[str] = None) -> Iterator[None]:
     """For `with`: captures into `graph` as torch.cuda.graph() does, with memory of a tag, and sleeps wait for its end.
 
-    The tag is `tag`, or else that of the innermost region of tag() in which the thread is, or else "default". Each graph
-    has a memory pool of its own, unless `pool` is that of an earlier graph (its pool()), or a handle that several are given
-    (of torch.cuda.graph_pool_handle()): they may overwrite each other's memory, see PyTorch on sharing. A pool that is of no
+    The tag is `tag`, or else that of the thread's innermost tag() region, or else "default". Each graph
+    has a memory pool of its own, unless `pool` is that of an earlier graph (its pool()), or a handle given to several
+    (of torch.cuda.graph_pool_handle()): such graphs may overwrite each other's memory; see PyTorch on sharing. A pool of no
     earlier graph only names a group of graphs: nothing is allocated from it. If torch.cuda.graph() itself were used inside
     a region, later tensors of the region could get the graph's memory. Regions inside the capture must have the same tag.
 

@@ -11,7 +11,7 @@ from ._calls import sleep, wake
 from ._processes import Status, processes, status
 from .errors import Error
 
-_ADVICE = ("What is allocated inside `with gpu_sleep.tag(NAME):` from now on can sleep. For all of it to sleep, run "
+_ADVICE = ("Memory allocated from now on inside `with gpu_sleep.tag(NAME):` can sleep. For all of it to sleep, run "
            "`gpu-enable user`, log in again and restart this kernel; or start Jupyter with gpu-run.")
 
 

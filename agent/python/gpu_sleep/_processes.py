@@ -182,8 +182,8 @@ def _checked(statuses: List[Status]) -> List[Status]:
 
 
 def processes(who: Union[int, str, None] = None) -> List[Status]:
-    """The GPU processes of the caller (of all users for root), or those that a pid or a name selects: of a parent
-    without an agent, its descendants. One that does not answer has an `error`. Wakes nobody.
+    """The GPU processes of the caller (of all users for root), or those that a pid or a name selects: for a parent
+    without an agent, its descendants. One that does not answer has an `error`. Wakes no process.
 
     Errors: NoProcess, NoAgent, InvalidArgument, Error.
     """
@@ -218,7 +218,7 @@ class Process:
         return f"Process({self._who!r})"
 
     def status(self) -> Status:
-        """How it is. Errors: NoProcess, NoAgent, TimedOut, NotPermitted, InvalidArgument (it is several; processes()
+        """Its status. Errors: NoProcess, NoAgent, TimedOut, NotPermitted, InvalidArgument (there are several; processes()
         lists them), Error."""
         found = _checked(_run("gpu-ps", self._who))
         if len(found) != 1:
@@ -247,7 +247,7 @@ class Process:
 
     @contextlib.contextmanager
     def inhibit(self, seconds: Optional[float] = None) -> Iterator[None]:
-        """For `with`: it refuses sleeps until the end, or for `seconds` at most, which end it also if this program is
+        """For `with`: it refuses sleeps until the block ends, or for `seconds` at most, even if this program is
         killed. Does not nest: see gpu-inhibit(1). Errors, on entering: NoProcess, NoAgent, NotPermitted, Error."""
         duration = limit(seconds)
         _checked(_run("gpu-inhibit", *([] if duration is None else ["--for", f"{duration}ms"]), self._who))

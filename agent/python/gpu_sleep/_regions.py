@@ -227,8 +227,8 @@ class Region(contextlib.ContextDecorator):
 def tag(name: str, devices: Optional[Iterable[int]] = None) -> Region:
     """A region, for `with` or as a decorator: GPU memory that the calling thread allocates inside has this tag.
 
-    `name` is 1 to 64 letters, digits, '_', '-', '.' or ':'. Inside, the memory is that of gpu_sleep_alloc(), of any
-    library under gpu-run, and of PyTorch if the program imported it before. PyTorch's comes from memory pools, one for
+    `name` is 1 to 64 letters, digits, '_', '-', '.' or ':'. That applies to gpu_sleep_alloc(), any
+    library under gpu-run, and PyTorch if the program imported it before. PyTorch's memory comes from memory pools, one for
     each tag and device (and for each thread that is inside at a time): what is freed goes back to the pool that it came
     from. Regions nest, and the innermost counts. Other threads are not inside, those of autograd among them.
 

@@ -23,7 +23,7 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
     def suspend(self, level: int = 1) -> None:
         """Puts the engine's memory to sleep, as one: at level 1 "kv_cache" is dropped, at level 2 "weights" as well, and
         all else is kept in host memory. What sleeps already stays as it is. Level 0 is vLLM's own pause, for which nothing
-        sleeps. On return the memory is free, whoever takes it.
+        sleeps. On return the memory was freed, even if another process took it.
 
         Errors, after which all is as it was: InvalidArgument (another level), Error (the engine does not allocate by
         Worker), and those of gpu_sleep.sleep(). All are RuntimeErrors.
@@ -34,16 +34,16 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
             return
         allocator = Allocator.get_instance()
         if not allocator.tags:
-            raise Error("vLLM has not allocated by gpu-sleep: start it with --worker-cls gpu_sleep.vllm.Worker")
+            raise Error("vLLM has not allocated through gpu-sleep: start it with --worker-cls gpu_sleep.vllm.Worker")
         dropped = (CACHE,) if level == 1 else (WEIGHTS, CACHE)
         allocator.sleep(tuple(tag for tag in allocator.tags if tag not in dropped))
 
     def resume(self, tags: Optional[List[str]] = None) -> None:
-        """Wakes these tags, by default all that sleeps in the process. Those that vLLM cannot name, all but "weights"
-        and "kv_cache", wake with any. An empty list wakes nothing.
+        """Wakes these tags, by default all that sleeps in the process. Tags that vLLM cannot name (all but "weights"
+        and "kv_cache") wake with any of these. An empty list wakes nothing.
 
         Errors, after which what was asleep still is, with its contents, so that it can be tried again:
-        OutOfDeviceMemory and the others of gpu_sleep.wake(). Damaged, as there: the other tags are awake. All are
+        OutOfDeviceMemory and the others of gpu_sleep.wake(). Damaged: the other tags are awake. All are
         RuntimeErrors.
         """
         if tags is not None and not tags:
@@ -84,7 +84,7 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
 
     @classmethod
     def preserves_communicators(cls) -> bool:
-        """Their memory is of no tag, but under gpu-run for what is made while the model is loaded: start vLLM without it."""
+        """Their memory has no tag, except, under gpu-run, what is made while the model is loaded: start vLLM without it."""
         return True
 
     @classmethod

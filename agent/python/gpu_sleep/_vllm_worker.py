@@ -40,7 +40,7 @@ def _others_left_out() -> Iterator[None]:
 
 
 class Worker(gpu_worker.Worker):  # type: ignore[misc]
-    """For --worker-cls. With another backend than gpu_sleep it is vLLM's own worker."""
+    """For --worker-cls. With a backend other than gpu_sleep it is vLLM's own worker."""
 
     @property
     def _is_ours(self) -> bool:
@@ -79,7 +79,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self._sleep_saved_draft_buffers: Dict[str, Any] = {}
 
     def reload_weights(self, *arguments: Any, **named: Any) -> None:
-        """vLLM's; afterwards gpu-ps does not say any more that weights are to be filled again."""
+        """vLLM's; afterwards gpu-ps no longer says that the weights need a refill."""
         super().reload_weights(*arguments, **named)
         if self._is_ours:
             self._preserve_buffers()
@@ -91,6 +91,6 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             return pool
         allocator = Allocator.get_instance()
         if tag == WEIGHTS and allocator.get_current_usage() > 0:
-            raise Error("this process has an engine already, or memory of one, which PyTorch keeps for the tag, and two "
+            raise Error("this process already has an engine, or PyTorch still keeps memory of one, and two engines "
                         "would sleep as one: start another process")
         return allocator.use_memory_pool(tag)

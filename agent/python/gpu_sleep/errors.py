@@ -80,7 +80,7 @@ class OutOfDisk(Error):
 
 
 class Refused(Error):
-    """A callback refused the sleep, or a callback may not call this."""
+    """A callback refused the sleep, or this must not be called from a callback."""
 
     code = "refused"
 
@@ -98,7 +98,7 @@ class CaptureInProgress(Error):
 
 
 class NoDriver(Error):
-    """There is no CUDA driver that works, or it is too old."""
+    """There is no working CUDA driver, or it is too old."""
 
     code = "no_driver"
 

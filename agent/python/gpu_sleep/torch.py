@@ -243,8 +243,8 @@ def reload(model: Any, path: Union[Path, Sequence[Path]], strict: bool = True, t
     """Reads a model's parameters and buffers from safetensors files again, into the memory that they have: after a
     sleep that dropped them, or to change weights in place. Returns how many bytes it has read.
 
-    `model` is a module, or tensors by name, of which the names and shapes are those of `path`: a file, several, or a
-    directory (with model.safetensors.index.json, or else all *.safetensors). Of names that stand for the same memory
+    `model` is a module, or tensors by name, whose names and shapes are those in `path`: a file, several, or a
+    directory (with model.safetensors.index.json, or else all *.safetensors). Of several names for the same memory
     one in the files suffices. With `strict=False` what only one side has is left alone, and so are a module's
     buffers on a GPU that are never in files (persistent=False). `tags` are those that this refills: on success they are
     marked so, as by mark_refilled().

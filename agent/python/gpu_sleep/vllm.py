@@ -9,11 +9,11 @@ The wheel registers the backend with vLLM. The worker class has the engine alloc
 level 1 weights are kept and the cache is dropped, at level 2 both are dropped. The model's buffers and all other tags are
 kept at both. At level 0 vLLM pauses by itself, and no memory sleeps.
 
-Under gpu-run the tags also have what libraries (cuBLAS, NCCL) allocate by themselves on the thread that loads the model or
-makes the cache, and it is dropped with them. Without gpu-run they have PyTorch's memory alone, as vLLM's own.
+Under gpu-run the tags also cover what libraries (cuBLAS, NCCL) allocate by themselves on the thread that loads the model or
+makes the cache, and it is dropped with them. Without gpu-run they cover PyTorch's memory alone, like vLLM's own.
 
-Against vLLM's own: a wake without room has changed nothing and can be tried again; who takes what a sleep gave back does
-not make it fail; and each sleep is all or nothing. Importing needs neither vLLM nor PyTorch.
+Unlike vLLM's own: a wake without room changes nothing and can be tried again; another process that takes what a sleep gave
+back does not make it fail; and each sleep is all or nothing. Importing needs neither vLLM nor PyTorch.
 
 Written for vLLM 0.29 and 0.30, and never run inside of vLLM. Tested with these of its sources: sleep_mode_backend.py of
 commit 0327d59d, cumem.py of commit 1b231062 of the fork aoshen02/vllm, and of gpu_worker.py the methods about sleeping of
@@ -58,9 +58,9 @@ def __getattr__(name: str) -> Any:
 
 
 class Allocator:
-    """The memory of vLLM's tags, as vLLM's CuMemAllocator has it; one for the process. Call it from any thread.
+    """The memory of vLLM's tags, with the interface of vLLM's CuMemAllocator; one per process. Call it from any thread.
 
-    The policies of its tags (gpu_sleep.policy()) are its own. It has no CUDA handles to show.
+    It alone sets the policies of its tags (gpu_sleep.policy()). It exposes no CUDA handles.
     """
 
     default_tag = "vllm"  # all memory without a tag has "default", also what vLLM never drops
@@ -138,7 +138,7 @@ class Allocator:
         """Wakes these tags, by default all that sleeps in the process. What was dropped reads as zero.
 
         Errors, after which what was asleep still is, with its contents: OutOfDeviceMemory (a RuntimeError, as all are),
-        and the others of gpu_sleep.wake(). Damaged, as there: the other tags are awake.
+        and the others of gpu_sleep.wake(). Damaged: the other tags are awake.
         """
         with self._lock:
             names = None if tags is None else [tag for tag in self.tags if tag in tags]

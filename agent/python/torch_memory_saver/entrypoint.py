@@ -155,7 +155,7 @@ class TorchMemorySaver:
             yield
 
     def keep_resident(self, tensor: Any) -> int:
-        """Has no pause() release the allocation that a tensor lies in, with whatever else lies in it, until PyTorch frees that:
+        """Keeps pause() from releasing the allocation that holds a tensor, with all else in it, until PyTorch frees it:
         for memory that is registered with a library. Returns the allocation's size in bytes, 0 where it is of no region.
 
         Errors: ValueError (not on a GPU), those of gpu_sleep, among them Refused (it is paused).
@@ -190,7 +190,7 @@ class TorchMemorySaver:
         """ "preload", "torch" or one of register_hook_mode(), before the first use."""
         if mode not in _modes:
             raise ValueError(f"hook_mode is one of {', '.join(_modes)}, not {mode!r}")
-        assert self._impl is None or mode == self._hook_mode, "hook_mode is set before the first use"
+        assert self._impl is None or mode == self._hook_mode, "hook_mode must be set before the first use"
         self._hook_mode = mode
 
     @property
@@ -199,7 +199,7 @@ class TorchMemorySaver:
 
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, count: int) -> None:
-        """In regions allocations fail that would leave less than so much of the GPU's memory free."""
+        """In regions, an allocation fails if it would leave less than this much GPU memory free."""
         if not 0 <= operator.index(count) < 1 << 64:
             raise InvalidArgument(f"memory_margin_bytes is a number of bytes, not {count}")
         self._started()._binary_wrapper.cdll.set_memory_margin_bytes(operator.index(count))
@@ -313,7 +313,7 @@ class _TorchMemorySaverImpl:
         import torch
 
         library = self._binary_wrapper.cdll
-        assert library.tms_get_interesting_region(), "disable() is called in a region"
+        assert library.tms_get_interesting_region(), "disable() must be called in a region"
         library.tms_set_interesting_region(False)
         context = _thread.enter()
         try:
@@ -335,7 +335,7 @@ class _TorchMemorySaverImpl:
 
     def keep_resident(self, tensor: Any) -> int:
         if not tensor.is_cuda:
-            raise ValueError(f"a tensor on {tensor.device} does not stay on a GPU")
+            raise ValueError(f"a tensor on {tensor.device} is not on a GPU")
         if tensor.numel() == 0:
             return 0
         size: int = self._binary_wrapper.cdll.tms_keep_resident(tensor.data_ptr())
@@ -359,7 +359,7 @@ class _TorchMemorySaverImpl:
         import torch
 
         assert x.is_cuda, f"a tensor on {x.device} has no backup"
-        assert x.is_contiguous(), "the backup of a tensor that is not contiguous cannot be given"
+        assert x.is_contiguous(), "only the backup of a contiguous tensor can be returned"
         if x.nbytes == 0:
             return None
         address = ctypes.cast(x.data_ptr(), ctypes.POINTER(ctypes.c_uint8))
@@ -381,8 +381,8 @@ _modes: Dict[str, Tuple[Callable[[], Any], bool]] = {
 
 
 def register_hook_mode(name: str, factory: Callable[[], Any], *, uses_preload: bool = True) -> None:
-    """A hook mode more: `factory` makes what has region(), cuda_graph(), pause(), resume() and whatever else is called.
-    `uses_preload`: configure_subprocess() is to do something. Errors: ValueError (there is one of this name)."""
+    """Adds a hook mode: `factory` makes an object with region(), cuda_graph(), pause(), resume() and all else that is used.
+    `uses_preload`: configure_subprocess() has an effect. Errors: ValueError (the name is taken)."""
     if name in _modes:
         raise ValueError(f"there is a hook mode {name!r} already")
     _modes[name] = factory, uses_preload

@@ -37,8 +37,8 @@ def get_binary_path_from_package(stem: str) -> pathlib.Path:
     pattern = f"{stem}_cu{_cuda_major()}.*.so"
     found = list(package.glob(pattern)) or list(package.parent.glob(pattern))
     if len(found) != 1:
-        raise RuntimeError(f"there is not one library {pattern} in {package.parent}, but {len(found)}: install gpu-sleep's "
-                           "stand-in for torch_memory_saver again")
+        raise RuntimeError(f"expected one library {pattern} in {package.parent}, found {len(found)}: reinstall gpu-sleep's "
+                           "stand-in for torch_memory_saver")
     return found[0]
 
 

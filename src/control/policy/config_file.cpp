@@ -190,7 +190,7 @@ Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view na
         const auto where = error.source().begin.line;
         return bad(where, std::string(error.description()) + quoted_form(line_of(plain, where)));
     } catch (const Unforeseen&) {
-        return bad(unforeseen_line(plain), "this is no TOML");
+        return bad(unforeseen_line(plain), "this is not TOML");
     }
     std::stable_sort(entries.begin(), entries.end(),
                      [](const Entry& one, const Entry& other) { return one.line < other.line; });

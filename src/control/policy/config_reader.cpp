@@ -200,7 +200,7 @@ std::string put_entry(Configuration& file, const Entry& entry, Author author) {
     if (entry.path.front() == "reclaim")
         return put(file.reclaim, k_process_keys, entry.path[1], entry.value, false);
     if (author == Author::user && entry.path[1] == "budget")
-        return "only the administrator's file has a budget for the machine; per-user is for your own";
+        return "only the administrator's file has a budget for the machine; use per-user for your own";
     return put(file, k_host_keys, entry.path[1], entry.value, true);
 }
 

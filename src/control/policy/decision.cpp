@@ -88,7 +88,7 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     const auto depth = depth_of(report);
     const auto rung = rung_at(policy.ladder, *idle);
     if (!rung) return Decision{{}, *idle == 0 ? "it is at work" : words_for(*idle)};
-    if (rung->depth <= depth) return Decision{{}, "it sleeps already"};
+    if (rung->depth <= depth) return Decision{{}, "it is already asleep"};
     const auto min_awake = seconds_of(policy.min_awake.value_or(Milliseconds(0)));
     const auto awake = report.state == model::State::paused // which is no wake
                            ? report.seconds_since_wake.value_or(std::numeric_limits<double>::infinity())
@@ -103,8 +103,8 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
         if (depth >= (request.store == model::Store::file ? Depth::file : Depth::host))
             return Decision{{},
                             has_exempt
-                                ? "it sleeps already, but for tags that are exempt"
-                                : "it sleeps already, and cannot sleep deeply: " + report.deep_refusal};
+                                ? "it is already asleep, except for exempt tags"
+                                : "it is already asleep, and cannot sleep deeply: " + report.deep_refusal};
     }
     if (depth == Depth::awake) request.on_touch = model::OnTouch::wake;
     request.spill = policy.spill && request.store == model::Store::host && !policy.directory.empty();

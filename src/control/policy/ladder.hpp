@@ -56,7 +56,7 @@ using Ladder = std::vector<Rung>;
 
 /// What is wrong with one that does, where there is no directory.
 inline constexpr const char* k_directory_missing =
-    "idle leads to files, and no directory is set for them: write, for example, directory = "
+    "idle moves contents to files, but no directory is set: add, for example, directory = "
     "\"/var/tmp/gpu-sleep-{user}\" below it";
 
 /// "15m host, 4h file", or "never".

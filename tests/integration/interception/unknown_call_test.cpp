@@ -14,7 +14,7 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-const std::string k_called = "calls of the driver that this version does not know (cuFutureSubmit)";
+const std::string k_called = "calls to the driver that this version does not know (cuFutureSubmit)";
 
 } // namespace
 
