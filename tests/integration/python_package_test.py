@@ -174,7 +174,7 @@ class Package(unittest.TestCase):
             self.check(run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=str(AGENT), LD_LIBRARY_PATH=directory))
 
     def test_runs_commands(self):
-        names = {path.stem[4:] for path in (HERE.parents[1] / "cli/man").glob("gpu-*.1")}
+        names = {path.stem[4:] for path in (HERE.parents[1] / "cli/man").glob("gpu-*.1")} - {"sleep-http"}  # which wheels lack
         self.assertEqual(set(importlib.import_module("gpu_sleep.__main__").COMMANDS), names)
         for arguments, status, said in (([], 0, "gpu-COMMAND"), (["--help"], 0, "gpu-COMMAND"), (["ps", "--version"], 0, "0.1"),
                                         (["ps", "--no-such"], 2, "--no-such"), (["nothing"], 2, "'nothing' is not one of run")):
