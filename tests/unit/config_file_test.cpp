@@ -186,9 +186,9 @@ TEST_CASE("Configuration: a ladder that leads to files needs a directory that ho
     const std::string directory = "directory = \"/data\"\n";
     const auto complaint = [](const std::string& text) { return complaint_about_toml(text, Author::user); };
     CHECK(complaint("[reclaim]\n" + ladder)
-              .starts_with("c.toml:2: reclaim.idle: idle leads to files, and no directory"));
+              .starts_with("c.toml:2: reclaim.idle: idle moves contents to files, but no directory"));
     CHECK(complaint("[command.x]\n" + ladder + "[command.y]\n" + directory)
-              .starts_with("c.toml:2: command.x.idle: idle leads"));
+              .starts_with("c.toml:2: command.x.idle: idle moves"));
     CHECK(complaint("[reclaim]\n" + directory + "[command.x]\n" + ladder) == "none");
     CHECK(complaint("[command.x]\n" + ladder + directory) == "none");
     CHECK(complaint("[reclaim]\nidle = [\"15m\", \"4h:deep\"]\n") == "none");
@@ -207,7 +207,7 @@ TEST_CASE("Configuration: what is the administrator's to say is refused in a use
     CHECK(complaint_about_toml("[user.alice]\nidle = \"1d\"\n", Author::user) ==
           "c.toml:2: user.alice.idle: only the administrator's file has sections for users");
     CHECK(complaint_about_toml("[host]\nbudget = \"1TiB\"\n", Author::user) ==
-          "c.toml:2: host.budget: only the administrator's file has a budget for the machine; per-user is "
+          "c.toml:2: host.budget: only the administrator's file has a budget for the machine; use per-user "
           "for your own");
     CHECK(complaint_about_toml("[host]\nper-user = \"1GiB\"\n", Author::user) == "none");
 }

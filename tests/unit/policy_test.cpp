@@ -330,7 +330,7 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     seen.tags.back().tag = "cache";
     CHECK(decide(policy, seen)->request);
     for (auto& tag : seen.tags) tag.in_files = tag.kept;
-    CHECK(decide(policy, seen)->reason == "it is already asleep, but for tags that are exempt");
+    CHECK(decide(policy, seen)->reason == "it is already asleep, except for exempt tags");
     policy.tags.clear();
     seen.deep_refusal = "it has managed memory";
     CHECK(decide(policy, seen)->reason ==
