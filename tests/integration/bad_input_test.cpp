@@ -206,7 +206,7 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     host.tell("alloc kv_cache 4194304 0");
     host.process().signal(SIGSTOP);
     const auto* const how_long = " so far";
-    CHECK_THAT(host.command("gpu-ps").err, mentions("it was awake before") && !mentions(how_long));
+    CHECK_THAT(host.command("gpu-ps").err, mentions("last known state: awake") && !mentions(how_long));
     host.process().signal(SIGCONT);
     REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache"}).status == 0);
     host.process().signal(SIGSTOP);
@@ -215,7 +215,7 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     const auto woken = host.command("gpu-wake");
     CHECK(Clock::now() - begun < std::chrono::seconds(4)); // of 5 and 30 that others are given
     CHECK(asked.status == 4);
-    const auto* const before = "it was partly asleep before";
+    const auto* const before = "last known state: partly asleep";
     CHECK_THAT(asked.err, mentions(before));
     CHECK_THAT(asked.err, mentions(how_long));
     CHECK(woken.status == 4);

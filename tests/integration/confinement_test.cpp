@@ -133,7 +133,7 @@ TEST_CASE(
     CHECK(woken.status == 0);
     CHECK(host.tell("check_all") == "intact");
     REQUIRE(place.files().size() == 1);
-    CHECK_THAT(woken.out, mentions(place.files().front().string() + " stays"));
+    CHECK_THAT(woken.out, mentions(place.files().front().string() + " is empty but stays"));
     CHECK(becomes_true([&] { return fs::file_size(place.files().front()) == 0; }));
 
     CHECK(becomes_true([&] { // once the process has closed it

@@ -273,12 +273,12 @@ TEST_CASE("Pause: a paused program that is stopped says so, and does not go on b
     REQUIRE(pause_it(host).status == 0);
     host.process().signal(SIGSTOP);
     CHECK(becomes_true(
-        [&] { return host.command("gpu-ps").err.find("it was paused before") != std::string::npos; }));
+        [&] { return host.command("gpu-ps").err.find("last known state: paused") != std::string::npos; }));
     host.process().signal(SIGCONT);
     CHECK(becomes_true([&] { return host.state() == "paused"; }));
     host.process().signal(SIGTSTP); // it sleeps before it stops
     CHECK(becomes_true(
-        [&] { return host.command("gpu-ps").err.find("it was asleep before") != std::string::npos; }));
+        [&] { return host.command("gpu-ps").err.find("last known state: asleep") != std::string::npos; }));
     host.process().signal(SIGCONT);
     CHECK(becomes_true([&] { return host.state() == "asleep"; }));
     REQUIRE(host.command("gpu-wake").status == 0);
@@ -292,8 +292,9 @@ TEST_CASE("Pause: it lasts through a stop whatever else of the program sleeps, w
     host.tell("alloc cache 4194304 0");
     const auto stop_and_continue = [&] {
         host.process().signal(SIGTSTP);
-        CHECK(becomes_true(
-            [&] { return host.command("gpu-ps").err.find("it was asleep before") != std::string::npos; }));
+        CHECK(becomes_true([&] {
+            return host.command("gpu-ps").err.find("last known state: asleep") != std::string::npos;
+        }));
         host.process().signal(SIGCONT);
         pause_for(Milliseconds(200)); // time enough to wake
         CHECK(host.state() == "asleep");

@@ -195,7 +195,7 @@ def failures():
     kept = tensor(5, tag="kept", enable_cpu_backup=True)
     raises(gpu_sleep.InvalidArgument, torch_memory_saver.resume, "kept")
     torch_memory_saver.pause("kept")
-    assert "'kept' is paused" in str(raises(gpu_sleep.InvalidArgument, torch_memory_saver.pause, "kept"))
+    assert "'kept' is already paused" in str(raises(gpu_sleep.InvalidArgument, torch_memory_saver.pause, "kept"))
     assert "all memory of regions" in str(raises(gpu_sleep.InvalidArgument, torch_memory_saver.pause))
     later = tensor(6, tag="kept", enable_cpu_backup=True)
     asleep(1)

@@ -421,7 +421,7 @@ class Allocating(Case):
         self.assertEqual(os.environ["PYTORCH_CUDA_ALLOC_CONF"], given)
 
     def test_one_engine_to_a_process(self):
-        with self.assertRaisesRegex(RuntimeError, "an engine already"):
+        with self.assertRaisesRegex(RuntimeError, "already has an engine"):
             self.new_worker(gpu_sleep.vllm.Worker).load_model()
 
     def test_leaves_other_backends_alone(self):

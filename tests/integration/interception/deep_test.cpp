@@ -184,7 +184,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     if (kind == "imported") pass_on(*other, machine.host, "host_shared");
     const std::string why = kind == "managed"     ? "managed memory"
                             : kind == "multicast" ? "multicast memory"
-                            : kind == "decoder"   ? "libnvcuvid.so.1 for the GPU's decoders"
+                            : kind == "decoder"   ? "libnvcuvid.so.1 for the GPU's video and JPEG decoders"
                                                   : "shares memory";
     if (kind == "managed") { // gpu-ps says so beforehand, and so does a rehearsal
         CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));

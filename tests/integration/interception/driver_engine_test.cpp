@@ -74,7 +74,7 @@ TEST_CASE("Driver engine: what the driver would not bring back is left as it is"
     Machine machine({"LD_PRELOAD=" + library_file("unseen/libnvcuvid.so.1")});
     const auto refused = machine.command("sleep");
     CHECK(refused.status == 1);
-    CHECK_THAT(refused.err, mentions("libnvcuvid.so.1 for the GPU's decoders"));
+    CHECK_THAT(refused.err, mentions("libnvcuvid.so.1 for the GPU's video and JPEG decoders"));
     machine.expect_awake();
 }
 
