@@ -63,8 +63,8 @@ Verdict judge_round(Bytes changed, Bytes bytes, int round) noexcept {
 }
 
 LiveEstimate estimate_move(Direction direction, std::span<const LivePart> parts) noexcept {
-    // For each GiB, on an H200 at 55 GB/s (tests/gpu/live_memory.py): most of the time of a move to the host
-    // goes into making host memory, and of a pause into mapping it.
+    // For each GiB, what the driver's calls take of a program at rest, at 55 GB/s: most of a move to the host
+    // is making host memory, and most of a pause is mapping it. Work of the program's own comes on top.
     const bool goes_out = direction == Direction::to_host;
     const double time_per_gib = goes_out ? 0.25 : 0.06;
     constexpr double k_pause_per_gib = 0.008;
