@@ -61,7 +61,7 @@ Error Engine::undo(Error why) const {
         return *stands == State::failed ? lost(std::move(why), kept_) : why;
     const auto unlocked = driver_.unlock(pid_);
     if (unlocked) return why;
-    why.message += fmt::format("; nor unlock it: {}", unlocked.error().message);
+    why.message += fmt::format("; the driver did not unlock it: {}", unlocked.error().message);
     return judge(std::move(why));
 }
 

@@ -136,10 +136,8 @@ Result<void> LiveMove::copy_stale(driver::DeviceSession& session, std::span<Bloc
 }
 
 Result<std::unique_ptr<driver::DeviceSession>> LiveMove::new_session() {
-    model::DeviceReport now;
-    auto session = open_session(api_, kind_.device(), now);
-    if (!session) return session;
-    return session;
+    model::DeviceReport now; // the caller's is of the whole move
+    return open_session(api_, kind_.device(), now);
 }
 
 void LiveMove::note_steps(driver::DeviceSession& session) noexcept {
