@@ -63,7 +63,8 @@ class Results:
 
     def report(self, name, report):
         self.reports[name] = report
-        print(f"{name}: {json.dumps(report)}", flush=True)
+        for parts in (report["times"], *(device["steps"] for device in report["devices"])):
+            print(f"{name}:", ", ".join(f"{part} {seconds:.3f}" for part, seconds in parts.items() if seconds), flush=True)
 
     @contextlib.contextmanager
     def attempt(self, what):
