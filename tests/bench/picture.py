@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Usage: tests/bench/picture.py > tests/bench/sleep.svg
+"""Usage: tests/bench/picture.py sleep|live > tests/bench/NAME.svg
 
-Draws RESULTS.md's times "Beside other ways"."""
+Draws RESULTS.md's times "Beside other ways", or its speeds of "Running from host memory"."""
 
 import math
 import pathlib
 import re
+import sys
 
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md").read_text(encoding="utf-8")
-LEFT, DECADE, ROW, LEAST = 290, 116, 20, 0.01  # where bars begin; widths and heights in pixels; seconds there
+LEFT, WIDTH, ROW = 290, 464, 20  # where bars begin; pixels
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" font-family="sans-serif" font-size="13">
 <style>
 text {{ fill: #1f2328; stroke: #ffffff; stroke-width: 4px; paint-order: stroke }}
@@ -29,27 +30,41 @@ def text(x, y, content, more=""):
     return f'<text x="{x}" y="{y}"{more}>{content}</text>'
 
 
-def main():
-    tools = row_of(r" \| gpu-sleep ")
-    card = re.search(r"all columns in one run, on one (NVIDIA \w+)", RESULTS).group(1)
-    kept, dropped = re.search(r"`model` is ([\d.]+ GB) .*?kept, and ([\d.]+ GiB) of cache", RESULTS, re.S).groups()
-    drawn, y = [], 66
-    for what in ("first sleep", "later sleep, nothing changed", "wake"):
+def draw(title, note, header, rows, first, unit):
+    """Bars for the cells of these rows, by their names, on a scale whose lines have the powers of ten from `first` on."""
+    tools, drawn, y = row_of(header), [], 66
+    decade, least = WIDTH // (2 - first), 10.0 ** first
+    for what in rows:
         drawn.append(text(16, y + 14, what, ' font-weight="bold"'))
         for tool, cell in zip(tools, row_of(f" {what} ")):
             y += ROW
-            width = math.log10(float(cell.removesuffix(" s")) / LEAST) * DECADE
+            width = math.log10(float(cell.split()[0]) / least) * decade
             kind = "ours" if tool.startswith("gpu-sleep") else "other"
             drawn += [text(LEFT - 8, y + 14, tool, ' text-anchor="end"'), text(round(LEFT + width + 6), y + 14, cell),
                       f'<rect class="{kind}" x="{LEFT}" y="{y + 3}" width="{width:.0f}" height="{ROW - 6}"/>']
         y += ROW + 12
     print(HEAD.format(860, y + 44))
-    print(text(16, 26, f"Sleep and wake of one process on one {card}, in seconds", ' font-size="16" font-weight="bold"'))
-    print(text(16, 48, f"{kept} of weights kept, {dropped} of cache dropped; the driver's checkpoint keeps all of it"))
-    for decade in range(5):
-        x = LEFT + decade * DECADE
-        print(f'<line x1="{x}" y1="66" x2="{x}" y2="{y}"/>', text(x, y + 15, f"{LEAST * 10 ** decade:g} s", ' text-anchor="middle"'))
+    print(text(16, 26, title, ' font-size="16" font-weight="bold"'))
+    print(text(16, 48, note))
+    for power in range(first, 3):
+        x = LEFT + (power - first) * decade
+        print(f'<line x1="{x}" y1="66" x2="{x}" y2="{y}"/>', text(x, y + 15, f"{10 ** power:g}{unit}", ' text-anchor="middle"'))
     print(*drawn, text(LEFT, y + 34, "logarithmic: each line is ten times the one before it"), "</svg>", sep="\n")
 
 
-main()
+def sleep():
+    card = re.search(r"all columns in one run, on one (NVIDIA \w+)", RESULTS).group(1)
+    kept, dropped = re.search(r"`model` is ([\d.]+ GB) .*?kept, and ([\d.]+ GiB) of cache", RESULTS, re.S).groups()
+    draw(f"Sleep and wake of one process on one {card}, in seconds",
+         f"{kept} of weights kept, {dropped} of cache dropped; the driver's checkpoint keeps all of it",
+         r" \| gpu-sleep ", ("first sleep", "later sleep, nothing changed", "wake"), -2, " s")
+
+
+def live():
+    card = re.search(r"`scripts/bench live`[^|]*? one (NVIDIA \w+)", RESULTS).group(1)
+    draw(f"Decoding while weights lie in host memory, on one {card}, in tokens a second",
+         "8 billion parameters, one sequence; in brackets, of what the link allows for the bytes that a step reads",
+         " offloaded ", re.findall(r"^\| (\d+ GB) \|", RESULTS, re.M), 0, "")
+
+
+{"sleep": sleep, "live": live}[sys.argv[1]]()

@@ -32,9 +32,9 @@ class Llama:
     def __init__(self, shape, scale=1.0, device="cuda", context=1024):
         self.shape, self.device = shape, device
         self.layers = max(1, round(shape["layers"] * scale))
+        self.head = "model.embed_tokens.weight" if shape["tied"] else "lm_head.weight"
         with self.place_for_weights():
             self.weights = {name: torch.empty(size, dtype=torch.bfloat16, device=device) for name, size in self.sizes()}
-        self.output = self.weights["model.embed_tokens.weight" if shape["tied"] else "lm_head.weight"]
         half = torch.arange(0, shape["head"], 2, dtype=torch.float32, device=device) / shape["head"]
         angles = torch.outer(torch.arange(context, dtype=torch.float32, device=device), THETA ** -half)
         self.cos, self.sin = (torch.cat((f(angles), f(angles)), 1).bfloat16() for f in (torch.cos, torch.sin))
@@ -144,7 +144,7 @@ class Llama:
             y = self.normal(x, w[f"{name}post_attention_layernorm.weight"])
             y = F.silu(F.linear(y, w[f"{name}mlp.gate_proj.weight"])) * F.linear(y, w[f"{name}mlp.up_proj.weight"])
             x = x + F.linear(y, w[f"{name}mlp.down_proj.weight"])
-        return F.linear(self.normal(x[-1:], w["model.norm.weight"]), self.output).argmax(-1)
+        return F.linear(self.normal(x[-1:], w["model.norm.weight"]), w[self.head]).argmax(-1)
 
     def answer(self, prompt, length):
         """Yields `length` tokens, one by one, each when it is known. `prompt`: a list of tokens."""
