@@ -80,8 +80,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
         tell(outcome);
     };
     observer.past_return = [&](std::size_t index) { listener.past_return(tasks[index].target.process); };
-    observer.interruptions = interruptions.fd();
-    observer.take_interruption = [&] { interruptions.take(); };
+    observer.interruptions = &interruptions;
     auto answers = manner.joint ? peers::ask_together(std::move(questions), *manner.joint, observer)
                                 : peers::ask_all(std::move(questions), observer);
     std::vector<Outcome> outcomes;
