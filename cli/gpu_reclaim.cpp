@@ -37,7 +37,7 @@ int explain(const control::Selection& whom, const model::IdleSleepRequest& reque
             const cli::OutputOptions& output, std::map<pid_t, std::string> policies) {
     constexpr Milliseconds k_patience{10'000};
     auto rehearsals = control::rehearse(whom.words.front(), whom.user, request,
-                                        request.bounds_all ? request.timeout : k_patience);
+                                        request.sleep.bounds_all ? request.sleep.timeout : k_patience);
     if (!rehearsals) return cli::tell_failure(k_program, output, rehearsals.error());
     std::vector<control::Outcome> outcomes;
     std::map<pid_t, std::vector<std::string>> against;

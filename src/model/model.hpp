@@ -185,7 +185,8 @@ struct SleepRequest : Terms, Choice {
 /// no return; otherwise nothing changes, and the report says why. Nothing waits for its turn. What sleeps
 /// already stays as it is; but where a store is named, it moves there once it has been asleep or idle for so
 /// long, and nothing waits for it.
-struct IdleSleepRequest : SleepRequest {
+struct IdleSleepRequest {
+    SleepRequest sleep;
     Milliseconds only_if_idle{0};
     friend bool operator==(const IdleSleepRequest&, const IdleSleepRequest&) = default;
 };
@@ -230,7 +231,7 @@ struct WakeRequest : Terms {
 template <class Variant>
 [[nodiscard]] auto sleep_in(Variant& request) noexcept
     -> std::conditional_t<std::is_const_v<Variant>, const SleepRequest*, SleepRequest*> {
-    if (auto* const idle = std::get_if<IdleSleepRequest>(&request)) return idle;
+    if (auto* const idle = std::get_if<IdleSleepRequest>(&request)) return &idle->sleep;
     return std::get_if<SleepRequest>(&request);
 }
 
@@ -238,8 +239,7 @@ template <class Variant>
 template <class Variant>
 [[nodiscard]] auto terms_in(Variant& request) noexcept
     -> std::conditional_t<std::is_const_v<Variant>, const Terms*, Terms*> {
-    if (auto* const sleep = std::get_if<SleepRequest>(&request)) return sleep;
-    if (auto* const idle = std::get_if<IdleSleepRequest>(&request)) return idle;
+    if (auto* const sleep = sleep_in(request)) return sleep;
     if (auto* const release = std::get_if<ReleaseRequest>(&request)) return release;
     if (auto* const live = std::get_if<LiveRequest>(&request)) return live;
     return std::get_if<WakeRequest>(&request);
