@@ -4,7 +4,7 @@
 
 #include "control/gpu_moves.hpp"
 
-#include "model/model.hpp"
+#include "model/terms.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -7,7 +7,7 @@
 
 #include "base/units.hpp"
 #include "checkpoint/room.hpp"
-#include "model/model.hpp"
+#include "model/report.hpp"
 
 #include <cstddef>
 #include <optional>

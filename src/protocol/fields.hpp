@@ -6,7 +6,8 @@
 
 #pragma once
 
-#include "model/model.hpp"
+#include "model/report.hpp"
+#include "model/request.hpp"
 #include "model/share.hpp"
 
 #include <concepts>
