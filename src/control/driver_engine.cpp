@@ -39,11 +39,6 @@ struct Look {
         else
             why_not = looked.error().message;
     }
-    [[nodiscard]] const driver::Gpu* find(const std::string& uuid) const {
-        const auto found =
-            std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
-        return found == gpus.end() ? nullptr : &*found;
-    }
 };
 
 /// What `pid` has of each GPU, where NVML tells.
@@ -60,7 +55,7 @@ peers::BytesByGpu needs_of(const peers::BytesByGpu& used, const Look& before, co
     peers::BytesByGpu needs;
     for (const auto& gpu : after.gpus) {
         const auto known = used.find(gpu.uuid);
-        const auto* const earlier = before.find(gpu.uuid);
+        const auto* const earlier = find_gpu(before.gpus, gpu.uuid);
         const Bytes more = earlier && gpu.free > earlier->free ? gpu.free - earlier->free : 0;
         const bool is_known = known != used.end();
         if (!is_known && !used.empty()) continue;
@@ -259,7 +254,7 @@ private:
                               "enough, then use gpu-wake --force",
                               look.why_not);
         for (const auto& [uuid, bytes] : needs) {
-            const auto* const gpu = look.find(uuid);
+            const auto* const gpu = find_gpu(look.gpus, uuid);
             if (!gpu)
                 return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there", uuid);
             const auto free = checkpoint::free_besides(of_others, uuid, gpu->free);
@@ -305,7 +300,7 @@ private:
         report.times.total = seconds_since(begin_);
         for (const auto& now : after.gpus) {
             const auto its = moved.find(now.uuid);
-            const auto* const then = before.find(now.uuid);
+            const auto* const then = find_gpu(before.gpus, now.uuid);
             if (its == moved.end() || !then) continue;
             const auto bytes = its->second;
             report.devices.push_back({now.index, now.name, bytes, bytes, 0, then->free, now.free, now.total});

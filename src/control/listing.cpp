@@ -119,8 +119,7 @@ void note_version(Outcome& outcome) {
 
 /// Whether a sleep that was rehearsed would free memory.
 bool would_free(const model::Report& report) {
-    return std::any_of(report.devices.begin(), report.devices.end(),
-                       [](const model::DeviceReport& each) { return each.released > 0; });
+    return model::sum_of(report.devices, &model::DeviceReport::released) > 0;
 }
 
 } // namespace

@@ -243,6 +243,13 @@ struct Failure {
 [[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
 [[nodiscard]] std::string_view to_string(Operation operation) noexcept;
 
+/// That figure of all items, such as TagReport::in_files of a report's tags.
+template <class T>
+[[nodiscard]] Bytes sum_of(const std::vector<T>& items, Bytes T::*figure) noexcept {
+    Bytes sum = 0;
+    for (const auto& item : items) sum += item.*figure;
+    return sum;
+}
 /// The part of the kept contents of `tag` that is in `store`.
 [[nodiscard]] Bytes kept_in(const TagReport& tag, Store store) noexcept;
 /// All that succeeded.
