@@ -43,7 +43,9 @@ TEST_CASE("Checkpoint room: what others have set aside is not free, and four com
     CHECK(*judge_count(room, true, others));
     CHECK_FALSE(*judge_count(room, false, others));
     const auto too_little = make_error(ErrorCode::out_of_device_memory, "too little");
-    CHECK_FALSE(*judge_count(too_little, false, others)); // until they are back
+    const auto waits = judge_count(too_little, false, others); // until they are back
+    REQUIRE(waits);
+    CHECK_FALSE(*waits);
     CHECK_FALSE(judge_count(too_little, false, {{"GPU-2", 0}}));
     CHECK_FALSE(judge_count(make_error(ErrorCode::driver_failed, "not known"), false, others));
 }
