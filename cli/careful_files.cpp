@@ -6,6 +6,7 @@
 
 #include "base/careful_path.hpp"
 #include "base/fd.hpp"
+#include "base/small_file.hpp"
 #include "base/whole_file.hpp"
 
 #include <fcntl.h>
@@ -36,18 +37,11 @@ Result<std::optional<std::string>> read_carefully(const fs::path& file) {
     if (!fd || ::fstat(fd.get(), &status) != 0) return file_error(errno, "open", file);
     if (!S_ISREG(status.st_mode))
         return make_error(ErrorCode::invalid_argument, "{} is not a regular file", file.native());
-    std::string contents(k_max_careful_file_bytes + 1, '\0');
-    std::size_t length = 0;
-    while (length < contents.size()) {
-        const auto got = ::read(fd.get(), contents.data() + length, contents.size() - length);
-        if (got == 0) break;
-        if (got < 0 && errno != EINTR) return file_error(errno, "read", file);
-        if (got > 0) length += static_cast<std::size_t>(got);
-    }
-    if (length == contents.size())
+    auto contents = read_open_file(fd.get(), k_max_careful_file_bytes);
+    if (!contents && errno == EFBIG)
         return make_error(ErrorCode::invalid_argument, "{} is too long", file.native());
-    contents.resize(length);
-    return std::optional(std::move(contents));
+    if (!contents) return file_error(errno, "read", file);
+    return contents;
 }
 
 Result<void> write_carefully(const fs::path& file, std::string_view contents, mode_t mode) {

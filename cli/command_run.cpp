@@ -29,21 +29,21 @@ namespace {
 
 /// Says on standard error what would be lost. At a terminal asks whether to go on; returns the answer,
 /// elsewhere true.
-bool accepts(const CommandRun& run, const std::vector<control::Loss>& losses) {
+bool accepts(const std::string& program, bool is_quiet, const std::vector<control::Loss>& losses) {
     const bool is_asked = ::isatty(STDIN_FILENO) == 1 && ::isatty(STDERR_FILENO) == 1;
-    if (losses.empty() || (run.output.quiet && !is_asked)) return true;
+    if (losses.empty() || (is_quiet && !is_asked)) return true;
     std::string text;
     for (const auto& [process, bytes, tags] : losses)
-        text += fmt::format("{}: {} loses {} that it has not declared refillable: {}\n", run.program,
-                            title(process), format_bytes(bytes),
-                            printable(fmt::format("{}", fmt::join(tags, ", "))));
-    if (is_asked) text += fmt::format("{}: go on? [y/N] ", run.program);
+        text +=
+            fmt::format("{}: {} loses {} that it has not declared refillable: {}\n", program, title(process),
+                        format_bytes(bytes), printable(fmt::format("{}", fmt::join(tags, ", "))));
+    if (is_asked) text += fmt::format("{}: go on? [y/N] ", program);
     print_error(text);
     if (!is_asked) return true;
     std::string answer;
     std::getline(std::cin, answer);
     if (::strcasecmp(answer.c_str(), "y") == 0 || ::strcasecmp(answer.c_str(), "yes") == 0) return true;
-    print_error(fmt::format("{}: nothing was changed\n", run.program));
+    print_error(fmt::format("{}: nothing was changed\n", program));
     return false;
 }
 
@@ -67,11 +67,12 @@ const model::SleepRequest* sleep_of(const protocol::Request& request) {
 }
 
 /// Says what becomes of each process: failures on standard error, what was done on standard output. Not
-/// thread-safe; the run outlives it.
+/// thread-safe; what it is made of outlives it.
 class Teller : public control::Listener {
 public:
-    explicit Teller(const CommandRun& run)
-        : run_(run), bar_(STDERR_FILENO, !run.output.quiet && ::isatty(STDERR_FILENO) == 1) {}
+    Teller(const std::string& program, const control::Command& command, const OutputOptions& output)
+        : program_(program), command_(command), output_(output),
+          bar_(STDERR_FILENO, !output.quiet && ::isatty(STDERR_FILENO) == 1) {}
 
     void progress(const control::Process& process, const model::Progress& progress) override {
         bar_.show(process.pid, progress);
@@ -79,19 +80,18 @@ public:
 
     void past_return(const control::Process& process) override {
         bar_.wipe();
-        print_error(fmt::format("{}: {} is past the point of no return; waiting for it to finish\n",
-                                run_.program, title(process)));
+        print_error(fmt::format("{}: {} is past the point of no return; waiting for it to finish\n", program_,
+                                title(process)));
     }
 
     void ended(const control::Outcome& outcome) override {
         bar_.end(outcome.process.pid);
         if (const auto* const error = peers::error_of(outcome.answer)) {
             has_told_ = true;
-            return print_error(
-                render_failure(run_.program, purpose(run_.command.request, error->code), outcome));
+            return print_error(render_failure(program_, purpose(command_.request, error->code), outcome));
         }
         const auto& report = std::get<model::Report>(outcome.answer);
-        if (run_.command.whom.is_for_all() && !does_something(report)) return;
+        if (command_.whom.is_for_all() && !does_something(report)) return;
         has_told_ = true;
         if (is_silent_) return;
         print(outcome.by_driver ? render_driver_operation(outcome.process, numbers_.in(report))
@@ -101,11 +101,11 @@ public:
     /// Says what all come to, and that there was nothing to do if nothing was told; or prints all as JSON.
     void tell_all(const std::vector<control::Outcome>& outcomes) {
         bar_.wipe();
-        const auto& whom = run_.command.whom;
+        const auto& whom = command_.whom;
         const auto sum = whom.is_joint() ? render_together(outcomes, sleep_) : render_total(outcomes);
         const bool has_failed = exit_status_of(outcomes) != exit_status::done;
-        if (whom.is_joint() && has_failed) print_error(fmt::format("{}: {}", run_.program, sum));
-        if (run_.output.json) print(to_json(run_.program, outcomes) + '\n');
+        if (whom.is_joint() && has_failed) print_error(fmt::format("{}: {}", program_, sum));
+        if (output_.json) print(to_json(program_, outcomes) + '\n');
         if (is_silent_) return;
         if (whom.is_for_all() && !has_told_) print("nothing to do\n");
         if (!whom.is_joint() || !has_failed) print(sum);
@@ -117,13 +117,15 @@ private:
         const auto written = write_result(text);
         if (written || std::exchange(has_complained_, true)) return;
         print_error(fmt::format("{}: cannot write the result: {}; the exit status is valid all the same\n",
-                                run_.program, written.error().message));
+                                program_, written.error().message));
     }
 
-    const CommandRun& run_;
-    const model::SleepRequest* const sleep_ = sleep_of(run_.command.request);
-    const bool is_live_ = std::holds_alternative<model::LiveRequest>(run_.command.request);
-    const bool is_silent_ = run_.output.json || run_.output.quiet; ///< on standard output, in words
+    const std::string& program_;
+    const control::Command& command_;
+    const OutputOptions& output_;
+    const model::SleepRequest* const sleep_ = sleep_of(command_.request);
+    const bool is_live_ = std::holds_alternative<model::LiveRequest>(command_.request);
+    const bool is_silent_ = output_.json || output_.quiet; ///< on standard output, in words
     ProgressBar bar_;
     control::GpuNumbers numbers_;
     bool has_complained_ = false; ///< of standard output
@@ -132,15 +134,17 @@ private:
 
 } // namespace
 
-int run(const CommandRun& run) {
+int run(const std::string& program, const control::Command& command, const OutputOptions& output,
+        bool accepts_losses) {
     control::raise_descriptor_limit();
-    auto dispatch = control::Dispatch::select(run.command);
-    if (!dispatch) return tell_failure(run.program, run.output, dispatch.error());
-    if (!run.accepts_losses && !accepts(run, dispatch->losses())) return exit_status::failed_awake;
+    auto dispatch = control::Dispatch::select(command);
+    if (!dispatch) return tell_failure(program, output, dispatch.error());
+    if (!accepts_losses && !accepts(program, output.quiet, dispatch->losses()))
+        return exit_status::failed_awake;
     Signals signals;
-    Teller teller(run);
+    Teller teller(program, command, output);
     const auto outcomes = dispatch->carry_out(teller, signals);
-    if (!outcomes) return tell_failure(run.program, run.output, outcomes.error());
+    if (!outcomes) return tell_failure(program, output, outcomes.error());
     teller.tell_all(*outcomes);
     if (std::any_of(outcomes->begin(), outcomes->end(), control::is_withdrawn)) signals.end_by_first();
     return end_beside_driver(exit_status_of(*outcomes));

@@ -13,18 +13,12 @@
 
 namespace gpu_sleep::cli {
 
-/// One run of a command that changes processes.
-struct CommandRun {
-    std::string program;
-    control::Command command{};
-    OutputOptions output{};
-    bool accepts_losses = false; ///< a sleep drops what is not declared refillable without a word before
-};
-
-/// Carries it out. Prints each result on standard output as it arrives, or all together as JSON, and progress
-/// and errors on standard error. Returns the exit status, unless a signal that has withdrawn the requests
-/// ends the command.
-[[nodiscard]] int run(const CommandRun& run);
+/// Carries `command` out. Prints each result on standard output as it arrives, or all together as JSON, and
+/// progress and errors on standard error. Returns the exit status, unless a signal that has withdrawn the
+/// requests ends the command. `accepts_losses`: a sleep drops what is not declared refillable without a word
+/// before.
+[[nodiscard]] int run(const std::string& program, const control::Command& command,
+                      const OutputOptions& output, bool accepts_losses = false);
 
 /// What is said of a process that has answered with a report.
 using Words = std::function<std::string(const control::Process&, const model::Report&)>;

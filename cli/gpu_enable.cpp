@@ -7,7 +7,7 @@
 #include "cli/options.hpp"
 #include "cli/output.hpp"
 #include "cli/preload.hpp"
-#include "model/model.hpp"
+#include "model/report.hpp"
 
 #include <algorithm>
 #include <filesystem>

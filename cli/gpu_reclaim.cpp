@@ -33,24 +33,23 @@ constexpr const char* k_examples =
 constexpr const char* k_program = "gpu-reclaim";
 
 /// Says what prevents a sleep, and what it would free if nothing did. `policies`: what else to say of each.
-int explain(const cli::CommandRun& run, std::map<pid_t, std::string> policies) {
+int explain(const control::Selection& whom, const model::IdleSleepRequest& request,
+            const cli::OutputOptions& output, std::map<pid_t, std::string> policies) {
     constexpr Milliseconds k_patience{10'000};
-    const auto& whom = run.command.whom;
-    const auto& request = std::get<model::IdleSleepRequest>(run.command.request);
     auto rehearsals = control::rehearse(whom.words.front(), whom.user, request,
-                                        request.bounds_all ? request.timeout : k_patience);
-    if (!rehearsals) return cli::tell_failure(k_program, run.output, rehearsals.error());
+                                        request.sleep.bounds_all ? request.sleep.timeout : k_patience);
+    if (!rehearsals) return cli::tell_failure(k_program, output, rehearsals.error());
     std::vector<control::Outcome> outcomes;
     std::map<pid_t, std::vector<std::string>> against;
     for (auto& [outcome, reasons] : *rehearsals) {
         auto* const report = std::get_if<model::Report>(&outcome.answer);
-        if (report && run.output.json)
+        if (report && output.json)
             report->notes.insert(report->notes.begin(), reasons.begin(), reasons.end());
         against[outcome.process.pid] = std::move(reasons);
         outcomes.push_back(std::move(outcome));
     }
     return cli::tell_all(
-        k_program, run.output, outcomes, [&](const control::Process& process, const model::Report& report) {
+        k_program, output, outcomes, [&](const control::Process& process, const model::Report& report) {
             return cli::render_reasons(process, report, against[process.pid]) + policies[process.pid];
         });
 }
@@ -162,11 +161,11 @@ int run(Typed typed, control::policy::Sources sources) {
         return make_room(typed, options.sources);
     }
     const auto idle = is_one_time ? options.sources.ladder->front().idle : Milliseconds(0);
-    cli::CommandRun run{
-        k_program, {options.request.whom, model::IdleSleepRequest{std::move(request), idle}}, typed.output};
-    if (!typed.why) return cli::run(run);
+    const model::IdleSleepRequest idle_request{std::move(request), idle};
+    if (!typed.why) return cli::run(k_program, {options.request.whom, idle_request}, typed.output);
     const bool is_told = !is_one_time && !typed.output.json && !typed.output.quiet;
-    return explain(run, is_told ? describe_policies(options) : std::map<pid_t, std::string>());
+    return explain(options.request.whom, idle_request, typed.output,
+                   is_told ? describe_policies(options) : std::map<pid_t, std::string>());
 }
 
 } // namespace

@@ -13,7 +13,7 @@
 #include "cli/program_file.hpp"
 #include "cli/rules_file.hpp"
 #include "model/environment.hpp"
-#include "model/model.hpp"
+#include "model/request.hpp"
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>

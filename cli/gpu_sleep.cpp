@@ -14,6 +14,7 @@ namespace {
 namespace usage = cli::usage;
 using control::Engine;
 
+constexpr const char* k_program = "gpu-sleep";
 constexpr const char* k_examples =
     "  gpu-sleep 4242                            keep contents in host memory\n"
     "  gpu-sleep 4711 4712 train.py              several, by pid or name\n"
@@ -22,26 +23,28 @@ constexpr const char* k_examples =
 
 /// What was typed, as far as it is not read into a request at once.
 struct Typed {
-    cli::CommandRun run{"gpu-sleep"};
+    control::Command command;
     model::SleepRequest request;
     bool releases = false;
     bool runs_on = false;
     std::optional<Bytes> live_bytes;
     std::optional<Milliseconds> timeout;
     cli::TypedStores stores;
+    bool accepts_losses = false;
+    cli::OutputOptions output;
 };
 
 usage::Table table_of(Typed& typed) {
-    auto& run = typed.run;
-    auto& whom = run.command.whom;
+    auto& command = typed.command;
+    auto& whom = command.whom;
     auto& request = typed.request;
-    const auto set_engine = [&run](const std::string& word) {
-        run.command.engine = word == "auto"     ? Engine::automatic
-                             : word == "driver" ? Engine::driver
-                                                : Engine::agent;
+    const auto set_engine = [&command](const std::string& word) {
+        command.engine = word == "auto"     ? Engine::automatic
+                         : word == "driver" ? Engine::driver
+                                            : Engine::agent;
     };
     return {
-        "gpu-sleep",
+        k_program,
         "Frees the GPU memory of a process that keeps running; gpu-wake brings it back.",
         {"[OPTION]... PID...", "[OPTION]... --all|--group GROUP"},
         {{"Which processes",
@@ -57,7 +60,7 @@ usage::Table table_of(Typed& typed) {
             "Drop the contents of these tags, whatever their policy"},
            {"--require-refill", usage::flag(request.require_refill),
             "Fail, and change nothing, if it would drop a tag that the program cannot refill"},
-           {"--yes", usage::flag(run.accepts_losses),
+           {"--yes", usage::flag(typed.accepts_losses),
             "Do not ask or warn before dropping what the program cannot refill"},
            {"--live", usage::flag(typed.runs_on),
             "Put nothing to sleep: have the program run on from host memory, slower"},
@@ -85,7 +88,7 @@ usage::Table table_of(Typed& typed) {
             "Sleep even if gpu-inhibit or the program refuses sleeps"},
            {"--force", usage::flag(request.force),
             "Sleep even if the process uses the GPU in a way that the agent cannot see"}}},
-         {"Output", {cli::json_row(run.output.json), cli::quiet_row(run.output.quiet)}},
+         {"Output", {cli::json_row(typed.output.json), cli::quiet_row(typed.output.quiet)}},
          {"For tests and repair",
           {{"--copy-all", usage::flag(request.copy_all),
             "Also copy what has not changed since the last sleep"},
@@ -120,7 +123,7 @@ bool asks_for_sleep(model::SleepRequest request) {
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Typed& typed) {
     const auto& request = typed.request;
-    const bool is_by_agent = typed.run.command.engine == Engine::agent;
+    const bool is_by_agent = typed.command.engine == Engine::agent;
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
     if (!is_by_agent && (asks_for_more(request) || typed.releases || typed.runs_on))
@@ -142,9 +145,8 @@ std::string problem(const Typed& typed) {
 
 int main(int argc, char** argv) {
     Typed typed;
-    auto& [run, request, releases, runs_on, live_bytes, timeout, stores] = typed;
+    auto& [command, request, releases, runs_on, live_bytes, timeout, stores, accepts_losses, output] = typed;
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
-    auto& command = run.command;
     const bool is_by_agent = command.engine == Engine::agent;
     auto text = cli::selection_problem(command.whom);
     if (text.empty()) text = cli::read_stores(stores, request);
@@ -153,7 +155,7 @@ int main(int argc, char** argv) {
         text = "--engine driver and --engine auto are for single processes, without --tree or --group";
     if (text.empty() && !is_by_agent && command.whom.words.empty())
         text = "PID is missing: --engine driver and --engine auto need it";
-    if (!text.empty()) return cli::usage_error(run.program, text, run.output.json);
+    if (!text.empty()) return cli::usage_error(k_program, text, output.json);
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
     request.joint = command.whom.is_joint() && !request.dry_run;
@@ -165,5 +167,5 @@ int main(int argc, char** argv) {
                                              request.force, request.ignore_inhibitors};
     else
         command.request = std::move(request);
-    return cli::run(run);
+    return cli::run(k_program, command, output, accepts_losses);
 }

@@ -10,6 +10,7 @@ namespace {
 
 namespace usage = cli::usage;
 
+constexpr const char* k_program = "gpu-wake";
 constexpr const char* k_examples = "  gpu-wake 4242                  everything back, at the same addresses\n"
                                    "  gpu-wake 4242 --order weights  the weights first, then the rest\n"
                                    "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n"
@@ -17,17 +18,17 @@ constexpr const char* k_examples = "  gpu-wake 4242                  everything 
 
 /// What was typed, as far as it is not read into a request at once.
 struct Typed {
-    cli::CommandRun run{"gpu-wake"};
+    control::Command command;
     model::WakeRequest request;
     std::optional<Milliseconds> timeout, wait, min_awake;
     std::vector<std::string> moves;
+    cli::OutputOptions output;
 };
 
 usage::Table table_of(Typed& typed) {
-    auto& run = typed.run;
-    auto& whom = run.command.whom;
+    auto& whom = typed.command.whom;
     auto& request = typed.request;
-    return {"gpu-wake",
+    return {k_program,
             "Wakes a process that gpu-sleep has put to sleep: its GPU memory returns.",
             {"[OPTION]... PID...", "[OPTION]... --all|--group GROUP"},
             {{"Which processes",
@@ -52,7 +53,7 @@ usage::Table table_of(Typed& typed) {
                              "If GPU memory is short, put others of the same user to sleep, the least "
                              "recently used first"}),
                cli::min_awake_row(typed.min_awake, "--make-room"),
-               {"--force", usage::flag(run.command.force),
+               {"--force", usage::flag(typed.command.force),
                 "Restore a process without an agent even if it is not known whether there is room"}}},
              {"How it wakes",
               {usage::brief({"--dry-run", usage::flag(request.dry_run),
@@ -60,7 +61,7 @@ usage::Table table_of(Typed& typed) {
                {"--timeout", usage::duration(typed.timeout),
                 "Time limit, not counting --wait, until memory is back, and again for callbacks "
                 "(default: 30 s for callbacks, none while copying advances)"}}},
-             {"Output", {cli::json_row(run.output.json), cli::quiet_row(run.output.quiet)}}},
+             {"Output", {cli::json_row(typed.output.json), cli::quiet_row(typed.output.quiet)}}},
             k_examples,
             cli::k_exit_statuses};
 }
@@ -69,9 +70,8 @@ usage::Table table_of(Typed& typed) {
 
 int main(int argc, char** argv) {
     Typed typed;
-    auto& [run, request, timeout, wait, min_awake, moves] = typed;
+    auto& [command, request, timeout, wait, min_awake, moves, output] = typed;
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
-    auto& command = run.command;
     const auto& whom = command.whom;
     auto text = cli::selection_problem(whom);
     for (const auto& word : moves) {
@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
         text = "--order and --make-room are for one process, without --tree or --group";
     if (text.empty() && (whom.is_joint() || whom.words.size() != 1) && !moves.empty())
         text = "--gpu is for one process, without --tree or --group";
-    if (!text.empty()) return cli::usage_error(run.program, text, run.output.json);
+    if (!text.empty()) return cli::usage_error(k_program, text, output.json);
     constexpr Milliseconds k_wait_for_room{10'000};
     request.wait = wait.value_or(request.make_room ? k_wait_for_room : Milliseconds(0));
     request.min_awake = min_awake.value_or(request.min_awake);
@@ -93,5 +93,5 @@ int main(int argc, char** argv) {
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
     command.request = std::move(request);
-    return cli::run(run);
+    return cli::run(k_program, command, output);
 }

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "control/need.hpp"
-#include "control/targets.hpp"
+#include "control/outcome.hpp"
 
 #include <optional>
 #include <string>

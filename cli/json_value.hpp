@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/error.hpp"
-#include "control/targets.hpp"
+#include "control/outcome.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "control/targets.hpp"
+#include "control/outcome.hpp"
 #include "driver/management.hpp"
 
 #include <cstdint>

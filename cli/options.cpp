@@ -26,14 +26,18 @@ namespace {
 // ---- What is wrong with a command line, in our words whatever the version of CLI11
 // ----------------------------------------------------------------------------------------------------
 
+std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
+    return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
 /// `app` and its subcommands.
-std::vector<CLI::App*> all_of(CLI::App& app) {
-    auto apps = app.get_subcommands([](CLI::App*) { return true; });
+std::vector<const CLI::App*> all_of(const CLI::App& app) {
+    auto apps = subcommands_of(app);
     apps.insert(apps.begin(), &app);
     return apps;
 }
 
-const CLI::Option* find_option(CLI::App& app, const std::string& name) {
+const CLI::Option* find_option(const CLI::App& app, const std::string& name) {
     for (const auto* each : all_of(app))
         if (const auto* option = each->get_option_no_throw(name)) return option;
     return nullptr;
@@ -46,7 +50,7 @@ bool is_nothing(std::string_view value) {
 
 /// What is wrong with the options of a command line, one by one, or nothing: CLI11 takes the next word for
 /// the value of "--option=", and reads whatever it likes out of an empty one.
-std::string problem_with_values(CLI::App& app, int argc, const char* const* argv) {
+std::string problem_with_values(const CLI::App& app, int argc, const char* const* argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string word = argv[i];
         if (word == "--") break;
@@ -63,10 +67,6 @@ std::string problem_with_values(CLI::App& app, int argc, const char* const* argv
         if (++i >= argc || is_nothing(argv[i])) return name + " has no value";
     }
     return {};
-}
-
-std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
-    return app.get_subcommands([](const CLI::App*) { return true; });
 }
 
 /// "a, b or c".
@@ -90,7 +90,7 @@ std::string unwanted_word(const CLI::App& app) {
     return fmt::format("there is no option {}", option->substr(0, option->find('=')));
 }
 
-std::string missing_word(CLI::App& app) {
+std::string missing_word(const CLI::App& app) {
     for (const auto* each : all_of(app)) {
         if (each != &app && !each->parsed()) continue;
         for (const auto* option : each->get_options())
@@ -99,7 +99,7 @@ std::string missing_word(CLI::App& app) {
     return "a subcommand is missing: " + listed(subcommands_of(app));
 }
 
-std::string excluded_option(CLI::App& app) {
+std::string excluded_option(const CLI::App& app) {
     for (const auto* each : all_of(app))
         for (const auto* option : each->get_options())
             for (const auto* other : option->get_excludes())
@@ -109,7 +109,7 @@ std::string excluded_option(CLI::App& app) {
     return {};
 }
 
-std::string repeated_option(CLI::App& app) {
+std::string repeated_option(const CLI::App& app) {
     for (const auto* each : all_of(app))
         for (const auto* option : each->get_options())
             if (option->count() > static_cast<std::size_t>(std::max(1, option->get_items_expected_max())))
@@ -117,7 +117,7 @@ std::string repeated_option(CLI::App& app) {
     return {};
 }
 
-std::string words_for(CLI::App& app, const CLI::Error& error) {
+std::string words_for(const CLI::App& app, const CLI::Error& error) {
     std::string words;
     if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) words = repeated_option(app);
     if (dynamic_cast<const CLI::ExcludesError*>(&error)) words = excluded_option(app);
@@ -131,14 +131,19 @@ std::string words_for(CLI::App& app, const CLI::Error& error) {
 
 /// Whether the answer is to be JSON, as far as a command line tells that was not understood.
 bool wants_json(const CLI::App& app, int argc, const char* const* argv) {
-    const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
-    const bool has_json = app.get_option_no_throw("--json") ||
-                          std::any_of(commands.begin(), commands.end(), [](const CLI::App* command) {
-                              return command->get_option_no_throw("--json");
-                          });
+    const bool has_json = find_option(app, "--json") != nullptr;
     const auto is = [](std::string_view text) { return [=](const char* word) { return word == text; }; };
     const auto* const end = std::find_if(argv, argv + argc, is("--"));
     return has_json && std::find_if(argv, end, is("--json")) != end;
+}
+
+/// Where standard descriptors are closed: nothing else gets their numbers, and writing to them fails.
+void keep_standard_descriptors() {
+    int fd = -1;
+    do {
+        fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) ::close(fd);
 }
 
 /// Puts the directory into `placement`. Returns what is wrong with it, or nothing.
@@ -280,19 +285,6 @@ int usage_error(std::string_view program, const std::string& problem, bool json)
     return tell_failure(program, {.json = json},
                         make_error(ErrorCode::invalid_argument, "{}; see {} --help", problem, program));
 }
-
-namespace {
-
-/// Where standard descriptors are closed: nothing else gets their numbers, and writing to them fails.
-void keep_standard_descriptors() {
-    int fd = -1;
-    do {
-        fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-    } while (fd >= 0 && fd <= STDERR_FILENO);
-    if (fd >= 0) ::close(fd);
-}
-
-} // namespace
 
 std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     keep_standard_descriptors();

@@ -7,7 +7,7 @@
 #include "base/units.hpp"
 #include "cli/usage.hpp"
 #include "control/selection.hpp"
-#include "model/model.hpp"
+#include "model/request.hpp"
 
 #include <optional>
 #include <string>

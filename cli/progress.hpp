@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "model/model.hpp"
+#include "model/report.hpp"
 
 #include <sys/types.h>
 

@@ -45,9 +45,7 @@ Table device_table(const Report& report) {
 }
 
 Bytes relocated(const Report& report) {
-    Bytes sum = 0;
-    for (const auto& device : report.devices) sum += device.relocated;
-    return sum;
+    return model::sum_of(report.devices, &DeviceReport::relocated);
 }
 
 /// Whether all that it did is moving what sleeps to another store.
@@ -171,14 +169,9 @@ std::string render_reasons(const control::Process& process, const Report& report
         text += "  it is at work\n";
     else
         text += fmt::format("  it last worked {} ago\n", format_seconds(*report.idle_seconds));
-    Bytes freed = 0;
-    Bytes kept = 0;
-    for (const auto& tag : report.tags) kept += tag.kept; // of what sleeps
-    for (const auto& device : report.devices) {
-        freed += device.released;
-        kept += device.kept;
-    }
-    text += fmt::format("  a sleep would free {}\n", format_bytes(freed));
+    const auto kept = model::sum_of(report.tags, &model::TagReport::kept) + // of what sleeps
+                      model::sum_of(report.devices, &DeviceReport::kept);
+    text += fmt::format("  a sleep would free {}\n", format_bytes(released(report)));
     for (const auto& reason : against) text += fmt::format("  prevented by: {}\n", printable(reason));
     if (against.empty()) text += "  nothing prevents it\n";
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));

@@ -101,9 +101,7 @@ std::string residual_line(const model::Residual& residual) {
 }
 
 Bytes in_files(const Report& report) {
-    Bytes sum = 0;
-    for (const auto& tag : report.tags) sum += tag.in_files;
-    return sum;
+    return model::sum_of(report.tags, &model::TagReport::in_files);
 }
 
 std::string files_line(const Report& report) {
@@ -145,9 +143,7 @@ bool does_something(const Report& report) noexcept {
 }
 
 Bytes released(const Report& report) {
-    Bytes bytes = 0;
-    for (const auto& device : report.devices) bytes += device.released;
-    return bytes;
+    return model::sum_of(report.devices, &model::DeviceReport::released);
 }
 
 } // namespace gpu_sleep::cli

@@ -5,7 +5,8 @@
 #pragma once
 
 #include "control/process_info.hpp"
-#include "model/model.hpp"
+#include "model/report.hpp"
+#include "model/request.hpp"
 
 #include <cstddef>
 #include <string>

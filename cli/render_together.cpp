@@ -47,7 +47,7 @@ private:
         paused += report.state == model::State::paused || rehearses_pause(report);
         has_changed |= report.changed;
         is_rehearsal |= report.dry_run;
-        for (const auto& device : report.devices) moved += device.released;
+        moved += released(report);
         if (report.changed) moved += report.deep_bytes;
     }
 };

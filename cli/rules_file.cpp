@@ -5,14 +5,13 @@
 #include "cli/rules_file.hpp"
 
 #include "base/fd.hpp"
+#include "base/small_file.hpp"
 
 #include <nlohmann/json.hpp>
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <optional>
 #include <set>
@@ -120,16 +119,12 @@ Result<model::AllocationRules> parse_rules(std::string_view text, std::string_vi
 Result<model::AllocationRules> read_rules_file(const std::string& path) {
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path);
-    std::string text;
-    for (std::array<char, 16384> buffer; text.size() <= k_max_file_bytes;) {
-        const auto got = ::read(file.get(), buffer.data(), buffer.size());
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return errno_error(ErrorCode::io_failed, errno, "read", path);
-        if (got == 0) return parse_rules(text, path);
-        text.append(buffer.data(), static_cast<std::size_t>(got));
-    }
-    return make_error(ErrorCode::invalid_argument, "{}: it is longer than {}", path,
-                      format_bytes(k_max_file_bytes));
+    const auto text = read_open_file(file.get(), k_max_file_bytes);
+    if (!text && errno == EFBIG)
+        return make_error(ErrorCode::invalid_argument, "{}: it is longer than {}", path,
+                          format_bytes(k_max_file_bytes));
+    if (!text) return errno_error(ErrorCode::io_failed, errno, "read", path);
+    return parse_rules(*text, path);
 }
 
 } // namespace gpu_sleep::cli

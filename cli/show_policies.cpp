@@ -39,8 +39,8 @@ std::string words_for(const policy::Policy& policy, const std::string& user) {
 std::string words_for(const policy::Decision& decision) {
     if (!decision.request) return "nothing now: " + decision.reason;
     return fmt::format("now: to {}{}",
-                       decision.request->store == model::Store::file ? "files" : "host memory",
-                       decision.request->deep ? ", deep" : "");
+                       decision.request->sleep.store == model::Store::file ? "files" : "host memory",
+                       decision.request->sleep.deep ? ", deep" : "");
 }
 
 OrderedJson json_of(const policy::Seen& seen) {

@@ -43,14 +43,10 @@ void Signals::restore() noexcept {
     if (fd_) ::sigprocmask(SIG_UNBLOCK, &wanted, nullptr);
 }
 
-void Signals::take() noexcept {
-    signalfd_siginfo taken{};
-    if (::read(fd_.get(), &taken, sizeof(taken)) != sizeof(taken)) return;
-    if (first_ == 0) first_ = static_cast<int>(taken.ssi_signo);
-}
-
 bool Signals::has_come() noexcept {
-    take();
+    signalfd_siginfo taken{};
+    const bool is_taken = ::read(fd_.get(), &taken, sizeof(taken)) == sizeof(taken);
+    if (is_taken && first_ == 0) first_ = static_cast<int>(taken.ssi_signo);
     return first_ != 0;
 }
 

@@ -17,8 +17,7 @@ public:
     ~Signals() override;
 
     [[nodiscard]] int fd() const noexcept override { return fd_.get(); }
-    void take() noexcept override;
-    [[nodiscard]] bool has_come() noexcept override;
+    bool has_come() noexcept override;
     /// Ends the command by the first signal that was taken; returns if none was.
     void end_by_first() noexcept;
 

@@ -88,6 +88,7 @@ Bytes retained_of_environment() {
 
 /// The tags that it is for; null of a release, which is for all.
 const std::vector<std::string>* tags_of(const server::Operation& operation) noexcept {
+    if (const auto* const sleep = model::sleep_in(operation)) return &sleep->tags;
     return std::visit(
         [](const auto& request) -> const std::vector<std::string>* {
             if constexpr (requires { request.tags; })
@@ -379,7 +380,7 @@ void Agent::sleep_if_due() {
                            !parts_.inhibitors.now() && !parts_.turnstile.is_held();
     if (!may_sleep) return;
     auto request = idle_timer_.request();
-    const bool is_deep = request.deep;
+    const bool is_deep = request.sleep.deep;
     server_.submit_if_free(std::move(request), [this, is_deep](const server::Outcome& outcome) {
         idle_timer_.note_end(outcome, is_deep);
     });

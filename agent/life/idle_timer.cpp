@@ -44,9 +44,9 @@ std::optional<model::Placement> parse_stores(std::string_view words) {
     return placement;
 }
 
-model::IdleSleepRequest request_of_environment() {
+model::SleepRequest request_of_environment() {
     namespace environment = model::environment;
-    model::IdleSleepRequest request;
+    model::SleepRequest request;
     if (auto placement = parsed_setting(environment::k_idle_store,
                                         "host or file, or TAG=STORE, separated by commas", parse_stores))
         static_cast<model::Placement&>(request) = *std::move(placement);
@@ -67,8 +67,7 @@ model::IdleSleepRequest request_of_environment() {
 
 IdleTimer::IdleTimer() : after_(parsed_setting(model::environment::k_idle, k_idle_words, parse_idle)) {
     if (!after_) return;
-    wanted_ = request_of_environment();
-    wanted_.only_if_idle = *after_;
+    wanted_ = {request_of_environment(), *after_};
 }
 
 Milliseconds IdleTimer::pause_between_looks() const noexcept {
@@ -86,7 +85,7 @@ bool IdleTimer::is_due(double idle_seconds) const noexcept {
 model::IdleSleepRequest IdleTimer::request() const {
     auto request = wanted_;
     const MutexLock lock(mutex_);
-    request.deep &= !goes_less_deep_;
+    request.sleep.deep &= !goes_less_deep_;
     return request;
 }
 

@@ -371,7 +371,7 @@ Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request
     if (!needs) return needs.error();
     peers::BytesByGpu room;
     for (const auto& need : *needs) {
-        const auto free = peers::free_besides(of_others, need.uuid, need.free_before);
+        const auto free = checkpoint::free_besides(of_others, need.uuid, need.free_before);
         if (free < need.released)
             return make_error(
                 ErrorCode::out_of_device_memory, "needs {} on {}, {} free", format_bytes(need.released),

@@ -18,7 +18,7 @@ std::string Idleness::why_too_short(double seconds) const {
 }
 
 std::string Idleness::find_unused() {
-    if (parts_.inhibitors.now() && !request_.ignore_inhibitors) return "sleeps are inhibited";
+    if (parts_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
     const auto now = parts_.status.report();
     if (now.waiting > 0) return "work waits for it to wake";
     // Time asleep counts as idle.
@@ -30,9 +30,9 @@ std::string Idleness::find_unused() {
 std::string Idleness::find() {
     const auto state = parts_.status.state();
     const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
-    if (is_asleep && request_.store_is_named) return find_unused();
+    if (is_asleep && request_.sleep.store_is_named) return find_unused();
     if (is_asleep) return "it is already asleep";
-    if (parts_.inhibitors.now() && !request_.ignore_inhibitors) return "sleeps are inhibited";
+    if (parts_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
     if (parts_.turnstile.is_held()) return "the program holds sleeps back (gpu_sleep_hold)";
     const auto idle = parts_.idle.find();
     if (!idle) return "it is not known whether it is idle";

@@ -315,12 +315,13 @@ Result<Report> SleepOperation::run() {
 Result<Report> sleep_if_idle(Parts& parts, const model::IdleSleepRequest& request,
                              const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
     const auto start = Clock::now();
-    GPU_SLEEP_TRY(model::check_pause(request));
+    const auto& sleep = request.sleep;
+    GPU_SLEEP_TRY(model::check_pause(sleep));
     Idleness idleness(parts, request);
-    if (auto why = idleness.find(); !why.empty()) return unchanged(parts, request, std::move(why), start);
-    auto done = SleepOperation(parts, request, progress, joint, asker, &idleness).run();
+    if (auto why = idleness.find(); !why.empty()) return unchanged(parts, sleep, std::move(why), start);
+    auto done = SleepOperation(parts, sleep, progress, joint, asker, &idleness).run();
     const bool is_refused = !done && done.error().code == ErrorCode::cancelled && idleness.is_over();
-    if (is_refused) return unchanged(parts, request, "it is at work again", start);
+    if (is_refused) return unchanged(parts, sleep, "it is at work again", start);
     return done;
 }
 

@@ -345,11 +345,11 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
             connection->answer(model::Failure{given.error(), model::State::awake});
         return false;
     }
-    if (const auto* const sleep = std::get_if<model::IdleSleepRequest>(&**request); sleep && has_jobs()) {
+    if (const auto* const idle = std::get_if<model::IdleSleepRequest>(&**request); idle && has_jobs()) {
         auto report = status();
         report.operation = model::Operation::sleep;
-        report.level = sleep->level;
-        report.dry_run = sleep->dry_run;
+        report.level = idle->sleep.level;
+        report.dry_run = idle->sleep.dry_run;
         report.notes.emplace_back("another sleep or wake of it is under way");
         connection->answer(std::move(report));
         return false;

@@ -5,6 +5,7 @@
 #include "cli/doctor/child.hpp"
 
 #include "base/fd.hpp"
+#include "protocol/wire.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -16,40 +17,36 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 namespace gpu_sleep::cli::doctor {
 namespace {
 
-/// An answer is its first byte and what follows: the text, or the numbers of an error, its call and message.
+/// An answer is its first byte and what follows: the text, or an error as the protocol writes it.
 constexpr char k_text = 'T';
 constexpr char k_error = 'E';
 
 std::string encode(const Result<std::string>& answer) {
     if (answer) return k_text + *answer;
-    const auto& error = answer.error();
-    return fmt::format("{}{} {} {}\n{}", k_error, static_cast<int>(error.code), error.driver_status,
-                       error.where, error.message);
+    protocol::Writer bytes;
+    bytes.write(answer.error());
+    return k_error + std::string(reinterpret_cast<const char*>(bytes.bytes().data()), bytes.bytes().size());
 }
 
 /// Nothing where it is not whole.
 std::optional<Result<std::string>> decode(std::string_view bytes) {
     if (bytes.starts_with(k_text)) return Result<std::string>(std::string(bytes.substr(1)));
     if (!bytes.starts_with(k_error)) return {};
-    const auto line_end = bytes.find('\n');
-    if (line_end == std::string_view::npos) return {};
-    const std::string line(bytes.substr(1, line_end - 1));
-    int code = 0;
-    int status = 0;
-    int read = 0;
-    if (std::sscanf(line.c_str(), "%d %d %n", &code, &status, &read) != 2) return {};
-    return Result<std::string>(Error{static_cast<ErrorCode>(code), std::string(bytes.substr(line_end + 1)),
-                                     line.substr(static_cast<std::size_t>(read)), status});
+    protocol::Reader reader(std::as_bytes(std::span(bytes.substr(1))));
+    Error error;
+    reader.read(error);
+    return reader.ok() ? std::optional(Result<std::string>(std::move(error))) : std::nullopt;
 }
 
 void write_all(int fd, std::string_view bytes) {

@@ -117,11 +117,11 @@ public:
         static_cast<void>(::write(fd_.get(), &one, sizeof(one)));
     }
     [[nodiscard]] int fd() const noexcept override { return fd_.get(); }
-    void take() noexcept override {
+    bool has_come() noexcept override {
         std::uint64_t count = 0;
         static_cast<void>(::read(fd_.get(), &count, sizeof(count)));
+        return has_come_;
     }
-    [[nodiscard]] bool has_come() noexcept override { return has_come_; }
 
 private:
     UniqueFd fd_;

@@ -17,17 +17,22 @@ namespace gpu_sleep {
 
 std::optional<std::string> read_small_file(const std::filesystem::path& path) {
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file) return std::nullopt;
+    return file ? read_open_file(file.get(), std::string::npos) : std::nullopt;
+}
+
+std::optional<std::string> read_open_file(int file, std::size_t most) {
     std::string text;
     std::array<char, 4096> part{};
-    for (;;) {
-        const auto got = ::read(file.get(), part.data(), part.size());
+    while (text.size() <= most) {
+        const auto got = ::read(file, part.data(), part.size());
         if (got == 0) return text;
         if (got > 0)
             text.append(part.data(), static_cast<std::size_t>(got));
         else if (errno != EINTR)
             return std::nullopt;
     }
+    errno = EFBIG;
+    return std::nullopt;
 }
 
 std::optional<std::string_view> take_line(std::string_view& text) noexcept {

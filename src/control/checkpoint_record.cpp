@@ -19,6 +19,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace gpu_sleep::control {
 namespace {
@@ -179,29 +180,6 @@ std::set<pid_t> recorded_processes() {
 
 void CheckpointRecord::remove() const {
     ::unlinkat(directory_.get(), name_.c_str(), 0);
-}
-
-void CheckpointRecord::lock_gpus(const peers::BytesByGpu& gpus) {
-    lines_.clear();
-    for (const auto& [uuid, bytes] : gpus)
-        if (auto line = peers::GpuLine::open(directory_.get(), uuid); line && line->lock())
-            lines_.push_back(*std::move(line));
-}
-
-Result<bool> CheckpointRecord::set_room_aside(
-    const peers::BytesByGpu& needs,
-    const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check) {
-    lines_.clear();
-    for (const auto& [uuid, bytes] : needs)
-        if (auto line = peers::GpuLine::open(directory_.get(), uuid))
-            lines_.push_back(*std::move(line)); // without a line there are no turns
-    std::vector<peers::GpuLine*> lines;
-    for (auto& line : lines_) lines.push_back(&line);
-    const auto of_others = peers::begin_counting(lines);
-    if (!of_others) return false;
-    const auto checked = check(*of_others);
-    return peers::end_counting(lines, *of_others,
-                               checked ? Result<peers::BytesByGpu>(needs) : checked.error());
 }
 
 } // namespace gpu_sleep::control

@@ -8,12 +8,10 @@
 #include "base/locked_file.hpp"
 #include "base/units.hpp"
 #include "control/process_info.hpp"
-#include "peers/gpu_line.hpp"
+#include "peers/room_plan.hpp"
 
-#include <functional>
 #include <set>
 #include <string>
-#include <vector>
 
 namespace gpu_sleep::control {
 
@@ -35,16 +33,8 @@ public:
     /// Removes the file: the process is awake.
     void remove() const;
 
-    /// Sets aside what `needs` says, as the owner's agents do while they come back from deep sleeps
-    /// (peers::begin_counting()), until this dies. `check` looks, while nobody else counts, whether that is
-    /// free besides what others have set aside. False: somebody else is in the way, and may be done soon.
-    /// Errors: those of `check`.
-    [[nodiscard]] Result<bool>
-    set_room_aside(const peers::BytesByGpu& needs,
-                   const std::function<Result<void>(const peers::BytesByGpu& of_others)>& check);
-    /// For a restore of which nobody knows whether there is room: takes the locks of these GPUs, as far as
-    /// they can be had, so that nobody counts on their memory until this dies.
-    void lock_gpus(const peers::BytesByGpu& gpus);
+    /// That of the file, which the owner's agents use, too. Lent.
+    [[nodiscard]] int directory() const noexcept { return directory_.get(); }
 
 private:
     CheckpointRecord(UniqueFd directory, LockedFile file, std::string name)
@@ -54,7 +44,6 @@ private:
     UniqueFd directory_;
     LockedFile file_;
     std::string name_;
-    std::vector<peers::GpuLine> lines_; ///< with room set aside
 };
 
 /// Whether its record says so. Waits for no command that is at work with it.

@@ -60,6 +60,7 @@ private:
     [[nodiscard]] Result<void> find();
     [[nodiscard]] Result<void> find(const std::string& word);
     [[nodiscard]] Result<Process> choose_driver(const std::string& word, const Result<Targets>& found);
+    [[nodiscard]] std::vector<Outcome> ask_first(const protocol::Request& question);
     [[nodiscard]] Result<void> plan_moves();
     /// What became of those that cannot be asked.
     [[nodiscard]] std::vector<Outcome> take_unreached();

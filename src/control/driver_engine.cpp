@@ -10,6 +10,7 @@
 #include "control/checkpoint_record.hpp"
 #include "driver/management.hpp"
 #include "model/unseen_libraries.hpp"
+#include "peers/gpu_line.hpp"
 
 #include <unistd.h>
 
@@ -38,11 +39,6 @@ struct Look {
         else
             why_not = looked.error().message;
     }
-    [[nodiscard]] const driver::Gpu* find(const std::string& uuid) const {
-        const auto found =
-            std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
-        return found == gpus.end() ? nullptr : &*found;
-    }
 };
 
 /// What `pid` has of each GPU, where NVML tells.
@@ -59,7 +55,7 @@ peers::BytesByGpu needs_of(const peers::BytesByGpu& used, const Look& before, co
     peers::BytesByGpu needs;
     for (const auto& gpu : after.gpus) {
         const auto known = used.find(gpu.uuid);
-        const auto* const earlier = before.find(gpu.uuid);
+        const auto* const earlier = find_gpu(before.gpus, gpu.uuid);
         const Bytes more = earlier && gpu.free > earlier->free ? gpu.free - earlier->free : 0;
         const bool is_known = known != used.end();
         if (!is_known && !used.empty()) continue;
@@ -211,7 +207,8 @@ private:
             auto gpus = needs;
             if (gpus.empty())
                 for (const auto& gpu : Look().gpus) gpus[gpu.uuid] = 0;
-            record_->lock_gpus(gpus);
+            lines_ = peers::open_lines(record_->directory(), gpus);
+            for (auto& line : lines_) static_cast<void>(line.lock()); // as far as they can be had
             return {};
         }
         if (needs.empty())
@@ -222,14 +219,26 @@ private:
         constexpr Milliseconds k_look_again{100};
         const auto deadline = Clock::now() + request_.wait;
         for (;;) {
-            const auto is_set_aside = record_->set_room_aside(
-                needs, [&](const peers::BytesByGpu& of_others) { return check_room(needs, of_others); });
+            const auto is_set_aside = set_room_aside(needs);
             if (is_set_aside && *is_set_aside) return {};
             if (Clock::now() >= deadline + (is_set_aside ? request_.timeout : Milliseconds(0)))
                 return is_set_aside ? is_taken() : is_set_aside.error();
             if (is_interrupted()) return make_error(ErrorCode::cancelled, "the command was interrupted");
             std::this_thread::sleep_for(k_look_again);
         }
+    }
+
+    /// Sets aside what `needs` says, as the owner's agents do while they come back from deep sleeps. False:
+    /// somebody else is in the way, and may be done soon. Errors: those of check_room().
+    Result<bool> set_room_aside(const peers::BytesByGpu& needs) {
+        lines_ = peers::open_lines(record_->directory(), needs);
+        std::vector<peers::GpuLine*> lines;
+        for (auto& line : lines_) lines.push_back(&line);
+        const auto of_others = peers::begin_counting(lines);
+        if (!of_others) return false;
+        const auto checked = check_room(needs, *of_others);
+        return peers::end_counting(lines, *of_others,
+                                   checked ? Result<peers::BytesByGpu>(needs) : checked.error());
     }
 
     static Error is_taken() {
@@ -245,10 +254,10 @@ private:
                               "enough, then use gpu-wake --force",
                               look.why_not);
         for (const auto& [uuid, bytes] : needs) {
-            const auto* const gpu = look.find(uuid);
+            const auto* const gpu = find_gpu(look.gpus, uuid);
             if (!gpu)
                 return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there", uuid);
-            const auto free = peers::free_besides(of_others, uuid, gpu->free);
+            const auto free = checkpoint::free_besides(of_others, uuid, gpu->free);
             if (free < bytes)
                 return make_error(
                     ErrorCode::out_of_device_memory,
@@ -291,7 +300,7 @@ private:
         report.times.total = seconds_since(begin_);
         for (const auto& now : after.gpus) {
             const auto its = moved.find(now.uuid);
-            const auto* const then = before.find(now.uuid);
+            const auto* const then = find_gpu(before.gpus, now.uuid);
             if (its == moved.end() || !then) continue;
             const auto bytes = its->second;
             report.devices.push_back({now.index, now.name, bytes, bytes, 0, then->free, now.free, now.total});
@@ -311,6 +320,7 @@ private:
     std::optional<Checkpoint> checkpoint_;
     std::optional<checkpoint::Engine> engine_; ///< that drives checkpoint_
     std::optional<CheckpointRecord> record_;
+    std::vector<peers::GpuLine> lines_; ///< with room set aside, until this dies
     model::PhaseTimes times_;
     const Clock::time_point begin_ = Clock::now();
 };

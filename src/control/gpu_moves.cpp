@@ -4,7 +4,7 @@
 
 #include "control/gpu_moves.hpp"
 
-#include "model/model.hpp"
+#include "model/terms.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace {
 using driver::Gpu;
 
 /// The place of the GPU of this number or uuid in `gpus`. Errors: invalid_argument.
-Result<std::size_t> find_gpu(const std::string& word, const std::vector<Gpu>& gpus) {
+Result<std::size_t> place_in(const std::vector<Gpu>& gpus, const std::string& word) {
     const auto is_meant = [&](const Gpu& gpu) {
         return model::is_number(word) ? std::to_string(gpu.index) == word : gpu.uuid == word;
     };
@@ -34,9 +34,9 @@ Result<Places> places_of(const std::vector<GpuMove>& moves, const std::vector<Gp
     Places places(gpus.size());
     std::vector<bool> is_taken(gpus.size());
     for (const auto& move : moves) {
-        const auto from = find_gpu(move.from, gpus);
+        const auto from = place_in(gpus, move.from);
         if (!from) return from.error();
-        const auto to = find_gpu(move.to, gpus);
+        const auto to = place_in(gpus, move.to);
         if (!to) return to.error();
         if (places[*from] || is_taken[*to])
             return make_error(ErrorCode::invalid_argument, "--gpu: GPU {} is named twice on the same side",
@@ -87,6 +87,12 @@ Result<void> check_needs(const Places& typed, const Places& places, const std::v
 }
 
 } // namespace
+
+const Gpu* find_gpu(const std::vector<Gpu>& gpus, const std::string& uuid) noexcept {
+    const auto found =
+        std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& gpu) { return gpu.uuid == uuid; });
+    return found == gpus.end() ? nullptr : &*found;
+}
 
 Result<GpuMove> parse_gpu_move(const std::string& text) {
     const auto equals = text.find('=');

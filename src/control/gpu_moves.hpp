@@ -15,6 +15,10 @@
 
 namespace gpu_sleep::control {
 
+/// The one of `gpus` with that uuid; null if there is none.
+[[nodiscard]] const driver::Gpu* find_gpu(const std::vector<driver::Gpu>& gpus,
+                                          const std::string& uuid) noexcept;
+
 /// FROM=TO as typed: each a number of NVML's or a uuid.
 struct GpuMove {
     std::string from;

@@ -5,6 +5,7 @@
 #include "control/gpus.hpp"
 
 #include "base/process.hpp"
+#include "control/gpu_moves.hpp"
 #include "peers/room.hpp"
 
 #include <algorithm>
@@ -78,12 +79,6 @@ const model::DeviceReport* device_of(const Answer& answer, const std::string& uu
     return found == report->devices.end() ? nullptr : &*found;
 }
 
-const driver::Gpu* find(const std::vector<driver::Gpu>& gpus, const std::string& uuid) {
-    const auto found =
-        std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
-    return found == gpus.end() ? nullptr : &*found;
-}
-
 /// What agents know of GPUs, without figures.
 std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
     std::vector<driver::Gpu> all;
@@ -91,7 +86,7 @@ std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
         const auto* const report = report_of(process);
         if (!report) continue;
         for (const auto& device : report->devices)
-            if (!device.uuid.empty() && !find(all, device.uuid))
+            if (!device.uuid.empty() && !find_gpu(all, device.uuid))
                 all.push_back({device.device, device.uuid, device.name, 0, 0, false, {}});
     }
     return all;
@@ -185,13 +180,13 @@ Result<driver::Gpu> Gpus::look(const std::string& uuid) const {
     if (!has_management_) return ask_agent(uuid);
     auto gpus = driver::look_at_gpus();
     if (!gpus) return std::move(gpus).error();
-    const auto* const gpu = find(*gpus, uuid);
+    const auto* const gpu = find_gpu(*gpus, uuid);
     if (!gpu) return make_error(ErrorCode::no_driver, "GPU {} has gone", uuid);
     return *gpu;
 }
 
 Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
-    auto gpu = *find(all_, uuid);
+    auto gpu = *find_gpu(all_, uuid);
     for (const auto& process : processes_) {
         if (!device_of(process.answer, uuid)) continue;
         std::vector<peers::Question> questions;
@@ -278,7 +273,7 @@ std::string holders_beside(const Process& process, bool others_alone, const std:
     if (!others_alone) lines = peers::describe(holders, candidates, gpus);
     if (const auto looked = driver::look_at_gpus())
         for (const auto& [uuid, bytes] : gpus)
-            if (const auto* const gpu = find(*looked, uuid)) {
+            if (const auto* const gpu = find_gpu(*looked, uuid)) {
                 auto others = holders_without_agent(finder, *gpu, *outcomes);
                 std::move(others.begin(), others.end(), std::back_inserter(lines));
             }

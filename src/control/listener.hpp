@@ -8,6 +8,8 @@
 
 namespace gpu_sleep::control {
 
+using peers::Interruptions;
+
 /// Hears of the processes that are asked, on the thread that asks. This one takes no notice.
 class Listener {
 public:
@@ -21,21 +23,6 @@ public:
     virtual void past_return(const Process& /*process*/) {}
     /// Once for each process.
     virtual void ended(const Outcome& /*outcome*/) {}
-};
-
-/// What withdraws a request; by itself, nothing does. Not thread-safe.
-class Interruptions {
-public:
-    Interruptions() = default;
-    Interruptions(const Interruptions&) = delete;
-    Interruptions& operator=(const Interruptions&) = delete;
-    virtual ~Interruptions() = default;
-
-    /// Readable when one has come; negative if none can.
-    [[nodiscard]] virtual int fd() const noexcept { return -1; }
-    virtual void take() noexcept {}
-    /// Whether one was taken, or has come, and is taken now.
-    [[nodiscard]] virtual bool has_come() noexcept { return false; }
 };
 
 } // namespace gpu_sleep::control

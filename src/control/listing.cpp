@@ -119,8 +119,7 @@ void note_version(Outcome& outcome) {
 
 /// Whether a sleep that was rehearsed would free memory.
 bool would_free(const model::Report& report) {
-    return std::any_of(report.devices.begin(), report.devices.end(),
-                       [](const model::DeviceReport& each) { return each.released > 0; });
+    return model::sum_of(report.devices, &model::DeviceReport::released) > 0;
 }
 
 } // namespace
@@ -147,8 +146,8 @@ Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t
 
 Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional<uid_t> user,
                                         model::IdleSleepRequest request, Milliseconds patience) {
-    request.dry_run = true;
-    request.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
+    request.sleep.dry_run = true;
+    request.sleep.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
     Finder finder;
     const auto ask = [&](const protocol::Request& asked) -> Result<std::vector<Outcome>> {
         auto targets = find_targets(finder, target, {.user = user});
@@ -157,8 +156,8 @@ Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional
     };
     const auto now = ask(request);
     if (!now) return now.error();
-    request.ignore_inhibitors = true;
-    const auto outcomes = ask(static_cast<const model::SleepRequest&>(request));
+    request.sleep.ignore_inhibitors = true;
+    const auto outcomes = ask(request.sleep);
     if (!outcomes) return outcomes.error();
     std::vector<Rehearsal> rehearsals;
     for (const auto& outcome : *outcomes) {

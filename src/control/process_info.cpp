@@ -48,13 +48,9 @@ bool read_status(std::istream& file, Process& process, pid_t& leader) {
     return has_uid && process.inner_pid > 0;
 }
 
-/// What can be read of it. Nothing throws where the process ends meanwhile, as an iterator over the stream
-/// would.
+/// Empty where it cannot be read, as when the process ends meanwhile.
 std::string read_file(const std::filesystem::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    text << file.rdbuf();
-    return std::move(text).str();
+    return read_small_file(path).value_or("");
 }
 
 /// The letter of the state in a status file, or 0.

@@ -59,9 +59,6 @@ public:
     /// proc_pid_status(5); the kernel's cgroup-v2, "cgroup.events", and freezer-subsystem.
     [[nodiscard]] bool is_stopped(const Process& process) const;
 
-    /// Whether its control group is frozen, or one above that.
-    [[nodiscard]] bool is_frozen(const Process& process) const;
-
     /// Whether a thread of the process has this name. Source: proc_pid_comm(5).
     [[nodiscard]] bool has_thread(pid_t pid, std::string_view name) const;
 
@@ -86,6 +83,9 @@ public:
     [[nodiscard]] bool shares_time_namespace(pid_t pid) const;
 
 private:
+    /// Whether its control group is frozen, or one above that.
+    [[nodiscard]] bool is_frozen(const Process& process) const;
+
     std::filesystem::path root_;
 };
 

@@ -6,13 +6,10 @@
 
 #include "model/environment.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
-#include <ctime>
 #include <iterator>
 #include <set>
 
@@ -69,39 +66,6 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     auto targets = connect_to_those_with_agents(finder, std::move(descendants));
     if (targets && targets->is_empty()) return std::move(socket).error();
     return targets;
-}
-
-/// How its last sleep or wake has left a process that does not answer; see k_work_thread. The process may say
-/// what it likes there: nothing is done by it.
-std::string_view last_state(const ProcFs& proc, const Process& process) {
-    const auto thread = proc.find_thread(process.pid, k_work_thread);
-    const auto name = thread ? thread->second : std::string();
-    if (name == k_work_thread) return "awake";
-    if (name == k_work_thread_partial) return "partly asleep";
-    if (name == k_work_thread_asleep) return "asleep";
-    if (name == k_work_thread_paused) return "paused";
-    return name == k_work_thread_deep ? "deeply asleep" : "";
-}
-
-/// How long it has been so, which the time of its socket's file says; nothing where that is not known, as of
-/// one that was awake all the time.
-std::optional<std::time_t> seconds_in_state(Finder& finder, const Process& process) {
-    const auto socket = finder.socket_of(process);
-    struct stat file = {};
-    if (!socket ||
-        ::fstatat(socket->directory.get(), socket->name.c_str(), &file, AT_SYMLINK_NOFOLLOW) != 0 ||
-        file.st_mtim.tv_nsec != 0) // the agent sets whole seconds
-        return std::nullopt;
-    return std::max<std::time_t>(1, std::time(nullptr) - file.st_mtim.tv_sec);
-}
-
-/// Why `process` did not answer: it has ended, it runs another program, or `failure`.
-Error explain(Finder& finder, const Process& process, const Error& failure) {
-    if (!finder.proc().is_running(process)) return make_error(ErrorCode::no_process, "the process has ended");
-    if (failure.code == ErrorCode::stopped) return with_last_state(finder, process, failure);
-    if (failure.code != ErrorCode::connection_lost) return failure;
-    auto socket = finder.connect(process);
-    return !socket && socket.error().code == ErrorCode::no_agent ? std::move(socket).error() : failure;
 }
 
 /// Whether the process may have given itself another name since.
@@ -214,12 +178,6 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
 
 } // namespace
 
-bool Targets::contains(const Process& process) const noexcept {
-    const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
-    return std::any_of(reached.begin(), reached.end(), is_it) ||
-           std::any_of(unreached.begin(), unreached.end(), is_it);
-}
-
 bool was_named(const Finder& finder, const Process& process, const char* variable, std::string_view name) {
     const auto given = finder.proc().variable(process.pid, variable);
     return given && model::is_valid_name(*given) && *given == name;
@@ -229,18 +187,6 @@ Result<void> check_of_one_user(std::string_view name, const std::vector<Process>
     if (!are_of_several_users(named)) return {};
     return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name,
                       listed(named, true));
-}
-
-Error with_last_state(Finder& finder, const Process& process, Error failure) {
-    const auto state =
-        failure.code == ErrorCode::stopped ? last_state(finder.proc(), process) : std::string_view();
-    if (state.empty()) return failure;
-    failure.message += fmt::format("; last known state: {}", state);
-    if (const auto seconds = seconds_in_state(finder, process))
-        failure.message +=
-            fmt::format(", for {} so far", *seconds < 60 ? fmt::format("{} s", *seconds)
-                                                         : format_seconds(static_cast<double>(*seconds)));
-    return failure;
 }
 
 Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search) {
@@ -335,84 +281,10 @@ Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
     return connect_to_those_with_agents(finder, *std::move(processes));
 }
 
-std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const protocol::Request& request,
-                              Milliseconds timeout) {
-    std::vector<peers::Question> questions;
-    questions.reserve(targets.size());
-    for (auto& target : targets)
-        questions.push_back({std::move(target.socket),
-                             request,
-                             {.answer = timeout},
-                             [&] { return finder.proc().is_stopped(target.process); },
-                             {},
-                             [&] { return finder.connect(target.process); }});
-    auto answers = peers::ask_all(std::move(questions));
-    std::vector<Outcome> outcomes;
-    for (std::size_t i = 0; i < targets.size(); ++i) {
-        if (const auto* report = std::get_if<model::Report>(&answers[i]))
-            targets[i].process.name = report->name;
-        if (const auto* error = std::get_if<Error>(&answers[i]))
-            answers[i] = explain(finder, targets[i].process, *error);
-        outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});
-    }
-    return outcomes;
-}
-
-std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
-                              Milliseconds timeout) {
-    auto outcomes = ask_each(finder, std::move(targets.reached), request, timeout);
-    std::move(targets.unreached.begin(), targets.unreached.end(), std::back_inserter(outcomes));
-    return outcomes;
-}
-
-std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout) {
-    return ask_each(finder, std::move(targets), model::StatusRequest{}, timeout);
-}
-
 Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user, Milliseconds timeout) {
     auto all = find_all(finder, user);
     if (!all) return std::move(all).error();
     return ask_status(finder, *std::move(all), timeout);
-}
-
-void drop_ended(std::vector<Outcome>& outcomes) {
-    std::erase_if(outcomes, [](const Outcome& outcome) {
-        const auto* error = std::get_if<Error>(&outcome.answer);
-        return error && (error->code == ErrorCode::no_process || error->code == ErrorCode::no_agent);
-    });
-}
-
-const char* silence(const Outcome& outcome) noexcept {
-    const auto* const error = peers::error_of(outcome.answer);
-    return error && error->code == ErrorCode::stopped ? "stopped" : "no answer";
-}
-
-int exit_status_of(const Outcome& outcome) noexcept {
-    if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
-        return model::exit_status_of(*failure, outcome.asked);
-    if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
-    return exit_status::done;
-}
-
-int worse_of(int one, int other) noexcept {
-    constexpr int k_worst_first[] = {exit_status::damaged,        exit_status::outcome_unknown,
-                                     exit_status::failed_asleep,  exit_status::timed_out,
-                                     exit_status::no_host_memory, exit_status::failed_awake,
-                                     exit_status::not_permitted,  exit_status::no_process,
-                                     exit_status::usage,          exit_status::done};
-    return *std::find_if(std::begin(k_worst_first), std::end(k_worst_first) - 1,
-                         [=](int status) { return status == one || status == other; });
-}
-
-int exit_status_of(const std::vector<Outcome>& outcomes) noexcept {
-    int status = exit_status::done;
-    int withdrawn = exit_status::done;
-    for (const auto& outcome : outcomes) {
-        const auto* error = peers::error_of(outcome.answer);
-        auto& worst = error && error->code == ErrorCode::cancelled ? withdrawn : status;
-        worst = worse_of(worst, exit_status_of(outcome));
-    }
-    return status == exit_status::done ? withdrawn : status;
 }
 
 } // namespace gpu_sleep::control

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Selecting processes by pid or name, and the outcome of the request to each.
+// Selecting processes by pid or name.
 
 #pragma once
 
-#include "control/find.hpp"
-#include "peers/client.hpp"
+#include "control/ask.hpp"
 
 #include <sys/types.h>
 
@@ -14,34 +13,6 @@
 #include <vector>
 
 namespace gpu_sleep::control {
-
-using peers::Answer;
-
-/// A process and a connection to its agent.
-struct Target {
-    Process process;
-    UniqueFd socket; ///< good for one request; where there is none, one is made for it
-};
-
-/// A process and what its agent answered.
-struct Outcome {
-    Process process;
-    Answer answer;
-    model::Operation asked = model::Operation::sleep; ///< not meaningful for a status
-    bool has_waited = false;                          ///< for GPU memory, as requested
-    bool by_driver = false;                           ///< the driver was asked, and not an agent
-    std::optional<Bytes> gpu_bytes{};                 ///< of a sleeper: see note_gpu_use()
-};
-
-/// The selected processes, ordered by pid.
-struct Targets {
-    std::vector<Target> reached;
-    std::vector<Outcome> unreached; ///< selected, or possibly so, but not reachable; the answers say why
-
-    [[nodiscard]] bool is_empty() const noexcept { return reached.empty() && unreached.empty(); }
-    /// Whether the process is among them.
-    [[nodiscard]] bool contains(const Process& process) const noexcept;
-};
 
 /// The time for each process to answer with its name, before a sleep or a wake.
 inline constexpr Milliseconds k_name_timeout{2'000};
@@ -98,41 +69,8 @@ void disconnect(Targets& targets) noexcept;
 /// All processes with an agent that this user may ask, of everybody or of `user`. Errors: io_failed.
 [[nodiscard]] Result<Targets> find_all(Finder& finder, std::optional<uid_t> user = {});
 
-/// Asks each target by `request`, which is answered at once; the outcomes are in the same order. no_process
-/// stands for one that has ended meanwhile, no_agent for one that runs another program now.
-[[nodiscard]] std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets,
-                                            const protocol::Request& request, Milliseconds timeout);
-
-/// The same, followed by those that were not reached.
-[[nodiscard]] std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
-                                            Milliseconds timeout);
-
-/// The same for their status.
-[[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout);
-
 /// The status of all that find_all() finds. Errors: as there.
 [[nodiscard]] Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user,
                                                    Milliseconds timeout);
-
-/// `failure`, and if the process is stopped how it was before, and since when, as far as it has said.
-[[nodiscard]] Error with_last_state(Finder& finder, const Process& process, Error failure);
-
-/// Removes the outcomes of processes that have ended or run another program by now; for listings without a
-/// PID.
-void drop_ended(std::vector<Outcome>& outcomes);
-
-/// The exit status for one outcome: of its failure, or 0.
-[[nodiscard]] int exit_status_of(const Outcome& outcome) noexcept;
-
-/// What stands for the state of one that has not answered: "stopped" or "no answer".
-[[nodiscard]] const char* silence(const Outcome& outcome) noexcept;
-
-/// The one that matters more to who asked several, of two exit statuses: what may be lost comes first, then
-/// what is not known, and 0 last.
-[[nodiscard]] int worse_of(int one, int other) noexcept;
-
-/// The exit status for several: the worst of those that failed, and were not only withdrawn because another
-/// did; or 0.
-[[nodiscard]] int exit_status_of(const std::vector<Outcome>& outcomes) noexcept;
 
 } // namespace gpu_sleep::control

@@ -21,10 +21,6 @@ bool is_lost(const peers::Answer& answer) noexcept {
                      error->code == ErrorCode::outcome_unknown);
 }
 
-bool is_gone(ErrorCode code) noexcept {
-    return code == ErrorCode::no_process || code == ErrorCode::no_agent;
-}
-
 peers::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
     // The agent keeps the request's own limit, and then undoes what it did.
     constexpr Milliseconds k_grace{5'000};
@@ -52,13 +48,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     questions.reserve(tasks.size());
     std::optional<DeepLocker> locker;
     for (auto& [target, request] : tasks) {
-        questions.push_back(
-            {std::move(target.socket),
-             request,
-             limits_of(request),
-             [&finder, &process = target.process] { return finder.proc().is_stopped(process); },
-             {},
-             [&finder, &process = target.process] { return finder.connect(process); }});
+        questions.push_back(question_for(finder, target, request, limits_of(request)));
         const auto* const sleep = model::sleep_in(request);
         if (!sleep || !sleep->deep || sleep->dry_run) continue;
         if (!locker) locker.emplace();
@@ -80,8 +70,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
         tell(outcome);
     };
     observer.past_return = [&](std::size_t index) { listener.past_return(tasks[index].target.process); };
-    observer.interruptions = interruptions.fd();
-    observer.take_interruption = [&] { interruptions.take(); };
+    observer.interruptions = &interruptions;
     auto answers = manner.joint ? peers::ask_together(std::move(questions), *manner.joint, observer)
                                 : peers::ask_all(std::move(questions), observer);
     std::vector<Outcome> outcomes;
@@ -101,16 +90,6 @@ Outcome outcome_of(Finder& finder, const protocol::Request& request, Process pro
         *error = with_last_state(finder, process, std::move(*error));
     return {std::move(process), std::move(answer), wake ? model::Operation::wake : model::Operation::sleep,
             wake && wake->wait.count() > 0};
-}
-
-bool is_passed_over(const Outcome& outcome) noexcept {
-    const auto* const error = peers::error_of(outcome.answer);
-    return error && (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
-}
-
-bool is_withdrawn(const Outcome& outcome) noexcept {
-    const auto* const error = peers::error_of(outcome.answer);
-    return error && error->code == ErrorCode::cancelled;
 }
 
 void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {

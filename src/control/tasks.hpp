@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "control/ask.hpp"
 #include "control/listener.hpp"
-#include "control/targets.hpp"
 
 #include <vector>
 
@@ -32,13 +32,6 @@ struct Manner {
 /// What `answer` says of a process that `request`, an operation, was for.
 [[nodiscard]] Outcome outcome_of(Finder& finder, const protocol::Request& request, Process process,
                                  peers::Answer answer);
-
-/// Whether the process has gone, or has none of the tags that were asked for. Where it was one of all, nobody
-/// has named it, and it is no failure.
-[[nodiscard]] bool is_passed_over(const Outcome& outcome) noexcept;
-
-/// Whether the request was withdrawn before the process has changed.
-[[nodiscard]] bool is_withdrawn(const Outcome& outcome) noexcept;
 
 /// Asks the processes whose connection was lost, or that did not answer in time, for their state, all at
 /// once: they may have ended or may have no agent any more. Does not ask those that are stopped or whose

@@ -12,6 +12,7 @@
 namespace gpu_sleep::doctor {
 namespace {
 
+using model::DeviceReport;
 using model::Report;
 using peers::error_of;
 
@@ -22,21 +23,6 @@ const Report* status_of(const ProcessFacts& process) noexcept {
 const Report* rehearsal_of(const ProcessFacts& process) noexcept {
     return std::get_if<Report>(&process.rehearsal);
 }
-
-/// What a dry run says of all devices.
-struct Sums {
-    Bytes released = 0;
-    Bytes kept = 0;
-    Bytes dropped = 0;
-
-    explicit Sums(const Report& report) {
-        for (const auto& device : report.devices) {
-            released += device.released;
-            kept += device.kept;
-            dropped += device.dropped;
-        }
-    }
-};
 
 bool is_asleep(const Report& status) noexcept {
     return status.state == model::State::asleep || status.state == model::State::damaged;
@@ -162,11 +148,13 @@ Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
         return {bad("some of its contents are damaged", std::string(traits(ErrorCode::damaged).advice),
                     exit_status::damaged)};
     if (is_asleep(*status)) return {ok(fmt::format("it sleeps; gpu-wake {} wakes it", process.process.pid))};
-    const Sums sums(*rehearsal_of(process));
-    if (sums.released == 0) return {ok("it has no memory that could sleep yet")};
-    auto text = fmt::format("would free {}, keep {} and drop {}", format_bytes(sums.released),
-                            format_bytes(sums.kept), format_bytes(sums.dropped));
-    return {ok(text + copying_words(machine, sums.kept, status->retained_bytes))};
+    const auto& devices = rehearsal_of(process)->devices;
+    const auto released = model::sum_of(devices, &DeviceReport::released);
+    const auto kept = model::sum_of(devices, &DeviceReport::kept);
+    if (released == 0) return {ok("it has no memory that could sleep yet")};
+    auto text = fmt::format("would free {}, keep {} and drop {}", format_bytes(released), format_bytes(kept),
+                            format_bytes(model::sum_of(devices, &DeviceReport::dropped)));
+    return {ok(text + copying_words(machine, kept, status->retained_bytes))};
 }
 
 /// Whether what a sleep keeps has room in host memory, and in the directory that was named.
@@ -174,7 +162,7 @@ Findings judge_room(const MachineFacts& machine, const ProcessFacts& process) {
     const auto* const rehearsal = rehearsal_of(process);
     const auto* const status = status_of(process);
     if (!rehearsal || !status || is_asleep(*status)) return {};
-    const auto kept = Sums(*rehearsal).kept;
+    const auto kept = model::sum_of(rehearsal->devices, &DeviceReport::kept);
     const auto needed = kept - std::min(kept, status->retained_bytes); // of which some is there already
     const auto& headroom = process.kernel.headroom;
     auto text = fmt::format("{} needed, {} still available, limited by {}", format_bytes(needed),

@@ -4,7 +4,7 @@
 
 #include "model/allocation_rules.hpp"
 
-#include "model/model.hpp"
+#include "model/terms.hpp"
 
 #include <algorithm>
 #include <charconv>

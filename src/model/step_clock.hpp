@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/units.hpp"
-#include "model/model.hpp"
+#include "model/report.hpp"
 
 #include <array>
 #include <atomic>

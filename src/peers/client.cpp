@@ -54,7 +54,8 @@ private:
     };
 
     void step() {
-        std::vector<pollfd> polled{{observer_.interruptions, POLLIN, 0}};
+        auto* const interruptions = observer_.interruptions;
+        std::vector<pollfd> polled{{interruptions ? interruptions->fd() : -1, POLLIN, 0}};
         auto next_time = Clock::time_point::max();
         for (const auto& [conversation, told, warned] : all_) {
             polled.push_back(conversation.interest());
@@ -153,7 +154,7 @@ private:
     }
 
     void interrupt() {
-        observer_.take_interruption();
+        observer_.interruptions->has_come();
         is_withdrawn_ = true;
         const bool is_first = !std::exchange(is_interrupted_, true);
         for (auto& [conversation, told, warned] : all_) {

@@ -13,6 +13,20 @@
 
 namespace gpu_sleep::peers {
 
+/// What withdraws questions; by itself, nothing does. Not thread-safe.
+class Interruptions {
+public:
+    Interruptions() = default;
+    Interruptions(const Interruptions&) = delete;
+    Interruptions& operator=(const Interruptions&) = delete;
+    virtual ~Interruptions() = default;
+
+    /// Readable when one has come; negative if none can.
+    [[nodiscard]] virtual int fd() const noexcept { return -1; }
+    /// Whether one has come, now or before. Takes one, so that fd() tells of the next.
+    virtual bool has_come() noexcept { return false; }
+};
+
 /// Receives the events of the questions, each with the index of its question.
 struct Observer {
     std::function<void(std::size_t, const model::Progress&)> progress = [](auto, const auto&) {};
@@ -23,8 +37,7 @@ struct Observer {
     /// Called every second, if it is set, while some are not answered: what else to ask, with the indices
     /// that follow. Nothing: withdraw what is not answered.
     std::function<std::optional<std::vector<Question>>()> more = {};
-    int interruptions = -1;                          ///< readable when there is one; or negative
-    std::function<void()> take_interruption = [] {}; ///< removes one
+    Interruptions* interruptions = nullptr; ///< none if null
 };
 
 /// Sends all questions, then waits until each is answered or has timed out; the answers are in the same

@@ -20,10 +20,6 @@ constexpr off_t k_first_place = 1;
 /// Behind all places: thirty-six years after the machine has started.
 constexpr off_t k_counting = off_t{1} << 60;
 constexpr off_t k_first_room = k_counting + 1;
-/// That set room aside at a time. Eight deep sleepers of 1 GiB are back soonest on average by four: the first
-/// after 0.7 s and the last after 1.5 s; one by one the last after 2.4 s, and all at once nobody before 1.1 s
-/// (tests/bench/RESULTS.md, one H100).
-constexpr std::uint32_t k_most_at_a_time = 4;
 /// From the room of one process to that of the next pid, in MiB.
 constexpr off_t k_most_room = off_t{1} << 32;
 constexpr off_t k_end_of_rooms = std::numeric_limits<off_t>::max();
@@ -104,26 +100,28 @@ std::uint32_t GpuLine::before() const {
 
 bool GpuLine::lock_as_needed() noexcept {
     if (!file_.is_held()) return false;
-    if (has_lock_) return true;
-    if (room_ != 0 || is_counting_) return file_.share(k_holder, k_lock, 1) == LockedFile::Lock::taken;
-    file_.unlock(k_holder, k_lock, 1);
+    switch (claim_.hold()) {
+    case checkpoint::Hold::alone: return true; // by lock()
+    case checkpoint::Hold::shared: return file_.share(k_holder, k_lock, 1) == LockedFile::Lock::taken;
+    case checkpoint::Hold::none: file_.unlock(k_holder, k_lock, 1);
+    }
     return true;
 }
 
 bool GpuLine::lock() {
-    has_lock_ = has_lock_ || file_.lock(k_holder, k_lock, 1) == LockedFile::Lock::taken;
-    return has_lock_;
+    if (!claim_.has_lock) claim_.has_lock = file_.lock(k_holder, k_lock, 1) == LockedFile::Lock::taken;
+    return claim_.has_lock;
 }
 
 void GpuLine::unlock() noexcept {
-    has_lock_ = false;
+    claim_.has_lock = false;
     lock_as_needed();
 }
 
 std::optional<Bytes> GpuLine::room_of_others() const {
     const auto others = count(file_, k_first_room, k_end_of_rooms);
-    if (others.locks >= k_most_at_a_time) return std::nullopt;
-    return static_cast<Bytes>(std::min(others.bytes, k_most_room)) * k_mib;
+    const auto bytes = static_cast<Bytes>(std::min(others.bytes, k_most_room)) * k_mib;
+    return checkpoint::left_to_others(others.locks, bytes);
 }
 
 bool GpuLine::set_aside(Bytes bytes) noexcept {
@@ -131,14 +129,14 @@ bool GpuLine::set_aside(Bytes bytes) noexcept {
     if (!file_.is_held()) return false;
     // A process of another pid namespace may have the same number.
     if (file_.lock(k_holder, start_of_own_room(), room) != LockedFile::Lock::taken) return false;
-    room_ = room;
+    claim_.room = static_cast<Bytes>(room) * k_mib;
     return true;
 }
 
 void GpuLine::give_room_back() noexcept {
-    const auto room = std::exchange(room_, 0);
+    const auto room = std::exchange(claim_.room, 0);
     if (room == 0 || !file_.is_held()) return;
-    file_.unlock(k_holder, start_of_own_room(), room);
+    file_.unlock(k_holder, start_of_own_room(), static_cast<off_t>(room / k_mib));
     lock_as_needed();
 }
 
@@ -159,16 +157,23 @@ bool GpuLine::is_shared() const {
 
 std::optional<Bytes> GpuLine::begin_counting() noexcept {
     if (!file_.is_held()) return std::nullopt;
-    is_counting_ = file_.lock(k_holder, k_counting, 1) == LockedFile::Lock::taken;
+    claim_.is_counting = file_.lock(k_holder, k_counting, 1) == LockedFile::Lock::taken;
     // The first byte before the look: who has it alone may be about to take memory.
-    return is_counting_ && lock_as_needed() ? room_of_others() : std::nullopt;
+    return claim_.is_counting && lock_as_needed() ? room_of_others() : std::nullopt;
 }
 
 void GpuLine::end_counting() noexcept {
-    const bool was_counting = std::exchange(is_counting_, false);
+    const bool was_counting = std::exchange(claim_.is_counting, false);
     if (!was_counting || !file_.is_held()) return;
     file_.unlock(k_holder, k_counting, 1);
     lock_as_needed();
+}
+
+std::vector<GpuLine> open_lines(int directory, const BytesByGpu& gpus) {
+    std::vector<GpuLine> lines;
+    for (const auto& [uuid, bytes] : gpus)
+        if (auto line = GpuLine::open(directory, uuid)) lines.push_back(*std::move(line));
+    return lines;
 }
 
 std::optional<BytesByGpu> begin_counting(const std::vector<GpuLine*>& lines) {
@@ -196,10 +201,7 @@ Result<bool> end_counting(const std::vector<GpuLine*>& lines, const BytesByGpu& 
         if (!is_set) line->give_room_back();
         line->end_counting();
     }
-    const bool others_have_any =
-        std::any_of(of_others.begin(), of_others.end(), [](const auto& each) { return each.second != 0; });
-    if (room || (others_have_any && room.error().code == ErrorCode::out_of_device_memory)) return is_set;
-    return room.error();
+    return checkpoint::judge_count(room, is_set, of_others);
 }
 
 } // namespace gpu_sleep::peers

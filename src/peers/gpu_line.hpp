@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The line in which processes of one user stand that move memory between each other on a GPU, the lock of the
-// one whose turn it is, and the room that is set aside for those that the driver restores.
+// one whose turn it is, and the locks that tell of room: what they mean is in checkpoint/room.hpp.
 
 #pragma once
 
@@ -50,7 +50,7 @@ public:
     /// Gives back what end_counting() has set aside here.
     void give_room_back() noexcept;
     /// Whether closing it would give something up besides its place.
-    [[nodiscard]] bool holds() const noexcept { return has_lock_ || is_counting_ || room_ != 0; }
+    [[nodiscard]] bool holds() const noexcept { return claim_.hold() != checkpoint::Hold::none; }
     /// Gives its place up.
     void leave() noexcept;
     /// The process that has the lock, as this one's pid namespace sees it; 0 if no other has it, or it is
@@ -78,10 +78,11 @@ private:
     std::string uuid_;
     std::string name_;
     off_t place_ = 0; ///< the byte; 0: none
-    off_t room_ = 0;  ///< in MiB; 0: none
-    bool has_lock_ = false;
-    bool is_counting_ = false;
+    checkpoint::Claim claim_;
 };
+
+/// The lines of `gpus`; without those that cannot be opened, for which there are no turns.
+[[nodiscard]] std::vector<GpuLine> open_lines(int directory, const BytesByGpu& gpus);
 
 /// Setting room aside for this process on several GPUs, or on none, in three steps: nobody else counts
 /// between the first and the last, and the caller looks in between what is free. Until the room is given

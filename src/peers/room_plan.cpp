@@ -61,11 +61,6 @@ std::vector<std::size_t> plan(std::span<const Candidate> candidates, const Bytes
 
 } // namespace
 
-Bytes free_besides(const BytesByGpu& taken, const std::string& uuid, Bytes free) {
-    const auto found = taken.find(uuid);
-    return found == taken.end() ? free : free - std::min(free, found->second);
-}
-
 Candidate candidate_of(const model::Report& report, Milliseconds min_awake) {
     Candidate candidate;
     for (const auto& tag : report.tags) {

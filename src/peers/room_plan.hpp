@@ -6,10 +6,10 @@
 #pragma once
 
 #include "base/units.hpp"
-#include "model/model.hpp"
+#include "checkpoint/room.hpp"
+#include "model/report.hpp"
 
 #include <cstddef>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,11 +17,7 @@
 
 namespace gpu_sleep::peers {
 
-/// Bytes by the UUID of a GPU.
-using BytesByGpu = std::map<std::string, Bytes>;
-
-/// What is left of `free` on that GPU besides `taken`.
-[[nodiscard]] Bytes free_besides(const BytesByGpu& taken, const std::string& uuid, Bytes free);
+using checkpoint::BytesByGpu;
 
 /// A process that may make room.
 struct Candidate {

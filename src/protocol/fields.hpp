@@ -6,7 +6,8 @@
 
 #pragma once
 
-#include "model/model.hpp"
+#include "model/report.hpp"
+#include "model/request.hpp"
 #include "model/share.hpp"
 
 #include <concepts>
@@ -177,7 +178,7 @@ auto fields(Is<model::SleepRequest> auto& r) {
     return fields_of_sleep(r);
 }
 auto fields(Is<model::IdleSleepRequest> auto& r) {
-    return fields_of_sleep(r, tells<20>(r.only_if_idle));
+    return fields_of_sleep(r.sleep, tells<20>(r.only_if_idle));
 }
 auto fields(Is<model::ReleaseRequest> auto& r) {
     static constexpr bool k_retained = true;
@@ -289,11 +290,13 @@ concept HasFields = requires(T& value) {
 
 namespace detail {
 
-/// Stands for any member of a `Whole`, but not for a base, whose members it stands for in turn.
+/// Stands for any member of a `Whole`, but not for a base, nor for the sleep in an idle sleep, whose members
+/// it stands for in turn.
 template <class Whole>
 struct Anything {
     template <class T>
-    operator T() const requires(!std::is_base_of_v<T, Whole>); // NOLINT(google-explicit-constructor)
+    operator T() const // NOLINT(google-explicit-constructor)
+        requires(!std::is_base_of_v<T, Whole> && !std::is_base_of_v<T, model::SleepRequest>);
 };
 
 /// The members of the aggregate `T` and of its bases: as many as it can be initialized with.

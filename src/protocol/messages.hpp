@@ -6,7 +6,8 @@
 #pragma once
 
 #include "base/result.hpp"
-#include "model/model.hpp"
+#include "model/report.hpp"
+#include "model/request.hpp"
 #include "model/share.hpp"
 #include "protocol/frame.hpp"
 

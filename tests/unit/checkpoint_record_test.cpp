@@ -6,6 +6,7 @@
 #include "control/checkpoint_record.hpp"
 
 #include "base/process.hpp"
+#include "peers/gpu_line.hpp"
 #include "support/catch.hpp"
 #include "support/other_user.hpp"
 #include "support/skip.hpp"
@@ -35,13 +36,15 @@ Process process_of(uid_t user) {
     return process;
 }
 
-/// Sets room aside on a GPU that has room for one.
-bool has_room(CheckpointRecord& record) {
-    const auto check = [](const peers::BytesByGpu& of_others) -> Result<void> {
-        if (of_others.begin()->second == 0) return {};
-        return make_error(ErrorCode::out_of_device_memory, "another has it");
-    };
-    const auto done = record.set_room_aside(k_needs, check);
+/// Sets room aside on a GPU that has room for one, as long as `lines` live.
+bool has_room(const CheckpointRecord& record, std::vector<peers::GpuLine>& lines) {
+    lines = peers::open_lines(record.directory(), k_needs);
+    const auto of_others = peers::begin_counting({&lines.front()});
+    if (!of_others) return false;
+    const auto room = of_others->begin()->second == 0
+                          ? Result<peers::BytesByGpu>(k_needs)
+                          : make_error(ErrorCode::out_of_device_memory, "another has it");
+    const auto done = peers::end_counting({&lines.front()}, *of_others, room);
     return done && *done;
 }
 
@@ -66,13 +69,15 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     const auto is_late = [](const auto& done) { return !done && done.error().code == ErrorCode::timed_out; };
     const auto comes_back = [&] {
         auto record = CheckpointRecord::open(other, k_moment);
-        return record && has_room(*record);
+        std::vector<peers::GpuLine> lines;
+        return record && has_room(*record, lines);
     };
     {
         auto record = CheckpointRecord::open(process, k_moment);
         REQUIRE(record);
         REQUIRE(record->write(k_needs));
-        REQUIRE(has_room(*record));
+        std::vector<peers::GpuLine> lines;
+        REQUIRE(has_room(*record, lines));
         CHECK(as_user(k_one_user, [&] { return is_late(CheckpointRecord::open(process, k_moment)); }));
         CHECK(as_user(k_one_user, [&] { return CheckpointRecord::open(other, k_moment) && !comes_back(); }));
     }

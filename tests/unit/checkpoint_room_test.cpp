@@ -31,4 +31,30 @@ TEST_CASE("Checkpoint room: one with an agent needs its rest, and the larger of 
     CHECK(rest_of(0, 0).bytes == 2 * k_gib); // nothing is known of it
 }
 
+TEST_CASE("Checkpoint room: what others have set aside is not free, and four come back at a time",
+          "[checkpoint]") {
+    CHECK(left_to_others(3, 5 * k_gib) == 5 * k_gib);
+    CHECK_FALSE(left_to_others(4, 0));
+    const BytesByGpu others{{"GPU-1", 5}, {"GPU-2", 0}};
+    CHECK(free_besides(others, "GPU-1", 8) == 3);
+    CHECK(free_besides(others, "GPU-1", 3) == 0);
+    CHECK(free_besides(others, "GPU-3", 8) == 8);
+    const BytesByGpu room{{"GPU-1", 2}};
+    CHECK(*judge_count(room, true, others));
+    CHECK_FALSE(*judge_count(room, false, others));
+    const auto too_little = make_error(ErrorCode::out_of_device_memory, "too little");
+    const auto waits = judge_count(too_little, false, others); // until they are back
+    REQUIRE(waits);
+    CHECK_FALSE(*waits);
+    CHECK_FALSE(judge_count(too_little, false, {{"GPU-2", 0}}));
+    CHECK_FALSE(judge_count(make_error(ErrorCode::driver_failed, "not known"), false, others));
+}
+
+TEST_CASE("Checkpoint room: who counts or has room shares a GPU's lock", "[checkpoint]") {
+    CHECK(Claim().hold() == Hold::none);
+    CHECK(Claim{.is_counting = true}.hold() == Hold::shared);
+    CHECK(Claim{.room = 1}.hold() == Hold::shared);
+    CHECK(Claim{.has_lock = true, .room = 1}.hold() == Hold::alone);
+}
+
 } // namespace gpu_sleep::checkpoint

@@ -64,7 +64,7 @@ private:
 const model::Progress k_release{model::Progress::Phase::release, 0, 0};
 
 /// A command that asks one agent and can be interrupted from the agent's script.
-class Interrupting {
+class Interrupting : public Interruptions {
 public:
     Interrupting() {
         int ends[2] = {-1, -1};
@@ -78,15 +78,16 @@ public:
         std::vector<Question> questions;
         questions.push_back(stage.question(model::SleepRequest{}));
         Observer observer;
-        observer.interruptions = read_.get();
-        observer.take_interruption = [&] {
-            char taken = 0;
-            REQUIRE(::read(read_.get(), &taken, 1) == 1);
-        };
+        observer.interruptions = this;
         observer.past_return = [&](std::size_t) { ++warnings_; };
         return ask_all(std::move(questions), observer).front();
     }
     [[nodiscard]] int warnings() const { return warnings_; }
+    [[nodiscard]] int fd() const noexcept override { return read_.get(); }
+    bool has_come() noexcept override {
+        char taken = 0;
+        return ::read(read_.get(), &taken, 1) == 1;
+    }
 
 private:
     UniqueFd read_;

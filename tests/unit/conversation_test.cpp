@@ -132,21 +132,24 @@ TEST_CASE("Conversation: a step that does not end is left alone by the second in
     SleepyAgent agent(500ms);
     std::promise<void> go_on;
     std::promise<void> has_ended;
-    const UniqueFd interruptions(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE));
+    struct : Interruptions {
+        UniqueFd event{::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)};
+        [[nodiscard]] int fd() const noexcept override { return event.get(); }
+        bool has_come() noexcept override {
+            eventfd_t taken = 0;
+            return ::eventfd_read(event.get(), &taken) == 0;
+        }
+    } interruptions;
     std::vector<Question> questions;
     questions.push_back(agent.question({[&]() -> Result<void> {
-        ::eventfd_write(interruptions.get(), 2);
+        ::eventfd_write(interruptions.fd(), 2);
         go_on.get_future().wait();
         has_ended.set_value();
         return {};
     }}));
     int warnings = 0;
     Observer observer;
-    observer.interruptions = interruptions.get();
-    observer.take_interruption = [&] {
-        eventfd_t taken = 0;
-        ::eventfd_read(interruptions.get(), &taken);
-    };
+    observer.interruptions = &interruptions;
     observer.past_return = [&](std::size_t) { ++warnings; };
     const auto answers = ask_all(std::move(questions), observer);
     REQUIRE(std::holds_alternative<Error>(answers[0]));

@@ -68,9 +68,9 @@ public:
     }
     void interrupt() const { CHECK(::write(write_.get(), "!", 1) == 1); }
     [[nodiscard]] int fd() const noexcept override { return read_.get(); }
-    void take() noexcept override {
+    bool has_come() noexcept override {
         char taken = 0;
-        [[maybe_unused]] const auto got = ::read(read_.get(), &taken, 1);
+        return ::read(read_.get(), &taken, 1) == 1;
     }
 
 private:

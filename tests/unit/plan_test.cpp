@@ -152,7 +152,6 @@ TEST_CASE("Plan: a pause is of the whole program, and takes nothing that is abou
     asked.gate = model::GateMode::shut;
     asked.dry_run = asked.force = asked.ignore_inhibitors = asked.joint = true;
     CHECK(model::check_pause(asked));
-    CHECK(model::check_pause(model::IdleSleepRequest{asked, Milliseconds(1)}));
 }
 
 TEST_CASE("Plan: what sleeps with preserved parts and cannot be dropped is named", "[plan]") {

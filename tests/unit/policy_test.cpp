@@ -207,18 +207,18 @@ TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "
     const auto sleep = decide(policy, report(State::awake, 10))->request;
     REQUIRE(sleep);
     CHECK(sleep->only_if_idle == 10s);
-    CHECK(sleep->on_touch == model::OnTouch::wake);
-    CHECK_FALSE(sleep->store_is_named);
+    CHECK(sleep->sleep.on_touch == model::OnTouch::wake);
+    CHECK_FALSE(sleep->sleep.store_is_named);
     CHECK(decide(policy, report(State::paused, 10))->request); // like one that is idle
-    CHECK(sleep->directory.empty());
+    CHECK(sleep->sleep.directory.empty());
     CHECK(decide(policy, report(State::asleep, 12, 2))->reason == "it is already asleep");
     const auto move = decide(policy, report(State::asleep, 20, 5))->request;
     REQUIRE(move);
-    CHECK(move->store_is_named);
-    CHECK(move->store == model::Store::file);
-    CHECK(move->directory == "/d");
+    CHECK(move->sleep.store_is_named);
+    CHECK(move->sleep.store == model::Store::file);
+    CHECK(move->sleep.directory == "/d");
     CHECK(move->only_if_idle == 20s);
-    CHECK_FALSE(move->on_touch); // as it is
+    CHECK_FALSE(move->sleep.on_touch); // as it is
     auto sleeper = report(State::asleep, 0, 25);
     sleeper.idle_seconds.reset();
     CHECK(decide(policy, sleeper)->request); // time asleep counts
@@ -239,9 +239,9 @@ TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left
     seen.tags.back().tag = "cache";
     auto request = decide(policy, seen)->request;
     REQUIRE(request);
-    CHECK(request->tags == std::vector<std::string>{"weights"});
-    CHECK(request->stores == std::vector<model::TagStore>{{"weights", model::Store::file}});
-    CHECK(request->directory == "/d");
+    CHECK(request->sleep.tags == std::vector<std::string>{"weights"});
+    CHECK(request->sleep.stores == std::vector<model::TagStore>{{"weights", model::Store::file}});
+    CHECK(request->sleep.directory == "/d");
     policy.tags["weights"].exempt = true;
     CHECK(decide(policy, seen)->reason == "all of its tags are exempt");
     policy.tags.clear();
@@ -298,21 +298,21 @@ TEST_CASE("Decision: a sleep that makes room goes where the policy says, unless 
 TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a process", "[policy]") {
     using model::State;
     auto policy = with(ladder({"10s:host", "20s:deep"}));
-    CHECK_FALSE(decide(policy, report(State::awake, 10))->request->deep);
+    CHECK_FALSE(decide(policy, report(State::awake, 10))->request->sleep.deep);
     for (const auto& seen : {report(State::awake, 20), report(State::asleep, 20, 5)}) {
         const auto request = decide(policy, seen)->request;
         REQUIRE(request);
-        CHECK(request->deep);
+        CHECK(request->sleep.deep);
         CHECK(request->only_if_idle == 20s);
-        CHECK(request->store == model::Store::file);
-        CHECK(request->directory == "/d");
-        CHECK(request->tags.empty());
-        CHECK(request->on_touch.has_value() == (seen.state == State::awake));
+        CHECK(request->sleep.store == model::Store::file);
+        CHECK(request->sleep.directory == "/d");
+        CHECK(request->sleep.tags.empty());
+        CHECK(request->sleep.on_touch.has_value() == (seen.state == State::awake));
     }
     auto sleeper = report(State::asleep, 20, 5);
     sleeper.tags[0].in_files = sleeper.tags[0].kept;
     CHECK(depth_of(sleeper) == Depth::file);
-    CHECK(decide(policy, sleeper)->request->deep); // from files, too
+    CHECK(decide(policy, sleeper)->request->sleep.deep); // from files, too
     sleeper.deep = true;
     CHECK(depth_of(sleeper) == Depth::deep);
     CHECK(decide(policy, sleeper)->reason == "it is already asleep");
@@ -322,9 +322,9 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     seen.tags.back().tag = "cache";
     const auto part = decide(policy, seen)->request;
     REQUIRE(part);
-    CHECK_FALSE(part->deep); // only all of a process sleeps deeply
-    CHECK(part->store == model::Store::file);
-    CHECK(part->tags == std::vector<std::string>{"cache"});
+    CHECK_FALSE(part->sleep.deep); // only all of a process sleeps deeply
+    CHECK(part->sleep.store == model::Store::file);
+    CHECK(part->sleep.tags == std::vector<std::string>{"cache"});
     seen = report(State::asleep, 20, 5);
     seen.tags.push_back(seen.tags.front());
     seen.tags.back().tag = "cache";
@@ -337,14 +337,14 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
           "it is already asleep, and cannot sleep deeply: it has managed memory");
     for (auto& tag : seen.tags) tag.in_files = 0;
     REQUIRE(decide(policy, seen)->request);
-    CHECK_FALSE(decide(policy, seen)->request->deep);
-    CHECK(decide(policy, seen)->request->store == model::Store::file);
+    CHECK_FALSE(decide(policy, seen)->request->sleep.deep);
+    CHECK(decide(policy, seen)->request->sleep.store == model::Store::file);
     policy.directory.clear();
     const auto request = decide(policy, report(State::awake, 20))->request;
     REQUIRE(request);
-    CHECK(request->deep);
-    CHECK(request->store == model::Store::host); // for want of a directory
-    CHECK_FALSE(request->store_is_named);
+    CHECK(request->sleep.deep);
+    CHECK(request->sleep.store == model::Store::host); // for want of a directory
+    CHECK_FALSE(request->sleep.store_is_named);
 }
 
 TEST_CASE("Look: what sleeps can move to files as long as host memory has contents of it, also deep",

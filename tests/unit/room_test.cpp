@@ -134,7 +134,7 @@ TEST_CASE("Room: who is to be idle for it is asked so", "[room]") {
     const auto* const idle = std::get_if<model::IdleSleepRequest>(&requests[0]);
     REQUIRE(idle);
     CHECK(idle->only_if_idle == Milliseconds(5'000));
-    CHECK(idle->on_touch == model::OnTouch::wake);
+    CHECK(idle->sleep.on_touch == model::OnTouch::wake);
 }
 
 TEST_CASE("Room: who refuses is replaced by others, and is told of", "[room]") {

@@ -5,6 +5,7 @@
 #include "control/policy/config_file.hpp"
 
 #include "base/fd.hpp"
+#include "base/small_file.hpp"
 #include "control/policy/config_reader.hpp"
 
 #ifdef GPU_SLEEP_HAVE_TOML
@@ -296,20 +297,14 @@ Result<std::optional<Configuration>> read_configuration(const std::filesystem::p
     if (!file && (file.error().driver_status == ENOENT || file.error().driver_status == ENOTDIR))
         return std::optional<Configuration>();
     if (!file) return file.error();
-    std::string text;
-    for (std::array<char, 16384> buffer; text.size() <= k_max_file_bytes;) {
-        const auto got = ::read(file->get(), buffer.data(), buffer.size());
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return errno_error(ErrorCode::io_failed, errno, "read", path.string());
-        if (got == 0) {
-            auto read = parse_configuration(text, path.string(), author, has_directory);
-            if (!read) return std::move(read).error();
-            return std::optional(*std::move(read));
-        }
-        text.append(buffer.data(), static_cast<std::size_t>(got));
-    }
-    return make_error(ErrorCode::invalid_argument, "{}: it is longer than {}", path.string(),
-                      format_bytes(k_max_file_bytes));
+    const auto text = read_open_file(file->get(), k_max_file_bytes);
+    if (!text && errno == EFBIG)
+        return make_error(ErrorCode::invalid_argument, "{}: it is longer than {}", path.string(),
+                          format_bytes(k_max_file_bytes));
+    if (!text) return errno_error(ErrorCode::io_failed, errno, "read", path.string());
+    auto read = parse_configuration(*text, path.string(), author, has_directory);
+    if (!read) return std::move(read).error();
+    return std::optional(*std::move(read));
 }
 
 std::filesystem::path user_file(uid_t user) {

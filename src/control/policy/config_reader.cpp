@@ -122,15 +122,6 @@ std::vector<std::string_view> names_of(const Keys& keys, bool of_user) {
     return names;
 }
 
-/// Puts the value of `name` into `section`.
-template <class Section, class Keys>
-std::string put(Section& section, const Keys& keys, const std::string& name, const Value& value,
-                bool of_user) {
-    for (const auto& key : keys)
-        if (key.name == name && (of_user || !key.is_for_users_section)) return key.read(value, section);
-    return "there is no such key" + suggestion(name, names_of(keys, of_user));
-}
-
 /// The number of changes that make one word of the other.
 std::size_t distance(std::string_view one, std::string_view other) {
     std::vector<std::size_t> row(other.size() + 1);
@@ -143,6 +134,30 @@ std::size_t distance(std::string_view one, std::string_view other) {
         }
     }
     return row.back();
+}
+
+/// That one of `known` which `word` looks most like, as "; did you mean 'idle'?", or all of them.
+std::string suggestion(std::string_view word, const std::vector<std::string_view>& known) {
+    constexpr std::size_t k_longest = 64; // a longer one is no slip
+    std::string_view nearest;
+    std::size_t least = 1 + word.size() / 3;
+    for (const auto& each : known)
+        if (const auto far = word.size() > k_longest ? least + 1 : distance(word, each); far <= least) {
+            if (far == least && !nearest.empty()) continue;
+            least = far;
+            nearest = each;
+        }
+    if (!nearest.empty()) return fmt::format("; did you mean '{}'?", nearest);
+    return fmt::format("; there {} {}", known.size() == 1 ? "is" : "are", fmt::join(known, ", "));
+}
+
+/// Puts the value of `name` into `section`.
+template <class Section, class Keys>
+std::string put(Section& section, const Keys& keys, const std::string& name, const Value& value,
+                bool of_user) {
+    for (const auto& key : keys)
+        if (key.name == name && (of_user || !key.is_for_users_section)) return key.read(value, section);
+    return "there is no such key" + suggestion(name, names_of(keys, of_user));
 }
 
 std::string put_named(Configuration& file, const Entry& entry, Author author) {
@@ -159,20 +174,6 @@ std::string put_named(Configuration& file, const Entry& entry, Author author) {
 }
 
 } // namespace
-
-std::string suggestion(std::string_view word, const std::vector<std::string_view>& known) {
-    constexpr std::size_t k_longest = 64; // a longer one is no slip
-    std::string_view nearest;
-    std::size_t least = 1 + word.size() / 3;
-    for (const auto& each : known)
-        if (const auto far = word.size() > k_longest ? least + 1 : distance(word, each); far <= least) {
-            if (far == least && !nearest.empty()) continue;
-            least = far;
-            nearest = each;
-        }
-    if (!nearest.empty()) return fmt::format("; did you mean '{}'?", nearest);
-    return fmt::format("; there {} {}", known.size() == 1 ? "is" : "are", fmt::join(known, ", "));
-}
 
 std::string put_entry(Configuration& file, const Entry& entry, Author author) {
     const std::vector<std::string_view> plain{"reclaim", "host"};

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -31,8 +30,5 @@ struct Entry {
 
 /// Puts the entry into `file`. Returns what is wrong with it, or nothing: without file and line.
 [[nodiscard]] std::string put_entry(Configuration& file, const Entry& entry, Author author);
-
-/// That one of `known` which `word` looks most like, as " (did you mean 'idle'?)", or nothing.
-[[nodiscard]] std::string suggestion(std::string_view word, const std::vector<std::string_view>& known);
 
 } // namespace gpu_sleep::control::policy

@@ -18,13 +18,10 @@ bool is_asleep(const model::Report& report) noexcept {
 
 /// What the rung asks of a process.
 model::IdleSleepRequest request_for(const Rung& rung, const std::string& directory) {
-    model::IdleSleepRequest request;
+    auto request = rung.depth < Depth::file || directory.empty() ? model::IdleSleepRequest()
+                                                                 : request_to_move(directory);
     request.only_if_idle = rung.idle;
-    request.deep = rung.depth == Depth::deep;
-    if (rung.depth < Depth::file || directory.empty()) return request;
-    request.store = model::Store::file;
-    request.store_is_named = true;
-    request.directory = directory;
+    request.sleep.deep = rung.depth == Depth::deep;
     return request;
 }
 
@@ -95,7 +92,8 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
                            : report.state_seconds;
     if (depth == Depth::awake && awake < min_awake)
         return Decision{{}, fmt::format("it has been awake for only {}", format_seconds(awake))};
-    auto request = request_for(*rung, policy.directory);
+    auto idle_request = request_for(*rung, policy.directory);
+    auto& request = idle_request.sleep;
     if (!heed_tags(policy, tags_of(report), request)) return Decision{{}, "all of its tags are exempt"};
     const bool has_exempt = !request.tags.empty(); // only all of a process sleeps deeply
     if (request.deep && (has_exempt || !report.deep_refusal.empty())) {
@@ -114,7 +112,7 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     if (needs_directory) request.directory = policy.directory;
     // Also that there is none any more.
     request.host_budget = policy.host_budget.value_or(std::numeric_limits<Bytes>::max());
-    return Decision{std::move(request), {}};
+    return Decision{std::move(idle_request), {}};
 }
 
 void heed(const Policy& policy, const model::Report& report, model::SleepRequest& request) {
@@ -131,9 +129,9 @@ void heed(const Policy& policy, const model::Report& report, model::SleepRequest
 
 model::IdleSleepRequest request_to_move(const std::string& directory) {
     model::IdleSleepRequest request; // however short it has slept
-    request.store = model::Store::file;
-    request.store_is_named = true;
-    request.directory = directory;
+    request.sleep.store = model::Store::file;
+    request.sleep.store_is_named = true;
+    request.sleep.directory = directory;
     return request;
 }
 

@@ -5,6 +5,8 @@
 #pragma once
 
 #include "control/policy/policy.hpp"
+#include "model/report.hpp"
+#include "model/request.hpp"
 
 #include <optional>
 #include <string>

@@ -30,8 +30,8 @@ Holder holder_of(const Seen& seen) {
     Holder holder{
         seen.process.uid, report.host_bytes + report.retained_bytes, report.retained_bytes, 0, 0, false};
     const auto& request = seen.decision.request;
-    if (request && request->store == model::Store::host) {
-        const auto needed = needed_by(*request, report);
+    if (request && request->sleep.store == model::Store::host) {
+        const auto needed = needed_by(request->sleep, report);
         holder.incoming = needed - std::min(needed, report.retained_bytes);
         holder.retained = 0; // it is about to be used
     }

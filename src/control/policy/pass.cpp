@@ -33,10 +33,11 @@ std::vector<Task> tasks_for(const HostPlan& plan, const Look& look) {
 Decision without_room(Decision decision, const Policy& policy) {
     if (policy.directory.empty())
         return {{}, "it does not fit into the host memory budget, and no directory is set for files"};
-    decision.request->store = model::Store::file;
-    decision.request->stores.clear();
-    decision.request->spill = false;
-    decision.request->directory = policy.directory;
+    auto& request = decision.request->sleep;
+    request.store = model::Store::file;
+    request.stores.clear();
+    request.spill = false;
+    request.directory = policy.directory;
     return decision;
 }
 

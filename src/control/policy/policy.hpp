@@ -7,7 +7,7 @@
 
 #include "control/policy/ladder.hpp"
 #include "control/program_name.hpp"
-#include "model/model.hpp"
+#include "model/terms.hpp"
 
 #include <functional>
 #include <map>

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Questions, and what stands for an answer that does not come.
+
+#include "control/ask.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <ctime>
+#include <iterator>
+#include <optional>
+#include <string_view>
+
+namespace gpu_sleep::control {
+namespace {
+
+/// How its last sleep or wake has left a process that does not answer; see k_work_thread. The process may say
+/// what it likes there: nothing is done by it.
+std::string_view last_state(const ProcFs& proc, const Process& process) {
+    const auto thread = proc.find_thread(process.pid, k_work_thread);
+    const auto name = thread ? thread->second : std::string();
+    if (name == k_work_thread) return "awake";
+    if (name == k_work_thread_partial) return "partly asleep";
+    if (name == k_work_thread_asleep) return "asleep";
+    if (name == k_work_thread_paused) return "paused";
+    return name == k_work_thread_deep ? "deeply asleep" : "";
+}
+
+/// How long it has been so, which the time of its socket's file says; nothing where that is not known, as of
+/// one that was awake all the time.
+std::optional<std::time_t> seconds_in_state(Finder& finder, const Process& process) {
+    const auto socket = finder.socket_of(process);
+    struct stat file = {};
+    if (!socket ||
+        ::fstatat(socket->directory.get(), socket->name.c_str(), &file, AT_SYMLINK_NOFOLLOW) != 0 ||
+        file.st_mtim.tv_nsec != 0) // the agent sets whole seconds
+        return std::nullopt;
+    return std::max<std::time_t>(1, std::time(nullptr) - file.st_mtim.tv_sec);
+}
+
+/// Why `process` did not answer: it has ended, it runs another program, or `failure`.
+Error explain(Finder& finder, const Process& process, const Error& failure) {
+    if (!finder.proc().is_running(process)) return make_error(ErrorCode::no_process, "the process has ended");
+    if (failure.code == ErrorCode::stopped) return with_last_state(finder, process, failure);
+    if (failure.code != ErrorCode::connection_lost) return failure;
+    auto socket = finder.connect(process);
+    return !socket && socket.error().code == ErrorCode::no_agent ? std::move(socket).error() : failure;
+}
+
+} // namespace
+
+bool Targets::contains(const Process& process) const noexcept {
+    const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
+    return std::any_of(reached.begin(), reached.end(), is_it) ||
+           std::any_of(unreached.begin(), unreached.end(), is_it);
+}
+
+Error with_last_state(Finder& finder, const Process& process, Error failure) {
+    const auto state =
+        failure.code == ErrorCode::stopped ? last_state(finder.proc(), process) : std::string_view();
+    if (state.empty()) return failure;
+    failure.message += fmt::format("; last known state: {}", state);
+    if (const auto seconds = seconds_in_state(finder, process))
+        failure.message +=
+            fmt::format(", for {} so far", *seconds < 60 ? fmt::format("{} s", *seconds)
+                                                         : format_seconds(static_cast<double>(*seconds)));
+    return failure;
+}
+
+peers::Question question_for(Finder& finder, Target& target, protocol::Request request,
+                             const peers::AnswerTimeout::Limits& limits) {
+    return {std::move(target.socket),
+            std::move(request),
+            limits,
+            [&finder, &process = target.process] { return finder.proc().is_stopped(process); },
+            {},
+            [&finder, &process = target.process] { return finder.connect(process); }};
+}
+
+std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const protocol::Request& request,
+                              Milliseconds timeout) {
+    std::vector<peers::Question> questions;
+    questions.reserve(targets.size());
+    for (auto& target : targets)
+        questions.push_back(question_for(finder, target, request, {.answer = timeout}));
+    auto answers = peers::ask_all(std::move(questions));
+    std::vector<Outcome> outcomes;
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+        if (const auto* report = std::get_if<model::Report>(&answers[i]))
+            targets[i].process.name = report->name;
+        if (const auto* error = std::get_if<Error>(&answers[i]))
+            answers[i] = explain(finder, targets[i].process, *error);
+        outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});
+    }
+    return outcomes;
+}
+
+std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
+                              Milliseconds timeout) {
+    auto outcomes = ask_each(finder, std::move(targets.reached), request, timeout);
+    std::move(targets.unreached.begin(), targets.unreached.end(), std::back_inserter(outcomes));
+    return outcomes;
+}
+
+std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout) {
+    return ask_each(finder, std::move(targets), model::StatusRequest{}, timeout);
+}
+
+} // namespace gpu_sleep::control

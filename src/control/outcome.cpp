@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What failures mean to whoever asked.
+
+#include "control/outcome.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+namespace gpu_sleep::control {
+
+bool is_gone(ErrorCode code) noexcept {
+    return code == ErrorCode::no_process || code == ErrorCode::no_agent;
+}
+
+bool is_passed_over(const Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
+}
+
+bool is_withdrawn(const Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && error->code == ErrorCode::cancelled;
+}
+
+void drop_ended(std::vector<Outcome>& outcomes) {
+    std::erase_if(outcomes, [](const Outcome& outcome) {
+        const auto* error = std::get_if<Error>(&outcome.answer);
+        return error && is_gone(error->code);
+    });
+}
+
+const char* silence(const Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && error->code == ErrorCode::stopped ? "stopped" : "no answer";
+}
+
+int exit_status_of(const Outcome& outcome) noexcept {
+    if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
+        return model::exit_status_of(*failure, outcome.asked);
+    if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
+    return exit_status::done;
+}
+
+int worse_of(int one, int other) noexcept {
+    constexpr int k_worst_first[] = {exit_status::damaged,        exit_status::outcome_unknown,
+                                     exit_status::failed_asleep,  exit_status::timed_out,
+                                     exit_status::no_host_memory, exit_status::failed_awake,
+                                     exit_status::not_permitted,  exit_status::no_process,
+                                     exit_status::usage,          exit_status::done};
+    return *std::find_if(std::begin(k_worst_first), std::end(k_worst_first) - 1,
+                         [=](int status) { return status == one || status == other; });
+}
+
+int exit_status_of(const std::vector<Outcome>& outcomes) noexcept {
+    int status = exit_status::done;
+    int withdrawn = exit_status::done;
+    for (const auto& outcome : outcomes) {
+        const auto* error = peers::error_of(outcome.answer);
+        auto& worst = error && error->code == ErrorCode::cancelled ? withdrawn : status;
+        worst = worse_of(worst, exit_status_of(outcome));
+    }
+    return status == exit_status::done ? withdrawn : status;
+}
+
+} // namespace gpu_sleep::control

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Names of what reports tell, and sums of it.
+
+#include "model/report.hpp"
+
+#include <numeric>
+
+namespace gpu_sleep::model {
+
+std::string_view to_string(Operation operation) noexcept {
+    switch (operation) {
+    case Operation::status: return "status";
+    case Operation::sleep: return "sleep";
+    case Operation::wake: return "wake";
+    }
+    return "unknown";
+}
+
+std::string_view to_string(Step step) noexcept {
+    switch (step) {
+    case Step::populate: return "populate";
+    case Step::pin: return "pin";
+    case Step::await_host: return "await_host";
+    case Step::fingerprint: return "fingerprint";
+    case Step::copy: return "copy";
+    case Step::create: return "create";
+    case Step::map: return "map";
+    case Step::access: return "access";
+    case Step::unmap: return "unmap";
+    case Step::release: return "release";
+    }
+    return "unknown";
+}
+
+std::string_view to_string(Transition transition) noexcept {
+    switch (transition) {
+    case Transition::sleep: return "sleep";
+    case Transition::wake: return "wake";
+    case Transition::move: return "move";
+    }
+    return "unknown";
+}
+
+std::string_view to_string(Progress::Phase phase) noexcept {
+    switch (phase) {
+    case Progress::Phase::callbacks: return "callbacks";
+    case Progress::Phase::drain: return "drain";
+    case Progress::Phase::transfer: return "transfer";
+    case Progress::Phase::release: return "release";
+    case Progress::Phase::verify: return "verify";
+    case Progress::Phase::waiting: return "waiting";
+    case Progress::Phase::deep: return "deep";
+    case Progress::Phase::drained: return "drained";
+    case Progress::Phase::ready: return "ready";
+    }
+    return "unknown";
+}
+
+Bytes kept_in(const TagReport& tag, Store store) noexcept {
+    switch (store) {
+    case Store::host: break;
+    case Store::file: return tag.in_files;
+    }
+    return tag.kept - tag.in_files;
+}
+
+std::uint64_t done_of(const TransitionCounts& counts) noexcept {
+    return std::accumulate(counts.done.begin(), counts.done.end(), std::uint64_t{0});
+}
+
+Bytes& held_in(Holdings& holdings, Store store) noexcept {
+    switch (store) {
+    case Store::host: break;
+    case Store::file: return holdings.file_bytes;
+    }
+    return holdings.host_bytes;
+}
+
+int exit_status_of(const Failure& failure, Operation asked) noexcept {
+    const auto& row = traits(failure.error.code);
+    const bool is_short =
+        failure.error.code == ErrorCode::out_of_host_memory || failure.error.code == ErrorCode::out_of_disk;
+    // What was to sleep is awake, because there was too little memory or disk; what slept before still
+    // sleeps.
+    if (is_short && failure.state == State::partial && asked == Operation::sleep) return row.exit_status;
+    return is_resident(failure.state) ? row.exit_status : row.exit_status_asleep;
+}
+
+} // namespace gpu_sleep::model

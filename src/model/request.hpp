@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is asked of a process: a sleep, a wake, a move, a release, its status; and what is said while that
+// runs.
+
+#pragma once
+
+#include "base/gpu_pair.hpp"
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "model/terms.hpp"
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+namespace gpu_sleep::model {
+
+/// What whoever asks for an operation says of it, whichever it is.
+struct Terms {
+    bool dry_run = false;
+    /// For callbacks and for draining the device, together; of a wake for callbacks, and, with `wait`, for
+    /// the requests before it; of a release for its turn.
+    Milliseconds timeout{30'000};
+    bool bounds_all = false; ///< `timeout` includes all until the point of no return, also copying
+    friend bool operator==(const Terms&, const Terms&) = default;
+};
+
+/// Where a sleep keeps contents.
+struct Placement {
+    Store store = Store::host;    ///< of tags that `stores` does not name
+    std::vector<TagStore> stores; ///< each tag once
+    /// `store` was asked for by name: what sleeps and is kept in another store moves there. Tags of `stores`
+    /// do so anyway.
+    bool store_is_named = false;
+    std::string directory;   ///< for files, absolute, as the process sees it; empty without a file store
+    bool spill = false;      ///< use files if host memory is too small
+    bool keep_files = false; ///< leave the files when the process wakes
+    friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+/// Whether it keeps anything in files, but for what spills.
+[[nodiscard]] bool uses_files(const Placement& placement) noexcept;
+
+/// What sleeps, and what becomes of its contents. A pause says nothing of it.
+struct Choice : Placement {
+    std::vector<std::string> tags;    ///< empty means every tag
+    std::vector<std::string> keep;    ///< tags treated as `preserve` by this request
+    std::vector<std::string> discard; ///< tags treated as `discard` by this request
+    bool require_refill = false;      ///< refuse when a tag that would be dropped has no declared refill
+    bool copy_all = false;            ///< copy contents also where they are retained and have not changed
+    /// Compare what is kept in host memory with what the GPU holds, before the GPU's memory is released.
+    bool check_copies = false;
+    /// Once it sleeps, who asked has the driver take what is left of it on the GPU: Progress::Phase::deep.
+    bool deep = false;
+    friend bool operator==(const Choice&, const Choice&) = default;
+};
+
+/// Puts a process to sleep. Of what slept already, contents move to a store that is named, and `deep` has the
+/// driver take the rest.
+struct SleepRequest : Terms, Choice {
+    Level level = Level::keep;
+    /// Unset: the present value if something sleeps already, else the default of the process.
+    std::optional<OnTouch> on_touch;
+    std::optional<GateMode> gate; ///< unset: the same
+    /// How long a touch that wakes the process may wait for GPU memory that is short; unset: no limit.
+    std::optional<Milliseconds> touch_limit;
+    bool force = false; ///< sleep although a library is loaded whose use of the GPU cannot be seen
+    bool ignore_inhibitors = false; ///< sleep although sleeps are inhibited
+    /// The host memory that all processes of this user may hold together for contents, from here on; the
+    /// largest number is no limit. Unset: what the process was told last.
+    std::optional<Bytes> host_budget;
+    /// Sleep only if the last wake was so long ago; otherwise nothing changes, and the report says why.
+    std::optional<Milliseconds> min_awake;
+    /// One of several processes that sleep together: once drained, and once all is ready, it waits for a
+    /// Directive.
+    bool joint = false;
+    friend bool operator==(const SleepRequest&, const SleepRequest&) = default;
+};
+
+/// A sleep if the program has been idle for so long (Report::idle_seconds), and stays so until the point of
+/// no return; otherwise nothing changes, and the report says why. Nothing waits for its turn. What sleeps
+/// already stays as it is; but where a store is named, it moves there once it has been asleep or idle for so
+/// long, and nothing waits for it.
+struct IdleSleepRequest {
+    SleepRequest sleep;
+    Milliseconds only_if_idle{0};
+    friend bool operator==(const IdleSleepRequest&, const IdleSleepRequest&) = default;
+};
+
+/// Puts nothing to sleep: gives back the host memory that is retained of what is awake.
+struct ReleaseRequest : Terms {};
+
+/// As many as there are.
+inline constexpr Bytes k_all_bytes = std::numeric_limits<Bytes>::max();
+
+/// Puts nothing to sleep: contents move to host memory at the same addresses, and the program goes on.
+struct LiveRequest : Terms {
+    std::vector<std::string> tags;  ///< empty means every tag
+    Bytes bytes = k_all_bytes;      ///< that are there afterwards, of `tags`, with what was there before
+    bool force = false;             ///< as for a sleep
+    bool ignore_inhibitors = false; ///< likewise
+};
+
+/// Refuses a pause that asks for what one cannot do. Errors: invalid_argument.
+[[nodiscard]] Result<void> check_pause(const SleepRequest& request);
+
+/// Wakes a process.
+struct WakeRequest : Terms {
+    std::vector<std::string> tags; ///< empty means every tag
+    Milliseconds wait{0}; ///< how long to try again when GPU memory is short; other requests run meanwhile
+    /// Of `tags`, those that are woken before the others, each once the one before it is awake and its
+    /// callbacks have run. What is awake stays so if a later one fails.
+    std::vector<std::string> order{};
+    /// Where GPU memory is short, put others of the same user to sleep, the least recently used first.
+    bool make_room = false;
+    Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago
+    bool joint = false; ///< one of several that wake together: once all is ready, it waits for a Directive
+    /// Of a process that sleeps deeply: it comes back to other GPUs. Lists every GPU that the driver sees,
+    /// with the one that takes its place; empty: to where it was.
+    std::vector<GpuPair> gpus{};
+    /// Of what runs from host memory, how much comes back to the GPU, once all that sleeps is awake.
+    Bytes live_bytes = k_all_bytes;
+};
+
+/// The sleep that `request`, a variant, asks for, also one that is only for what is idle; null if it is
+/// another verb.
+template <class Variant>
+[[nodiscard]] auto sleep_in(Variant& request) noexcept
+    -> std::conditional_t<std::is_const_v<Variant>, const SleepRequest*, SleepRequest*> {
+    if (auto* const idle = std::get_if<IdleSleepRequest>(&request)) return &idle->sleep;
+    return std::get_if<SleepRequest>(&request);
+}
+
+/// The terms of `request`, a variant; null if it is no operation.
+template <class Variant>
+[[nodiscard]] auto terms_in(Variant& request) noexcept
+    -> std::conditional_t<std::is_const_v<Variant>, const Terms*, Terms*> {
+    if (auto* const sleep = sleep_in(request)) return sleep;
+    if (auto* const release = std::get_if<ReleaseRequest>(&request)) return release;
+    if (auto* const live = std::get_if<LiveRequest>(&request)) return live;
+    return std::get_if<WakeRequest>(&request);
+}
+
+/// What a command says, while the operation runs, to a process whose request is joint.
+struct Directive {
+    enum class Kind : std::uint8_t {
+        hold_on = 0,     ///< others are not as far yet; said again and again, as a sign of life
+        let_through = 1, ///< submissions that the gate holds: other processes may wait for them
+        prepare = 2,     ///< all are drained: prepare the sleep
+        commit = 3,      ///< all are ready: pass the point of no return
+    };
+    Kind kind = Kind::hold_on;
+    /// Of let_through: how many at most; it ends before, once the device has to wait. One of a member that
+    /// is not drained.
+    std::uint32_t count = 1;
+    friend bool operator==(const Directive&, const Directive&) = default;
+};
+
+struct StatusRequest {};
+
+/// Has the process refuse sleeps that are asked for from outside, or no longer. Answered as a status.
+struct InhibitRequest {
+    bool release = false;             ///< no longer; what the program itself inhibits stays
+    std::optional<Milliseconds> time; ///< unset: until it is released
+};
+
+/// Adds "host" or "file", or that for one tag, as in "weights=file", to what `placement` says of stores.
+/// Errors: invalid_argument (no such store or tag, or said already).
+[[nodiscard]] Result<void> add_store(std::string_view word, Placement& placement);
+
+} // namespace gpu_sleep::model
