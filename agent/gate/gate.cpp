@@ -125,31 +125,14 @@ void Gate::hold_captures() {
     s_closed.store(true, std::memory_order_seq_cst);
 }
 
-void Gate::set_phase(Phase phase) {
+void Gate::set_phase(Phase phase, std::optional<HoldRule> rule) {
     {
         const MutexLock lock(mutex_);
         if (abandoned_) return;
+        if (rule) rule_ = *std::move(rule);
         publish(phase);
     }
     changed_.notify_all();
-}
-
-void Gate::set_phase(Phase phase, HoldRule rule) {
-    {
-        const MutexLock lock(mutex_);
-        if (abandoned_) return;
-        rule_ = std::move(rule);
-        publish(phase);
-    }
-    changed_.notify_all();
-}
-
-void Gate::keep_shut(HoldRule rule) {
-    set_phase(Phase::asleep, std::move(rule));
-}
-
-void Gate::let_allocate(HoldRule rule) {
-    set_phase(Phase::mapped, std::move(rule));
 }
 
 void Gate::abandon() noexcept {

@@ -81,11 +81,11 @@ public:
     [[nodiscard]] std::uint64_t releasable() const;
 
     /// The transaction is over and memory sleeps.
-    void keep_shut(HoldRule rule);
+    void keep_shut(HoldRule rule) { set_phase(Phase::asleep, std::move(rule)); }
     /// What slept at these addresses is gone. Opens the gate when nothing sleeps any more.
     void forget(Named::Span gone) noexcept;
     /// Memory is mapped again and callbacks are about to run. `rule` says what still sleeps.
-    void let_allocate(HoldRule rule);
+    void let_allocate(HoldRule rule) { set_phase(Phase::mapped, std::move(rule)); }
     void open() { set_phase(Phase::open); }
     /// Opens it for good, and every later touch of sleeping memory fails: the process is ending.
     void abandon() noexcept;
@@ -158,7 +158,7 @@ private:
     enum class Verdict : std::uint8_t { pass, hold, fail };
 
     Gate();
-    void set_phase(Phase phase);
+    void set_phase(Phase phase, std::optional<HoldRule> rule = {}); ///< the rule there is, if none is given
     void publish(Phase phase) GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] Verdict judge(Touch touch, const Named& named, bool records) const
         GPU_SLEEP_REQUIRES(mutex_);
@@ -167,7 +167,6 @@ private:
         const bool depends = phase_ == Phase::asleep ? rule_.checked : rule_.something_sleeps();
         return depends && !holds_all() && !begins_capture(touch) && touch != Touch::ends;
     }
-    void set_phase(Phase phase, HoldRule rule);
     [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
     [[nodiscard]] bool hold(Waiter& waiter) GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] bool is_empty() const noexcept;

@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace gpu_sleep::hooks {
 
@@ -77,6 +78,10 @@ template <Entry entry>
 template <Entry entry>
 inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)];
 
+/// Whether it is the one for programs whose default stream is each thread's own.
+template <Entry entry>
+inline constexpr bool k_per_thread = std::string_view(k_name<entry>).ends_with("_ptsz");
+
 template <Entry entry>
 inline constexpr gate::Touch k_touch = k_touches[static_cast<std::size_t>(entry)];
 
@@ -95,12 +100,17 @@ CUresult noted(CUresult status, const Note& note) noexcept {
 // The hooks of their own, by the entry points' names.
 namespace own {
 #define GPU_SLEEP_DECLARE_own(name) decltype(::name) name;
-#define GPU_SLEEP_DECLARE_passing(name) decltype(::name) name;
+#define GPU_SLEEP_DECLARE_own_passes(name) decltype(::name) name;
+#define GPU_SLEEP_DECLARE_own_shared(name) extern decltype(&::name) const name;
+#define GPU_SLEEP_DECLARE_own_shared_passes(name) extern decltype(&::name) const name;
 #define GPU_SLEEP_DECLARE_forwarding(name)
 #define GPU_SLEEP_DECLARE_asking(name)
 #define GPU_SLEEP_DECLARE(name, touch, hook) GPU_SLEEP_DECLARE_##hook(name)
 GPU_SLEEP_DECLARED(GPU_SLEEP_DECLARE)
 #undef GPU_SLEEP_DECLARE
+/// The hook of `name` is one of a function template, of which it is given the entry point first.
+#define GPU_SLEEP_SHARE(name, hook, ...)                                                                     \
+    decltype(&::name) const name = &hook<Entry::name __VA_OPT__(, ) __VA_ARGS__>;
 } // namespace own
 
 } // namespace gpu_sleep::hooks

@@ -88,7 +88,7 @@ struct Ask<entry, CUresult(Arguments...)> {
     }
 };
 
-/// The hook of an entry point that has `hook` of its own; `passes`: which passes the gate itself.
+/// The hook of an entry point that has `*hook` of its own; `passes`: which passes the gate itself.
 template <Entry entry, auto hook, bool passes, class Type = typename Signature<entry>::Type>
 struct Own;
 
@@ -98,9 +98,9 @@ struct Own<entry, hook, passes, CUresult(Arguments...)> {
         return ask<entry>(
             [=] {
                 if constexpr (passes || k_touch<entry> == gate::Touch::asks)
-                    return hook(arguments...);
+                    return (*hook)(arguments...);
                 else
-                    return pass<entry>([] { return hook; }, arguments...);
+                    return pass<entry>([] { return *hook; }, arguments...);
             },
             arguments...);
     }

@@ -76,33 +76,13 @@ CUresult change(LooksAt looks, Add&& add, CUgraphExec executable, CUgraphNode no
 
 } // namespace
 
-CUresult cuGraphInstantiate(CUgraphExec* executable, CUgraph graph, CUgraphNode* error_node, char* log,
-                            std::size_t log_bytes) {
-    return instantiate<Entry::cuGraphInstantiate>(executable, graph, error_node, log, log_bytes);
-}
-CUresult cuGraphInstantiate_v2(CUgraphExec* executable, CUgraph graph, CUgraphNode* error_node, char* log,
-                               std::size_t log_bytes) {
-    return instantiate<Entry::cuGraphInstantiate_v2>(executable, graph, error_node, log, log_bytes);
-}
-CUresult cuGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph graph, unsigned long long flags) {
-    return instantiate<Entry::cuGraphInstantiateWithFlags>(executable, graph, flags);
-}
-CUresult cuGraphInstantiateWithParams(CUgraphExec* executable, CUgraph graph,
-                                      CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
-    return instantiate<Entry::cuGraphInstantiateWithParams>(executable, graph, parameters);
-}
-CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec* executable, CUgraph graph,
-                                           CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
-    return instantiate<Entry::cuGraphInstantiateWithParams_ptsz>(executable, graph, parameters);
-}
-
-CUresult cuGraphExecUpdate(CUgraphExec executable, CUgraph graph, CUgraphNode* error_node,
-                           CUgraphExecUpdateResult* result) {
-    return update<Entry::cuGraphExecUpdate>(executable, graph, error_node, result);
-}
-CUresult cuGraphExecUpdate_v2(CUgraphExec executable, CUgraph graph, CUgraphExecUpdateResultInfo* result) {
-    return update<Entry::cuGraphExecUpdate_v2>(executable, graph, result);
-}
+GPU_SLEEP_SHARE(cuGraphInstantiate, instantiate)
+GPU_SLEEP_SHARE(cuGraphInstantiate_v2, instantiate)
+GPU_SLEEP_SHARE(cuGraphInstantiateWithFlags, instantiate)
+GPU_SLEEP_SHARE(cuGraphInstantiateWithParams, instantiate)
+GPU_SLEEP_SHARE(cuGraphInstantiateWithParams_ptsz, instantiate)
+GPU_SLEEP_SHARE(cuGraphExecUpdate, update)
+GPU_SLEEP_SHARE(cuGraphExecUpdate_v2, update)
 
 CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
                         CUgraphNodeParams* parameters) {

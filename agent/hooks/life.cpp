@@ -11,7 +11,6 @@
 #include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 
-#include <functional>
 #include <tuple>
 
 namespace gpu_sleep::hooks::own {
@@ -30,8 +29,8 @@ CUresult create_context(CUcontext* context, Arguments... arguments) {
 }
 
 /// Calls the driver's function of the same name, and `ends` around it.
-template <Entry entry, class Subject>
-CUresult end_with(CUresult (*ends)(Subject, const std::function<CUresult()>&), Subject subject) {
+template <Entry entry, auto ends, class Subject>
+CUresult end_with(Subject subject) {
     const auto call = [=] { return real<entry>()(subject); };
     return intercepts() ? ends(subject, call) : call();
 }
@@ -46,55 +45,72 @@ CUstreamCaptureMode capture_mode(Arguments... arguments) {
 }
 
 template <Entry entry, class... Arguments>
-CUresult begin_capture(bool per_thread, CUstream stream, Arguments... arguments) {
+CUresult begin_capture(CUstream stream, Arguments... arguments) {
     const bool is_intercepted = intercepts();
     const bool nests = is_intercepted && intercepted::has_capture_open();
     const gate::Passage passage(nests ? gate::Touch::nests : k_touch<entry>, k_name<entry>);
     if (!passage.admitted()) return refused();
     // Noted first: once it has begun, no free may wait for the device.
     const bool any_may_end = capture_mode(arguments...) == CU_STREAM_CAPTURE_MODE_RELAXED;
-    const auto number = is_intercepted ? intercepted::capture_begins(stream, per_thread, any_may_end) : 0;
+    const auto number =
+        is_intercepted ? intercepted::capture_begins(stream, k_per_thread<entry>, any_may_end) : 0;
     const auto status = real<entry>()(stream, arguments...);
-    if (status != CUDA_SUCCESS && is_intercepted) intercepted::capture_failed(stream, per_thread, number);
+    if (status != CUDA_SUCCESS && is_intercepted)
+        intercepted::capture_failed(stream, k_per_thread<entry>, number);
     return status;
 }
 
 template <Entry entry>
-CUresult end_capture(bool per_thread, CUstream stream, CUgraph* graph) {
+CUresult end_capture(CUstream stream, CUgraph* graph) {
     if (!intercepts()) return real<entry>()(stream, graph);
-    const auto number = intercepted::capture_ends(stream, per_thread);
+    const auto number = intercepted::capture_ends(stream, k_per_thread<entry>);
     const auto status = real<entry>()(stream, graph);
-    intercepted::capture_ended(stream, per_thread, number, status);
+    intercepted::capture_ended(stream, k_per_thread<entry>, number, status);
     return status;
+}
+
+/// Where pools give back what exceeds their thresholds.
+template <Entry entry, class... Arguments>
+CUresult synchronize(Arguments... arguments) {
+    return noted(real<entry>()(arguments...), [] { intercepted::synchronized(); });
 }
 
 } // namespace
 
-CUresult cuCtxCreate(CUcontext* context, unsigned flags, CUdevice device) {
-    return create_context<Entry::cuCtxCreate>(context, flags, device);
-}
-CUresult cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
-    return create_context<Entry::cuCtxCreate_v2>(context, flags, device);
-}
-CUresult cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* parameters, int count, unsigned flags,
-                        CUdevice device) {
-    return create_context<Entry::cuCtxCreate_v3>(context, parameters, count, flags, device);
-}
+GPU_SLEEP_SHARE(cuCtxCreate, create_context)
+GPU_SLEEP_SHARE(cuCtxCreate_v2, create_context)
+GPU_SLEEP_SHARE(cuCtxCreate_v3, create_context)
 #ifdef GPU_SLEEP_HAS_cuCtxCreate_v4
-CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsigned flags, CUdevice device) {
-    return create_context<Entry::cuCtxCreate_v4>(context, parameters, flags, device);
-}
+GPU_SLEEP_SHARE(cuCtxCreate_v4, create_context)
 #endif
 
-CUresult cuCtxDestroy(CUcontext context) {
-    return end_with<Entry::cuCtxDestroy>(intercepted::end_context, context);
-}
-CUresult cuCtxDestroy_v2(CUcontext context) {
-    return end_with<Entry::cuCtxDestroy_v2>(intercepted::end_context, context);
-}
-CUresult cuCtxDetach(CUcontext context) {
-    return end_with<Entry::cuCtxDetach>(intercepted::detach_context, context);
-}
+GPU_SLEEP_SHARE(cuCtxDestroy, end_with, intercepted::end_context)
+GPU_SLEEP_SHARE(cuCtxDestroy_v2, end_with, intercepted::end_context)
+GPU_SLEEP_SHARE(cuCtxDetach, end_with, intercepted::detach_context)
+GPU_SLEEP_SHARE(cuGreenCtxDestroy, end_with, intercepted::end_green_context)
+GPU_SLEEP_SHARE(cuDevicePrimaryCtxRelease, end_with, intercepted::release_primary_context)
+GPU_SLEEP_SHARE(cuDevicePrimaryCtxRelease_v2, end_with, intercepted::release_primary_context)
+GPU_SLEEP_SHARE(cuDevicePrimaryCtxReset, end_with, intercepted::reset_primary_context)
+GPU_SLEEP_SHARE(cuDevicePrimaryCtxReset_v2, end_with, intercepted::reset_primary_context)
+GPU_SLEEP_SHARE(cuStreamDestroy, end_with, intercepted::end_stream)
+GPU_SLEEP_SHARE(cuStreamDestroy_v2, end_with, intercepted::end_stream)
+
+GPU_SLEEP_SHARE(cuStreamBeginCapture, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCapture_ptsz, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCapture_v2, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCapture_v2_ptsz, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCaptureToGraph, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCaptureToGraph_ptsz, begin_capture)
+GPU_SLEEP_SHARE(cuStreamEndCapture, end_capture)
+GPU_SLEEP_SHARE(cuStreamEndCapture_ptsz, end_capture)
+
+GPU_SLEEP_SHARE(cuStreamSynchronize, synchronize)
+GPU_SLEEP_SHARE(cuStreamSynchronize_ptsz, synchronize)
+GPU_SLEEP_SHARE(cuEventSynchronize, synchronize)
+GPU_SLEEP_SHARE(cuCtxSynchronize, synchronize)
+#ifdef GPU_SLEEP_HAS_cuCtxSynchronize_v2
+GPU_SLEEP_SHARE(cuCtxSynchronize_v2, synchronize)
+#endif
 
 CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
     const auto call = [=] { return real<Entry::cuGreenCtxCreate>()(context, resources, device, flags); };
@@ -104,25 +120,10 @@ CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUde
         return real<Entry::cuCtxFromGreenCtx>()(converted, *context);
     });
 }
-CUresult cuGreenCtxDestroy(CUgreenCtx context) {
-    return end_with<Entry::cuGreenCtxDestroy>(intercepted::end_green_context, context);
-}
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     const auto call = [=] { return real<Entry::cuDevicePrimaryCtxRetain>()(context, device); };
     return intercepts() ? intercepted::retain_primary_context(device, call) : call();
-}
-CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxRelease>(intercepted::release_primary_context, device);
-}
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxRelease_v2>(intercepted::release_primary_context, device);
-}
-CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxReset>(intercepted::reset_primary_context, device);
-}
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    return end_with<Entry::cuDevicePrimaryCtxReset_v2>(intercepted::reset_primary_context, device);
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
@@ -134,70 +135,5 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
 CUresult cuCtxDisablePeerAccess(CUcontext peer) {
     return real<Entry::cuCtxDisablePeerAccess>()(peer);
 }
-
-CUresult cuStreamBeginCapture(CUstream stream) {
-    return begin_capture<Entry::cuStreamBeginCapture>(false, stream);
-}
-CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
-    return begin_capture<Entry::cuStreamBeginCapture_ptsz>(true, stream);
-}
-CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
-    return begin_capture<Entry::cuStreamBeginCapture_v2>(false, stream, mode);
-}
-CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
-    return begin_capture<Entry::cuStreamBeginCapture_v2_ptsz>(true, stream, mode);
-}
-CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
-                                     const CUgraphEdgeData* edges, std::size_t count,
-                                     CUstreamCaptureMode mode) {
-    return begin_capture<Entry::cuStreamBeginCaptureToGraph>(false, stream, graph, dependencies, edges, count,
-                                                             mode);
-}
-CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
-                                          const CUgraphEdgeData* edges, std::size_t count,
-                                          CUstreamCaptureMode mode) {
-    return begin_capture<Entry::cuStreamBeginCaptureToGraph_ptsz>(true, stream, graph, dependencies, edges,
-                                                                  count, mode);
-}
-CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
-    return end_capture<Entry::cuStreamEndCapture>(false, stream, graph);
-}
-CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) {
-    return end_capture<Entry::cuStreamEndCapture_ptsz>(true, stream, graph);
-}
-
-CUresult cuStreamDestroy(CUstream stream) {
-    return end_with<Entry::cuStreamDestroy>(intercepted::end_stream, stream);
-}
-CUresult cuStreamDestroy_v2(CUstream stream) {
-    return end_with<Entry::cuStreamDestroy_v2>(intercepted::end_stream, stream);
-}
-
-namespace {
-
-/// A synchronisation is where pools give back what exceeds their thresholds.
-CUresult after_wait(CUresult status) {
-    return noted(status, [] { intercepted::synchronized(); });
-}
-
-} // namespace
-
-CUresult cuStreamSynchronize(CUstream stream) {
-    return after_wait(real<Entry::cuStreamSynchronize>()(stream));
-}
-CUresult cuStreamSynchronize_ptsz(CUstream stream) {
-    return after_wait(real<Entry::cuStreamSynchronize_ptsz>()(stream));
-}
-CUresult cuEventSynchronize(CUevent event) {
-    return after_wait(real<Entry::cuEventSynchronize>()(event));
-}
-CUresult cuCtxSynchronize() {
-    return after_wait(real<Entry::cuCtxSynchronize>()());
-}
-#ifdef GPU_SLEEP_HAS_cuCtxSynchronize_v2
-CUresult cuCtxSynchronize_v2(CUcontext context) {
-    return after_wait(real<Entry::cuCtxSynchronize_v2>()(context));
-}
-#endif
 
 } // namespace gpu_sleep::hooks::own

@@ -22,8 +22,10 @@
 namespace gpu_sleep::hooks {
 
 // Where each exported symbol jumps to, and what look-ups give for it.
-#define GPU_SLEEP_HOOK_own(name) Own<Entry::name, own::name, false>
-#define GPU_SLEEP_HOOK_passing(name) Own<Entry::name, own::name, true>
+#define GPU_SLEEP_HOOK_own(name) Own<Entry::name, &own::name, false>
+#define GPU_SLEEP_HOOK_own_passes(name) Own<Entry::name, &own::name, true>
+#define GPU_SLEEP_HOOK_own_shared(name) GPU_SLEEP_HOOK_own(name)
+#define GPU_SLEEP_HOOK_own_shared_passes(name) GPU_SLEEP_HOOK_own_passes(name)
 #define GPU_SLEEP_HOOK_forwarding(name) Forward<Entry::name>
 #define GPU_SLEEP_HOOK_asking(name) Ask<Entry::name>
 #define GPU_SLEEP_SLOT(name, touch, hook)                                                                    \

@@ -33,14 +33,22 @@ CUresult allocate(CUdeviceptr* address, const Size& size, const Ours& ours, cons
 }
 
 template <Entry entry, class... Rest>
-CUresult allocate_async(bool per_thread, std::optional<CUmemoryPool> pool, CUstream stream,
-                        CUdeviceptr* address, std::size_t bytes, Rest... rest) {
+CUresult allocate_async_of(std::optional<CUmemoryPool> pool, CUstream stream, CUdeviceptr* address,
+                           std::size_t bytes, Rest... rest) {
     return allocate(
         address, [=] { return bytes; },
         [=](Left& left) {
-            return intercepted::allocate_async(address, bytes, pool, stream, per_thread, left);
+            return intercepted::allocate_async(address, bytes, pool, stream, k_per_thread<entry>, left);
         },
         [=] { return real<entry>()(address, bytes, rest...); });
+}
+template <Entry entry>
+CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
+    return allocate_async_of<entry>({}, stream, address, bytes, stream);
+}
+template <Entry entry>
+CUresult allocate_from_pool(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream) {
+    return allocate_async_of<entry>(pool, stream, address, bytes, pool, stream);
 }
 
 /// Frees what the driver has given.
@@ -53,9 +61,9 @@ CUresult free_of_driver(CUdeviceptr address, Arguments... arguments) {
 }
 
 template <Entry entry>
-CUresult free_async(bool per_thread, CUdeviceptr address, CUstream stream) {
+CUresult free_async(CUdeviceptr address, CUstream stream) {
     if (intercepts())
-        if (const auto answer = intercepted::free_async(address, stream, per_thread)) return *answer;
+        if (const auto answer = intercepted::free_async(address, stream, k_per_thread<entry>)) return *answer;
     return free_of_driver<entry>(address, stream);
 }
 
@@ -102,27 +110,12 @@ CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned fla
                  [=] { intercepted::managed_allocated(*address, bytes); });
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
-    return allocate_async<Entry::cuMemAllocAsync>(false, {}, stream, address, bytes, stream);
-}
-CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
-    return allocate_async<Entry::cuMemAllocAsync_ptsz>(true, {}, stream, address, bytes, stream);
-}
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
-                                 CUstream stream) {
-    return allocate_async<Entry::cuMemAllocFromPoolAsync>(false, pool, stream, address, bytes, pool, stream);
-}
-CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
-                                      CUstream stream) {
-    return allocate_async<Entry::cuMemAllocFromPoolAsync_ptsz>(true, pool, stream, address, bytes, pool,
-                                                               stream);
-}
-CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
-    return free_async<Entry::cuMemFreeAsync>(false, address, stream);
-}
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
-    return free_async<Entry::cuMemFreeAsync_ptsz>(true, address, stream);
-}
+GPU_SLEEP_SHARE(cuMemAllocAsync, allocate_async)
+GPU_SLEEP_SHARE(cuMemAllocAsync_ptsz, allocate_async)
+GPU_SLEEP_SHARE(cuMemAllocFromPoolAsync, allocate_from_pool)
+GPU_SLEEP_SHARE(cuMemAllocFromPoolAsync_ptsz, allocate_from_pool)
+GPU_SLEEP_SHARE(cuMemFreeAsync, free_async)
+GPU_SLEEP_SHARE(cuMemFreeAsync_ptsz, free_async)
 
 CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
     return noted(real<Entry::cuMemPoolCreate>()(pool, properties),
@@ -163,12 +156,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
                  [=] { intercepted::object_made(intercepted::Object::shared_memory, address); });
 }
 
-CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-    return open_ipc<Entry::cuIpcOpenMemHandle>(address, handle, flags);
-}
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-    return open_ipc<Entry::cuIpcOpenMemHandle_v2>(address, handle, flags);
-}
+GPU_SLEEP_SHARE(cuIpcOpenMemHandle, open_ipc)
+GPU_SLEEP_SHARE(cuIpcOpenMemHandle_v2, open_ipc)
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     if (intercepts())

@@ -8,7 +8,6 @@
 #include "hooks/graphs.hpp"
 #include "hooks/inspect.hpp"
 
-#include <string_view>
 #include <tuple>
 #include <type_traits>
 
@@ -379,9 +378,8 @@ private:
 /// The inspector of a call with these arguments, which outlive it.
 template <Entry entry, class... Arguments>
 [[nodiscard]] auto inspector_of(const Arguments&... arguments) noexcept {
-    constexpr bool k_per_thread =
-        std::is_same_v<NamesKernel, Names<entry>> && std::string_view(k_name<entry>).ends_with("_ptsz");
-    return CallInspector<Names<entry>, k_per_thread, Arguments...>(arguments...);
+    constexpr bool k_is_own_stream = std::is_same_v<NamesKernel, Names<entry>> && k_per_thread<entry>;
+    return CallInspector<Names<entry>, k_is_own_stream, Arguments...>(arguments...);
 }
 
 } // namespace gpu_sleep::hooks

@@ -137,11 +137,7 @@ CUresult map_arrays(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
 
 } // namespace
 
-CUresult cuMemMapArrayAsync(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
-    return map_arrays<Entry::cuMemMapArrayAsync>(maps, count, stream);
-}
-CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
-    return map_arrays<Entry::cuMemMapArrayAsync_ptsz>(maps, count, stream);
-}
+GPU_SLEEP_SHARE(cuMemMapArrayAsync, map_arrays)
+GPU_SLEEP_SHARE(cuMemMapArrayAsync_ptsz, map_arrays)
 
 } // namespace gpu_sleep::hooks::own

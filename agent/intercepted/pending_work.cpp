@@ -32,14 +32,11 @@ CUevent EventCache::take(const driver::Api& api, CUcontext context) {
             return event;
         }
     }
-    const auto create = [&]() -> CUevent {
-        CUevent event = nullptr;
-        return api.cuEventCreate(&event, flags_of_events(api)) == CUDA_SUCCESS ? event : nullptr;
-    };
-    CUcontext current = nullptr;
-    if (api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context) return create();
     const driver::CurrentContext entered(api, context);
-    return entered.status() == CUDA_SUCCESS ? create() : nullptr;
+    CUevent event = nullptr;
+    const bool is_made =
+        entered.status() == CUDA_SUCCESS && api.cuEventCreate(&event, flags_of_events(api)) == CUDA_SUCCESS;
+    return is_made ? event : nullptr;
 }
 
 void EventCache::give(CUcontext context, CUevent event) noexcept {

@@ -78,9 +78,6 @@ bool is_capturing(ProgramMemory& memory, CUstream stream, bool unknown) {
 
 /// The device of a context, which exists.
 std::optional<int> device_of(ProgramMemory& memory, CUcontext context) {
-    CUcontext current = nullptr;
-    if (memory.api().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context)
-        return current_device(memory);
     const driver::CurrentContext entered(memory.api(), context);
     return entered.status() == CUDA_SUCCESS ? current_device(memory) : std::nullopt;
 }

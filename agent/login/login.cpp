@@ -44,7 +44,9 @@ constexpr const char* k_driver = "libcuda.so.1";
 
 // What is said of an entry point, unless it only asks.
 #define GPU_SLEEP_IF_own(said) said
-#define GPU_SLEEP_IF_passing(said) said
+#define GPU_SLEEP_IF_own_passes(said) said
+#define GPU_SLEEP_IF_own_shared(said) said
+#define GPU_SLEEP_IF_own_shared_passes(said) said
 #define GPU_SLEEP_IF_forwarding(said) said
 #define GPU_SLEEP_IF_asking(said)
 

@@ -4,39 +4,18 @@
 
 #include "operations/unseen.hpp"
 
-#include "base/fd.hpp"
+#include "base/small_file.hpp"
 #include "intercepted/unknown_calls.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <array>
 #include <cerrno>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
-namespace {
-
-Result<std::string> read_mappings() {
-    static constexpr const char* k_file = "/proc/self/maps";
-    const UniqueFd file(::open(k_file, O_RDONLY | O_CLOEXEC));
-    if (!file) return errno_error(ErrorCode::io_failed, errno, "open", k_file);
-    std::string text;
-    std::array<char, 65'536> piece{};
-    for (;;) {
-        const auto bytes = ::read(file.get(), piece.data(), piece.size());
-        if (bytes < 0 && errno == EINTR) continue;
-        if (bytes < 0) return errno_error(ErrorCode::io_failed, errno, "read", k_file);
-        if (bytes == 0) return text;
-        text.append(piece.data(), static_cast<std::size_t>(bytes));
-    }
-}
-
-} // namespace
 
 Result<std::vector<model::UnseenUse>> find_unseen_uses() {
-    const auto mappings = read_mappings();
-    if (!mappings) return mappings.error();
+    constexpr auto k_file = "/proc/self/maps";
+    const auto mappings = read_small_file(k_file);
+    if (!mappings) return errno_error(ErrorCode::io_failed, errno, "open", k_file);
     auto uses = model::unseen_libraries(*mappings);
     for (auto& call : find_unseen_calls()) uses.push_back(std::move(call));
     return uses;

@@ -4,7 +4,6 @@
 
 #include "python/python_lock.hpp"
 
-#include "base/symbols.hpp"
 #include "common/park.h"
 #include "python/functions.hpp"
 
@@ -17,11 +16,6 @@ namespace {
 
 std::atomic<const Functions*> g_python{nullptr};
 
-template <class Function>
-void look_up(Function& function, const char* name) noexcept {
-    function = reinterpret_cast<Function>(find_symbol(RTLD_DEFAULT, name));
-}
-
 } // namespace
 
 const Functions* functions() noexcept {
@@ -31,25 +25,11 @@ const Functions* functions() noexcept {
 void find_python(LoaderLock& loader_lock) noexcept {
     if (g_python.load(std::memory_order_acquire))
         return loader_lock.watch(); // a child of fork() has to again
-    static Functions python;
-    look_up(python.is_initialized, "Py_IsInitialized");
-    look_up(python.holds_lock, "PyGILState_Check");
-    look_up(python.current_thread, "PyThreadState_GetUnchecked");
-    if (!python.current_thread) look_up(python.current_thread, "_PyThreadState_UncheckedGet"); // before 3.13
-    look_up(python.this_thread, "PyGILState_GetThisThreadState");
-    look_up(python.hex_version, "Py_Version");
-    look_up(python.save_thread, "PyEval_SaveThread");
-    look_up(python.restore_thread, "PyEval_RestoreThread");
-    look_up(python.ensure, "PyGILState_Ensure");
-    look_up(python.release, "PyGILState_Release");
-    look_up(python.get_module_dict, "PyImport_GetModuleDict");
-    look_up(python.dict_get, "PyDict_GetItemString");
-    look_up(python.call_method, "PyObject_CallMethod");
-    look_up(python.decrement, "Py_DecRef");
-    look_up(python.clear_error, "PyErr_Clear");
-    if (!python.is_complete()) return;
+    const Functions found(RTLD_DEFAULT);
+    if (!found.is_complete()) return;
+    static const auto s_python = found;
     loader_lock.watch();
-    g_python.store(&python, std::memory_order_release);
+    g_python.store(&s_python, std::memory_order_release);
 }
 
 PythonUnlocked::PythonUnlocked(LoaderLock& loader_lock) noexcept : loader_lock_(loader_lock) {

@@ -54,13 +54,14 @@ struct KeptRange {
     return static_cast<std::size_t>((bytes + k_block_bytes - 1) / k_block_bytes);
 }
 
-/// Calls `use(block, span)` for each block, in order; `span` is the part of the range that it holds.
+/// Calls `use(block, span, index)` for each block, in order; `span` is the part of the range that it holds.
 template <class Range, class Use>
 void for_each_block(Range& range, Use&& use) {
-    auto block = range.blocks.begin();
+    std::size_t index = 0;
     for (const auto& span : range.spans)
-        for (Bytes done = 0; done < span.bytes; done += k_block_bytes)
-            use(*block++, Span{span.offset + done, std::min(k_block_bytes, span.bytes - done)});
+        for (Bytes done = 0; done < span.bytes; done += k_block_bytes, ++index)
+            use(range.blocks[index], Span{span.offset + done, std::min(k_block_bytes, span.bytes - done)},
+                index);
 }
 
 } // namespace gpu_sleep::contents

@@ -24,10 +24,8 @@ template <class Use>
 void for_each_part(const KeptRange& range, const KeptRange* successor, Use&& use) {
     Batch* batch = nullptr;
     Span part;
-    std::size_t index = 0;
-    for_each_block(range, [&](const Block& block, Span span) {
-        const bool is_taken_over = successor && successor->blocks[index].place == block.place;
-        ++index;
+    for_each_block(range, [&](const Block& block, Span span, std::size_t i) {
+        const bool is_taken_over = successor && successor->blocks[i].place == block.place;
         if (is_taken_over || !block.is_stored()) return;
         if (block.place.batch == batch && block.place.at == part.end()) {
             part.bytes += span.bytes;
@@ -54,7 +52,7 @@ const Keeper* first_keeper(const KeptRange& range) noexcept {
 
 Bytes bytes_in_host(const KeptRange& range) noexcept {
     Bytes sum = 0;
-    for_each_block(range, [&](const Block& block, Span span) {
+    for_each_block(range, [&](const Block& block, Span span, std::size_t) {
         if (block.is_in(model::Store::host)) sum += span.bytes;
     });
     return sum;
@@ -251,7 +249,7 @@ const KeptRange* Contents::find_retained(Number range) const noexcept {
 Result<void> Contents::read(const KeptRange& range, Span part, std::byte* to) {
     Result<void> done;
     Bytes found = 0;
-    for_each_block(range, [&](const Block& block, Span span) {
+    for_each_block(range, [&](const Block& block, Span span, std::size_t) {
         const auto begin = std::max(span.offset, part.offset);
         const auto end = std::min(span.end(), part.end());
         if (!done || begin >= end) return;
@@ -347,9 +345,8 @@ void Contents::give_up_unless(KeptRange& range, Stays&& stays) noexcept {
     bool is_wasted = false;
     const Batch* asked = nullptr; // neighbours lie in one, as a rule
     bool its_stay = false;
-    auto block = range.blocks.begin();
-    for_each_block(range, [&](const Block&, Span span) {
-        auto& place = (block++)->place;
+    for_each_block(range, [&](Block& block, Span span, std::size_t) {
+        auto& place = block.place;
         if (!place.batch) return;
         if (place.batch != asked) its_stay = stays(*place.batch);
         asked = place.batch;

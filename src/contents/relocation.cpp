@@ -45,9 +45,7 @@ void Relocation::add(Label label, model::Store store, driver::DeviceAddress addr
         target.parts.push_back({std::span(range.blocks).subspan(run.first, count), bytes});
         bytes_[label.device] += bytes;
     };
-    std::size_t index = 0;
-    for_each_block(range, [&](const Block& block, Span span) {
-        const auto i = index++;
+    for_each_block(range, [&](const Block& block, Span span, std::size_t i) {
         const bool stays = !block.is_stored() || block.is_in(store);
         if (stays || !run.is_followed_by(block, span)) end_run();
         if (stays) return;

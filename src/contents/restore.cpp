@@ -72,7 +72,7 @@ bool Restore::comes_at_once(const Move& block) noexcept {
 Result<void> Restore::add(std::span<const Target> targets) {
     std::vector<Move> blocks;
     for (const auto& target : targets)
-        for_each_block(contents_.at(target.range), [&](const Block& block, Span span) {
+        for_each_block(contents_.at(target.range), [&](const Block& block, Span span, std::size_t) {
             blocks.push_back({target.range, block.place, {target.address + span.offset, span.bytes}});
             if (comes_at_once(blocks.back())) {
                 arriving_.push_back(wanted_.size());

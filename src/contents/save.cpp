@@ -86,7 +86,7 @@ Result<void> Save::seal(driver::DeviceSession& session) {
     std::vector<driver::FingerprintBlock> blocks;
     blocks.reserve(block_count(part.bytes) + part.items.size());
     for (const auto& item : part.items)
-        for_each_block(*item.range, [&](const Block&, Span span) {
+        for_each_block(*item.range, [&](const Block&, Span span, std::size_t) {
             blocks.push_back({item.address + span.offset, span.bytes});
         });
     const auto seals = session.fingerprint(blocks);
@@ -114,9 +114,7 @@ const KeptRange* Save::usable_previous(const Item& item, bool is_unchanged) cons
 Bytes Save::new_bytes(const Item& item) const {
     const auto* const previous = usable_previous(item, false);
     Bytes sum = 0;
-    std::size_t index = 0;
-    for_each_block(*item.range, [&](const Block& block, Span span) {
-        const auto i = index++;
+    for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
         if (!block.seal.is_zero && !(previous && previous->blocks[i].is_in(item.store))) sum += span.bytes;
     });
     return sum;
@@ -155,9 +153,7 @@ std::set<std::string> Save::unchanged_tags(const Part& part) {
         auto& found = tags[item.tag];
         const auto* previous = contents_.find_retained(item.previous);
         if (previous && previous->spans != item.range->spans) previous = nullptr;
-        std::size_t index = 0;
-        for_each_block(*item.range, [&](const Block& block, Span span) {
-            const auto i = index++;
+        for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
             if (block.seal.is_zero || !found.is_same) return;
             auto* const batch = previous ? previous->blocks[i].place.batch : nullptr;
             if (!found.batch) found.batch = batch;
@@ -191,9 +187,7 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes&
             range.blocks[i].place = {&batch, at + done};
         run.memory = {};
     };
-    std::size_t index = 0;
-    for_each_block(range, [&](Block& block, Span span) {
-        const auto i = index++;
+    for_each_block(range, [&](Block& block, Span span, std::size_t i) {
         const driver::AddressSpan memory{item.address + span.offset, span.bytes};
         if (block.seal.is_zero) return;
         range.stored += span.bytes;
@@ -316,10 +310,8 @@ Result<std::unique_ptr<CopyCheck>> Save::check(const Part& part, bool was_there)
     std::vector<CopyCheck::Copy> copies;
     for (const auto& item : part.items) {
         const bool is_same = item.lent && item.lent.mapped().spans == item.range->spans;
-        std::size_t index = 0;
-        for_each_block(*item.range, [&](const Block& block, Span span) {
-            const auto* const old = is_same ? &item.lent.mapped().blocks[index] : nullptr;
-            ++index;
+        for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
+            const auto* const old = is_same ? &item.lent.mapped().blocks[i] : nullptr;
             if (!block.is_stored() || !block.place.batch->keeper().may_replace()) return;
             const bool stays =
                 !options_.copies_all && old && old->place == block.place && old->seal == block.seal;

@@ -19,7 +19,9 @@
 #include <vector>
 
 namespace gpu_sleep::driver {
-struct Checkpoint::Calls {
+struct Checkpoint::Calls : SymbolTable {
+    using SymbolTable::SymbolTable;
+
     /// CUcheckpointLockArgs.
     struct LockArgs {
         std::uint32_t timeout_ms = 0; ///< 0: none
@@ -41,14 +43,14 @@ struct Checkpoint::Calls {
     };
     static_assert(sizeof(RestoreArgs) == 64);
 
-    CUresult(CUDAAPI* init)(unsigned) = nullptr;
-    CUresult(CUDAAPI* version)(int*) = nullptr;
-    CUresult(CUDAAPI* error_name)(CUresult, const char**) = nullptr;
-    CUresult(CUDAAPI* state)(int, int*) = nullptr;
-    CUresult(CUDAAPI* lock)(int, LockArgs*) = nullptr;
-    CUresult(CUDAAPI* checkpoint)(int, void*) = nullptr;
-    CUresult(CUDAAPI* restore)(int, RestoreArgs*) = nullptr;
-    CUresult(CUDAAPI* unlock)(int, void*) = nullptr;
+    CUresult(CUDAAPI* init)(unsigned) = needed("cuInit");
+    CUresult(CUDAAPI* version)(int*) = needed("cuDriverGetVersion");
+    CUresult(CUDAAPI* error_name)(CUresult, const char**) = needed("cuGetErrorName");
+    CUresult(CUDAAPI* state)(int, int*) = needed("cuCheckpointProcessGetState");
+    CUresult(CUDAAPI* lock)(int, LockArgs*) = needed("cuCheckpointProcessLock");
+    CUresult(CUDAAPI* checkpoint)(int, void*) = needed("cuCheckpointProcessCheckpoint");
+    CUresult(CUDAAPI* restore)(int, RestoreArgs*) = needed("cuCheckpointProcessRestore");
+    CUresult(CUDAAPI* unlock)(int, void*) = needed("cuCheckpointProcessUnlock");
 };
 
 namespace {
@@ -76,16 +78,8 @@ std::optional<CUuuid> parse_uuid(std::string_view text) {
 Result<Checkpoint> Checkpoint::load() {
     const auto library = open_libcuda();
     if (!library) return library.error();
-    static Calls& calls = *new Calls;
-    const auto found = [&](const char* name, auto& function) { return find(*library, name, function); };
-    const bool has_all = found("cuInit", calls.init) && found("cuDriverGetVersion", calls.version) &&
-                         found("cuGetErrorName", calls.error_name) &&
-                         found("cuCheckpointProcessGetState", calls.state) &&
-                         found("cuCheckpointProcessLock", calls.lock) &&
-                         found("cuCheckpointProcessCheckpoint", calls.checkpoint) &&
-                         found("cuCheckpointProcessRestore", calls.restore) &&
-                         found("cuCheckpointProcessUnlock", calls.unlock);
-    if (!has_all)
+    static const auto& calls = *new Calls(*library);
+    if (!calls.is_complete())
         return make_error(
             ErrorCode::no_driver,
             "the CUDA driver is too old to checkpoint processes: this needs one for CUDA 12.8 or later");

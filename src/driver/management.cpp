@@ -35,25 +35,25 @@ struct ProcessInfo {
 };
 static_assert(sizeof(ProcessInfo) == 24);
 
-struct Nvml {
-    int (*init)() = nullptr;
-    const char* (*error_string)(int) = nullptr;
-    int (*count)(unsigned*) = nullptr;
-    int (*device)(unsigned, Device*) = nullptr;
-    int (*uuid)(Device, char*, unsigned) = nullptr;
-    int (*name)(Device, char*, unsigned) = nullptr;
-    int (*memory)(Device, Memory*) = nullptr;
-    int (*persistence)(Device, int*) = nullptr;
-    int (*processes)(Device, unsigned*, ProcessInfo*) = nullptr;
+struct Nvml : SymbolTable {
+    using SymbolTable::SymbolTable;
 
-    // Of these, a library may lack any.
-    int (*driver_version)(char*, unsigned) = nullptr;
-    int (*mig_mode)(Device, unsigned* current, unsigned* pending) = nullptr;
-    int (*compute_mode)(Device, int*) = nullptr;
-    int (*link_generation)(Device, unsigned*) = nullptr;
-    int (*link_width)(Device, unsigned*) = nullptr;
-    int (*max_link_generation)(Device, unsigned*) = nullptr;
-    int (*max_link_width)(Device, unsigned*) = nullptr;
+    int (*init)() = needed("nvmlInit_v2");
+    const char* (*error_string)(int) = needed("nvmlErrorString");
+    int (*count)(unsigned*) = needed("nvmlDeviceGetCount_v2");
+    int (*device)(unsigned, Device*) = needed("nvmlDeviceGetHandleByIndex_v2");
+    int (*uuid)(Device, char*, unsigned) = needed("nvmlDeviceGetUUID");
+    int (*name)(Device, char*, unsigned) = needed("nvmlDeviceGetName");
+    int (*memory)(Device, Memory*) = needed("nvmlDeviceGetMemoryInfo");
+    int (*persistence)(Device, int*) = needed("nvmlDeviceGetPersistenceMode");
+    int (*processes)(Device, unsigned*, ProcessInfo*) = needed("nvmlDeviceGetComputeRunningProcesses_v3");
+    int (*driver_version)(char*, unsigned) = optional("nvmlSystemGetDriverVersion");
+    int (*mig_mode)(Device, unsigned* current, unsigned* pending) = optional("nvmlDeviceGetMigMode");
+    int (*compute_mode)(Device, int*) = optional("nvmlDeviceGetComputeMode");
+    int (*link_generation)(Device, unsigned*) = optional("nvmlDeviceGetCurrPcieLinkGeneration");
+    int (*link_width)(Device, unsigned*) = optional("nvmlDeviceGetCurrPcieLinkWidth");
+    int (*max_link_generation)(Device, unsigned*) = optional("nvmlDeviceGetMaxPcieLinkGeneration");
+    int (*max_link_width)(Device, unsigned*) = optional("nvmlDeviceGetMaxPcieLinkWidth");
 };
 
 Error failed(const Nvml& nvml, int status, std::string_view call) {
@@ -64,23 +64,9 @@ Error failed(const Nvml& nvml, int status, std::string_view call) {
 Result<Nvml> load() {
     const auto library = open_library("libnvidia-ml.so.1", "driver's management library");
     if (!library) return library.error();
-    Nvml nvml;
-    const auto found = [&](const char* name, auto& function) { return find(*library, name, function); };
-    const bool has_all = found("nvmlInit_v2", nvml.init) && found("nvmlErrorString", nvml.error_string) &&
-                         found("nvmlDeviceGetCount_v2", nvml.count) &&
-                         found("nvmlDeviceGetHandleByIndex_v2", nvml.device) &&
-                         found("nvmlDeviceGetUUID", nvml.uuid) && found("nvmlDeviceGetName", nvml.name) &&
-                         found("nvmlDeviceGetMemoryInfo", nvml.memory) &&
-                         found("nvmlDeviceGetPersistenceMode", nvml.persistence) &&
-                         found("nvmlDeviceGetComputeRunningProcesses_v3", nvml.processes);
-    if (!has_all) return make_error(ErrorCode::no_driver, "the driver's management library is too old");
-    static_cast<void>(found("nvmlSystemGetDriverVersion", nvml.driver_version));
-    static_cast<void>(found("nvmlDeviceGetMigMode", nvml.mig_mode));
-    static_cast<void>(found("nvmlDeviceGetComputeMode", nvml.compute_mode));
-    static_cast<void>(found("nvmlDeviceGetCurrPcieLinkGeneration", nvml.link_generation));
-    static_cast<void>(found("nvmlDeviceGetCurrPcieLinkWidth", nvml.link_width));
-    static_cast<void>(found("nvmlDeviceGetMaxPcieLinkGeneration", nvml.max_link_generation));
-    static_cast<void>(found("nvmlDeviceGetMaxPcieLinkWidth", nvml.max_link_width));
+    Nvml nvml(*library);
+    if (!nvml.is_complete())
+        return make_error(ErrorCode::no_driver, "the driver's management library is too old");
     if (const int status = nvml.init(); status != k_success) return failed(nvml, status, "nvmlInit");
     return nvml;
 }

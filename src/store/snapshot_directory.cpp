@@ -4,11 +4,11 @@
 
 #include "store/snapshot_directory.hpp"
 
+#include "base/agent_directory.hpp"
 #include "base/careful_path.hpp"
 #include "base/whole_file.hpp"
 #include "store/file_checks.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -17,6 +17,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <limits>
 #include <utility>
 
 namespace gpu_sleep::store {
@@ -98,21 +99,14 @@ Result<UniqueFd> open_private(const CarefulPlace& place, const std::filesystem::
     return fd;
 }
 
-struct CloseDirectory {
-    void operator()(DIR* directory) const noexcept { ::closedir(directory); }
-};
-
 /// The names in a directory that are snapshots'.
 Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
     UniqueFd anew;
-    UniqueFd copy(::openat(directory.fd(anew), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!copy) return file_error(errno, "openat", directory.path());
-    const std::unique_ptr<DIR, CloseDirectory> stream(::fdopendir(copy.get()));
-    if (!stream) return file_error(errno, "fdopendir", directory.path());
-    static_cast<void>(copy.release()); // the stream's now
+    const auto entries = names_in(directory.fd(anew), std::numeric_limits<std::size_t>::max());
+    if (!entries) return file_error(entries.error().driver_status, "opendir", directory.path());
     std::vector<SnapshotName> names;
-    while (const auto* entry = ::readdir(stream.get()))
-        if (const auto name = SnapshotName::parse(entry->d_name)) names.push_back(*name);
+    for (const auto& entry : *entries)
+        if (const auto name = SnapshotName::parse(entry)) names.push_back(*name);
     return names;
 }
 

@@ -5,8 +5,8 @@
 #include "store/snapshot_json.hpp"
 
 #include "base/checksum.hpp"
+#include "base/text.hpp"
 
-#include <algorithm>
 #include <charconv>
 #include <iterator>
 #include <limits>
@@ -42,20 +42,6 @@ ExtentSummary summarise(std::span<const ChunkRow> rows) {
     return summary;
 }
 
-/// How many bytes of `text` are one character of UTF-8; 0 if it does not begin with one.
-std::size_t character_bytes(std::string_view text) noexcept {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-    const auto lead = byte(0);
-    if (lead < 0x80) return 1;
-    const std::size_t bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    if (lead < 0xC2 || lead > 0xF4 || text.size() < bytes) return 0;
-    for (std::size_t i = 1; i < bytes; ++i)
-        if ((byte(i) & 0xC0U) != 0x80) return 0;
-    const bool is_too_long = (lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xF0 && byte(1) < 0x90);
-    const bool is_no_character = (lead == 0xED && byte(1) > 0x9F) || (lead == 0xF4 && byte(1) > 0x8F);
-    return is_too_long || is_no_character ? 0 : bytes;
-}
-
 /// What has a letter of its own behind a backslash, and those letters.
 constexpr std::string_view k_short = "\b\f\n\r\t\"\\";
 constexpr std::string_view k_letters = "bfnrt\"\\";
@@ -64,17 +50,17 @@ constexpr std::string_view k_letters = "bfnrt\"\\";
 void add_quoted(std::string& json, std::string_view text) {
     json += '"';
     while (!text.empty()) {
-        const auto bytes = character_bytes(text);
+        const auto character = first_character(text);
         const char c = text[0];
         if (const auto known = k_short.find(c); known != std::string_view::npos)
             (json += '\\') += k_letters[known];
-        else if (bytes == 0)
+        else if (!character.is_valid)
             json += "\xEF\xBF\xBD";
-        else if (bytes == 1 && static_cast<unsigned char>(c) < 0x20)
+        else if (character.code < 0x20)
             json += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
         else
-            json += text.substr(0, bytes);
-        text.remove_prefix(std::max<std::size_t>(1, bytes));
+            json += text.substr(0, character.bytes);
+        text.remove_prefix(character.bytes);
     }
     json += '"';
 }

@@ -132,7 +132,7 @@ public:
     /// Flips a bit of what is kept in host memory of allocation `index`, at `offset` in it.
     void flip_kept_bit(std::size_t index, Bytes offset, unsigned bit) {
         const auto& range = engine_.contents().at(ledger_.find(allocations_[index].address)->kept.range);
-        contents::for_each_block(range, [&](const contents::Block& block, Span span) {
+        contents::for_each_block(range, [&](const contents::Block& block, Span span, std::size_t) {
             if (offset < span.offset || offset >= span.end()) return;
             auto& batch = dynamic_cast<contents::HostBatch&>(*block.place.batch);
             REQUIRE(batch.unprotect());
