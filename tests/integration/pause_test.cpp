@@ -34,8 +34,7 @@ void send_held_work(Host& host) {
 } // namespace
 
 TEST_CASE("Pause: work waits until a wake of any tag, and no memory moves", "[quick][pause]") {
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured());
     host.tell("alloc cache 4194304 0");
     host.tell("callback count");
     const auto rehearsed = pause_it(host, {"--dry-run"});
@@ -71,8 +70,7 @@ TEST_CASE("Pause: work waits until a wake of any tag, and no memory moves", "[qu
 }
 
 TEST_CASE("Pause: a sleep takes a paused program on to asleep, or leaves it paused", "[pause]") {
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured());
     host.tell("alloc cache 4194304 0");
     REQUIRE(pause_it(host).status == 0);
     host.tell("fail cuMemUnmap 1 999");
@@ -94,8 +92,7 @@ TEST_CASE("Pause: a sleep takes a paused program on to asleep, or leaves it paus
 }
 
 TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves that asleep", "[pause]") {
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured());
     host.tell("alloc cache 4194304 0");
     REQUIRE(host.command("gpu-sleep", {"--tags", "cache", "--gate", "checked"}).status == 0);
     CHECK(host.report("gate/state") == "checked");
@@ -129,8 +126,7 @@ TEST_CASE("Pause: it holds beside what sleeps of the program, and its end leaves
 }
 
 TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held back", "[pause]") {
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured());
     CHECK(pause_it(host, {"--tags", "weights"}).status == 2);
     CHECK(host.ask("sleep 0 weights").starts_with("error")); // by the program itself
     host.tell("inhibit");
@@ -145,8 +141,7 @@ TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held bac
     CHECK(host.state() == "paused");
     host.tell("wake");
     CHECK(host.state() == "awake");
-    Host alone;
-    alone.tell("alloc weights 4194304 0");
+    LoadedHost alone;
     const auto refused = pause_it(alone);
     CHECK(refused.status == 1);
     CHECK_THAT(refused.json("/processes/0/error/message"), mentions("gpu-run"));
@@ -154,8 +149,7 @@ TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held bac
 }
 
 TEST_CASE("Pause: the first use ends it, or fails, if that was asked for", "[pause]") {
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured());
     REQUIRE(pause_it(host, {"--on-touch", "fail"}).status == 0);
     CHECK(host.ask("spin 1").starts_with("error"));
     CHECK(pause_it(host, {"--on-touch", "wake"}).json("/processes/0/report/changed") == "true");
@@ -166,8 +160,7 @@ TEST_CASE("Pause: the first use ends it, or fails, if that was asked for", "[pau
 }
 
 TEST_CASE("Pause: whichever call of the driver fails, or the gate, the program goes on", "[pause]") {
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured());
     int failed = 0;
     for (int call = 1; call <= 12; ++call) {
         INFO(call);
@@ -254,8 +247,7 @@ TEST_CASE("Pause: one that wakes with another waits for it, and stays paused if 
 }
 
 TEST_CASE("Pause: an idle timer puts a paused program to sleep, whose work waits on", "[pause]") {
-    Host host(captured({"GPU_SLEEP_IDLE=1000"}));
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured({"GPU_SLEEP_IDLE=1000"}));
     host.tell("spin 1");
     REQUIRE(pause_it(host).status == 0);
     REQUIRE(becomes_true([&] { return host.state() == "asleep"; }));
@@ -268,8 +260,7 @@ TEST_CASE("Pause: an idle timer puts a paused program to sleep, whose work waits
 }
 
 TEST_CASE("Pause: a paused program that is stopped says so, and does not go on by itself", "[pause]") {
-    Host host(captured({"GPU_SLEEP_ON_STOP=sleep"}));
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured({"GPU_SLEEP_ON_STOP=sleep"}));
     REQUIRE(pause_it(host).status == 0);
     host.process().signal(SIGSTOP);
     CHECK(becomes_true(
@@ -287,8 +278,7 @@ TEST_CASE("Pause: a paused program that is stopped says so, and does not go on b
 
 TEST_CASE("Pause: it lasts through a stop whatever else of the program sleeps, with its answer to a touch",
           "[pause]") {
-    Host host(captured({"GPU_SLEEP_ON_STOP=sleep"}));
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured({"GPU_SLEEP_ON_STOP=sleep"}));
     host.tell("alloc cache 4194304 0");
     const auto stop_and_continue = [&] {
         host.process().signal(SIGTSTP);
@@ -312,8 +302,7 @@ TEST_CASE("Pause: it lasts through a stop whatever else of the program sleeps, w
 }
 
 TEST_CASE("Pause: a paused program forks, and ends", "[pause]") {
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured());
     REQUIRE(pause_it(host).status == 0);
     CHECK(host.tell("raw_fork") == "0");
     CHECK(host.tell("fork").ends_with(" 0"));

@@ -43,8 +43,7 @@ std::map<std::string, std::string> variables_in(const std::string& lines) {
 std::map<std::string, std::string> environment_after(Arguments options, Arguments environment = {}) {
     options.insert(options.end(), {"--", "env"});
     const auto done = run(gpu_run(std::move(options), std::move(environment)));
-    INFO(done.err);
-    REQUIRE(done.status == 0);
+    REQUIRE(succeeded(done));
     CHECK(done.err.empty());
     return variables_in(done.out);
 }

@@ -42,8 +42,7 @@ TEST_CASE("Store: contents in files come back whole, and no host memory is kept"
     host.tell("alloc weights 6291456 1");
     for (int round = 0; round < 3; ++round) {
         const auto slept = host.command("gpu-sleep", place.store({"--json"}));
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         CHECK(slept.json("/processes/0/state") == "asleep");
         CHECK(slept.json("/processes/0/report/host_bytes") == "0");
         CHECK(slept.json("/processes/0/report/directories/0") == place.path());
@@ -51,8 +50,7 @@ TEST_CASE("Store: contents in files come back whole, and no host memory is kept"
         CHECK(slept.tag("kv_cache", "in_files_bytes") == "4194304");
         CHECK(slept.tag("kv_cache", "kept_bytes") == "4194304");
         CHECK(place.files().size() == 3); // one for each tag on each device
-        REQUIRE(host.command("gpu-wake").status == 0);
-        CHECK(host.tell("check_all") == "intact");
+        host.wake_whole();
         CHECK(host.report("directories/0") == "none");
         CHECK(place.files().empty());
     }
@@ -76,8 +74,7 @@ TEST_CASE("Store: the file of a tag that is freed asleep goes at once, with its 
     host.tell("free 1");
     CHECK(place.files().size() == 1);
     CHECK(becomes_true([&] { return count_open() < before; }, Milliseconds(1000)));
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 TEST_CASE("Store: each tag goes where it is told to", "[store]") {
@@ -86,8 +83,7 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     allocate_two_tags(host);
     const auto slept =
         host.command("gpu-sleep", {"--store", "weights=file,default=host", "--dir", place.path(), "--json"});
-    INFO(slept.err);
-    REQUIRE(slept.status == 0);
+    REQUIRE(succeeded(slept));
     CHECK(slept.tag("weights", "in_files_bytes") == slept.tag("weights", "kept_bytes"));
     CHECK(slept.tag("kv_cache", "in_files_bytes") == "0");
     CHECK(slept.json("/processes/0/report/host_bytes") != "0");
@@ -97,8 +93,7 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     REQUIRE(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
     CHECK(host.tell("check 1") == "intact");
     CHECK(place.files().size() == 1);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
     CHECK(place.files().empty());
 
     const auto named = host.command("gpu-sleep", {"--dir", place.path(), "--json"});
@@ -108,8 +103,7 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     REQUIRE(host.command("gpu-sleep", place.store({"--store", "kv_cache=host", "--json"}))
                 .tag("kv_cache", "in_files_bytes") == "0");
     CHECK(place.files().size() == 1);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 TEST_CASE("Store: a dry run says what room files need, and whether it is there", "[store]") {
@@ -156,8 +150,7 @@ TEST_CASE("Store: files are private, and there as long as they are needed", "[st
         CHECK(place.files().size() == 1);
         host.tell("free 0");
         CHECK(place.files().size() == 1);
-        REQUIRE(host.command("gpu-wake").status == 0);
-        CHECK(host.tell("check_all") == "intact");
+        host.wake_whole();
         CHECK(place.files().empty());
     }
     SECTION("until the process ends") {
@@ -185,8 +178,7 @@ TEST_CASE("Store: a child that is forked while its parent sleeps holds none of i
     const auto child = forked.substr(0, forked.find(' '));
     CHECK(held_by(child) == 0);
     CHECK(place.files().size() == 2);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
     CHECK(place.files().empty());
 }
 
@@ -197,8 +189,7 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
         allocate_two_tags(host);
         REQUIRE(host.command("gpu-sleep", place.store({"--keep-files"})).status == 0);
         SECTION("after waking") {
-            REQUIRE(host.command("gpu-wake").status == 0);
-            CHECK(host.tell("check_all") == "intact");
+            host.wake_whole();
         }
         SECTION("after the end") {
             host.process().send("exit 0");
@@ -218,8 +209,7 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
             return;
         }
     }
-    Host other;
-    other.tell("alloc weights 4194304 0");
+    LoadedHost other;
     REQUIRE(other.command("gpu-sleep", place.store()).status == 0);
     CHECK(place.files().size() == 3);
     REQUIRE(other.command("gpu-wake").status == 0);
@@ -258,8 +248,7 @@ TEST_CASE("Store: files take over when host memory is short", "[quick][store]") 
                    mentions("ulimit -v") && mentions("it would fail"));
         CHECK(host.command("gpu-sleep").status == 8);
         const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         CHECK(slept.json("/processes/0/report/file_bytes") != "0");
         CHECK(slept.tag("weights", "in_files_bytes") != "0");
         CHECK_THAT(slept.json("/processes/0/report/notes/0"), mentions("host memory is short"));

@@ -71,6 +71,10 @@ void Host::check_unharmed() {
     CHECK(state() == "awake");
     check_whole();
     sleep();
+    wake_whole();
+}
+
+void Host::wake_whole() {
     wake();
     check_whole();
 }
@@ -91,15 +95,11 @@ Output Controlled::command(const std::string& name, Arguments arguments) const {
 }
 
 void Controlled::sleep(Arguments arguments) const {
-    const auto slept = command("gpu-sleep", std::move(arguments));
-    INFO(slept.err);
-    REQUIRE(slept.status == 0);
+    REQUIRE(succeeded(command("gpu-sleep", std::move(arguments))));
 }
 
 void Controlled::wake(Arguments arguments) const {
-    const auto woken = command("gpu-wake", std::move(arguments));
-    INFO(woken.err);
-    REQUIRE(woken.status == 0);
+    REQUIRE(succeeded(command("gpu-wake", std::move(arguments))));
 }
 
 std::string Controlled::state() const {
@@ -116,6 +116,11 @@ bool Controlled::waits_at_the_gate() const {
 
 bool Controlled::moves_contents() const {
     return command("gpu-ps", {"--json"}).out.find("contents are being moved") != std::string::npos;
+}
+
+bool succeeded(const Output& output) {
+    if (output.status != 0) UNSCOPED_INFO(output.out << output.err);
+    return output.status == 0;
 }
 
 Arguments captured(Arguments more) {

@@ -8,8 +8,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <functional>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;
 using namespace std::string_literals;

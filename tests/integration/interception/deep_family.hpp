@@ -87,15 +87,13 @@ public:
     /// Whatever state they are in, the next command makes all deep, and the one after it wakes them.
     void check_completes() {
         const auto slept = run(deep());
-        INFO(slept.out << slept.err);
-        CHECK(slept.status == 0);
+        CHECK(succeeded(slept));
         CHECK(states_in(slept).deep == size());
         check_wakes();
     }
     void check_wakes() {
         const auto woken = wake();
-        INFO(woken.out << woken.err);
-        CHECK(woken.status == 0);
+        CHECK(succeeded(woken));
         CHECK(states_in(woken).awake == size());
         check_all_intact();
     }

@@ -286,8 +286,7 @@ TEST_CASE("Deep: gpu-ps says what a process lacks for it", "[deep]") {
         CHECK(machine.command("gpu-ps").json("/processes/0/state") == "awake");
     }
     SECTION("calls that it sees") {
-        Host host;
-        host.tell("alloc weights 4194304 0");
+        LoadedHost host;
         CHECK_THAT(refusal(host), mentions("not intercepted"));
         CHECK_THAT(host.ask(fmt::format("sleep {}", 1 | GPU_SLEEP_DEEP)), mentions("not intercepted"));
     }
@@ -309,8 +308,7 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
           k_piece_bytes);
     CHECK(std::stoull(kept()) >= k_piece_bytes);
     const auto moved = to_files({});
-    INFO(moved.err);
-    CHECK(moved.status == 0);
+    CHECK(succeeded(moved));
     CHECK(moved.json("/processes/0/report/changed") == "true");
     CHECK(moved.json("/processes/0/report/deep") == "true");
     CHECK(kept() == "0");
@@ -326,8 +324,7 @@ TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the
     const auto pass = [&](const std::string& last) {
         const auto output = machine.command(
             "gpu-reclaim", {"--idle", "10ms:host", "--idle", last, "--dir", place.file("files")});
-        INFO(output.err);
-        CHECK(output.status == 0);
+        CHECK(succeeded(output));
         return output.json("/processes/0/report/changed") == "true";
     };
     REQUIRE(becomes_true([&] { return pass("1h:deep"); })); // idle by now

@@ -55,8 +55,7 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
     };
     for (int round = 0; round < 2; ++round) {
         const auto slept = command("gpu-sleep", {"--deep"});
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         CHECK_THAT(slept.out, mentions("3 processes are deeply asleep; 42.0 MiB of GPU memory freed"));
         CHECK(family.states().deep == 3);
         REQUIRE(command("gpu-wake").status == 0);
@@ -90,8 +89,7 @@ TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]
         check_none_slept();
         family[1].tell("free " + number.substr(0, number.find(' ')));
     } else {
-        Host other;
-        other.tell("alloc weights 4194304 0");
+        LoadedHost other;
         check_none_slept();
         CHECK(other.state() == "awake");
     }
@@ -217,8 +215,7 @@ TEST_CASE("Deep together: the driver works on all side by side", "[deep][deep_to
     auto arguments = options;
     arguments.insert(arguments.begin(), DeepFamily::root());
     const auto slept = run(family.launch("gpu-sleep", arguments, {delay(k_checkpoint, "1500ms")}));
-    INFO(slept.err);
-    CHECK(slept.status == 0);
+    CHECK(succeeded(slept));
     CHECK(slept.seconds >= 1.5);
     CHECK(slept.seconds < 4.5); // one after another: 6 s
     CHECK(family.states().deep == 4);
@@ -267,8 +264,7 @@ TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep]
             pause_for(Milliseconds(i * 7 % 60));
         }
         const auto slept = run(family.deep());
-        INFO(slept.out << slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         REQUIRE(family.states_in(slept).deep == 3);
         if (i % 2 == 0) REQUIRE(family.wake().status == 0);
     }

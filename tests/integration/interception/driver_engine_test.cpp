@@ -26,8 +26,7 @@ TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick]
     const auto before = free_bytes(other);
     for (int round = 0; round < 2; ++round) {
         const auto slept = machine.command("sleep");
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         CHECK(slept.json("/processes/0/engine") == "driver");
         CHECK(slept.json("/processes/0/state") == "asleep");
         CHECK(std::stoull(slept.json("/processes/0/report/devices/0/kept_bytes")) >= k_piece_bytes);
@@ -39,8 +38,7 @@ TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick]
         CHECK(again.json("/processes/0/report/changed") == "false");
 
         const auto woken = machine.command("gpu-wake");
-        INFO(woken.err);
-        REQUIRE(woken.status == 0);
+        REQUIRE(succeeded(woken));
         CHECK(woken.json("/processes/0/state") == "awake");
         CHECK(woken.json("/processes/0/report/devices/0/moved_bytes") ==
               slept.json("/processes/0/report/devices/0/moved_bytes"));
