@@ -219,8 +219,7 @@ TEST_CASE("Commands: several processes are asked at once, and the status is the 
     const auto first = std::to_string(one.pid());
     const auto second = std::to_string(other.pid());
     const auto ask = [&](const std::string& command, Arguments words) {
-        words.insert(words.begin(), command_file(command));
-        return run({words});
+        return run({with({command_file(command)}, words)});
     };
     const auto none = ask("gpu-sleep", {first, second, "nobody", "--json"}); // a name may be a slip
     CHECK(none.status == 3);
@@ -252,8 +251,7 @@ TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
     for (auto* each : {&host, &one, &other}) each->tell("alloc weights 4194304 0");
     const auto ask = [&](const std::string& command, const Arguments& options = {}) {
         Arguments words{command_file(command), "--all", "--user", "65533"};
-        words.insert(words.end(), options.begin(), options.end());
-        return run({words});
+        return run({with(std::move(words), options)});
     };
     const auto slept = ask("gpu-sleep");
     CHECK(slept.status == 0);
@@ -324,18 +322,14 @@ TEST_CASE("Commands: only the owner and root may", "[commands]") {
     const Arguments as_nobody{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"};
     SECTION("nobody may not touch root's process") {
         LoadedHost host;
-        auto command = as_nobody;
-        command.insert(command.end(), {stage.file("gpu-sleep"), std::to_string(host.pid())});
-        const auto refused = run({command});
+        const auto refused = run({with(as_nobody, {stage.file("gpu-sleep"), std::to_string(host.pid())})});
         CHECK(refused.status == 5);
         CHECK(host.state() == "awake");
     }
     SECTION("root may touch anybody's, and so may nobody its own") {
         LoadedHost host(stage.launch(as_nobody));
         REQUIRE(host.command("gpu-sleep").status == 0);
-        auto command = as_nobody;
-        command.insert(command.end(), {stage.file("gpu-wake"), std::to_string(host.pid())});
-        CHECK(run({command}).status == 0);
+        CHECK(run({with(as_nobody, {stage.file("gpu-wake"), std::to_string(host.pid())})}).status == 0);
         CHECK(host.tell("check_all") == "intact");
     }
 }

@@ -16,8 +16,7 @@ using namespace gpu_sleep::test;
 namespace {
 
 Output doctor(Arguments arguments, Arguments environment = {}) {
-    arguments.insert(arguments.begin(), command_file("gpu-doctor"));
-    return run({std::move(arguments), std::move(environment)});
+    return run({with({command_file("gpu-doctor")}, arguments), std::move(environment)});
 }
 
 /// The finding of the check `id` of the first process, or else of the machine: "LEVEL FINDING".

@@ -19,8 +19,7 @@ namespace {
 constexpr double k_after = 1; ///< seconds
 
 Arguments timed(Arguments more = {}) {
-    more.insert(more.end(), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_IDLE=1000"});
-    return more;
+    return with(std::move(more), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_IDLE=1000"});
 }
 
 bool falls_asleep(const Host& host) {

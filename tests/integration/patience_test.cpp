@@ -46,8 +46,7 @@ TEST_CASE("Patience: a name that processes of several users have is nobody's unt
     own.tell("alloc weights 4194304 0");
     theirs.tell("alloc weights 4194304 0");
     const auto ask = [&](const std::string& command, Arguments options = {}) {
-        options.insert(options.begin(), {command_file(command), name});
-        return run({options});
+        return run({with({command_file(command), name}, options)});
     };
     for (const auto* command : {"gpu-sleep", "gpu-wake"}) {
         const auto refused = ask(command, {"--json"});

@@ -201,8 +201,7 @@ TEST_CASE(
         for (const auto& word :
              {command_file("gpu-reclaim"), std::string("--config"), config, std::to_string(host.pid())})
             words.push_back(word);
-        words.insert(words.end(), more.begin(), more.end());
-        return run({words});
+        return run({with(std::move(words), more)});
     };
     write_file(config, "[reclaim]\nidle = \"10ms\"\n");
     SECTION("it says to sleep although the administrator does not") {
@@ -229,8 +228,7 @@ TEST_CASE(
             Arguments words{
                 "setpriv",  "--reuid=61235", "--regid=61235", "--clear-groups", stage.file("gpu-reclaim"),
                 "--config", config,          "--why",         "--json"};
-            words.insert(words.end(), more.begin(), more.end());
-            return run({std::move(words), {"HOME=" + scratch.path().string()}});
+            return run({with(std::move(words), more), {"HOME=" + scratch.path().string()}});
         };
         const auto all = asked({});
         CHECK(all.status == 0);

@@ -28,8 +28,7 @@ double idle_seconds(const Host& host) {
 }
 
 Output reclaim(const Host& host, Arguments options = {}) {
-    options.insert(options.end(), {"--idle", "10ms", "--json"});
-    auto output = host.command("gpu-reclaim", std::move(options));
+    auto output = host.command("gpu-reclaim", with(std::move(options), {"--idle", "10ms", "--json"}));
     CHECK(succeeded(output));
     return output;
 }
@@ -58,8 +57,7 @@ std::optional<Output> among_stubs(int count, int runs, Arguments command) {
     auto words = apart;
     words.insert(words.end(), {command_file("stub_agents"), std::to_string(count), std::to_string(runs)});
     if (command.front().starts_with("gpu-")) command.front() = command_file(command.front());
-    words.insert(words.end(), command.begin(), command.end());
-    return run({words});
+    return run({with(std::move(words), command)});
 }
 
 /// The command of the line for cron that is installed, with the built commands in place of the installed

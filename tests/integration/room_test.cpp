@@ -36,11 +36,9 @@ struct Machine {
     Machine() : devices("67108864") { std::ofstream(without_nvml.file("libnvidia-ml.so.1")); }
     /// The environment of a program that makes room when it is touched.
     [[nodiscard]] Arguments model(const std::string& name, int min_awake_ms = 0) const {
-        auto variables = devices.environment();
-        variables.insert(variables.end(),
-                         {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_NAME=" + name, "GPU_SLEEP_ON_TOUCH=wake",
-                          "GPU_SLEEP_MAKE_ROOM=1", fmt::format("GPU_SLEEP_MIN_AWAKE={}", min_awake_ms)});
-        return variables;
+        return with(devices.environment(),
+                    {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_NAME=" + name, "GPU_SLEEP_ON_TOUCH=wake",
+                     "GPU_SLEEP_MAKE_ROOM=1", fmt::format("GPU_SLEEP_MIN_AWAKE={}", min_awake_ms)});
     }
     /// A command that sees this machine's GPUs by NVML, or has to ask agents.
     [[nodiscard]] Output run(const std::string& command, Arguments arguments, bool has_nvml) const {
@@ -140,8 +138,10 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     const Machine machine;
     Model only(machine.model("only"));
     const auto need = [&](Arguments arguments, const char* min_awake = "0s", bool has_nvml = true) {
-        arguments.insert(arguments.end(), {"--gpu", only.host.report(k_uuid), "--min-awake", min_awake});
-        return machine.run("gpu-reclaim", std::move(arguments), has_nvml);
+        return machine.run(
+            "gpu-reclaim",
+            with(std::move(arguments), {"--gpu", only.host.report(k_uuid), "--min-awake", min_awake}),
+            has_nvml);
     };
     only.request();
     CHECK(need({"--need", "1MiB"}).status == 0);
@@ -180,12 +180,10 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     Model only(machine.model("only"));
     only.request();
     const auto start = [&](const char* need, const std::string& visible, const char* min_awake = "0s") {
-        auto variables = machine.devices.environment();
-        variables.insert(variables.end(),
-                         {"CUDA_VISIBLE_DEVICES=" + visible, "GPU_SLEEP_NAME=", "GPU_SLEEP_CAPTURE="});
         return test::run(Launch{
             {command_file("gpu-run"), "--need", need, "--min-awake", min_awake, "--", "echo", "started"},
-            std::move(variables)});
+            with(machine.devices.environment(),
+                 {"CUDA_VISIBLE_DEVICES=" + visible, "GPU_SLEEP_NAME=", "GPU_SLEEP_CAPTURE="})});
     };
     const auto gpu = only.host.report(k_uuid);
     CHECK(start("1MiB", gpu).out == "started\n");
@@ -245,8 +243,8 @@ TEST_CASE("Room: who has memory and does not answer is named, and holds nobody u
 
 TEST_CASE("Room: a touch that makes no room says who has the memory", "[room]") {
     const Machine machine;
-    auto variables = machine.devices.environment();
-    variables.insert(variables.end(), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake"});
+    const auto variables =
+        with(machine.devices.environment(), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake"});
     Model first(variables);
     Model second(variables);
     first.request();

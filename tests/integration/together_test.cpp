@@ -41,8 +41,7 @@ public:
 
     /// A command for the tree of which this test's process is the root.
     [[nodiscard]] static Process start(const std::string& name, Arguments arguments = {}) {
-        arguments.insert(arguments.begin(), {command_file(name), std::to_string(::getpid()), "--tree"});
-        return Process(Launch{std::move(arguments)});
+        return Process(Launch{with({command_file(name), std::to_string(::getpid()), "--tree"}, arguments)});
     }
     [[nodiscard]] static Output command(const std::string& name, Arguments arguments = {}) {
         return start(name, std::move(arguments)).finish();
@@ -336,8 +335,7 @@ TEST_CASE("Together: a group sleeps and wakes as one, and nobody else", "[togeth
     Family family(2, {"GPU_SLEEP_GROUP=" + name});
     LoadedHost other;
     const auto group = [&](const std::string& command, Arguments arguments = {}) {
-        arguments.insert(arguments.begin(), {command_file(command), "--group", name});
-        return run({std::move(arguments)});
+        return run({with({command_file(command), "--group", name}, arguments)});
     };
     CHECK(family[0].command("gpu-ps", {"--json"}).json("/processes/0/group") == name);
     CHECK(succeeded(group("gpu-sleep")));

@@ -17,6 +17,11 @@
 
 namespace gpu_sleep::test {
 
+Arguments with(Arguments some, const Arguments& more) {
+    some.insert(some.end(), more.begin(), more.end());
+    return some;
+}
+
 Launch host_launch(Arguments environment, Arguments prefix) {
     prefix.push_back(command_file("integration_host"));
     return {std::move(prefix), std::move(environment)};
@@ -85,9 +90,7 @@ int Host::wait() {
 }
 
 Process Controlled::start(const std::string& name, Arguments arguments) const {
-    Arguments command{command_file(name), std::to_string(pid())};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    return Process(Launch{std::move(command)});
+    return Process(Launch{with({command_file(name), std::to_string(pid())}, arguments)});
 }
 
 Output Controlled::command(const std::string& name, Arguments arguments) const {
@@ -141,8 +144,7 @@ Arguments environment_for_others(Arguments variables) {
 }
 
 Launch gpu_run(Arguments arguments, Arguments environment) {
-    arguments.insert(arguments.begin(), command_file("gpu-run"));
-    return {std::move(arguments), environment_for_others(std::move(environment))};
+    return {with({command_file("gpu-run")}, arguments), environment_for_others(std::move(environment))};
 }
 
 std::string socket_file(pid_t process) {

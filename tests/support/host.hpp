@@ -11,6 +11,9 @@ namespace gpu_sleep::test {
 
 using Arguments = std::vector<std::string>;
 
+/// `some`, and `more` behind them.
+[[nodiscard]] Arguments with(Arguments some, const Arguments& more);
+
 /// A running process, and the commands given for it.
 class Controlled {
 public:

@@ -36,8 +36,7 @@ TEST_CASE("Deep: what the driver refuses leaves it asleep as without the driver"
     CHECK(machine.state() == "asleep");
     const auto next = GENERATE(false, true);
     if (next) machine.fall_asleep();
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]") {
@@ -66,8 +65,7 @@ TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]
     CHECK(becomes_true(settled));
     CHECK(machine.state() == "asleep");
     if (next) machine.fall_asleep();
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 TEST_CASE("Deep: a command that is stopped while all calls wait for it is named, and goes on", "[deep]") {
@@ -93,8 +91,7 @@ TEST_CASE("Deep: what another tool has done to it is found and taken as it is", 
     CHECK(run(other).status == 0);
     const auto sleeps = GENERATE(false, true);
     if (sleeps) CHECK(machine.command("gpu-sleep").json("/processes/0/state") == "asleep");
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 TEST_CASE("Deep: it is not brought back without room", "[deep]") {

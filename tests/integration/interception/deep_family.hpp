@@ -43,8 +43,7 @@ public:
     /// A command, whose driver has these `variables`.
     [[nodiscard]] Launch launch(const std::string& name, Arguments arguments,
                                 Arguments variables = {}) const {
-        arguments.insert(arguments.begin(), command_file(name));
-        return here({std::move(arguments), std::move(variables)});
+        return here({with({command_file(name)}, arguments), std::move(variables)});
     }
     /// gpu-sleep --deep of the tree, which answers in JSON as wake() does.
     [[nodiscard]] Launch deep(Arguments variables = {}) const {

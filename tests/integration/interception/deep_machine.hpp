@@ -94,6 +94,10 @@ public:
         expect_answer();
         check_no_harm(host);
     }
+    void wake_whole(Arguments arguments = {}) {
+        wake(std::move(arguments));
+        expect_works();
+    }
     /// The same, of one that nobody saw wake.
     void expect_awake() {
         expect_works();

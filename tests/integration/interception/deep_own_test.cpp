@@ -30,8 +30,7 @@ std::string begin_of(gpu_sleep_status status, std::uint64_t asleep) {
 void expect_plain(DeepMachine& machine) {
     CHECK(process_outside(machine.host.pid()) == 0);
     CHECK(machine.state() == "asleep");
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 } // namespace

@@ -220,8 +220,7 @@ TEST_CASE("Deep: what others have a part in is refused for as long as any of it 
         return;
     }
     machine.fall_asleep();
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhile, as amid an upgrade",
@@ -235,8 +234,7 @@ TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhil
     machine.fall_asleep();
     std::filesystem::remove(outside);
     if (GENERATE(false, true)) std::filesystem::copy_file("/bin/false", outside);
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 TEST_CASE(
@@ -300,8 +298,8 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
     CHECK(asked.status == 0);
     CHECK(asked.json("/processes/0/report/changed") == "false");
     const auto to_files = [&](Arguments more) {
-        more.insert(more.end(), {"--store", "file", "--dir", place.file("files")});
-        return machine.command("gpu-sleep", std::move(more));
+        return machine.command("gpu-sleep",
+                               with(std::move(more), {"--store", "file", "--dir", place.file("files")}));
     };
     const auto kept = [&] { return machine.command("gpu-ps").json("/processes/0/report/host_bytes"); };
     CHECK(std::stoull(to_files({"--dry-run"}).json("/processes/0/report/devices/0/relocated_bytes")) >=
@@ -314,8 +312,7 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
     CHECK(kept() == "0");
     CHECK(to_files({}).json("/processes/0/report/changed") == "false");
     CHECK(machine.command("gpu-sleep", {"--store", "host"}).status == 7);
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the others", "[deep]") {

@@ -58,8 +58,7 @@ TEST_CASE("Driver engine: the next command completes what a killed one began", "
         machine.kill_amid("gpu-wake", "cuCheckpointProcessUnlock", "cuCheckpointProcessRestore");
         machine.expect_held();
     }
-    CHECK(succeeded(machine.command("gpu-wake")));
-    machine.expect_awake();
+    machine.wake_whole();
 }
 
 TEST_CASE("Driver engine: what a command leaves that is killed while it waits for the lock",
@@ -96,8 +95,7 @@ TEST_CASE("Driver engine: a stopped process is not waited for", "[driver_engine]
     stop();
     CHECK(machine.command("gpu-wake").status == 4);
     machine.host.process().signal(SIGCONT);
-    CHECK(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
+    machine.wake_whole();
 }
 
 TEST_CASE("Driver engine: an interrupted command undoes what it did", "[driver_engine]") {

@@ -61,8 +61,7 @@ TEST_CASE("Driver engine: room is looked for where the process goes", "[driver_e
     CHECK(back.status == 7);
     CHECK_THAT(back.err, mentions("on GPU 0"));
     machine.expect_held();
-    REQUIRE(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
+    machine.wake_whole();
     check_intact(other, full);
 }
 
@@ -75,8 +74,7 @@ TEST_CASE("Driver engine: a driver that refuses a move leaves the process asleep
     CHECK_THAT(refused.err, mentions("CUDA_ERROR_INVALID_VALUE") && mentions("without --gpu"));
     CHECK(refused.json("/processes/0/state") == "asleep");
     machine.expect_held();
-    REQUIRE(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
+    machine.wake_whole();
     // An older driver has nothing but reserved bytes where the list would be.
     REQUIRE(machine.command("sleep").status == 0);
     const auto old =
@@ -84,8 +82,7 @@ TEST_CASE("Driver engine: a driver that refuses a move leaves the process asleep
     CHECK(old.status == 2);
     CHECK_THAT(old.err, mentions("only on the GPU where it was"));
     machine.expect_held();
-    REQUIRE(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
+    machine.wake_whole();
 }
 
 TEST_CASE("Driver engine: whatever call of a move fails, the process is whole", "[driver_engine]") {

@@ -57,8 +57,7 @@ struct Home {
     }
     [[nodiscard]] Launch launch(Arguments command, Arguments variables = {}) const {
         const auto own = environment();
-        variables.insert(variables.end(), own.begin(), own.end());
-        return {std::move(command), std::move(variables), false};
+        return {std::move(command), with(std::move(variables), own), false};
     }
     [[nodiscard]] Output command(Arguments words, Arguments variables = {}) const {
         words.front() = command_file(words.front());
@@ -68,8 +67,7 @@ struct Home {
     /// A login shell's `words`.
     [[nodiscard]] Launch login(Arguments words, Arguments variables = {}) const {
         Arguments command{"/bin/bash", "-l", "-c", R"(exec "$@")", "bash"};
-        command.insert(command.end(), words.begin(), words.end());
-        return launch(std::move(command), std::move(variables));
+        return launch(with(std::move(command), words), std::move(variables));
     }
 };
 
@@ -265,9 +263,8 @@ TEST_CASE("Login: where the library is missing nothing is printed, nor in contai
     fs::copy_file(login_library(), prefix / "lib/libgpu-sleep-login.so");
     REQUIRE(run(home.launch({prefix / "bin/gpu-enable", "user"})).status == 0);
     const auto preloaded = [&](const Arguments& command, const Arguments& variables = {}) {
-        auto words = command;
-        words.insert(words.end(), {"sh", "-c", "printf %s \"${LD_PRELOAD-none}\""});
-        const auto done = run(home.login(words, variables));
+        const auto done =
+            run(home.login(with(command, {"sh", "-c", "printf %s \"${LD_PRELOAD-none}\""}), variables));
         CHECK(done.err.empty());
         return done.out;
     };
