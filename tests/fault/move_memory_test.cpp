@@ -10,8 +10,6 @@
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <iterator>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;

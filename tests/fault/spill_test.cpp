@@ -10,7 +10,6 @@
 #include "support/sweep.hpp"
 
 #include <filesystem>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <string>

@@ -59,8 +59,7 @@ void allocate_tags(Host& host) {
 } // namespace
 
 TEST_CASE("Bad input: what is no message is refused and does no harm", "[quick][bad_input]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     SECTION("garbage") {
         std::vector<std::byte> garbage(5000);
         for (std::size_t i = 0; i < garbage.size(); ++i) garbage[i] = static_cast<std::byte>(i * 37 + 11);
@@ -79,8 +78,7 @@ TEST_CASE("Bad input: what is no message is refused and does no harm", "[quick][
 }
 
 TEST_CASE("Bad input: a request cut at any byte does nothing", "[quick][bad_input]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     const auto frame = sleep_frame();
     for (std::size_t length = 0; length < frame.size(); ++length) {
         const Peer peer(host);
@@ -90,16 +88,14 @@ TEST_CASE("Bad input: a request cut at any byte does nothing", "[quick][bad_inpu
 }
 
 TEST_CASE("Bad input: silent connections keep nobody out", "[bad_input]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     std::vector<Peer> silent;
     for (int i = 0; i < 200; ++i) silent.emplace_back(host);
     host.check_unharmed();
 }
 
 TEST_CASE("Bad input: a peer that leaves before its answer does no harm", "[bad_input]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     for (int i = 0; i < 20; ++i) Peer(host).send(status_frame());
     host.check_unharmed();
 }
@@ -201,8 +197,7 @@ TEST_CASE("Bad input: gpu-ps does not wait for a sleep, and tells how the proces
 }
 
 TEST_CASE("Bad input: a process that is stopped answers nobody, and the command says so", "[bad_input]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     host.tell("alloc kv_cache 4194304 0");
     host.process().signal(SIGSTOP);
     const auto* const how_long = " so far";

@@ -82,8 +82,7 @@ auto count_asleep() {
 
 void check_bytes_after_wake(const std::vector<std::unique_ptr<Host>>& all) {
     for (const auto& host : all) {
-        REQUIRE(host->command("gpu-wake").status == 0);
-        host->check_whole();
+        host->wake_whole();
     }
 }
 
@@ -95,9 +94,7 @@ TEST_CASE("Budget: eight that sleep at once within a budget for three spill to f
     const Scratch disk("/var/tmp"); // files in memory would be no help
     const auto all = programs_apart(8, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 3 * k_each + k_mib)});
     SECTION("with a directory all sleep") {
-        const auto output = run({{command_file("gpu-sleep"), own_programs(), "--spill", disk.file("sleep")}});
-        INFO(output.err);
-        CHECK(output.status == 0);
+        CHECK(succeeded(run({{command_file("gpu-sleep"), own_programs(), "--spill", disk.file("sleep")}})));
         CHECK(count_asleep() == 8);
         CHECK(held_by_all() <= 3 * k_each + k_mib);
         CHECK(held_by_all() >= 3 * k_each);
@@ -147,8 +144,7 @@ TEST_CASE("Budget: a pass puts no more to sleep into host memory than the budget
     CHECK_THAT(output.out, mentions("it does not fit into the host memory budget"));
     CHECK(count_asleep() == 2);
     output = pass({"--dir", place.path()});
-    INFO(output.err);
-    CHECK(output.status == 0);
+    CHECK(succeeded(output));
     CHECK(count_asleep() == 3);
     CHECK(held_by_all() == 2 * k_each);
     CHECK(place.files().size() == 1);

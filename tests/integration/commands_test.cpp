@@ -12,7 +12,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -82,8 +81,7 @@ TEST_CASE("Commands: level 2 drops what nothing preserves, and says which tags h
 }
 
 TEST_CASE("Commands: at a terminal, who would drop what is not refillable is asked first", "[commands]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     const auto answer = [&](const std::string& word) {
         const auto command = fmt::format("{} {} --level 2", command_file("gpu-sleep"), host.pid());
         Process asked({{"script", "-qec", command, "/dev/null"}});
@@ -176,23 +174,6 @@ TEST_CASE("Commands: --dry-run changes nothing and calls nobody", "[commands]") 
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Commands: without a process or an agent they end with 3", "[commands]") {
-    const auto no_process = run({{command_file("gpu-sleep"), "999999999"}});
-    CHECK(no_process.status == 3);
-    CHECK(run({{command_file("gpu-wake"), "gpu-sleep-test-nobody-has-this-name"}}).status == 3);
-    CHECK(run({{command_file("gpu-ps"), "999999999"}}).status == 3);
-    const Process bystander(Launch{{"sleep", "60"}});
-    // A process that is in the middle of exec has a name, but no arguments yet.
-    REQUIRE(becomes_true([&] {
-        std::ifstream arguments("/proc/" + std::to_string(bystander.pid()) + "/cmdline");
-        std::string program;
-        return std::getline(arguments, program, '\0') && program == "sleep";
-    }));
-    const auto no_agent = run({{command_file("gpu-sleep"), std::to_string(bystander.pid()), "--json"}});
-    CHECK(no_agent.status == 3);
-    CHECK(no_agent.json("/error/code") == "no_agent");
-}
-
 TEST_CASE("Commands: a process is found by its name", "[quick][commands]") {
     const auto name = "gpu-sleep-test-" + std::to_string(::getpid());
     Host host({"GPU_SLEEP_NAME=" + name});
@@ -238,8 +219,7 @@ TEST_CASE("Commands: several processes are asked at once, and the status is the 
     const auto first = std::to_string(one.pid());
     const auto second = std::to_string(other.pid());
     const auto ask = [&](const std::string& command, Arguments words) {
-        words.insert(words.begin(), command_file(command));
-        return run({words});
+        return run({with({command_file(command)}, words)});
     };
     const auto none = ask("gpu-sleep", {first, second, "nobody", "--json"}); // a name may be a slip
     CHECK(none.status == 3);
@@ -271,8 +251,7 @@ TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
     for (auto* each : {&host, &one, &other}) each->tell("alloc weights 4194304 0");
     const auto ask = [&](const std::string& command, const Arguments& options = {}) {
         Arguments words{command_file(command), "--all", "--user", "65533"};
-        words.insert(words.end(), options.begin(), options.end());
-        return run({words});
+        return run({with(std::move(words), options)});
     };
     const auto slept = ask("gpu-sleep");
     CHECK(slept.status == 0);
@@ -342,21 +321,15 @@ TEST_CASE("Commands: only the owner and root may", "[commands]") {
     const Stage stage;
     const Arguments as_nobody{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"};
     SECTION("nobody may not touch root's process") {
-        Host host;
-        host.tell("alloc weights 4194304 0");
-        auto command = as_nobody;
-        command.insert(command.end(), {stage.file("gpu-sleep"), std::to_string(host.pid())});
-        const auto refused = run({command});
+        LoadedHost host;
+        const auto refused = run({with(as_nobody, {stage.file("gpu-sleep"), std::to_string(host.pid())})});
         CHECK(refused.status == 5);
         CHECK(host.state() == "awake");
     }
     SECTION("root may touch anybody's, and so may nobody its own") {
-        Host host(stage.launch(as_nobody));
-        host.tell("alloc weights 4194304 0");
+        LoadedHost host(stage.launch(as_nobody));
         REQUIRE(host.command("gpu-sleep").status == 0);
-        auto command = as_nobody;
-        command.insert(command.end(), {stage.file("gpu-wake"), std::to_string(host.pid())});
-        CHECK(run({command}).status == 0);
+        CHECK(run({with(as_nobody, {stage.file("gpu-wake"), std::to_string(host.pid())})}).status == 0);
         CHECK(host.tell("check_all") == "intact");
     }
 }

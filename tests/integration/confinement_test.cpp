@@ -37,8 +37,7 @@ bool may_be_root() {
 
 void check_cycle(Host& host) {
     host.sleep();
-    host.wake();
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 std::vector<std::string> names_in_tmp(const Host& host) {
@@ -59,9 +58,8 @@ TEST_CASE("Confinement: names of directories that were taken beforehand keep nob
     check_cycle(host);
     CHECK(names_in_tmp(host).size() == 11);
 
-    Host other(Launch{{"nsenter", "--target", std::to_string(host.pid()), "--user", "--mount",
-                       "--preserve-credentials", command_file("integration_host")}});
-    other.tell("alloc weights 4194304 0");
+    LoadedHost other(Launch{{"nsenter", "--target", std::to_string(host.pid()), "--user", "--mount",
+                             "--preserve-credentials", command_file("integration_host")}});
     check_cycle(other);
     CHECK(names_in_tmp(host).size() == 11); // they share it
 }
@@ -71,8 +69,7 @@ TEST_CASE("Confinement: a program that takes another root while it sleeps is wok
     const Scratch jail;
     fs::permissions(jail.path(), fs::perms::owner_all);
     if (GENERATE(false, true)) fs::create_directory(jail.path() / "tmp");
-    Host host(as_root_of_namespace());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(as_root_of_namespace());
     REQUIRE(host.command("gpu-sleep").status == 0);
     host.tell("chroot " + jail.path().string());
     CHECK(host.state() == "asleep");
@@ -86,26 +83,22 @@ TEST_CASE("Confinement: files are named in the root that the program has by then
     if (!may_be_root()) return;
     const Scratch jail;
     const Place before;
-    Host host(as_root_of_namespace());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(as_root_of_namespace());
     REQUIRE(host.command("gpu-sleep", before.store()).status == 0);
     host.tell("chroot " + jail.path().string());
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
     CHECK(before.files().empty());
 
     REQUIRE(host.command("gpu-sleep", {"--store", "file", "--dir", "/sleep"}).status == 0);
     CHECK_FALSE(fs::is_empty(jail.path() / "sleep"));
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
     CHECK(fs::is_empty(jail.path() / "sleep"));
 }
 
 TEST_CASE("Confinement: a directory that cannot be written is not taken for another's process",
           "[confinement]") {
     if (!has_empty_tmp()) return;
-    Host host(with_empty_tmp("mkdir /tmp/ro && mount -t tmpfs -o ro none /tmp/ro && exec \"$0\""));
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(with_empty_tmp("mkdir /tmp/ro && mount -t tmpfs -o ro none /tmp/ro && exec \"$0\""));
     for (const std::string directory : {"/tmp/ro", "/tmp/ro/sleep"}) {
         const auto refused = host.command("gpu-sleep", {"--store", "file", "--dir", directory});
         CHECK(refused.status == 5);
@@ -122,15 +115,13 @@ TEST_CASE(
     "[confinement]") {
     if (::geteuid() != 0) return skip_without_right("become another user");
     const Place place;
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
     REQUIRE(place.files().size() == 1);
     host.tell(fmt::format("become {} {}", k_one_user, k_one_user));
     CHECK(becomes_true([&] { return host.command("gpu-ps").status == 0; })); // as that user's
     const auto woken = host.command("gpu-wake");
-    INFO(woken.err);
-    CHECK(woken.status == 0);
+    CHECK(succeeded(woken));
     CHECK(host.tell("check_all") == "intact");
     REQUIRE(place.files().size() == 1);
     CHECK_THAT(woken.out, mentions(place.files().front().string() + " is empty but stays"));
@@ -144,8 +135,7 @@ TEST_CASE(
 
 TEST_CASE("Confinement: a first thread with another /tmp while it sleeps is woken", "[confinement]") {
     if (!may_be_root()) return;
-    Host host(as_root_of_namespace());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(as_root_of_namespace());
     REQUIRE(host.command("gpu-sleep").status == 0);
     host.tell("own_tmp");
     CHECK(host.command("gpu-wake").status == 0);
@@ -161,8 +151,7 @@ TEST_CASE("Confinement: a filter that ends the process for calls that can be don
     host.tell("alloc weights 4194304 0");
     check_cycle(host);
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 TEST_CASE(
@@ -173,8 +162,7 @@ TEST_CASE(
     const bool in_files = GENERATE(false, true);
     INFO("call " << call << (in_files ? ", in files" : ""));
     const Place place;
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     host.tell(fmt::format("forbid {} {}", call, EPERM));
     const auto slept = host.command("gpu-sleep", in_files ? place.store() : Arguments());
     INFO(slept.err);

@@ -16,8 +16,7 @@ using namespace gpu_sleep::test;
 namespace {
 
 Output doctor(Arguments arguments, Arguments environment = {}) {
-    arguments.insert(arguments.begin(), command_file("gpu-doctor"));
-    return run({std::move(arguments), std::move(environment)});
+    return run({with({command_file("gpu-doctor")}, arguments), std::move(environment)});
 }
 
 /// The finding of the check `id` of the first process, or else of the machine: "LEVEL FINDING".
@@ -38,8 +37,7 @@ std::string finding(const Output& output, const std::string& id) {
 
 TEST_CASE("Doctor: a machine where all works", "[doctor]") {
     const auto plain = doctor({});
-    INFO(plain.out << plain.err);
-    CHECK(plain.status == 0);
+    CHECK(succeeded(plain));
     CHECK_THAT(plain.out, mentions("ok    driver:"));
     CHECK(plain.out.find("\nbad") == std::string::npos);
     const auto output = doctor({"--json"});
@@ -77,8 +75,7 @@ TEST_CASE("Doctor: a driver that hangs or fails does not hang or end it", "[doct
 }
 
 TEST_CASE("Doctor: a process with an agent, awake and asleep", "[quick][doctor]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     const auto examine = [&](Arguments more = {}) {
         more.emplace_back("--json");
         return host.command("gpu-doctor", std::move(more));

@@ -65,14 +65,12 @@ Child fork_child(Host& host, const std::string& mode) {
 } // namespace
 
 TEST_CASE("Finding: a socket that was removed is made again within seconds", "[quick][finding]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     REQUIRE(fs::remove(socket_file(host.pid())));
     CHECK(host.command("gpu-sleep").status == 3);
     REQUIRE(becomes_true([&] { return fs::exists(socket_file(host.pid())); }));
     CHECK(becomes_true([&] { return host.command("gpu-sleep").status == 0; }, Milliseconds(5000)));
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 TEST_CASE(
@@ -90,8 +88,7 @@ TEST_CASE(
 }
 
 TEST_CASE("Finding: it takes no environment, as for cron", "[finding]") {
-    Host host(Launch{{command_file("integration_host")}, {}, false});
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(Launch{{command_file("integration_host")}, {}, false});
     Launch command{{command_file("gpu-sleep"), std::to_string(host.pid())}, {}, false};
     CHECK(run(command).status == 0);
     command.environment = {"TMPDIR=/nonexistent"};
@@ -104,8 +101,7 @@ TEST_CASE("Finding: a process that was killed leaves a socket which the next one
     std::string stale;
     pid_t killed = 0;
     {
-        Host host;
-        host.tell("alloc weights 4194304 0");
+        LoadedHost host;
         stale = socket_file(host.pid());
         killed = host.pid();
         REQUIRE(fs::exists(stale));
@@ -113,54 +109,36 @@ TEST_CASE("Finding: a process that was killed leaves a socket which the next one
         CHECK(host.wait() == 128 + SIGKILL);
     }
     CHECK(sleep_process(std::to_string(killed)).status == 3);
-    Host next;
-    next.tell("alloc weights 4194304 0");
+    LoadedHost next;
     CHECK_FALSE(fs::exists(stale));
     CHECK(next.command("gpu-sleep").status == 0);
 }
 
 TEST_CASE("Finding: a child of fork has no agent, and its parent stays under control", "[finding]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     const auto child = fork_child(host, "");
     CHECK(sleep_process(child.pid).status == 3);
     CHECK(fork_child(host, "alloc").status != 0); // CUDA is lost for it, and it is told so
     REQUIRE(host.command("gpu-sleep").status == 0);
     CHECK(fork_child(host, "").status == 0); // and of a sleeping parent
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
     CHECK(fs::exists(socket_file(host.pid())));
 }
 
-TEST_CASE("Finding: a child that is forked before CUDA is used has an agent of its own", "[finding]") {
-    Host host;
-    const auto child = fork_child(host, "alloc");
-    REQUIRE(child.status == 0);
-    const auto slept = sleep_process(child.pid);
-    CHECK(slept.status == 0);
-    CHECK(slept.tag("child", "state") == "asleep");
-    host.tell("alloc weights 4194304 0");
-    CHECK(host.state() == "awake");
-    CHECK(host.command("gpu-sleep").status == 0);
-}
-
 TEST_CASE("Finding: a program that replaces itself has no agent until it uses CUDA again", "[finding]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     REQUIRE(host.command("gpu-sleep").status == 0);
     REQUIRE(host.ask("exec") == "ready");
     CHECK(host.command("gpu-wake").status == 3);
     host.tell("alloc weights 4194304 0");
     CHECK(host.state() == "awake");
     CHECK(host.command("gpu-sleep").status == 0);
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 TEST_CASE("Finding: a process in namespaces of its own is found by its pid outside", "[finding]") {
     if (!has_namespaces()) return;
-    Host container(in_container(command_file("integration_host")));
-    container.tell("alloc weights 4194304 0");
+    LoadedHost container(in_container(command_file("integration_host")));
     CHECK(container.tell("pid") == "1");
     const auto listed = container.command("gpu-ps", {"--json"}); // by its ancestor, which is outside
     REQUIRE(listed.status == 0);
@@ -178,8 +156,7 @@ TEST_CASE("Finding: a process in namespaces of its own is found by its pid outsi
 
 TEST_CASE("Finding: a process in a pid namespace without a /proc of its own is found", "[finding]") {
     if (!has_namespaces()) return;
-    Host container(in_namespaces(command_file("integration_host"), {"--map-root-user"}, k_empty_tmp));
-    container.tell("alloc weights 4194304 0");
+    LoadedHost container(in_namespaces(command_file("integration_host"), {"--map-root-user"}, k_empty_tmp));
     CHECK(container.tell("pid") == "1"); // and process 1 of the /proc that it sees is another
     const auto pid = container.command("gpu-ps", {"--json"}).json("/processes/0/pid");
     CHECK(sleep_process(pid).status == 0);
@@ -192,18 +169,17 @@ TEST_CASE("Finding: where pid namespaces share a /tmp, no agent removes the sock
     if (!has_namespaces()) return;
     const auto program = command_file("integration_host");
     const auto mount = std::string(k_empty_tmp) + " && exec \"$0\"";
-    Host outside(Launch{{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, program}});
-    outside.tell("alloc weights 4194304 0");
+    LoadedHost outside(
+        Launch{{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, program}});
     const auto started = start_time_of(outside.pid());
     REQUIRE(started);
     const auto socket = fmt::format("/proc/{}/root{}/{}", outside.pid(), agent_directory(0),
                                     agent_socket_name(outside.pid(), *started));
     REQUIRE(fs::exists(socket));
     outside.process().signal(SIGSTOP); // it cannot make its socket again
-    Host inside(Launch{{"nsenter", "--target", std::to_string(outside.pid()), "--user", "--mount",
-                        "--preserve-credentials", "unshare", "--pid", "--fork", "--kill-child",
-                        "--mount-proc", program}});
-    inside.tell("alloc weights 4194304 0");
+    LoadedHost inside(Launch{{"nsenter", "--target", std::to_string(outside.pid()), "--user", "--mount",
+                              "--preserve-credentials", "unshare", "--pid", "--fork", "--kill-child",
+                              "--mount-proc", program}});
     CHECK(inside.tell("pid") == "1");
     CHECK(fs::exists(socket));
     outside.process().signal(SIGCONT);
@@ -216,12 +192,10 @@ TEST_CASE("Finding: where pid namespaces share a /tmp, no agent removes the sock
 TEST_CASE("Finding: a program whose umask takes all rights away can be reached", "[finding]") {
     if (!has_empty_tmp()) return;
     // Root's rights would pass any mode.
-    Host host(with_empty_tmp(
+    LoadedHost host(with_empty_tmp(
         "umask 777 && exec setpriv --inh-caps=-all --bounding-set=-all --no-new-privs \"$0\""));
-    host.tell("alloc weights 4194304 0");
     CHECK(host.command("gpu-sleep").status == 0);
-    CHECK(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 TEST_CASE("Finding: a cleaned /tmp gets its directory and its socket again", "[finding]") {

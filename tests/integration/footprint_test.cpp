@@ -11,7 +11,6 @@
 
 #include <fcntl.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -134,8 +133,7 @@ TEST_CASE("Footprint: no descriptor of the agent survives an exec", "[footprint]
 }
 
 TEST_CASE("Footprint: sleeps and wakes leave no thread and no descriptor behind", "[footprint]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     host.tell("alloc weights 4194304 1");
     // What unpins memory, and a connection, may still be on their way out when a command has its answer.
     const std::multiset<std::string> resting{"gpu-sleep-ctl", "gpu-sleep-work"};

@@ -53,29 +53,18 @@ int HostCallbacks::before_sleep(const gpu_sleep_event* event, void* self) {
     callbacks.note(*event, callbacks.before_);
     if (callbacks.kind_ == "linger") return callbacks.linger();
     if (callbacks.kind_ == "touch") return spin(1) ? 0 : 1;
-    if (callbacks.kind_ == "reenter") return gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_ERROR_REFUSED ? 0 : 1;
     return 0;
 }
 
 int HostCallbacks::after_wake(const gpu_sleep_event* event, void* self) {
     auto& callbacks = *static_cast<HostCallbacks*>(self);
     callbacks.note(*event, callbacks.after_);
-    if (callbacks.kind_ == "relapse") return callbacks.refill(*event) == 0 ? 5 : 6;
-    return callbacks.kind_ == "refill" ? callbacks.refill(*event) : 0;
+    return 0;
 }
 
 int HostCallbacks::linger() {
     std::unique_lock lock(mutex_);
     gone_.wait_for(lock, std::chrono::minutes(1), [this] { return may_go_; });
-    return 0;
-}
-
-int HostCallbacks::refill(const gpu_sleep_event& event) const {
-    for (std::size_t i = 0; i < event.dropped_tag_count; ++i) {
-        for (const auto& allocation : allocations_)
-            if (allocation.pointer && allocation.tag == event.dropped_tags[i] && !fill(allocation)) return 1;
-        if (gpu_sleep_mark_refilled(event.dropped_tags[i]) != GPU_SLEEP_OK) return 2;
-    }
     return 0;
 }
 

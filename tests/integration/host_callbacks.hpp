@@ -7,7 +7,6 @@
 #include "host_gpu.hpp"
 
 #include <condition_variable>
-#include <deque>
 #include <istream>
 #include <mutex>
 #include <string>
@@ -19,17 +18,12 @@ namespace gpu_sleep::test {
 /// the agent.
 class HostCallbacks {
 public:
-    explicit HostCallbacks(std::deque<Allocation>& allocations) noexcept : allocations_(allocations) {}
-
     /// Reads "KIND [DEADLINE_MS]" and registers callbacks in place of those before. KIND is
     ///   none      no callbacks at all
     ///   obey      both return 0
     ///   linger    before a sleep: returns after let_go(), at the latest after a minute
     ///   twice     the same, registered twice
     ///   touch     before a sleep: gives the GPU work
-    ///   refill    after a wake: fills the dropped tags again and says so
-    ///   relapse   the same, and then fails: 5
-    ///   reenter   before a sleep: tries to wake the process, and refuses if that was not refused
     [[nodiscard]] Result<std::string> install(std::istream& words);
 
     /// Ends the waiting of `linger`.
@@ -43,10 +37,8 @@ private:
     static int after_wake(const gpu_sleep_event* event, void* self);
     void note(const gpu_sleep_event& event, int& count);
     [[nodiscard]] int linger();
-    [[nodiscard]] int refill(const gpu_sleep_event& event) const;
 
-    std::deque<Allocation>& allocations_; ///< not changed by the program while a sleep or wake is under way
-    std::mutex mutex_;                    ///< guards all below
+    std::mutex mutex_; ///< guards all below
     std::condition_variable gone_;
     std::string kind_;
     bool may_go_ = false;

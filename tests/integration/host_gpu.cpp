@@ -69,28 +69,25 @@ Result<void> fill(const Allocation& allocation) {
     return {};
 }
 
-Result<std::string> compare(const Allocation& allocation, std::size_t offset, std::size_t bytes) {
+Result<std::string> compare(const Allocation& allocation) {
     GPU_SLEEP_TRY(use_device(allocation.device));
-    std::vector<unsigned char> found(std::min(bytes, k_piece));
-    std::vector<std::uint64_t> words(found.size() / sizeof(std::uint64_t) + 2);
+    std::vector<std::uint64_t> found(std::min(allocation.bytes, k_piece) / sizeof(std::uint64_t));
+    auto expected = found;
     bool is_intact = true;
     bool is_zero = true;
-    for (std::size_t done = 0; done < bytes; done += found.size()) {
-        const auto at = offset + done;
-        found.resize(std::min(found.size(), bytes - done));
-        auto copied =
-            checked(cuMemcpyDtoH(found.data(), allocation.address() + at, found.size()), "cuMemcpyDtoH");
+    for (std::size_t at = 0; at < allocation.bytes; at += k_piece) {
+        const auto bytes = std::min(k_piece, allocation.bytes - at);
+        found.resize(bytes / sizeof(std::uint64_t));
+        expected.resize(found.size());
+        auto copied = checked(cuMemcpyDtoH(found.data(), allocation.address() + at, bytes), "cuMemcpyDtoH");
         if (!copied) {
             auto error = std::move(copied).error();
             error.message += fmt::format(", {} bytes of the process are asleep", gpu_sleep_asleep_bytes());
             return error;
         }
-        write_words(words, allocation, at / sizeof(std::uint64_t));
-        const auto* const ours =
-            reinterpret_cast<const unsigned char*>(words.data()) + at % sizeof(std::uint64_t);
-        is_intact = is_intact && std::equal(found.begin(), found.end(), ours);
-        is_zero =
-            is_zero && std::all_of(found.begin(), found.end(), [](unsigned char byte) { return byte == 0; });
+        write_words(expected, allocation, at / sizeof(std::uint64_t));
+        is_intact = is_intact && found == expected;
+        is_zero = is_zero && std::all_of(found.begin(), found.end(), [](auto word) { return word == 0; });
     }
     return std::string(is_intact ? "intact" : is_zero ? "zero" : "differs");
 }

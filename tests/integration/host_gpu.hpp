@@ -37,10 +37,8 @@ struct Allocation {
 /// Writes the bytes that `allocation` is to have. Errors: driver_failed.
 [[nodiscard]] Result<void> fill(const Allocation& allocation);
 
-/// Reads `bytes` bytes from `offset` on: "intact" when they are what fill() wrote, "zero", or "differs".
-/// Errors: driver_failed.
-[[nodiscard]] Result<std::string> compare(const Allocation& allocation, std::size_t offset,
-                                          std::size_t bytes);
+/// Reads it: "intact" when its bytes are what fill() wrote, "zero", or "differs". Errors: driver_failed.
+[[nodiscard]] Result<std::string> compare(const Allocation& allocation);
 
 /// A graph that copies one allocation to another, captured on a stream of its own, on device 0.
 class Graph {

@@ -35,7 +35,7 @@ namespace {
 struct Host {
     std::deque<Allocation> allocations; ///< a freed one keeps its number and has no pointer
     Graph graph;
-    HostCallbacks callbacks{allocations};
+    HostCallbacks callbacks;
     std::vector<std::thread> churners;
     std::atomic<bool> churns{false};
     std::atomic<std::uint64_t> churned{0};
@@ -90,24 +90,13 @@ Answer release(Allocation& which, Words&) {
     return ok(checked(gpu_sleep_free(std::exchange(which.pointer, nullptr))));
 }
 
-Answer check(const Allocation& which, Words& words) {
-    const auto offset = next<std::size_t>(words);
-    return compare(which, offset, next(words, which.bytes));
-}
-
 Answer check_all(Words&) {
     for (const auto& each : host().allocations) {
         if (!each.pointer) continue;
-        auto found = compare(each, 0, each.bytes);
+        auto found = compare(each);
         if (!found || *found != "intact") return found;
     }
     return std::string("intact");
-}
-
-Answer preserve(const Allocation& which, Words& words) {
-    const auto offset = next<std::size_t>(words);
-    auto* const from = static_cast<std::byte*>(which.pointer) + offset;
-    return ok(checked(gpu_sleep_preserve(from, next<std::size_t>(words))));
 }
 
 Answer set_policy(Words& words) {
@@ -161,7 +150,7 @@ Answer replay(const Allocation& to, Words&) {
     GPU_SLEEP_TRY(checked(cuMemsetD8(to.address(), 0x5A, to.bytes), "cuMemsetD8"));
     GPU_SLEEP_TRY(checked(cuCtxSynchronize(), "cuCtxSynchronize"));
     GPU_SLEEP_TRY(host().graph.replay());
-    return compare(to, 0, to.bytes);
+    return compare(to);
 }
 
 Answer use_own_context(Words&) {
@@ -319,9 +308,8 @@ const Commands& commands() {
         {"alloc", allocate},
         {"alloc_many", allocate_many},
         {"free", about(allocation, release)},
-        {"check", about(allocation, check)},
+        {"check", about(allocation, [](const Allocation& which, Words&) { return compare(which); })},
         {"check_all", check_all},
-        {"preserve", about(allocation, preserve)},
         {"policy", set_policy},
         {"refilled",
          [](Words& w) { return ok(checked(gpu_sleep_mark_refilled(next<std::string>(w).c_str()))); }},

@@ -19,8 +19,7 @@ namespace {
 constexpr double k_after = 1; ///< seconds
 
 Arguments timed(Arguments more = {}) {
-    more.insert(more.end(), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_IDLE=1000"});
-    return more;
+    return with(std::move(more), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_IDLE=1000"});
 }
 
 bool falls_asleep(const Host& host) {
@@ -31,8 +30,7 @@ bool falls_asleep(const Host& host) {
 
 TEST_CASE("Idle timer: a process sleeps once it has been idle for so long, until it is used, again and again",
           "[quick][threads][idle_timer]") {
-    Host host(timed());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(timed());
     CHECK_THAT(host.command("gpu-ps").out, mentions("it sleeps after 1.00 s without work on the GPU"));
     auto soonest = std::numeric_limits<double>::max();
     for (int round = 0; round < 3; ++round) {
@@ -55,8 +53,7 @@ TEST_CASE("Idle timer: a process sleeps once it has been idle for so long, until
 
 TEST_CASE("Idle timer: what is woken of a process that sleeps on has its time again, and sleeps too",
           "[idle_timer]") {
-    Host host(timed());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(timed());
     host.tell("alloc cache 4194304 0");
     REQUIRE(falls_asleep(host));
     REQUIRE(host.command("gpu-wake", {"--tags", "weights"}).status == 0);
@@ -68,8 +65,8 @@ TEST_CASE("Idle timer: what is woken of a process that sleeps on has its time ag
 
 TEST_CASE("Idle timer: of its own time and that of a policy the shorter one decides", "[idle_timer]") {
     const bool own_is_shorter = GENERATE(true, false);
-    Host host({"GPU_SLEEP_CAPTURE=1", own_is_shorter ? "GPU_SLEEP_IDLE=1000" : "GPU_SLEEP_IDLE=3600000"});
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(
+        {"GPU_SLEEP_CAPTURE=1", own_is_shorter ? "GPU_SLEEP_IDLE=1000" : "GPU_SLEEP_IDLE=3600000"});
     bool was_policy = false;
     REQUIRE(becomes_true([&] {
         const auto pass = host.command("gpu-reclaim", {"--idle", own_is_shorter ? "1h" : "1s", "--json"});
@@ -80,8 +77,7 @@ TEST_CASE("Idle timer: of its own time and that of a policy the shorter one deci
 }
 
 TEST_CASE("Idle timer: who works stays awake", "[idle_timer]") {
-    Host host(timed());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(timed());
     double longest = 0; // between two pieces of work: a busy machine may stop this test
     auto last = Clock::now();
     for (const auto end = Clock::now() + Milliseconds(4'000); Clock::now() < end;
@@ -94,8 +90,7 @@ TEST_CASE("Idle timer: who works stays awake", "[idle_timer]") {
 }
 
 TEST_CASE("Idle timer: it heeds inhibitors, and sleeps when they end", "[idle_timer]") {
-    Host host(timed());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(timed());
     REQUIRE(host.command("gpu-inhibit").status == 0);
     host.tell("spin 1");
     pause_for(Milliseconds(3'000));
@@ -109,8 +104,8 @@ TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails 
     const Place place;
     std::filesystem::create_directory(place.path());
     std::filesystem::permissions(place.path(), std::filesystem::perms::all); // not private
-    Host host(timed({"GPU_SLEEP_IDLE_STORE=weights=file", "GPU_SLEEP_IDLE_DIR=" + place.path().string()}));
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(
+        timed({"GPU_SLEEP_IDLE_STORE=weights=file", "GPU_SLEEP_IDLE_DIR=" + place.path().string()}));
     host.tell("alloc cache 4194304 0");
     CHECK(becomes_true(
         [&] { return host.command("gpu-ps").out.find("the last time it could not") != std::string::npos; }));
@@ -125,8 +120,7 @@ TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails 
 }
 
 TEST_CASE("Idle timer: what cannot be known to be idle stays awake, and says so", "[idle_timer]") {
-    Host host({"GPU_SLEEP_IDLE=1000"});
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host({"GPU_SLEEP_IDLE=1000"});
     CHECK_THAT(host.command("gpu-ps").out, mentions("cannot tell now whether it is idle"));
     pause_for(Milliseconds(2'000));
     CHECK(host.state() == "awake");

@@ -13,9 +13,7 @@ namespace {
 constexpr const char* k_code = "/processes/0/error/code";
 
 void inhibit(const Host& host, Arguments options = {}) {
-    const auto output = host.command("gpu-inhibit", std::move(options));
-    INFO(output.err);
-    REQUIRE(output.status == 0);
+    REQUIRE(succeeded(host.command("gpu-inhibit", std::move(options))));
 }
 
 void check_refused(const Host& host) {
@@ -34,8 +32,7 @@ void check_sleeps(const Host& host, Arguments options = {}) {
 } // namespace
 
 TEST_CASE("Inhibit: a process refuses to be put to sleep until it is released", "[quick][inhibit]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     CHECK(host.report("inhibited") == "false");
     inhibit(host);
     CHECK(host.report("inhibited") == "true");
@@ -52,8 +49,7 @@ TEST_CASE("Inhibit: a process refuses to be put to sleep until it is released", 
 }
 
 TEST_CASE("Inhibit: for a time, of which the last call counts", "[inhibit]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     inhibit(host, {"--for", "4h"});
     const auto seconds = std::stod(host.report("inhibited_seconds"));
     CHECK(seconds > 4 * 3600 - 60);
@@ -65,8 +61,7 @@ TEST_CASE("Inhibit: for a time, of which the last call counts", "[inhibit]") {
 }
 
 TEST_CASE("Inhibit: a program refuses by itself, and nobody else ends that", "[inhibit]") {
-    Host host;
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host;
     CHECK(host.ask("uninhibit").starts_with("error"));
     host.tell("inhibit");
     host.tell("inhibit");
@@ -82,12 +77,10 @@ TEST_CASE("Inhibit: a program refuses by itself, and nobody else ends that", "[i
 }
 
 TEST_CASE("Inhibit: a command refuses for as long as it runs", "[inhibit]") {
-    Host host({}, {command_file("gpu-inhibit"), "--"});
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host({}, {command_file("gpu-inhibit"), "--"});
     CHECK(host.report("inhibited_seconds") == "null");
     check_refused(host);
-    Host timed({}, {command_file("gpu-inhibit"), "--for", "1h", "--"});
-    timed.tell("alloc weights 4194304 0");
+    LoadedHost timed({}, {command_file("gpu-inhibit"), "--for", "1h", "--"});
     CHECK(std::stod(timed.report("inhibited_seconds")) > 3500);
     check_refused(timed);
     CHECK(run({{command_file("gpu-inhibit"), "--", "sh", "-c", "exit 7"}}).status == 7);

@@ -24,8 +24,7 @@ Entry next_of(const FakeJournal& journal) {
 TEST_CASE("Journal: each transition writes one entry with fields", "[quick][journal]") {
     const Scratch scratch;
     const FakeJournal journal(scratch.file("socket"));
-    Host host({"GPU_SLEEP_JOURNAL=" + scratch.file("socket"), "GPU_SLEEP_NAME=llama"});
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host({"GPU_SLEEP_JOURNAL=" + scratch.file("socket"), "GPU_SLEEP_NAME=llama"});
     REQUIRE(host.command("gpu-ps").status == 0);
     REQUIRE(host.command("gpu-sleep", {"--dry-run"}).status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
@@ -72,8 +71,7 @@ TEST_CASE("Journal: nothing is written where the environment says so, or nobody 
     const Scratch scratch;
     const bool is_off = GENERATE(true, false);
     const FakeJournal journal(scratch.file("socket"));
-    Host host({is_off ? "GPU_SLEEP_JOURNAL=0" : "GPU_SLEEP_JOURNAL=" + scratch.file("other")});
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host({is_off ? "GPU_SLEEP_JOURNAL=0" : "GPU_SLEEP_JOURNAL=" + scratch.file("other")});
     CHECK(host.command("gpu-sleep").status == 0);
     CHECK(host.command("gpu-wake").status == 0);
     CHECK_FALSE(journal.next());

@@ -31,11 +31,6 @@ const std::string k_beyond_64_bits = "18446744073709551616";
 const std::string k_beyond_all = "1" + std::string(30, '0');
 const std::string k_garbage = "\x9B\x1B]0;\xFF\n";
 
-Arguments with(Arguments some, const Arguments& more) {
-    some.insert(some.end(), more.begin(), more.end());
-    return some;
-}
-
 const Arguments k_never = {k_garbage, " ", "--"};
 
 Kind kind(Arguments good, const Arguments& bad, Arguments needs = {}, bool may_repeat = false) {

@@ -22,8 +22,7 @@ public:
     [[nodiscard]] std::filesystem::path path() const { return scratch_.path() / "sleep"; }
     [[nodiscard]] Arguments store(Arguments more = {}) const {
         Arguments all{"--store", "file", "--dir", path()};
-        all.insert(all.end(), more.begin(), more.end());
-        return all;
+        return with(std::move(all), more);
     }
     /// The files in it, in order.
     [[nodiscard]] std::vector<std::filesystem::path> files() const {

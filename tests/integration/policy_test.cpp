@@ -46,14 +46,12 @@ bool reads_files() {
 
 TEST_CASE("Policy: what stays idle moves from host memory to files without waking", "[quick][policy]") {
     const Place place;
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured());
     become_idle(host);
     const auto pass = [&](const char* file) {
         const auto output = host.command(
             "gpu-reclaim", {"--idle", "10ms:host", "--idle", file, "--dir", place.path(), "--json"});
-        INFO(output.err);
-        REQUIRE(output.status == 0);
+        REQUIRE(succeeded(output));
         return output;
     };
     auto output = pass("1h:file");
@@ -78,8 +76,7 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
 
 TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does not move", "[policy]") {
     const Place place;
-    Host host(captured());
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured());
     REQUIRE(host.command("gpu-sleep").status == 0);
     const auto note = [&] {
         const auto output =
@@ -104,8 +101,7 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
           "[policy]") {
     if (!reads_files()) return;
     const Scratch home;
-    Host host(captured({"GPU_SLEEP_NAME=the-server"}));
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(captured({"GPU_SLEEP_NAME=the-server"}));
     become_idle(host);
     const auto pid = std::to_string(host.pid());
     CHECK_THAT(reclaim_with(home.path(), {pid, "--why"}).out, mentions("policy: 15m host"));
@@ -159,11 +155,9 @@ TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that canno
     const Scratch home;
     const auto config = home.file("admin.toml");
     write_file(config, "[host]\nbudget = \"1MiB\"\n[command.idler]\nidle = \"10ms:file\"\n");
-    Host sleeper(captured());
-    sleeper.tell("alloc weights 4194304 0");
+    LoadedHost sleeper(captured());
     REQUIRE(sleeper.command("gpu-sleep").status == 0);
-    Host idle(captured({"GPU_SLEEP_NAME=idler"}));
-    idle.tell("alloc weights 4194304 0");
+    LoadedHost idle(captured({"GPU_SLEEP_NAME=idler"}));
     become_idle(idle);
     const auto output =
         reclaim_with(home.path(), {"--config", config, "--dry-run", std::to_string(::getpid())});
@@ -200,16 +194,14 @@ TEST_CASE(
     if (run({probe}).status != 0) return skip_without_right("make namespaces");
     auto launch = stage.launch({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"});
     launch.environment.emplace_back("GPU_SLEEP_CAPTURE=1");
-    Host host(launch);
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host(launch);
     become_idle(host);
     const auto pass = [&](Arguments more = {}) {
         auto words = known;
         for (const auto& word :
              {command_file("gpu-reclaim"), std::string("--config"), config, std::to_string(host.pid())})
             words.push_back(word);
-        words.insert(words.end(), more.begin(), more.end());
-        return run({words});
+        return run({with(std::move(words), more)});
     };
     write_file(config, "[reclaim]\nidle = \"10ms\"\n");
     SECTION("it says to sleep although the administrator does not") {
@@ -236,8 +228,7 @@ TEST_CASE(
             Arguments words{
                 "setpriv",  "--reuid=61235", "--regid=61235", "--clear-groups", stage.file("gpu-reclaim"),
                 "--config", config,          "--why",         "--json"};
-            words.insert(words.end(), more.begin(), more.end());
-            return run({std::move(words), {"HOME=" + scratch.path().string()}});
+            return run({with(std::move(words), more), {"HOME=" + scratch.path().string()}});
         };
         const auto all = asked({});
         CHECK(all.status == 0);

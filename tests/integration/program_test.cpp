@@ -62,17 +62,6 @@ TEST_CASE("Program: callbacks do not hear of what is asleep already", "[program]
     CHECK(host.tell("calls") == "1 1 0 2");
 }
 
-TEST_CASE("Program: a refill that fails in the end counts as none", "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("callback relapse");
-    REQUIRE(host.command("gpu-sleep", {"--level", "2"}).status == 0);
-    const auto woken = host.command("gpu-wake");
-    CHECK(woken.status == 0);
-    CHECK_THAT(woken.out, mentions("returned 5"));
-    CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "true");
-}
-
 TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and the next waits for it",
           "[program]") {
     Host host;
@@ -89,58 +78,6 @@ TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and t
     host.tell("let_go");
     CHECK(becomes_true([&] { return host.tell("calls").substr(0, 3) == "1 1"; }));
     host.check_unharmed();
-}
-
-TEST_CASE("Program: a callback may not put its own process to sleep or wake it", "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("callback reenter");
-    CHECK(host.command("gpu-sleep").status == 0);
-    CHECK(host.state() == "asleep");
-}
-
-TEST_CASE("Program: what was dropped is filled again by a callback, and reported so", "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("policy weights offload 1");
-    host.tell("policy kv_cache offload 1");
-    host.tell("callback refill");
-    const auto slept = host.command("gpu-sleep", {"--level", "2", "--require-refill"});
-    REQUIRE(slept.status == 0);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.command("gpu-ps", {"--json"}).tag("weights", "needs_refill") == "false");
-    host.check_unharmed();
-}
-
-TEST_CASE("Program: preserved spans survive a drop of what is around them", "[quick][program]") {
-    Host host;
-    allocate(host);
-    host.tell("preserve 0 1048576 4096");
-    host.tell("preserve 0 8 56");
-    REQUIRE(host.command("gpu-sleep", {"--level", "2"}).status == 0);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check 0 1048576 4096") == "intact");
-    CHECK(host.tell("check 0 8 56") == "intact");
-    CHECK(host.tell("check 0 64 1048512") == "zero");
-    CHECK(host.tell("check 1") == "zero");
-    CHECK_THAT(host.ask("preserve 0 4194304 8"), mentions("error"));
-}
-
-TEST_CASE("Program: a hold keeps sleeps off until it is resumed", "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("hold");
-    const auto held = host.command("gpu-sleep", {"--timeout", "200ms"});
-    CHECK(held.status == 4);
-    CHECK_THAT(held.err, mentions("gpu_sleep_hold"));
-    auto waiting = host.start("gpu-sleep");
-    await_request(waiting);
-    pause_for(Milliseconds(100));
-    CHECK(host.state() == "awake");
-    host.tell("resume");
-    CHECK(waiting.finish().status == 0);
-    CHECK(host.state() == "asleep");
-    CHECK_THAT(host.ask("resume"), mentions("error"));
 }
 
 TEST_CASE("Program: a sleep waits for a capture that it can see, and does not break it", "[program]") {
@@ -171,34 +108,6 @@ TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[pro
     host.tell("capture blocking 0 1");
     host.tell("capture_end");
     CHECK(host.tell("replay 1") == "intact");
-    host.check_unharmed();
-}
-
-TEST_CASE("Program: a sleep waits for a long kernel, within its limit", "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("spin 1500");
-    const auto late = host.command("gpu-sleep", {"--timeout", "200ms"});
-    CHECK(late.status == 4);
-    CHECK_THAT(late.err, mentions("long kernel"));
-    CHECK(host.state() == "awake");
-    CHECK(host.command("gpu-sleep").status == 0);
-    CHECK(host.command("gpu-wake").status == 0);
-    host.check_unharmed();
-}
-
-TEST_CASE("Program: it may put itself to sleep", "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("sleep 1 kv_cache");
-    CHECK(host.state() == "partial");
-    host.tell("sleep 1");
-    CHECK(host.state() == "asleep");
-    host.tell("wake kv_cache");
-    CHECK(host.state() == "partial");
-    host.tell("wake");
-    CHECK_THAT(host.ask("sleep 1 nothing"), mentions("weights"));
-    CHECK_THAT(host.ask("sleep 3"), mentions("error"));
     host.check_unharmed();
 }
 

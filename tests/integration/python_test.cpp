@@ -58,9 +58,9 @@ public:
 
 private:
     [[nodiscard]] Launch launch(Arguments options, const char* device) const {
-        options.insert(options.end(),
-                       {"--", "python3", source_file("tests/integration/python_program.py"), path, device});
-        return gpu_run(std::move(options));
+        return gpu_run(
+            with(std::move(options),
+                 {"--", "python3", source_file("tests/integration/python_program.py"), path, device}));
     }
 };
 
@@ -258,11 +258,8 @@ TEST_CASE("Python: it ends while the agent waits for its lock", "[python]") {
 TEST_CASE("Python: the manual's example for PyTorch does what it says", "[python]") {
     if (!has_ctypes()) return;
     const Arguments command{"python3", source_file("tests/integration/manual_example.py"), source_file("")};
-    auto words = command;
-    words.insert(words.begin(), "--");
-    const auto output = run(gpu_run(std::move(words)));
-    INFO(output.err);
-    CHECK(output.status == 0);
+    const auto output = run(gpu_run(with({"--"}, command)));
+    CHECK(succeeded(output));
     CHECK(output.out == "done\n");
     const auto alone = run({command});
     CHECK(alone.status == 1);

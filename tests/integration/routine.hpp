@@ -33,8 +33,7 @@ public:
 
     [[nodiscard]] static Output command_for(pid_t pid, const std::string& name, Arguments arguments = {}) {
         Arguments words{command_file(name), std::to_string(pid)};
-        words.insert(words.end(), arguments.begin(), arguments.end());
-        return run({std::move(words)});
+        return run({with(std::move(words), arguments)});
     }
     /// Its end, which has to come soon.
     [[nodiscard]] Output ends() {

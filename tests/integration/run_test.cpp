@@ -41,10 +41,8 @@ std::map<std::string, std::string> variables_in(const std::string& lines) {
 /// The environment that a command has when it is started with `options`, without those of the agent's
 /// variables that this test inherited.
 std::map<std::string, std::string> environment_after(Arguments options, Arguments environment = {}) {
-    options.insert(options.end(), {"--", "env"});
-    const auto done = run(gpu_run(std::move(options), std::move(environment)));
-    INFO(done.err);
-    REQUIRE(done.status == 0);
+    const auto done = run(gpu_run(with(std::move(options), {"--", "env"}), std::move(environment)));
+    REQUIRE(succeeded(done));
     CHECK(done.err.empty());
     return variables_in(done.out);
 }

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test::snapshot_command;
@@ -68,28 +69,6 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
         CHECK(killed.status != exit_status::done);
         CHECK(stage.elsewhere.file_count() == 0);
     }
-    constexpr std::uint32_t k_nameless = O_TMPFILE | O_RDWR | O_CLOEXEC;
-    constexpr test::FailingCall k_no_nameless{SYS_openat, EOPNOTSUPP, k_nameless};
-    SECTION("file systems where every file has a name: what cannot be named is not left") {
-        Answer answer;
-        const auto body = [&] { answer = run(arguments + out.string()); };
-        if (!test::with_failing_calls({k_no_nameless, {SYS_renameat2, EIO, {}}}, body))
-            return test::skip_without_right("filter its system calls");
-        CHECK(answer.status == exit_status::failed_awake);
-        CHECK(stage.elsewhere.file_count() == 0);
-    }
-    SECTION("what cannot be flushed, or not be named, is not left") {
-        const auto failing =
-            GENERATE(test::FailingCall{SYS_fsync, EIO, {}}, test::FailingCall{SYS_linkat, EIO, {}},
-                     test::FailingCall{SYS_write, ENOSPC, 4U << 20U});
-        Answer answer;
-        const auto body = [&] { answer = run(arguments + out.string()); };
-        if (!test::with_failing_calls({failing}, body))
-            return test::skip_without_right("filter its system calls");
-        CHECK(answer.status ==
-              (failing.error == ENOSPC ? exit_status::no_host_memory : exit_status::failed_awake));
-        CHECK(stage.elsewhere.file_count() == 0);
-    }
     SECTION("nor what cannot be flushed to standard output") {
         Answer answer;
         const auto body = [&] { answer = run(arguments + "- > " + out.string()); };
@@ -101,44 +80,6 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
         CHECK(run(arguments + "- | cat > " + out.string()).status == exit_status::done);
         CHECK(test::read_file(out) == stage.first);
     }
-    SECTION("file systems that cannot rename without replacing") {
-        Answer answer;
-        const auto body = [&] { answer = run(arguments + out.string()); };
-        if (!test::with_failing_calls({k_no_nameless, {SYS_renameat2, EINVAL, {}}}, body))
-            return test::skip_without_right("filter its system calls");
-        CHECK(answer.status == exit_status::done);
-        CHECK(test::read_file(out) == stage.first);
-        CHECK(stage.elsewhere.file_count() == 1);
-    }
-    SECTION("file systems that have no links either") {
-        Answer answer;
-        Answer again;
-        const auto body = [&] {
-            answer = run(arguments + out.string());
-            again = run(arguments + out.string());
-        };
-        const auto error = static_cast<std::uint32_t>(GENERATE(EPERM, EOPNOTSUPP));
-        if (!test::with_failing_calls({k_no_nameless, {SYS_renameat2, EINVAL, {}}, {SYS_linkat, error, {}}},
-                                      body))
-            return test::skip_without_right("filter its system calls");
-        CHECK(answer.status == exit_status::done);
-        CHECK(test::read_file(out) == stage.first);
-        CHECK(again.status == exit_status::failed_awake); // it exists
-        CHECK(stage.elsewhere.file_count() == 1);
-        struct stat status = {};
-        REQUIRE(::stat(out.c_str(), &status) == 0);
-        CHECK((status.st_mode & 0777) == 0600);
-    }
-    SECTION("a file that has its name is there, though the other name stays") {
-        Answer answer;
-        const auto body = [&] { answer = run(arguments + out.string()); };
-        if (!test::with_failing_calls({k_no_nameless, {SYS_renameat2, EINVAL, {}}, {SYS_unlinkat, EPERM, {}}},
-                                      body))
-            return test::skip_without_right("filter its system calls");
-        CHECK(answer.status == exit_status::done);
-        CHECK(test::read_file(out) == stage.first);
-        CHECK(stage.elsewhere.file_count() == 2);
-    }
     SECTION("a link in its place is not followed") {
         std::filesystem::create_symlink(stage.elsewhere.path() / "victim", out);
         CHECK(run(arguments + out.string()).status == exit_status::failed_awake);
@@ -147,4 +88,46 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
     SECTION("a disk that is full") {
         CHECK(run(arguments + "- > /dev/full").status == exit_status::no_host_memory);
     }
+}
+
+TEST_CASE("gpu-snapshot extract: what a file system lacks or fails is done without, or nothing is left",
+          "[snapshot]") {
+    static constexpr test::FailingCall k_no_nameless{SYS_openat, EOPNOTSUPP, O_TMPFILE | O_RDWR | O_CLOEXEC};
+    static constexpr test::FailingCall k_no_exclusive{SYS_renameat2, EINVAL, {}};
+    struct Row {
+        std::vector<test::FailingCall> calls;
+        int status;
+        std::size_t files; ///< that are there afterwards
+    };
+    const auto row = GENERATE(values<Row>({
+        {{{SYS_fsync, EIO, {}}}, exit_status::failed_awake, 0},
+        {{{SYS_linkat, EIO, {}}}, exit_status::failed_awake, 0},
+        {{{SYS_write, ENOSPC, 4U << 20U}}, exit_status::no_host_memory, 0},
+        {{k_no_nameless, {SYS_renameat2, EIO, {}}}, exit_status::failed_awake, 0},
+        {{k_no_nameless, k_no_exclusive}, exit_status::done, 1},
+        {{k_no_nameless, k_no_exclusive, {SYS_linkat, EPERM, {}}}, exit_status::done, 1},
+        {{k_no_nameless, k_no_exclusive, {SYS_linkat, EOPNOTSUPP, {}}}, exit_status::done, 1},
+        {{k_no_nameless, k_no_exclusive, {SYS_unlinkat, EPERM, {}}}, exit_status::done, 2}, // the other name
+    }));
+    const Stage stage;
+    const auto out = stage.elsewhere.path() / "out";
+    Answer answer;
+    Answer again;
+    std::size_t files = 0;
+    const auto body = [&] {
+        const auto command = "extract " + stage.path.string() + " --extent 0 -o " + out.string();
+        answer = run(command);
+        files = stage.elsewhere.file_count();
+        again = run(command);
+    };
+    if (!test::with_failing_calls(row.calls, body))
+        return test::skip_without_right("filter its system calls");
+    CHECK(answer.status == row.status);
+    CHECK(files == row.files);
+    if (row.status != exit_status::done) return;
+    CHECK(test::read_file(out) == stage.first);
+    CHECK(again.status == exit_status::failed_awake); // it exists
+    struct stat status = {};
+    REQUIRE(::stat(out.c_str(), &status) == 0);
+    CHECK((status.st_mode & 0777) == 0600);
 }

@@ -78,8 +78,7 @@ TEST_CASE("gpu-snapshot: looking at a directory removes what ended processes hav
 
 TEST_CASE("gpu-snapshot: a living sleeper of another pid namespace is asleep and stays", "[snapshot]") {
     const Stage stage; // whose pid and start time are nobody's in the new namespace
-    test::MemoryContents contents;
-    contents.add("weights", stage.first);
+    test::MemoryContents contents("weights", stage.first);
     contents.description.owner = test::k_nobody;
     const auto theirs = test::written(stage.directory, contents, {});
     REQUIRE(theirs);
@@ -110,8 +109,7 @@ TEST_CASE("gpu-snapshot: where locks may be lost, what is of another pid namespa
     const auto ended = stage.directory.path() / name.text();
     ++name.pid_namespace;
     const auto unseen = stage.directory.path() / name.text();
-    test::MemoryContents contents;
-    contents.add("weights", stage.first);
+    test::MemoryContents contents("weights", stage.first);
     contents.description.owner = test::k_nobody;
     auto theirs = test::written(stage.directory, contents, {});
     REQUIRE(theirs);

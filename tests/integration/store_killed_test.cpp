@@ -38,8 +38,7 @@ TEST_CASE("Store: what a killed process leaves is removed by the next sleep ther
     }
     CHECK_FALSE(place.files().empty());
     int tries = 50;
-    Host next;
-    next.tell("alloc weights 4194304 0");
+    LoadedHost next;
     REQUIRE(next.command("gpu-sleep", place.store()).status == 0);
     while (place.files().size() > 1 && tries-- > 0) { // the kernel may still end what the killed one wrote
         REQUIRE(next.command("gpu-wake").status == 0);
@@ -72,30 +71,8 @@ TEST_CASE("Store: what a process leaves that runs another program is listed as s
     host.tell("alloc weights 4194304 0");
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0); // the new program, under the same names
     for (auto* each : {&host, &other}) {
-        REQUIRE(each->command("gpu-wake").status == 0);
-        CHECK(each->tell("check_all") == "intact");
+        each->wake_whole();
     }
-    CHECK(place.files().empty());
-}
-
-TEST_CASE("Store: processes share a directory", "[store]") {
-    const Place place;
-    Host one;
-    Host other;
-    allocate_two_tags(one);
-    allocate_two_tags(other);
-    auto first = one.start("gpu-sleep", place.store());
-    auto second = other.start("gpu-sleep", place.store());
-    CHECK(first.finish().status == 0);
-    CHECK(second.finish().status == 0);
-    CHECK(place.files().size() == 4);
-    REQUIRE(one.command("gpu-wake").status == 0);
-    CHECK(place.files().size() == 2);
-    REQUIRE(one.command("gpu-sleep", place.store()).status == 0);
-    REQUIRE(other.command("gpu-wake").status == 0);
-    REQUIRE(one.command("gpu-wake").status == 0);
-    CHECK(one.tell("check_all") == "intact");
-    CHECK(other.tell("check_all") == "intact");
     CHECK(place.files().empty());
 }
 

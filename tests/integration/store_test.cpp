@@ -42,8 +42,7 @@ TEST_CASE("Store: contents in files come back whole, and no host memory is kept"
     host.tell("alloc weights 6291456 1");
     for (int round = 0; round < 3; ++round) {
         const auto slept = host.command("gpu-sleep", place.store({"--json"}));
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         CHECK(slept.json("/processes/0/state") == "asleep");
         CHECK(slept.json("/processes/0/report/host_bytes") == "0");
         CHECK(slept.json("/processes/0/report/directories/0") == place.path());
@@ -51,8 +50,7 @@ TEST_CASE("Store: contents in files come back whole, and no host memory is kept"
         CHECK(slept.tag("kv_cache", "in_files_bytes") == "4194304");
         CHECK(slept.tag("kv_cache", "kept_bytes") == "4194304");
         CHECK(place.files().size() == 3); // one for each tag on each device
-        REQUIRE(host.command("gpu-wake").status == 0);
-        CHECK(host.tell("check_all") == "intact");
+        host.wake_whole();
         CHECK(host.report("directories/0") == "none");
         CHECK(place.files().empty());
     }
@@ -76,8 +74,7 @@ TEST_CASE("Store: the file of a tag that is freed asleep goes at once, with its 
     host.tell("free 1");
     CHECK(place.files().size() == 1);
     CHECK(becomes_true([&] { return count_open() < before; }, Milliseconds(1000)));
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 TEST_CASE("Store: each tag goes where it is told to", "[store]") {
@@ -86,8 +83,7 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     allocate_two_tags(host);
     const auto slept =
         host.command("gpu-sleep", {"--store", "weights=file,default=host", "--dir", place.path(), "--json"});
-    INFO(slept.err);
-    REQUIRE(slept.status == 0);
+    REQUIRE(succeeded(slept));
     CHECK(slept.tag("weights", "in_files_bytes") == slept.tag("weights", "kept_bytes"));
     CHECK(slept.tag("kv_cache", "in_files_bytes") == "0");
     CHECK(slept.json("/processes/0/report/host_bytes") != "0");
@@ -97,8 +93,7 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     REQUIRE(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
     CHECK(host.tell("check 1") == "intact");
     CHECK(place.files().size() == 1);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
     CHECK(place.files().empty());
 
     const auto named = host.command("gpu-sleep", {"--dir", place.path(), "--json"});
@@ -108,8 +103,7 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     REQUIRE(host.command("gpu-sleep", place.store({"--store", "kv_cache=host", "--json"}))
                 .tag("kv_cache", "in_files_bytes") == "0");
     CHECK(place.files().size() == 1);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 TEST_CASE("Store: a dry run says what room files need, and whether it is there", "[store]") {
@@ -117,8 +111,7 @@ TEST_CASE("Store: a dry run says what room files need, and whether it is there",
     Host host;
     allocate_two_tags(host);
     const auto rehearse = [&](Arguments arguments) {
-        arguments.insert(arguments.end(), {"--dry-run", "--json"});
-        const auto said = host.command("gpu-sleep", std::move(arguments));
+        const auto said = host.command("gpu-sleep", with(std::move(arguments), {"--dry-run", "--json"}));
         CHECK(said.status == 0);
         return said.json("/processes/0/report/notes");
     };
@@ -156,8 +149,7 @@ TEST_CASE("Store: files are private, and there as long as they are needed", "[st
         CHECK(place.files().size() == 1);
         host.tell("free 0");
         CHECK(place.files().size() == 1);
-        REQUIRE(host.command("gpu-wake").status == 0);
-        CHECK(host.tell("check_all") == "intact");
+        host.wake_whole();
         CHECK(place.files().empty());
     }
     SECTION("until the process ends") {
@@ -185,8 +177,7 @@ TEST_CASE("Store: a child that is forked while its parent sleeps holds none of i
     const auto child = forked.substr(0, forked.find(' '));
     CHECK(held_by(child) == 0);
     CHECK(place.files().size() == 2);
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
     CHECK(place.files().empty());
 }
 
@@ -197,8 +188,7 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
         allocate_two_tags(host);
         REQUIRE(host.command("gpu-sleep", place.store({"--keep-files"})).status == 0);
         SECTION("after waking") {
-            REQUIRE(host.command("gpu-wake").status == 0);
-            CHECK(host.tell("check_all") == "intact");
+            host.wake_whole();
         }
         SECTION("after the end") {
             host.process().send("exit 0");
@@ -208,18 +198,8 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
             host.process().signal(SIGKILL);
             CHECK(host.wait() == 128 + SIGKILL);
         }
-        SECTION("but not after a sleep that failed") {
-            REQUIRE(host.command("gpu-wake").status == 0);
-            for (const auto& file : place.files()) fs::remove(file);
-            host.tell("fail cuMemUnmap 2 999");
-            CHECK(host.command("gpu-sleep", place.store({"--keep-files"})).status == 1);
-            CHECK(place.files().empty());
-            host.check_unharmed();
-            return;
-        }
     }
-    Host other;
-    other.tell("alloc weights 4194304 0");
+    LoadedHost other;
     REQUIRE(other.command("gpu-sleep", place.store()).status == 0);
     CHECK(place.files().size() == 3);
     REQUIRE(other.command("gpu-wake").status == 0);
@@ -231,42 +211,31 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
     }
 }
 
-TEST_CASE("Store: files take over when host memory is short", "[quick][store]") {
+TEST_CASE("Store: files take over when a limit on address space makes host memory short", "[quick][store]") {
+    if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     const Place place;
     // One arena, and small stacks: where there are many processors, these take up what the limit below
     // leaves.
     Host host(Launch{{"sh", "-c", "ulimit -s 512; exec \"$0\"", command_file("integration_host")},
                      {"GPU_SLEEP_SIM_POISON=0", "MALLOC_ARENA_MAX=1"}});
-    SECTION("and are not used when it is not") {
-        allocate_two_tags(host);
-        const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
-        REQUIRE(slept.status == 0);
-        CHECK(slept.json("/processes/0/report/file_bytes") == "0");
-        CHECK(place.files().empty());
-        REQUIRE(host.command("gpu-wake").status == 0);
-    }
-    SECTION("by a limit on address space") {
-        if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
-        host.tell("alloc weights 335544320 0");
-        std::size_t pages = 0;
-        std::ifstream(fmt::format("/proc/{}/statm", host.pid())) >> pages;
-        const auto taken = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-        rlimit before{};
-        const rlimit limit{taken + (std::size_t{256} << 20), RLIM_INFINITY};
-        REQUIRE(::prlimit(host.pid(), RLIMIT_AS, &limit, &before) == 0);
-        CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out,
-                   mentions("ulimit -v") && mentions("it would fail"));
-        CHECK(host.command("gpu-sleep").status == 8);
-        const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
-        CHECK(slept.json("/processes/0/report/file_bytes") != "0");
-        CHECK(slept.tag("weights", "in_files_bytes") != "0");
-        CHECK_THAT(slept.json("/processes/0/report/notes/0"), mentions("host memory is short"));
-        CHECK(place.files().size() == 1);
-        host.wake();
-        REQUIRE(::prlimit(host.pid(), RLIMIT_AS, &before, nullptr) == 0);
-    }
+    host.tell("alloc weights 335544320 0");
+    std::size_t pages = 0;
+    std::ifstream(fmt::format("/proc/{}/statm", host.pid())) >> pages;
+    const auto taken = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    rlimit before{};
+    const rlimit limit{taken + (std::size_t{256} << 20), RLIM_INFINITY};
+    REQUIRE(::prlimit(host.pid(), RLIMIT_AS, &limit, &before) == 0);
+    CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out,
+               mentions("ulimit -v") && mentions("it would fail"));
+    CHECK(host.command("gpu-sleep").status == 8);
+    const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
+    REQUIRE(succeeded(slept));
+    CHECK(slept.json("/processes/0/report/file_bytes") != "0");
+    CHECK(slept.tag("weights", "in_files_bytes") != "0");
+    CHECK_THAT(slept.json("/processes/0/report/notes/0"), mentions("host memory is short"));
+    CHECK(place.files().size() == 1);
+    host.wake();
+    REQUIRE(::prlimit(host.pid(), RLIMIT_AS, &before, nullptr) == 0);
     CHECK(host.tell("check_all") == "intact");
     CHECK(place.files().empty());
 }

@@ -8,8 +8,6 @@
 #include "support/skip.hpp"
 #include "support/tree.hpp"
 
-#include <fmt/format.h>
-
 #include <optional>
 
 using namespace gpu_sleep;
@@ -39,8 +37,7 @@ void read_up_to(Process& process, std::string_view word) {
 void sleep_and_wake(Host& host, const Arguments& how = {}) {
     REQUIRE(host.command("gpu-sleep", how).status == 0);
     CHECK(host.state() == "asleep");
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
 }
 
 } // namespace
@@ -63,8 +60,7 @@ TEST_CASE("Surroundings: a process that a debugger has stopped is given up in ti
     CHECK(debugger.wait() == 0);
     REQUIRE(becomes_true([&] { return host.command(name).status == 0; }));
     CHECK(host.state() == (sleeps ? "awake" : "asleep"));
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check_all") == "intact");
+    host.wake_whole();
     sleep_and_wake(host);
 }
 

@@ -41,8 +41,7 @@ public:
 
     /// A command for the tree of which this test's process is the root.
     [[nodiscard]] static Process start(const std::string& name, Arguments arguments = {}) {
-        arguments.insert(arguments.begin(), {command_file(name), std::to_string(::getpid()), "--tree"});
-        return Process(Launch{std::move(arguments)});
+        return Process(Launch{with({command_file(name), std::to_string(::getpid()), "--tree"}, arguments)});
     }
     [[nodiscard]] static Output command(const std::string& name, Arguments arguments = {}) {
         return start(name, std::move(arguments)).finish();
@@ -62,9 +61,7 @@ public:
     }
     /// Whatever state they are in, the next command completes it, and nothing is lost.
     void check_completes() {
-        const auto slept = command("gpu-sleep");
-        INFO(slept.out << slept.err);
-        CHECK(slept.status == 0);
+        CHECK(succeeded(command("gpu-sleep")));
         CHECK(count("asleep") == size());
         CHECK(command("gpu-wake").status == 0);
         check_all_awake();
@@ -133,8 +130,7 @@ TEST_CASE("Together: a tree sleeps and wakes as one", "[quick][threads][together
     CHECK_THAT(rehearsed.out, mentions("3 processes would sleep; 24.0 MiB of GPU memory would be freed"));
     family.check_all_awake();
     const auto slept = Family::command("gpu-sleep");
-    INFO(slept.err);
-    REQUIRE(slept.status == 0);
+    REQUIRE(succeeded(slept));
     CHECK_THAT(slept.out, mentions("3 processes are asleep; 24.0 MiB of GPU memory freed"));
     CHECK(family.count("asleep") == 3);
     CHECK(Family::command("gpu-sleep").status == 0); // already
@@ -224,8 +220,7 @@ TEST_CASE("Together: two commands for the same processes both succeed", "[togeth
 TEST_CASE("Together: one that is killed while the others wait takes nobody along", "[together]") {
     Family family(3);
     {
-        Host rank;
-        rank.tell("alloc weights 4194304 0");
+        LoadedHost rank;
         const int k_begin_ms = is_sanitized() ? 2'000 : 500; // by then the command has found it, and asked
         rank.tell(fmt::format("delay cuMemcpyDtoHAsync {}", 2'000 * k_begin_ms));
         auto sleeping = Family::start("gpu-sleep");
@@ -242,8 +237,7 @@ TEST_CASE("Together: one that is killed while the others wait takes nobody along
 TEST_CASE("Together: of one that ends by itself while it waits nothing hangs", "[together]") {
     Family family(1);
     {
-        Host rank;
-        rank.tell("alloc weights 4194304 0");
+        LoadedHost rank;
         Asker asker(rank, joint_sleep());
         REQUIRE(asker.hears(Phase::drained));
         asker.say(Say::prepare);
@@ -328,9 +322,7 @@ TEST_CASE("Together: a command killed at any moment loses nothing", "[together]"
             pause_for(Milliseconds(random() % 60));
         }
         if (i % 4 == 1) continue; // on top of what the last one left
-        const auto done = Family::command("gpu-sleep");
-        INFO(done.out << done.err);
-        REQUIRE(done.status == 0);
+        REQUIRE(succeeded(Family::command("gpu-sleep")));
         REQUIRE(family.count("asleep") == 3);
         if (i % 3 == 0) REQUIRE(Family::command("gpu-wake").status == 0);
     }
@@ -341,16 +333,12 @@ TEST_CASE("Together: a command killed at any moment loses nothing", "[together]"
 TEST_CASE("Together: a group sleeps and wakes as one, and nobody else", "[together]") {
     const auto name = fmt::format("group-{}", ::getpid());
     Family family(2, {"GPU_SLEEP_GROUP=" + name});
-    Host other;
-    other.tell("alloc weights 4194304 0");
+    LoadedHost other;
     const auto group = [&](const std::string& command, Arguments arguments = {}) {
-        arguments.insert(arguments.begin(), {command_file(command), "--group", name});
-        return run({std::move(arguments)});
+        return run({with({command_file(command), "--group", name}, arguments)});
     };
     CHECK(family[0].command("gpu-ps", {"--json"}).json("/processes/0/group") == name);
-    const auto slept = group("gpu-sleep");
-    INFO(slept.err);
-    CHECK(slept.status == 0);
+    CHECK(succeeded(group("gpu-sleep")));
     CHECK(family.count("asleep") == 2);
     CHECK(other.state() == "awake");
     CHECK(group("gpu-wake").status == 0);
@@ -372,9 +360,7 @@ TEST_CASE("Together: ranks of a job sleep at any moment of their collectives", "
         const auto before = std::stoull(family[0].tell("collective_steps"));
         REQUIRE(becomes_true([&] { return std::stoull(family[0].tell("collective_steps")) > before + 5; }));
         pause_for(Milliseconds(random() % 20));
-        const auto slept = run({{command_file("gpu-sleep"), "--group", name, "--timeout", "20s"}});
-        INFO(slept.out << slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(run({{command_file("gpu-sleep"), "--group", name, "--timeout", "20s"}})));
         REQUIRE(family.count("asleep") == k_ranks);
         REQUIRE(run({{command_file("gpu-wake"), "--group", name}}).status == 0);
     }

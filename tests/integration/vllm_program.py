@@ -91,6 +91,15 @@ class Case(unittest.TestCase):
 
 
 class Sleeping(Case):
+    def try_refused_sleep(self):
+        def refuse(event):
+            raise ValueError("not now")
+
+        gpu_sleep.on_sleep(refuse)
+        with self.assertLogs("gpu_sleep"), self.assertRaisesRegex(RuntimeError, "not now"):
+            self.worker.sleep(level=2)
+        gpu_sleep.remove_callback(refuse)
+
     def test_level_1_keeps_weights(self):
         self.worker.sleep()
         self.assertEqual(self.states(), {"weights": "asleep", "kv_cache": "asleep"})
@@ -177,13 +186,7 @@ class Sleeping(Case):
         self.check_contents(cache=ZERO)
 
     def test_refused_sleep_has_changed_nothing(self):
-        def refuse(event):
-            raise ValueError("not now")
-
-        gpu_sleep.on_sleep(refuse)
-        with self.assertLogs("gpu_sleep"), self.assertRaisesRegex(RuntimeError, "not now"):
-            self.worker.sleep(level=2)
-        gpu_sleep.remove_callback(refuse)
+        self.try_refused_sleep()
         self.assertEqual((self.backend.state(), gpu_sleep.asleep_bytes()), ("RUNNING", 0))
         self.check_contents()
         self.runner.model.buffer.fill_(9)
@@ -282,14 +285,8 @@ class Sleeping(Case):
         self.check_contents(buffer={9}, cache=ZERO)
 
     def test_refused_sleep_saves_no_buffers(self):
-        def refuse(event):
-            raise ValueError("not now")
-
         self.backend.discard(("kv_cache",))
-        gpu_sleep.on_sleep(refuse)
-        with self.assertLogs("gpu_sleep"), self.assertRaisesRegex(RuntimeError, "not now"):
-            self.worker.sleep(level=2)
-        gpu_sleep.remove_callback(refuse)
+        self.try_refused_sleep()
         self.runner.model.buffer.fill_(9)
         self.worker.wake_up()
         self.check_contents(buffer={9}, cache=ZERO)

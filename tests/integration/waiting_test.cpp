@@ -70,9 +70,7 @@ TEST_CASE("Waiting: every request goes past a wake that waits for GPU memory", "
     Short process;
     auto waiting = process.wait_for_weights();
     REQUIRE(process.shows());
-    auto arguments = row.arguments;
-    arguments.insert(arguments.end(), {"--timeout", "5s"});
-    const auto output = process.host.command(row.command, arguments);
+    const auto output = process.host.command(row.command, with(row.arguments, {"--timeout", "5s"}));
     CHECK(output.status == row.status);
     const auto listed = process.host.command("gpu-ps", {"--json"});
     CHECK(listed.tag("small", "state") == row.small);

@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -31,7 +30,7 @@ struct FailingCall {
 };
 
 /// Applies the filter to the calling thread, for good. False where the system does not allow it.
-[[nodiscard]] inline bool install_filter(std::initializer_list<FailingCall> calls) {
+[[nodiscard]] inline bool install_filter(const std::vector<FailingCall>& calls) {
     constexpr std::uint16_t k_load = BPF_LD | BPF_W | BPF_ABS;
     constexpr std::uint16_t k_skip_unless_equal = BPF_JMP | BPF_JEQ | BPF_K;
     constexpr std::uint16_t k_return = BPF_RET | BPF_K;
@@ -58,7 +57,7 @@ struct FailingCall {
 
 /// Runs `body` on a thread of its own, for which, and for the threads that it starts, `calls` fail. Returns
 /// false, without having run it, where the system does not allow that. `body` makes no assertions.
-[[nodiscard]] inline bool with_failing_calls(std::initializer_list<FailingCall> calls,
+[[nodiscard]] inline bool with_failing_calls(const std::vector<FailingCall>& calls,
                                              const std::function<void()>& body) {
     bool was_run = false;
     std::thread([&] {

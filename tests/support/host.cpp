@@ -17,6 +17,11 @@
 
 namespace gpu_sleep::test {
 
+Arguments with(Arguments some, const Arguments& more) {
+    some.insert(some.end(), more.begin(), more.end());
+    return some;
+}
+
 Launch host_launch(Arguments environment, Arguments prefix) {
     prefix.push_back(command_file("integration_host"));
     return {std::move(prefix), std::move(environment)};
@@ -71,6 +76,10 @@ void Host::check_unharmed() {
     CHECK(state() == "awake");
     check_whole();
     sleep();
+    wake_whole();
+}
+
+void Host::wake_whole() {
     wake();
     check_whole();
 }
@@ -81,9 +90,7 @@ int Host::wait() {
 }
 
 Process Controlled::start(const std::string& name, Arguments arguments) const {
-    Arguments command{command_file(name), std::to_string(pid())};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    return Process(Launch{std::move(command)});
+    return Process(Launch{with({command_file(name), std::to_string(pid())}, arguments)});
 }
 
 Output Controlled::command(const std::string& name, Arguments arguments) const {
@@ -91,15 +98,11 @@ Output Controlled::command(const std::string& name, Arguments arguments) const {
 }
 
 void Controlled::sleep(Arguments arguments) const {
-    const auto slept = command("gpu-sleep", std::move(arguments));
-    INFO(slept.err);
-    REQUIRE(slept.status == 0);
+    REQUIRE(succeeded(command("gpu-sleep", std::move(arguments))));
 }
 
 void Controlled::wake(Arguments arguments) const {
-    const auto woken = command("gpu-wake", std::move(arguments));
-    INFO(woken.err);
-    REQUIRE(woken.status == 0);
+    REQUIRE(succeeded(command("gpu-wake", std::move(arguments))));
 }
 
 std::string Controlled::state() const {
@@ -116,6 +119,11 @@ bool Controlled::waits_at_the_gate() const {
 
 bool Controlled::moves_contents() const {
     return command("gpu-ps", {"--json"}).out.find("contents are being moved") != std::string::npos;
+}
+
+bool succeeded(const Output& output) {
+    if (output.status != 0) UNSCOPED_INFO(output.out << output.err);
+    return output.status == 0;
 }
 
 Arguments captured(Arguments more) {
@@ -136,8 +144,7 @@ Arguments environment_for_others(Arguments variables) {
 }
 
 Launch gpu_run(Arguments arguments, Arguments environment) {
-    arguments.insert(arguments.begin(), command_file("gpu-run"));
-    return {std::move(arguments), environment_for_others(std::move(environment))};
+    return {with({command_file("gpu-run")}, arguments), environment_for_others(std::move(environment))};
 }
 
 std::string socket_file(pid_t process) {

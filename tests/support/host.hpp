@@ -11,6 +11,9 @@ namespace gpu_sleep::test {
 
 using Arguments = std::vector<std::string>;
 
+/// `some`, and `more` behind them.
+[[nodiscard]] Arguments with(Arguments some, const Arguments& more);
+
 /// A running process, and the commands given for it.
 class Controlled {
 public:
@@ -58,12 +61,28 @@ public:
     void check_whole();
     /// The same, awake as it is and after a sleep and a wake.
     void check_unharmed();
+    /// Wakes it, and every byte is there.
+    void wake_whole();
     /// Waits for its end, which the test has brought about. Returns the status as in Output.
     int wait();
 
 private:
     bool is_over_ = false;
 };
+
+/// What starts a host program; `prefix` is a command that takes it as its arguments.
+[[nodiscard]] Launch host_launch(Arguments environment, Arguments prefix = {});
+
+/// One with 4 MiB of the tag `weights` on device 0.
+class LoadedHost : public Host {
+public:
+    explicit LoadedHost(Arguments environment = {}, Arguments prefix = {})
+        : LoadedHost(host_launch(std::move(environment), std::move(prefix))) {}
+    explicit LoadedHost(const Launch& launch) : Host(launch) { tell("alloc weights 4194304 0"); }
+};
+
+/// Whether it ended with 0; else a failed check says what it wrote.
+[[nodiscard]] bool succeeded(const Output& output);
 
 /// The environment of a program all of whose calls the agent sees.
 [[nodiscard]] Arguments captured(Arguments more = {});
@@ -74,9 +93,6 @@ void become_idle(const Host& host, double seconds = 0.05);
 /// Waits until `command` opens a connection, and gives its request a moment to arrive: how long a command
 /// takes to begin differs by machine.
 void await_request(const Process& command);
-
-/// What starts a host program; `prefix` is a command that takes it as its arguments.
-[[nodiscard]] Launch host_launch(Arguments environment, Arguments prefix = {});
 
 /// The environment of somebody else's program that runs with the agent: a sanitized agent brings its runtime
 /// along, which does not like to come late, and finds leaks in others' programs.

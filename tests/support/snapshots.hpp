@@ -36,6 +36,8 @@ inline constexpr ProcessIdentity k_nobody{0x7FFFFFF0, 99};
 /// Extents with their contents, as a source and as a sink that compares.
 class MemoryContents final : public store::ChunkSource, public store::ChunkSink {
 public:
+    MemoryContents() = default;
+    MemoryContents(std::string tag, ByteVector bytes) { add(std::move(tag), std::move(bytes)); }
     void add(std::string tag, ByteVector bytes) {
         description.extents.push_back({0x7f0000000000 + 0x100000000 * contents_.size(), bytes.size(),
                                        std::move(tag), static_cast<int>(contents_.size() % 2)});

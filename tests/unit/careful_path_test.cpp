@@ -15,7 +15,6 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <string>
 
 using namespace gpu_sleep;
 

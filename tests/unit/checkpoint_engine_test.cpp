@@ -5,8 +5,6 @@
 #include "checkpoint/engine.hpp"
 #include "support/catch.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <bit>
 #include <map>

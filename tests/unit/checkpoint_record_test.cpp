@@ -17,7 +17,6 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;

@@ -432,32 +432,6 @@ TEST_CASE("Operation: after a lost connection the process is asked how it stands
     CHECK(error_code(settled(stage.process()).answer) == ErrorCode::no_agent);
 }
 
-TEST_CASE("Exit status: each failure has its own, for a process awake and for one asleep", "[client]") {
-    struct Row {
-        ErrorCode code;
-        int awake;
-        int asleep;
-    };
-    const auto row = GENERATE(values<Row>({
-        {ErrorCode::internal, 1, 7},        {ErrorCode::invalid_argument, 2, 2},
-        {ErrorCode::unknown_tag, 2, 2},     {ErrorCode::no_process, 3, 3},
-        {ErrorCode::no_agent, 3, 3},        {ErrorCode::timed_out, 4, 4},
-        {ErrorCode::not_permitted, 5, 5},   {ErrorCode::damaged, 6, 6},
-        {ErrorCode::driver_failed, 1, 7},   {ErrorCode::out_of_device_memory, 1, 7},
-        {ErrorCode::refused, 1, 7},         {ErrorCode::capture_in_progress, 4, 4},
-        {ErrorCode::cancelled, 1, 7},       {ErrorCode::protocol_mismatch, 1, 7},
-        {ErrorCode::connection_lost, 1, 7}, {ErrorCode::io_failed, 1, 7},
-        {ErrorCode::no_refill, 1, 7},       {ErrorCode::no_driver, 1, 7},
-        {ErrorCode::not_owned, 1, 7},       {ErrorCode::context_lost, 1, 7},
-        {ErrorCode::outcome_unknown, 9, 9}, {ErrorCode::ambiguous_name, 2, 2},
-    }));
-    const Error error{row.code, "", "", 0};
-    CHECK(exit_status_of(Outcome{{}, model::Failure{error, model::State::awake}}) == row.awake);
-    CHECK(exit_status_of(Outcome{{}, model::Failure{error, model::State::asleep}}) == row.asleep);
-    CHECK(exit_status_of(Outcome{{}, model::Failure{error, model::State::partial}}) == row.asleep);
-    CHECK(exit_status_of(Outcome{{}, error}) == row.awake);
-}
-
 TEST_CASE("Exit status: of several processes, the worst decides that was not only withdrawn", "[client]") {
     const Error late{ErrorCode::timed_out, "", "", 0};
     const Error full{ErrorCode::out_of_host_memory, "", "", 0};

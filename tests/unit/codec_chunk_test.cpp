@@ -6,7 +6,6 @@
 #include "support/catch.hpp"
 #include "support/weights.hpp"
 
-#include <algorithm>
 #include <utility>
 
 namespace gpu_sleep::codec {

@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 
 #include <array>
-#include <optional>
 #include <variant>
 #include <vector>
 

@@ -8,7 +8,6 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <string>
 #include <thread>
 #include <utility>

@@ -9,6 +9,7 @@
 
 #include "support/catch.hpp"
 
+#include <initializer_list>
 #include <set>
 
 using namespace gpu_sleep;
@@ -26,40 +27,35 @@ TEST_CASE("Errors: each code has one row, one number and one name", "[error]") {
 }
 
 TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards", "[error]") {
-    const auto status = [](ErrorCode code, model::State state) {
-        return model::exit_status_of({Error{code, "", "", 0}, state});
-    };
     using model::State;
-    CHECK(status(ErrorCode::driver_failed, State::awake) == 1);
-    CHECK(status(ErrorCode::driver_failed, State::asleep) == 7);
-    CHECK(status(ErrorCode::driver_failed, State::paused) == 1); // its memory is where it was
-    CHECK(status(ErrorCode::driver_failed, State::partial) == 7);
-    CHECK(status(ErrorCode::invalid_argument, State::awake) == 2);
-    CHECK(status(ErrorCode::unknown_tag, State::asleep) == 2);
-    CHECK(status(ErrorCode::no_process, State::awake) == 3);
-    CHECK(status(ErrorCode::no_agent, State::awake) == 3);
-    CHECK(status(ErrorCode::agent_unreachable, State::awake) == 3);
-    CHECK(status(ErrorCode::timed_out, State::awake) == 4);
-    CHECK(status(ErrorCode::capture_in_progress, State::awake) == 4);
-    CHECK(status(ErrorCode::not_permitted, State::awake) == 5);
-    CHECK(status(ErrorCode::damaged, State::damaged) == 6);
-    CHECK(status(ErrorCode::out_of_device_memory, State::asleep) == 7);
-    CHECK(status(ErrorCode::out_of_host_memory, State::awake) == 8);
-    CHECK(status(ErrorCode::out_of_host_memory, State::partial) == 8);
-    CHECK(status(ErrorCode::out_of_host_memory, State::asleep) == 7);
-    CHECK(status(ErrorCode::out_of_disk, State::awake) == 8);
-    CHECK(status(ErrorCode::out_of_disk, State::partial) == 8);
-    CHECK(status(ErrorCode::out_of_disk, State::asleep) == 7);
+    using enum ErrorCode;
+    const auto check = [](int awake, int asleep, int partial, std::initializer_list<ErrorCode> codes) {
+        for (const auto code : codes) {
+            INFO(traits(code).name);
+            const auto status = [&](State state) {
+                return model::exit_status_of({Error{code, "", "", 0}, state});
+            };
+            CHECK(status(State::awake) == awake);
+            CHECK(status(State::paused) == awake); // its memory is where it was
+            CHECK(status(State::asleep) == asleep);
+            CHECK(status(State::partial) == partial);
+        }
+    };
+    check(1, 7, 7,
+          {internal, driver_failed, out_of_device_memory, refused, inhibited, cancelled, protocol_mismatch,
+           connection_lost, io_failed, no_refill, no_driver, not_owned, context_lost, unseen_library});
+    check(2, 2, 2, {invalid_argument, unknown_tag, ambiguous_name});
+    check(3, 3, 3, {no_process, no_agent, agent_unreachable});
+    check(4, 4, 4, {timed_out, stopped, capture_in_progress});
+    check(5, 5, 5, {not_permitted});
+    check(6, 6, 6, {damaged});
+    check(8, 7, 8, {out_of_host_memory, out_of_disk});
+    check(9, 9, 9, {outcome_unknown});
     // A wake leaves asleep what it had no room to bring back, whatever was awake before.
-    for (const auto code : {ErrorCode::out_of_host_memory, ErrorCode::out_of_disk}) {
+    for (const auto code : {out_of_host_memory, out_of_disk}) {
         const model::Failure failure{Error{code, "", "", 0}, State::partial};
         CHECK(model::exit_status_of(failure, model::Operation::wake) == 7);
     }
-    CHECK(status(ErrorCode::unseen_library, State::awake) == 1);
-    CHECK(status(ErrorCode::outcome_unknown, State::awake) == 9);
-    CHECK(status(ErrorCode::outcome_unknown, State::asleep) == 9);
-    CHECK(status(ErrorCode::ambiguous_name, State::awake) == 2);
-    CHECK(status(ErrorCode::inhibited, State::awake) == 1);
 }
 
 TEST_CASE("Errors: what fails for want of memory has words all the same", "[error]") {

@@ -12,6 +12,8 @@
 #include "support/proc_tree.hpp"
 #include "support/sample_reports.hpp"
 
+#include <unistd.h>
+
 #include <string>
 
 namespace gpu_sleep::control {
@@ -25,6 +27,11 @@ inline void answer_status(const protocol::Request&, test::FakeConnection& connec
 
 [[nodiscard]] inline Finder finder_of(const test::ProcTree& tree) {
     return Finder(ProcFs(tree.proc()), tree.root());
+}
+
+/// The agent of this process, which started at 99, with the pid that its own namespace has for it.
+[[nodiscard]] inline test::FakeAgent add_agent(const test::ProcTree& tree, pid_t pid = ::getpid()) {
+    return {tree.add_agent_directory(k_directory) / agent_socket_name(pid, 99), answer_status};
 }
 
 template <class Value>

@@ -8,8 +8,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <functional>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;
 using namespace std::string_literals;
@@ -93,8 +91,7 @@ TEST_CASE("Find: descendants are found over generations", "[find]") {
 TEST_CASE("Find: an agent is found by its process's inner pid and start time", "[find]") {
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .inner_pid = 7, .start_time = 99});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(7, 99),
-                                answer_status);
+    const auto agent = add_agent(tree, 7);
     auto finder = finder_of(tree);
     CHECK(finder.connect(*finder.proc().read(::getpid())));
 }
@@ -157,8 +154,7 @@ TEST_CASE("Find: only private directories of the process's user count, and links
 TEST_CASE("Find: a link in the process's root does not lead out of it", "[find]") {
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .start_time = 99});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
+    const auto agent = add_agent(tree);
     const auto find = [&] {
         auto finder = finder_of(tree);
         return finder.connect(*finder.proc().read(::getpid()));
@@ -185,8 +181,7 @@ TEST_CASE("Find: a process whose first thread has ended is found by another", "[
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .start_time = 99});
     const auto directory = tree.proc() / std::to_string(::getpid());
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
+    const auto agent = add_agent(tree);
     const ProcFs proc(tree.proc());
     fs::remove(directory / "root");
     fs::remove(directory / "task" / std::to_string(::getpid()) / "exe");
@@ -234,8 +229,7 @@ TEST_CASE("Find: of many leftovers of one pid, the process's own socket is tried
 TEST_CASE("Find: a process with another root is found by that of the thread that listens", "[find]") {
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .start_time = 99});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
+    const auto agent = add_agent(tree);
     const auto directory = tree.proc() / std::to_string(::getpid());
     const auto jail = tree.root() / "jail";
     fs::create_directories(jail / "tmp");

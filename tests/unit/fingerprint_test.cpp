@@ -15,7 +15,6 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 using namespace gpu_sleep;

@@ -5,7 +5,6 @@
 #include "gate_fixture.hpp"
 
 #include <atomic>
-#include <functional>
 #include <thread>
 #include <utility>
 

@@ -9,7 +9,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <atomic>
 #include <thread>
 #include <vector>
 

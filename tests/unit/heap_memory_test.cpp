@@ -10,7 +10,6 @@
 #include <new>
 #include <optional>
 #include <random>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

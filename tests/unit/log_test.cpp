@@ -8,10 +8,8 @@
 #include "support/catch.hpp"
 
 #include <csignal>
-#include <cstddef>
 #include <string>
 
-#include <pthread.h>
 #include <unistd.h>
 
 using namespace gpu_sleep;

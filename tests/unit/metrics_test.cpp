@@ -8,7 +8,6 @@
 #include "support/hostile_text.hpp"
 #include "support/sample_reports.hpp"
 
-#include <algorithm>
 #include <sstream>
 
 using namespace gpu_sleep;

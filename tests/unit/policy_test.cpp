@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control::policy;

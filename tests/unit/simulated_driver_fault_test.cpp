@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Failures, delays and corruption on request, and the counts of what went wrong.
 
-#include "support/fingerprint_key.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 #include <dlfcn.h>
@@ -11,9 +10,6 @@
 #include <thread>
 
 using namespace gpu_sleep::sim::testing;
-using gpu_sleep::driver::Fingerprint;
-using gpu_sleep::driver::FingerprintBlock;
-using gpu_sleep::driver::k_fingerprint_block_bytes;
 
 namespace {
 
@@ -99,28 +95,6 @@ TEST_CASE("Simulated driver: a copy can be corrupted, and memory too", "[simulat
     CHECK((out[100] ^ bytes[100]) == std::byte{8});
 }
 
-TEST_CASE("Simulated driver: a host function stands for a kernel", "[simulated_driver]") {
-    const Session session;
-    const Range range;
-    const std::size_t sizes[] = {sizeof(CUdeviceptr)};
-    sim_register_kernel(
-        "answer",
-        [](const sim_launch* launch, void** arguments) {
-            **static_cast<std::uint32_t**>(arguments[0]) = launch->grid[1] * launch->block[2];
-        },
-        sizes, 1);
-    CUlaunchConfig config{};
-    config.gridDimX = config.gridDimZ = config.blockDimX = config.blockDimY = 1;
-    config.gridDimY = 6;
-    config.blockDimZ = 7;
-    CUdeviceptr address = range.address;
-    void* parameters[] = {&address};
-    REQUIRE(cuLaunchKernelEx(&config, kernel("answer"), parameters, nullptr) == CUDA_SUCCESS);
-    std::uint32_t answer = 0;
-    REQUIRE(cuMemcpyDtoH(&answer, range.address, sizeof answer) == CUDA_SUCCESS);
-    CHECK(answer == 42);
-}
-
 TEST_CASE("Simulated driver: calls for a default stream a thread count, and fail, as the others do",
           "[simulated_driver]") {
     const Session session;
@@ -135,24 +109,4 @@ TEST_CASE("Simulated driver: calls for a default stream a thread count, and fail
     CHECK(sim_calls("cuMemsetD8Async_ptsz") == 1);
     sim_fail("cuMemsetD32_v2_ptds", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
     CHECK(fill(range.address, 7, 4) == CUDA_ERROR_UNKNOWN);
-}
-
-TEST_CASE("Simulated driver: the product's fingerprint kernel sees a flipped bit", "[simulated_driver]") {
-    const Session session;
-    const Range range;
-    const auto bytes = random_bytes(range.bytes);
-    REQUIRE(cuMemcpyHtoD(range.address, bytes.data(), bytes.size()) == CUDA_SUCCESS);
-    void* pinned = nullptr;
-    REQUIRE(cuMemHostAlloc(&pinned, 4096, 0) == CUDA_SUCCESS);
-    auto* const block = static_cast<FingerprintBlock*>(pinned);
-    auto* const prints = reinterpret_cast<Fingerprint*>(block + 1);
-    *block = {range.address, k_fingerprint_block_bytes};
-    const auto fingerprint = kernel("gpu_sleep_fingerprint");
-    for (int round = 0; round < 2; ++round) {
-        REQUIRE(launch(fingerprint, nullptr, block, prints + round, std::uint64_t{1},
-                       gpu_sleep::test::fixed_key(1)) == CUDA_SUCCESS);
-        REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
-        sim_flip_bit(range.address, 12'345, 6);
-    }
-    CHECK_FALSE(prints[0] == prints[1]);
 }

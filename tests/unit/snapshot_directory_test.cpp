@@ -207,8 +207,7 @@ TEST_CASE("Leftovers: those of another machine only where a file system is no ot
 
 TEST_CASE("Leftovers: a process killed at any moment leaves what the next one finds", "[store]") {
     const Scratch directory;
-    test::MemoryContents contents;
-    contents.add("weights", test::normal_bf16(300'000));
+    test::MemoryContents contents("weights", test::normal_bf16(300'000));
     contents.description.owner = k_nobody;
     for (int i = 0; i < 25; ++i) {
         const auto child = ::fork();

@@ -23,8 +23,7 @@ using test::small_write;
 
 TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing behind", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(5000));
+    MemoryContents contents("weights", test::random_bytes(5000));
     const auto opened = test::opened(directory);
     const auto failing =
         GENERATE(test::FailingCall{SYS_fsync, EIO, {}}, test::FailingCall{SYS_renameat2, EIO, {}},
@@ -45,8 +44,7 @@ TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing be
 TEST_CASE("Snapshots: a file whose contents could not be flushed is not used, though its directory was",
           "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(5000));
+    MemoryContents contents("weights", test::random_bytes(5000));
     const auto opened = test::opened(directory);
     const auto descriptor = static_cast<std::uint32_t>(test::descriptors_in(directory.path()).at(0));
     const auto error = static_cast<std::uint32_t>(GENERATE(EIO, ENOSPC));
@@ -65,8 +63,7 @@ TEST_CASE("Snapshots: a file whose contents could not be flushed is not used, th
 
 TEST_CASE("Snapshots: what some file systems do not have is done without", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(50'000));
+    MemoryContents contents("weights", test::random_bytes(50'000));
     const auto opened = test::opened(directory);
     const auto descriptor = static_cast<std::uint32_t>(test::descriptors_in(directory.path()).at(0));
     const auto failing = GENERATE_COPY(
@@ -89,8 +86,7 @@ TEST_CASE("Snapshots: what some file systems do not have is done without", "[sto
 
 TEST_CASE("Snapshots: a lock that is refused is done without only where nobody can have one", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(5000));
+    MemoryContents contents("weights", test::random_bytes(5000));
     const auto opened = test::opened(directory);
     bool is_written_here = true;
     bool is_written_afar = false;
@@ -195,8 +191,7 @@ TEST_CASE("Snapshots: reads that are slow come in order, and one that fails ends
 
 TEST_CASE("Snapshots: a read that the kernel fails is an error, not damage", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(50'000));
+    MemoryContents contents("weights", test::random_bytes(50'000));
     const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto options = small_read(store::IoKind::threads);

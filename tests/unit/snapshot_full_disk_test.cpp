@@ -177,8 +177,7 @@ TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompres
 
 TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(50'000));
+    MemoryContents contents("weights", test::random_bytes(50'000));
     const auto opened = test::opened(directory);
     const auto error = static_cast<std::uint32_t>(GENERATE(ENOSPC, EOPNOTSUPP));
     bool is_right = false;
@@ -193,8 +192,7 @@ TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
 TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") {
     const TinyDisk disk("size=16m");
     if (!disk) return test::skip_without_right("mount a file system");
-    MemoryContents contents;
-    contents.add("weights", test::normal_bf16(30'000));
+    MemoryContents contents("weights", test::normal_bf16(30'000));
     contents.add("kv_cache", test::random_bytes(40'000));
     Bytes needed = 0;
     {
@@ -223,8 +221,7 @@ TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") 
 TEST_CASE("Snapshots: a disk without room for one more file", "[store]") {
     const TinyDisk disk("size=16m,nr_inodes=1"); // its directory's
     if (!disk) return test::skip_without_right("mount a file system");
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(5000));
+    MemoryContents contents("weights", test::random_bytes(5000));
     const auto snapshot = test::written(disk.directory(), contents);
     CHECK(snapshot.error().code == ErrorCode::out_of_disk);
     CHECK(contents.is_quiet());
@@ -233,8 +230,7 @@ TEST_CASE("Snapshots: a disk without room for one more file", "[store]") {
 
 TEST_CASE("Snapshots: a limit on the length of files is as a full disk, and ends nobody", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(300'000));
+    MemoryContents contents("weights", test::random_bytes(300'000));
     const auto opened = test::opened(directory);
     rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);

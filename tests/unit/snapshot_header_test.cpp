@@ -106,8 +106,7 @@ TEST_CASE("Snapshots: the header's JSON is what a library makes of it, whatever 
 
 TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::normal_bf16(100'000));
+    MemoryContents contents("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(20'000));
     const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
@@ -157,8 +156,7 @@ TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
 
 TEST_CASE("Snapshots: one that does not say when its machine was started is read, too", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(5000));
+    MemoryContents contents("weights", test::random_bytes(5000));
     if (GENERATE(true, false)) contents.description.boot.clear(); // as before there was such a member
     const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);

@@ -44,8 +44,7 @@ bool is_refused_directory(const std::string& path) {
 /// Writes a snapshot and lets it stay.
 bool write_kept(const std::string& directory) {
     ::umask(0); // no umask hides what others may
-    test::MemoryContents contents;
-    contents.add("weights", test::random_bytes(50'000));
+    test::MemoryContents contents("weights", test::random_bytes(50'000));
     SnapshotWriteOptions options;
     options.threads = 1;
     auto opened = SnapshotDirectory::open(directory);

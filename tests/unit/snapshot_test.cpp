@@ -62,8 +62,7 @@ TEST_CASE("Snapshots: single extents, and those that are not there", "[store]") 
 
 TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(5000));
+    MemoryContents contents("weights", test::random_bytes(5000));
     std::filesystem::path kept;
     {
         auto snapshot = test::written(directory, contents);
@@ -138,8 +137,7 @@ TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
 
 TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::normal_bf16(100'000));
+    MemoryContents contents("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(100'000));
     auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
@@ -156,8 +154,7 @@ TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[st
 
 TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, is found", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::normal_bf16(100'000));
+    MemoryContents contents("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(20'000));
     auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
@@ -212,8 +209,7 @@ TEST_CASE("Snapshots: one that is held open is read whatever became of its name"
 
 TEST_CASE("Snapshots: another one that was written over it is noticed", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    contents.add("weights", test::random_bytes(5000));
+    MemoryContents contents("weights", test::random_bytes(5000));
     const auto one = test::written(directory, contents);
     const auto other = test::written(directory, contents);
     REQUIRE(one);

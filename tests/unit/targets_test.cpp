@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <functional>
 
 using namespace gpu_sleep;
@@ -20,8 +21,7 @@ TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
     tree.add({.pid = 20, .parent = 10});
     tree.add({.pid = 10, .parent = 1});
     tree.add({.pid = 30, .parent = 1});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
+    const auto agent = add_agent(tree);
     for (const auto& text : {std::to_string(::getpid()), "20"s, "10"s, "llama"s}) {
         auto finder = finder_of(tree);
         const auto targets = find_targets(finder, text);
@@ -48,8 +48,7 @@ TEST_CASE("Targets: a program's or a script's name, where nobody was given it", 
     tree.add({.pid = 31, .parent = 30, .arguments = "bash\0serve.py\0"s});
     tree.add({.pid = 40, .arguments = "perl\0llama\0"s});
     tree.add({.pid = 50, .arguments = "julia\0"s});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
+    const auto agent = add_agent(tree);
     for (const auto* const text : {"train.py", "python3", "python3 train.py", "llama"}) {
         auto finder = finder_of(tree);
         const auto targets = find_targets(finder, text);
@@ -87,8 +86,7 @@ TEST_CASE("Targets: the first process of a namespace stands for nobody, unless a
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 20, .inner_pid = 1});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
+    const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     CHECK(code_of(find_targets(finder, "20")) == ErrorCode::no_agent);
     REQUIRE(find_tree(finder, "20"));
@@ -102,8 +100,7 @@ TEST_CASE("Targets: a tree is a process and its descendants, and a name's are th
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 20});
     tree.add({.pid = 30, .parent = ::getpid()});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
+    const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     for (const auto& text : {std::to_string(::getpid()), "20"s, "llama"s}) {
         const auto found = find_tree(finder, text);
@@ -142,8 +139,7 @@ TEST_CASE("Targets: those of one user alone are looked for, where one is named",
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 20});
-    const test::FakeAgent agent(tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99),
-                                answer_status);
+    const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     const auto own = ::geteuid();
     for (const auto& text : {std::to_string(::getpid()), "20"s, "llama"s}) {
@@ -196,21 +192,15 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         tree.write(thread + "/comm", "gpu-sleep-ctl\n");
         CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
     }
-    const auto directory = tree.proc() / std::to_string(::getpid());
-    SECTION("it has ended meanwhile") {
-        ends = [&] { fs::remove(directory / "stat"); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
-    }
-    SECTION("another process has its pid by now") {
-        ends = [&] { tree.add({.pid = ::getpid(), .start_time = 100}); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
-    }
-    SECTION("it is about to end") {
-        ends = [&] { fs::remove(directory / "task" / std::to_string(::getpid()) / "exe"); };
-        CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
-    }
-    SECTION("it runs another program now") {
-        ends = [&] { fs::remove(socket); };
+    SECTION("it is gone by the time that it answers") {
+        const auto directory = tree.proc() / std::to_string(::getpid());
+        const std::array<std::function<void()>, 4> ways{
+            [&] { fs::remove(directory / "stat"); },
+            [&] { tree.add({.pid = ::getpid(), .start_time = 100}); }, // another process has its pid
+            [&] { fs::remove(directory / "task" / std::to_string(::getpid()) / "exe"); }, // about to end
+            [&] { fs::remove(socket); },                                                  // another program
+        };
+        ends = ways.at(GENERATE(0U, 1U, 2U, 3U));
         CHECK(code_of(find_targets(finder, "llama", {.name_timeout = k_short})) == ErrorCode::no_process);
     }
     SECTION("it only lost the connection") {

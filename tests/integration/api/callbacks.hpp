@@ -22,6 +22,11 @@ inline void wake(const char* tags = nullptr) {
     check(gpu_sleep_wake(tags, 0));
 }
 
+inline void cycle() {
+    sleep();
+    wake();
+}
+
 /// Whether `future` is not ready, given a moment.
 template <class T>
 [[nodiscard]] bool waits(const std::future<T>& future) {

@@ -59,8 +59,7 @@ TEST_CASE("Callbacks: they run in the order of registration", "[api]") {
     CHECK(before.size() == 5);
     all.erase(all.begin() + 1); // and what is left, with a new one, too
     before.clear();
-    sleep();
-    wake();
+    cycle();
     CHECK(before == std::vector{0, 2, 3, 4});
 }
 
@@ -184,8 +183,7 @@ TEST_CASE("Callbacks: removing one that runs waits for its end", "[api]") {
     CHECK(removing.get());
     CHECK(waking.get() == GPU_SLEEP_OK);
     CHECK(gpu_sleep_remove_callback(callbacks.id()) == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
-    sleep();
-    wake();
+    cycle();
     CHECK(calls == 1);
 }
 
@@ -201,8 +199,7 @@ TEST_CASE("Callbacks: one may remove itself, and does not run again", "[api]") {
     });
     id = callbacks.id();
     for (int i = 0; i < 2; ++i) {
-        sleep();
-        wake();
+        cycle();
     }
     CHECK(removed == GPU_SLEEP_OK);
     CHECK(calls == 1);
@@ -239,8 +236,7 @@ TEST_CASE("Callbacks: the program's own handler of a fault works in them", "[api
             *static_cast<volatile char*>(page) = 1;
             return 0;
         });
-        sleep();
-        wake();
+        cycle();
     }
     REQUIRE(::sigaction(SIGSEGV, &before, nullptr) == 0);
     CHECK(*page == 1);
@@ -294,7 +290,6 @@ TEST_CASE("Callbacks: the thread of a callback may be cancelled by the program",
     if (!cancels_itself) REQUIRE(::pthread_cancel(thread) == 0);
     wake();
     std::this_thread::sleep_for(k_moment);
-    sleep();
-    wake();
+    cycle();
     CHECK(calls == 2);
 }

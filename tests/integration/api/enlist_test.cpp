@@ -60,8 +60,7 @@ TEST_CASE("Enlisting: who works for a callback uses the GPU while everybody else
         stranger_waited = waits(stranger);
         return 0;
     });
-    sleep();
-    wake();
+    cycle();
     CHECK(all_worked);
     CHECK(stranger_waited);
     CHECK(stranger.get());
@@ -90,8 +89,7 @@ TEST_CASE("Enlisting: it ends with the callback, and so does its event", "[api]"
         worker_waited = waits(worker);
         return 0;
     });
-    sleep();
-    wake();
+    cycle();
     CHECK(worker.get());
     CHECK(worker_waited);
     CHECK(late == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
@@ -115,8 +113,7 @@ TEST_CASE("Enlisting: a thread that was discharged, or came after one that ended
         for (std::size_t i = 0; i < strangers.size(); ++i) waited[i] = waits(strangers[i]);
         return 0;
     });
-    sleep();
-    wake();
+    cycle();
     CHECK(has_worked);
     CHECK(waited[0]);
     CHECK(waited[1]);
@@ -164,8 +161,7 @@ TEST_CASE("Enlisting: the calls of an enlisted thread are as from the callback",
         return 0;
     });
     own_id = callbacks.id();
-    sleep();
-    wake();
+    cycle();
     CHECK(has_ended);
     CHECK(statuses == std::array{GPU_SLEEP_ERROR_REFUSED, GPU_SLEEP_ERROR_REFUSED, GPU_SLEEP_OK, GPU_SLEEP_OK,
                                  GPU_SLEEP_OK});
@@ -181,8 +177,7 @@ TEST_CASE("Enlisting: the callback's own thread may, and loses nothing by its di
             gpu_sleep_enlist(event) == GPU_SLEEP_OK && gpu_sleep_discharge() == GPU_SLEEP_OK && work.done(1);
         return 0;
     });
-    sleep();
-    wake();
+    cycle();
     CHECK(has_worked);
     CHECK(not_enlisted == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
 }

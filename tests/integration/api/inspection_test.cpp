@@ -7,7 +7,6 @@
 #include "support/simulated_driver/testing.hpp"
 
 #include <array>
-#include <utility>
 #include <vector>
 
 using namespace gpu_sleep;

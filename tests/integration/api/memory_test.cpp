@@ -140,8 +140,7 @@ TEST_CASE("Access: what another device was allowed to read it reads after a slee
     };
     CHECK(copies());
     for (int i = 0; i < 2; ++i) {
-        sleep();
-        wake();
+        cycle();
         CHECK(copies());
     }
     CHECK(gpu_sleep_allow_access(memory.pointer(), 99) == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
@@ -168,8 +167,7 @@ TEST_CASE("Retained: the program sets how much stays in host memory for the next
     const auto contents = random_words(4 * k_mib, 5);
     weights.write(contents);
     const auto copies_of_next_sleep = [&] {
-        sleep();
-        wake();
+        cycle();
         sim_reset_counts();
         sleep();
         const auto copies = sim_calls("cuMemcpyDtoHAsync");

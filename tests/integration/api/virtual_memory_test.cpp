@@ -231,7 +231,6 @@ TEST_CASE("Virtual memory: it is mapped and unmapped while after-wake callbacks 
         is_done = allocator.wait_for(k_patience) == std::future_status::ready && allocator.get();
         return 0;
     });
-    sleep();
-    wake();
+    cycle();
     CHECK(is_done);
 }

@@ -43,8 +43,7 @@ public:
     /// A command, whose driver has these `variables`.
     [[nodiscard]] Launch launch(const std::string& name, Arguments arguments,
                                 Arguments variables = {}) const {
-        arguments.insert(arguments.begin(), command_file(name));
-        return here({std::move(arguments), std::move(variables)});
+        return here({with({command_file(name)}, arguments), std::move(variables)});
     }
     /// gpu-sleep --deep of the tree, which answers in JSON as wake() does.
     [[nodiscard]] Launch deep(Arguments variables = {}) const {
@@ -87,15 +86,13 @@ public:
     /// Whatever state they are in, the next command makes all deep, and the one after it wakes them.
     void check_completes() {
         const auto slept = run(deep());
-        INFO(slept.out << slept.err);
-        CHECK(slept.status == 0);
+        CHECK(succeeded(slept));
         CHECK(states_in(slept).deep == size());
         check_wakes();
     }
     void check_wakes() {
         const auto woken = wake();
-        INFO(woken.out << woken.err);
-        CHECK(woken.status == 0);
+        CHECK(succeeded(woken));
         CHECK(states_in(woken).awake == size());
         check_all_intact();
     }

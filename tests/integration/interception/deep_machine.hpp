@@ -79,15 +79,13 @@ public:
     [[nodiscard]] bool is_deep() const { return state() == "deep"; }
     void fall_asleep(Arguments arguments = {}) const {
         const auto slept = command("deep", std::move(arguments));
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         CHECK(slept.json("/processes/0/state") == "asleep");
         CHECK(slept.json("/processes/0/report/deep") == "true");
     }
     void wake(Arguments arguments = {}) const {
         const auto woken = command("gpu-wake", std::move(arguments));
-        INFO(woken.err);
-        REQUIRE(woken.status == 0);
+        REQUIRE(succeeded(woken));
         CHECK(woken.json("/processes/0/state") == "awake");
         CHECK(woken.json("/processes/0/report/deep") == "false");
     }
@@ -95,6 +93,10 @@ public:
     void expect_works() {
         expect_answer();
         check_no_harm(host);
+    }
+    void wake_whole(Arguments arguments = {}) {
+        wake(std::move(arguments));
+        expect_works();
     }
     /// The same, of one that nobody saw wake.
     void expect_awake() {

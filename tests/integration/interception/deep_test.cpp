@@ -220,8 +220,7 @@ TEST_CASE("Deep: what others have a part in is refused for as long as any of it 
         return;
     }
     machine.fall_asleep();
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhile, as amid an upgrade",
@@ -235,8 +234,7 @@ TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhil
     machine.fall_asleep();
     std::filesystem::remove(outside);
     if (GENERATE(false, true)) std::filesystem::copy_file("/bin/false", outside);
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 TEST_CASE(
@@ -286,8 +284,7 @@ TEST_CASE("Deep: gpu-ps says what a process lacks for it", "[deep]") {
         CHECK(machine.command("gpu-ps").json("/processes/0/state") == "awake");
     }
     SECTION("calls that it sees") {
-        Host host;
-        host.tell("alloc weights 4194304 0");
+        LoadedHost host;
         CHECK_THAT(refusal(host), mentions("not intercepted"));
         CHECK_THAT(host.ask(fmt::format("sleep {}", 1 | GPU_SLEEP_DEEP)), mentions("not intercepted"));
     }
@@ -301,23 +298,21 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
     CHECK(asked.status == 0);
     CHECK(asked.json("/processes/0/report/changed") == "false");
     const auto to_files = [&](Arguments more) {
-        more.insert(more.end(), {"--store", "file", "--dir", place.file("files")});
-        return machine.command("gpu-sleep", std::move(more));
+        return machine.command("gpu-sleep",
+                               with(std::move(more), {"--store", "file", "--dir", place.file("files")}));
     };
     const auto kept = [&] { return machine.command("gpu-ps").json("/processes/0/report/host_bytes"); };
     CHECK(std::stoull(to_files({"--dry-run"}).json("/processes/0/report/devices/0/relocated_bytes")) >=
           k_piece_bytes);
     CHECK(std::stoull(kept()) >= k_piece_bytes);
     const auto moved = to_files({});
-    INFO(moved.err);
-    CHECK(moved.status == 0);
+    CHECK(succeeded(moved));
     CHECK(moved.json("/processes/0/report/changed") == "true");
     CHECK(moved.json("/processes/0/report/deep") == "true");
     CHECK(kept() == "0");
     CHECK(to_files({}).json("/processes/0/report/changed") == "false");
     CHECK(machine.command("gpu-sleep", {"--store", "host"}).status == 7);
-    machine.wake();
-    machine.expect_works();
+    machine.wake_whole();
 }
 
 TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the others", "[deep]") {
@@ -326,8 +321,7 @@ TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the
     const auto pass = [&](const std::string& last) {
         const auto output = machine.command(
             "gpu-reclaim", {"--idle", "10ms:host", "--idle", last, "--dir", place.file("files")});
-        INFO(output.err);
-        CHECK(output.status == 0);
+        CHECK(succeeded(output));
         return output.json("/processes/0/report/changed") == "true";
     };
     REQUIRE(becomes_true([&] { return pass("1h:deep"); })); // idle by now

@@ -49,14 +49,11 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
     const auto who =
         is_tree ? Arguments{DeepFamily::root(), "--tree"} : Arguments{"--group", DeepFamily::group()};
     const auto command = [&](const std::string& name, const Arguments& more = {}) {
-        auto arguments = who;
-        arguments.insert(arguments.end(), more.begin(), more.end());
-        return run(family.launch(name, std::move(arguments)));
+        return run(family.launch(name, with(who, more)));
     };
     for (int round = 0; round < 2; ++round) {
         const auto slept = command("gpu-sleep", {"--deep"});
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         CHECK_THAT(slept.out, mentions("3 processes are deeply asleep; 42.0 MiB of GPU memory freed"));
         CHECK(family.states().deep == 3);
         REQUIRE(command("gpu-wake").status == 0);
@@ -90,8 +87,7 @@ TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]
         check_none_slept();
         family[1].tell("free " + number.substr(0, number.find(' ')));
     } else {
-        Host other;
-        other.tell("alloc weights 4194304 0");
+        LoadedHost other;
         check_none_slept();
         CHECK(other.state() == "awake");
     }
@@ -168,9 +164,8 @@ TEST_CASE("Deep together: whichever call of one's own fails, each is as it says,
         INFO("call " << nth << " of " << first << " to " << last);
         DeepFamily family(2, {}, {fail(fmt::format("*:{}:999", nth))});
         const auto check = [&](const std::string& name, const Arguments& options) {
-            auto arguments = Arguments{DeepFamily::root(), "--tree", "--json"};
-            arguments.insert(arguments.end(), options.begin(), options.end());
-            const auto done = run(family.launch(name, std::move(arguments)));
+            const auto done =
+                run(family.launch(name, with(Arguments{DeepFamily::root(), "--tree", "--json"}, options)));
             INFO(done.err);
             std::size_t asleep = 0;
             std::size_t unknown = 0; // of who goes back, and does not say so within a second
@@ -211,34 +206,6 @@ TEST_CASE("Deep together: one that shares memory once all are checked sleeps pla
     family.check_completes();
 }
 
-TEST_CASE("Deep together: the driver works on all side by side", "[deep][deep_together]") {
-    DeepFamily family(4);
-    const auto options = GENERATE(Arguments{"--tree", "--deep"}, Arguments{"--deep"});
-    auto arguments = options;
-    arguments.insert(arguments.begin(), DeepFamily::root());
-    const auto slept = run(family.launch("gpu-sleep", arguments, {delay(k_checkpoint, "1500ms")}));
-    INFO(slept.err);
-    CHECK(slept.status == 0);
-    CHECK(slept.seconds >= 1.5);
-    CHECK(slept.seconds < 4.5); // one after another: 6 s
-    CHECK(family.states().deep == 4);
-    family.check_wakes();
-}
-
-TEST_CASE("Deep together: of those that go together all are locked before one is checkpointed",
-          "[deep][deep_together]") {
-    DeepFamily family(3);
-    const auto trace = family.file("trace");
-    REQUIRE(run(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace})).status == 0);
-    std::vector<std::string> calls;
-    for (const auto& [thread, name, status] : calls_in(trace))
-        if (name == "cuCheckpointProcessLock" || name == k_checkpoint) calls.push_back(name);
-    REQUIRE(calls.size() == 6);
-    for (int i = 0; i < 3; ++i) CHECK(calls[i] == "cuCheckpointProcessLock");
-    for (int i = 3; i < 6; ++i) CHECK(calls[i] == k_checkpoint);
-    family.check_completes();
-}
-
 TEST_CASE("Deep together: a command killed amid the driver's part is completed by the next",
           "[deep][deep_together]") {
     DeepFamily family(3);
@@ -267,28 +234,11 @@ TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep]
             pause_for(Milliseconds(i * 7 % 60));
         }
         const auto slept = run(family.deep());
-        INFO(slept.out << slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         REQUIRE(family.states_in(slept).deep == 3);
         if (i % 2 == 0) REQUIRE(family.wake().status == 0);
     }
     family.check_wakes();
-}
-
-TEST_CASE("Deep together: an interruption amid the driver's part is answered at once",
-          "[deep][deep_together]") {
-    DeepFamily family(2);
-    auto process = start_checkpoints(family, "20s");
-    process.signal(SIGINT);
-    CHECK(becomes_true(
-        [&] { return process.errors().find("past the point of no return") != std::string::npos; },
-        Milliseconds(5'000)));
-    process.signal(SIGINT);
-    const auto ended = process.wait_for(Milliseconds(5'000));
-    REQUIRE(ended);
-    CHECK(*ended == 9);
-    CHECK(family.states().asleep == 2);
-    family.check_completes();
 }
 
 TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone",

@@ -58,10 +58,7 @@ TEST_CASE("Driver engine: the next command completes what a killed one began", "
         machine.kill_amid("gpu-wake", "cuCheckpointProcessUnlock", "cuCheckpointProcessRestore");
         machine.expect_held();
     }
-    const auto woken = machine.command("gpu-wake");
-    INFO(woken.err);
-    CHECK(woken.status == 0);
-    machine.expect_awake();
+    machine.wake_whole();
 }
 
 TEST_CASE("Driver engine: what a command leaves that is killed while it waits for the lock",
@@ -98,22 +95,7 @@ TEST_CASE("Driver engine: a stopped process is not waited for", "[driver_engine]
     stop();
     CHECK(machine.command("gpu-wake").status == 4);
     machine.host.process().signal(SIGCONT);
-    CHECK(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
-}
-
-TEST_CASE("Driver engine: a process that the driver fails to checkpoint is lost, and that is said",
-          "[driver_engine]") {
-    Machine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
-    const auto failed = machine.command("sleep");
-    CHECK(failed.status == 7);
-    CHECK_THAT(failed.err, mentions("CUDA_ERROR_UNKNOWN") && mentions("end it"));
-    CHECK(machine.command("gpu-wake").status == 7);
-    CHECK(machine.command("sleep").status == 7);
-    CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"), mentions("lost"));
-    machine.host.process().signal(SIGTERM);
-    CHECK(machine.host.wait() == 128 + SIGTERM);
-    CHECK(machine.command("gpu-wake").status == 3);
+    machine.wake_whole();
 }
 
 TEST_CASE("Driver engine: an interrupted command undoes what it did", "[driver_engine]") {

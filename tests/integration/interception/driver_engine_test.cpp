@@ -26,8 +26,7 @@ TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick]
     const auto before = free_bytes(other);
     for (int round = 0; round < 2; ++round) {
         const auto slept = machine.command("sleep");
-        INFO(slept.err);
-        REQUIRE(slept.status == 0);
+        REQUIRE(succeeded(slept));
         CHECK(slept.json("/processes/0/engine") == "driver");
         CHECK(slept.json("/processes/0/state") == "asleep");
         CHECK(std::stoull(slept.json("/processes/0/report/devices/0/kept_bytes")) >= k_piece_bytes);
@@ -39,8 +38,7 @@ TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick]
         CHECK(again.json("/processes/0/report/changed") == "false");
 
         const auto woken = machine.command("gpu-wake");
-        INFO(woken.err);
-        REQUIRE(woken.status == 0);
+        REQUIRE(succeeded(woken));
         CHECK(woken.json("/processes/0/state") == "awake");
         CHECK(woken.json("/processes/0/report/devices/0/moved_bytes") ==
               slept.json("/processes/0/report/devices/0/moved_bytes"));
@@ -86,8 +84,7 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     REQUIRE(machine.command("gpu-sleep", {"--engine", "auto"}).status == 0);
     CHECK(machine.command("gpu-wake", {"--tags", "weights"}).status == 2);
     CHECK(machine.command("gpu-wake", {"--order", "weights"}).status == 2);
-    REQUIRE(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
+    machine.wake_whole();
 
     const auto name = fmt::format("gpu-sleep-test-{}", ::getpid());
     Host with_agent(captured_launch(k_linked, {"GPU_SLEEP_NAME=" + name}));
@@ -124,8 +121,7 @@ TEST_CASE("Driver engine: two commands do not get into each other's way", "[driv
     CHECK(machine.command("sleep", {"--timeout", "100ms"}).status == 4);
     CHECK(machine.command("sleep").status == 0);
     CHECK(first.finish().status == 0);
-    CHECK(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
+    machine.wake_whole();
 }
 
 TEST_CASE("Driver engine: what others take during a checkpoint makes no restore begin without room",
@@ -143,8 +139,7 @@ TEST_CASE("Driver engine: what others take during a checkpoint makes no restore 
     CHECK(refused.status == 7);
     CHECK_THAT(refused.err, mentions("needs 29.0 MiB") && mentions("--force"));
     other.tell("free " + filling.number);
-    CHECK(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
+    machine.wake_whole();
 }
 
 TEST_CASE("Driver engine: only the owner of a process and root may", "[driver_engine]") {
@@ -204,8 +199,7 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
     REQUIRE(machine.command("gpu-wake").status == 0);
     machine.kill_amid("sleep", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock");
     CHECK_THAT(listed(all(), "report/notes/0"), mentions("locked"));
-    REQUIRE(machine.command("gpu-wake").status == 0);
-    machine.expect_awake();
+    machine.wake_whole();
     // Nobody's who uses no GPU, nor its own.
     CHECK(run({{command_file("gpu-ps"), std::to_string(::getpid())}, machine.launch("gpu-ps").environment})
               .status == 3);

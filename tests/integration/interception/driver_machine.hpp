@@ -84,8 +84,7 @@ public:
         arguments.insert(arguments.begin(), {command_file(sleeps ? "gpu-sleep" : command), pid});
         if (command == "sleep") arguments.insert(arguments.end(), {"--engine", "driver"});
         if (command == "deep") arguments.emplace_back("--deep");
-        variables.insert(variables.end(), shared_.begin(), shared_.end());
-        return {std::move(arguments), std::move(variables)};
+        return {std::move(arguments), with(std::move(variables), shared_)};
     }
     [[nodiscard]] Output command(const std::string& name, Arguments arguments = {},
                                  Arguments variables = {}) const {
@@ -119,6 +118,11 @@ public:
         CHECK(woken.status == 0);
         CHECK(woken.json("/processes/0/report/changed") == "false");
         CHECK_FALSE(has_record());
+    }
+    /// It wakes by a command, and all is as before.
+    void wake_whole() {
+        REQUIRE(succeeded(command("gpu-wake")));
+        expect_awake();
     }
 
     [[nodiscard]] std::string record() const {

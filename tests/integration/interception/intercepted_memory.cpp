@@ -6,8 +6,6 @@
 
 #include "base/units.hpp"
 
-#include <algorithm>
-
 namespace gpu_sleep::test {
 namespace {
 

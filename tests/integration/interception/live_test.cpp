@@ -26,8 +26,7 @@ std::uint64_t host_backed(const Host& host) {
 }
 
 Output go_live(const Host& host, Arguments options = {}) {
-    options.insert(options.end(), {"--live", "--json"});
-    return host.command("gpu-sleep", std::move(options));
+    return host.command("gpu-sleep", with(std::move(options), {"--live", "--json"}));
 }
 
 } // namespace

@@ -85,7 +85,6 @@ TEST_CASE("Pool figures: they hold awake, asleep and after a wake", "[lifetimes]
         CHECK(figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == 0);
         if (is_own) CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
     }
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Pool figures: what was freed before a program's last synchronise goes by itself", "[lifetimes]") {
@@ -96,7 +95,6 @@ TEST_CASE("Pool figures: what was freed before a program's last synchronise goes
         CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     }
     CHECK(await_held(0));
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Pool figures: who synchronises while another's memory goes has its own go, too", "[lifetimes]") {
@@ -125,7 +123,6 @@ TEST_CASE("Pool figures: who synchronises while another's memory goes has its ow
     CHECK(reserved(own) == 0);
     CHECK(held() == 0);
     for (auto* const pool : {own, other}) CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
-    for (auto* const each : {stream, busy}) CHECK(cuStreamDestroy(each) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Pool figures: what goes by itself also goes while a part sleeps", "[lifetimes]") {
@@ -142,7 +139,6 @@ TEST_CASE("Pool figures: what goes by itself also goes while a part sleeps", "[l
     CHECK(await_held(0));
     REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
     CHECK(gpu_sleep_free(sleeping) == GPU_SLEEP_OK);
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Pool figures: freed blocks are split and joined, and the pool does not grow", "[lifetimes]") {
@@ -172,7 +168,6 @@ TEST_CASE("Pool figures: freed blocks are split and joined, and the pool does no
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
     CHECK(held() == 0);
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Pool figures: a small block keeps no large range", "[lifetimes]") {
@@ -188,7 +183,6 @@ TEST_CASE("Pool figures: a small block keeps no large range", "[lifetimes]") {
     for (const auto block : {small, middle}) CHECK(cuMemFreeAsync(block, stream) == CUDA_SUCCESS);
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Pool figures: where memory is short, a small block may have a part of any range", "[lifetimes]") {
@@ -207,7 +201,6 @@ TEST_CASE("Pool figures: where memory is short, a small block may have a part of
     CHECK(cuMemFreeAsync(small, stream) == CUDA_SUCCESS);
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Pool figures: a pool has not much more than it ever used, whatever the order of sizes",
@@ -234,7 +227,6 @@ TEST_CASE("Pool figures: a pool has not much more than it ever used, whatever th
     CHECK(sim_calls("cuMemCreate") <= made + 10);
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
     CHECK(held() == 0);
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Pool figures: blocks that several streams freed are joined once they are done", "[lifetimes]") {
@@ -255,5 +247,4 @@ TEST_CASE("Pool figures: blocks that several streams freed are joined once they 
     CHECK(cuStreamSynchronize(other) == CUDA_SUCCESS);
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
     CHECK(held() == 0);
-    for (auto* const each : {stream, other}) CHECK(cuStreamDestroy(each) == CUDA_SUCCESS);
 }

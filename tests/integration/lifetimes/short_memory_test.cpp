@@ -97,7 +97,6 @@ TEST_CASE("Short memory: what waits for a capture is freed after it or later", "
             check_all_is_freed();
         });
     CHECK(sim_fault_counts().broken_captures == 0);
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Short memory: a free in a stream's order loses no block and no figure", "[short_memory]") {
@@ -114,7 +113,6 @@ TEST_CASE("Short memory: a free in a stream's order loses no block and no figure
             CHECK(cuMemPoolTrimTo(default_pool(0), 0) == CUDA_SUCCESS);
             check_all_is_freed();
         });
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
 }
 
 /// Run by the next one.

@@ -7,7 +7,6 @@
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -282,25 +282,6 @@ int cancel_allocating_threads() {
     return 0;
 }
 
-int spin() {
-    start_cuda();
-    const auto memory = allocate();
-    void* page = nullptr;
-    check(cuMemHostAlloc(&page, sizeof(std::uint32_t), 0), "cuMemHostAlloc");
-    auto* const flag = static_cast<std::uint32_t*>(page);
-    CUmodule module = nullptr;
-    CUfunction kernel = nullptr;
-    check(cuModuleLoadData(&module, "image"), "cuModuleLoadData");
-    check(cuModuleGetFunction(&kernel, module, "sim_spin_until"), "cuModuleGetFunction");
-    void* arguments[] = {&page};
-    check(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments, nullptr), "cuLaunchKernel");
-    say_and_wait("ready");
-    __atomic_store_n(flag, 1U, __ATOMIC_RELEASE);
-    check(cuCtxSynchronize(), "cuCtxSynchronize");
-    say_and_wait(is_intact(memory) ? "intact" : "different");
-    return 0;
-}
-
 /// Holds so many MiB until it is told to give them back.
 int hold_memory(const std::string& mib) {
     start_cuda();
@@ -384,7 +365,6 @@ const AddRoutines g_routines({
     {"symbols", alone<ask_for_symbols>},
     {"missing", alone<call_what_is_missing>},
     {"cancel", alone<cancel_allocating_threads>},
-    {"spin", alone<spin>},
     {"unmap_at_exit", alone<unmap_at_exit>},
     {"constructor", [](const auto& words) { return start_with_library(words.at(0)); }},
     {"hold", [](const auto& words) { return hold_memory(words.at(0)); }},

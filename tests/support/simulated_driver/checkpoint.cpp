@@ -102,13 +102,11 @@ bool only_asks(Entry entry) noexcept {
                                             Entry::cuDeviceGetCount,
                                             Entry::cuDeviceGetAttribute,
                                             Entry::cuDeviceTotalMem,
-                                            Entry::cuFuncGetAttribute,
                                             Entry::cuDevicePrimaryCtxGetState,
                                             Entry::cuStreamGetCtx,
                                             Entry::cuStreamIsCapturing,
                                             Entry::cuMemGetAllocationGranularity,
-                                            Entry::cuMemHostGetDevicePointer,
-                                            Entry::cuCtxGetStreamPriorityRange};
+                                            Entry::cuMemHostGetDevicePointer};
     return std::find(k_asking.begin(), k_asking.end(), entry) != k_asking.end();
 }
 

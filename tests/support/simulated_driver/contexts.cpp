@@ -20,7 +20,6 @@ namespace gpu_sleep::sim {
 namespace {
 
 constexpr std::uint64_t k_primary_handles = std::uint64_t{15} << 40;
-constexpr unsigned k_api_version = 3020;
 
 /// Has no destructor: programs call the driver when their thread's objects are gone.
 class ContextStack {
@@ -90,9 +89,9 @@ CUresult current_context(Driver& driver, std::shared_ptr<Context>& context) {
     return context ? context->error() : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-std::shared_ptr<Stream> add_stream(Driver& driver, Context& context, Stream::Kind kind, int priority) {
+std::shared_ptr<Stream> add_stream(Context& context, Stream::Kind kind) {
     reap_streams(context);
-    context.streams.push_back(std::make_shared<Stream>(context, kind, driver.next_id++, priority));
+    context.streams.push_back(std::make_shared<Stream>(context, kind));
     return context.streams.back();
 }
 
@@ -104,12 +103,12 @@ void retire_stream(Context& context, Stream& stream) {
 std::shared_ptr<Stream> find_stream(Driver& driver, Context& context, CUstream handle) {
     if (!handle) handle = default_stream;
     if (handle == CU_STREAM_LEGACY) {
-        if (!context.legacy) context.legacy = add_stream(driver, context, Stream::Kind::legacy, 0);
+        if (!context.legacy) context.legacy = add_stream(context, Stream::Kind::legacy);
         return context.legacy;
     }
     if (handle == CU_STREAM_PER_THREAD) {
         auto& stream = context.per_thread[thread_id()];
-        if (!stream) stream = add_stream(driver, context, Stream::Kind::blocking, 0);
+        if (!stream) stream = add_stream(context, Stream::Kind::blocking);
         return stream;
     }
     return driver.streams.find(handle);
@@ -195,16 +194,6 @@ SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxReset(CUdevice device) {
         if (has_green) return CUDA_ERROR_NOT_PERMITTED;
         // Who retained it still has to release it.
         if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(c, last);
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
-    return call(Entry::cuDevicePrimaryCtxSetFlags, [&](Call& c) {
-        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-        auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
-        primary.flags = flags;
-        if (primary.active) primary.active->flags = flags;
         return CUDA_SUCCESS;
     });
 }
@@ -306,38 +295,6 @@ SIM_ENTRY(safe, 12000) cuCtxGetId(CUcontext handle, unsigned long long* id) {
         }
         if (!context) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         *id = context->id;
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 3020) cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
-    return call(Entry::cuCtxGetApiVersion, [&](Call& c) {
-        if (!version) return CUDA_ERROR_INVALID_VALUE;
-        if (handle && !find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
-        *version = k_api_version;
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 3010) cuCtxGetLimit(std::size_t* value, CUlimit limit) {
-    return call_in_context(Entry::cuCtxGetLimit, [&](Call&, Context& context) {
-        if (!value) return CUDA_ERROR_INVALID_VALUE;
-        *value = context.limits[limit];
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 3010) cuCtxSetLimit(CUlimit limit, std::size_t value) {
-    return call_in_context(Entry::cuCtxSetLimit, [&](Call&, Context& context) {
-        context.limits[limit] = value;
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 5050) cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-    return call_in_context(Entry::cuCtxGetStreamPriorityRange, [&](Call&, Context&) {
-        if (least) *least = 0;
-        if (greatest) *greatest = -5;
         return CUDA_SUCCESS;
     });
 }

@@ -35,8 +35,7 @@ public:
 CUresult release_primary(Call& call, int device);
 
 /// Adds a stream to `context`.
-[[nodiscard]] std::shared_ptr<Stream> add_stream(Driver& driver, Context& context, Stream::Kind kind,
-                                                 int priority);
+[[nodiscard]] std::shared_ptr<Stream> add_stream(Context& context, Stream::Kind kind);
 
 /// Ends `stream`, which no handle names any more, once its work is done.
 void retire_stream(Context& context, Stream& stream);

@@ -256,20 +256,8 @@ SIM_ENTRY(unsafe, 3020) cuMemcpy2D(const CUDA_MEMCPY2D* parameters) {
     return call_copy_2d(Entry::cuMemcpy2D, parameters, nullptr, Wait::yes);
 }
 
-SIM_ENTRY(unsafe, 3020) cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* parameters) {
-    return call_copy_2d(Entry::cuMemcpy2DUnaligned, parameters, nullptr, Wait::yes);
-}
-
-SIM_ENTRY(queued, 3020) cuMemcpy2DAsync(const CUDA_MEMCPY2D* parameters, CUstream stream) {
-    return call_copy_2d(Entry::cuMemcpy2DAsync, parameters, stream, Wait::no);
-}
-
 SIM_ENTRY(unsafe, 3020) cuMemcpy3D(const CUDA_MEMCPY3D* parameters) {
     return call_copy_3d(Entry::cuMemcpy3D, parameters, nullptr, Wait::yes);
-}
-
-SIM_ENTRY(queued, 3020) cuMemcpy3DAsync(const CUDA_MEMCPY3D* parameters, CUstream stream) {
-    return call_copy_3d(Entry::cuMemcpy3DAsync, parameters, stream, Wait::no);
 }
 
 SIM_ENTRY(queued, 13000)

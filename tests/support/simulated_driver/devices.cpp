@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <functional>
-#include <string>
 
 namespace gpu_sleep::sim {
 namespace {

@@ -44,9 +44,8 @@ public:
     const bool primary;
     const Context* owner = this; ///< of the memory that is allocated in it: the primary one of a green one
     unsigned flags;
-    std::uint32_t peers = 0; ///< devices whose plain allocations this one may access, one bit each
-    std::map<CUlimit, std::size_t> limits;
-    std::shared_ptr<Stream> legacy;                              ///< the default stream; made when first used
+    std::uint32_t peers = 0;        ///< devices whose plain allocations this one may access, one bit each
+    std::shared_ptr<Stream> legacy; ///< the default stream; made when first used
     std::unordered_map<int, std::shared_ptr<Stream>> per_thread; ///< default streams of threads, by thread id
     std::vector<std::shared_ptr<Stream>> streams; ///< all of them; destroyed ones until they are done
     std::vector<std::shared_ptr<Context>>
@@ -213,7 +212,7 @@ struct Driver {
     std::map<std::uint64_t, std::shared_ptr<GraphMemory>> graph_memory;
     std::uint64_t plain_bytes = 0;
     std::vector<std::shared_ptr<Capture>> captures;
-    std::uint64_t next_id = 1; ///< of contexts, streams and captures
+    std::uint64_t next_id = 1; ///< of contexts and captures
 
 private:
     Driver();

@@ -89,12 +89,6 @@ SIM_ENTRY(queued, 2000) cuEventRecord(CUevent event, CUstream stream) {
     });
 }
 
-SIM_ENTRY(queued, 11010) cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned) {
-    return call_in_context(Entry::cuEventRecordWithFlags, [&](Call& c, Context& context) {
-        return record_event(c, context, event, stream);
-    });
-}
-
 // Both are unsafe amid a capture, but of a captured event the driver says that first.
 SIM_ENTRY(safe, 2000) cuEventQuery(CUevent handle) {
     return call_with_event(
@@ -156,20 +150,6 @@ SIM_ENTRY(safe, 12050) cuCtxRecordEvent(CUcontext context_handle, CUevent event_
         forget_capture(*event);
         event->stamp = nullptr;
         event->tickets = all_work(*context);
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 12050) cuCtxWaitEvent(CUcontext context_handle, CUevent event_handle) {
-    return call(Entry::cuCtxWaitEvent, [&](Call& c) {
-        const auto context = find_context(c.driver, context_handle);
-        const auto event = c.driver.events.find(event_handle);
-        if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-        if (!event) return CUDA_ERROR_INVALID_HANDLE;
-        if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
-        if (break_captures_of(c.driver, *context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        for (const auto& stream : context->streams)
-            if (!stream->closed()) enqueue(*stream, event->tickets, nullptr);
         return CUDA_SUCCESS;
     });
 }

@@ -79,10 +79,6 @@ Faults::Faults() {
         const auto parts = split(item, ':');
         if (parts.size() == 2) delay(parts[0], parse_time(parts[1]));
     }
-    for (const auto& item : split(environment("GPU_SLEEP_SIM_CORRUPT"), ',')) {
-        const auto parts = split(item, ':');
-        if (parts.size() == 2) corrupt_copy(parts[0], std::strtoull(parts[1].c_str(), nullptr, 10));
-    }
 }
 
 void Faults::fail(const std::string& name, std::uint64_t nth, CUresult status, unsigned flags) {

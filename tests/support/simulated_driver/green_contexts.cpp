@@ -51,12 +51,11 @@ SIM_ENTRY(safe, 12040) cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx handle) 
 }
 
 SIM_ENTRY(safe, 12050)
-cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx handle, unsigned flags, int priority) {
+cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx handle, unsigned flags, int) {
     return call(Entry::cuGreenCtxStreamCreate, [&](Call& c) {
         const auto green = c.driver.green_contexts.find(handle);
         if (!stream || !green || flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-        *stream = c.driver.streams.insert(
-            add_stream(c.driver, *green->context, Stream::Kind::non_blocking, priority));
+        *stream = c.driver.streams.insert(add_stream(*green->context, Stream::Kind::non_blocking));
         return CUDA_SUCCESS;
     });
 }

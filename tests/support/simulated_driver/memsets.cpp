@@ -15,7 +15,6 @@ using Fill = CUDA_MEMSET_NODE_PARAMS;
 bool is_synchronous(Entry entry) noexcept {
     switch (entry) {
     case Entry::cuMemsetD8:
-    case Entry::cuMemsetD16:
     case Entry::cuMemsetD32:
     case Entry::cuMemsetD2D8:
     case Entry::cuMemsetD2D16:
@@ -60,10 +59,6 @@ using namespace gpu_sleep::sim;
 
 SIM_ENTRY(queued, 3020) cuMemsetD8(CUdeviceptr to, unsigned char value, std::size_t count) {
     return call_memset(Entry::cuMemsetD8, {to, 0, value, 1, count, 1}, nullptr);
-}
-
-SIM_ENTRY(queued, 3020) cuMemsetD16(CUdeviceptr to, unsigned short value, std::size_t count) {
-    return call_memset(Entry::cuMemsetD16, {to, 0, value, 2, count, 1}, nullptr);
 }
 
 SIM_ENTRY(queued, 3020) cuMemsetD32(CUdeviceptr to, unsigned value, std::size_t count) {

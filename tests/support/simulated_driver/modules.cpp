@@ -48,12 +48,6 @@ CUresult call_with_function(Entry entry, CUfunction handle, Body&& body) noexcep
     });
 }
 
-CUresult get_name(const Function& function, const char** name) {
-    if (!name) return CUDA_ERROR_INVALID_VALUE;
-    *name = function.kernel->name.c_str();
-    return CUDA_SUCCESS;
-}
-
 CUresult get_parameter(const Function& function, std::size_t index, std::size_t* offset, std::size_t* bytes) {
     const auto& parameters = function.kernel->parameters;
     if (!offset || index >= parameters.size()) return CUDA_ERROR_INVALID_VALUE;
@@ -103,14 +97,6 @@ SIM_ENTRY(safe, 2000) cuModuleGetFunction(CUfunction* function, CUmodule handle,
     });
 }
 
-SIM_ENTRY(safe, 11070) cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
-    return call(Entry::cuModuleGetLoadingMode, [&](Call&) {
-        if (!mode) return CUDA_ERROR_INVALID_VALUE;
-        *mode = CU_MODULE_LAZY_LOADING;
-        return CUDA_SUCCESS;
-    });
-}
-
 SIM_ENTRY(unsafe, 12000)
 cuLibraryLoadData(CUlibrary* handle, const void* image, CUjit_option*, void**, unsigned, CUlibraryOption*,
                   void**, unsigned) {
@@ -148,11 +134,6 @@ SIM_ENTRY(safe, 12000) cuKernelGetFunction(CUfunction* function, CUkernel kernel
     });
 }
 
-SIM_ENTRY(safe, 12030) cuKernelGetName(const char** name, CUkernel kernel) {
-    return call_with_function(Entry::cuKernelGetName, reinterpret_cast<CUfunction>(kernel),
-                              [&](const Function& function) { return get_name(function, name); });
-}
-
 SIM_ENTRY(safe, 12040)
 cuKernelGetParamInfo(CUkernel kernel, std::size_t index, std::size_t* offset, std::size_t* bytes) {
     return call_with_function(
@@ -160,35 +141,12 @@ cuKernelGetParamInfo(CUkernel kernel, std::size_t index, std::size_t* offset, st
         [&](const Function& function) { return get_parameter(function, index, offset, bytes); });
 }
 
-SIM_ENTRY(safe, 2020) cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
-    return call_with_function(Entry::cuFuncGetAttribute, handle, [&](const Function&) {
-        if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
-        *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 9000) cuFuncSetAttribute(CUfunction handle, CUfunction_attribute, int) {
-    return call_with_function(Entry::cuFuncSetAttribute, handle,
-                              [](const Function&) { return CUDA_SUCCESS; });
-}
-
-SIM_ENTRY(safe, 3000) cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
-    return call_with_function(Entry::cuFuncSetCacheConfig, handle,
-                              [](const Function&) { return CUDA_SUCCESS; });
-}
-
-SIM_ENTRY(safe, 11000) cuFuncGetModule(CUmodule* module, CUfunction handle) {
-    return call_with_function(Entry::cuFuncGetModule, handle, [&](const Function& function) {
-        if (!module) return CUDA_ERROR_INVALID_VALUE;
-        *module = function.module;
-        return CUDA_SUCCESS;
-    });
-}
-
 SIM_ENTRY(safe, 12030) cuFuncGetName(const char** name, CUfunction handle) {
-    return call_with_function(Entry::cuFuncGetName, handle,
-                              [&](const Function& function) { return get_name(function, name); });
+    return call_with_function(Entry::cuFuncGetName, handle, [&](const Function& function) {
+        if (!name) return CUDA_ERROR_INVALID_VALUE;
+        *name = function.kernel->name.c_str();
+        return CUDA_SUCCESS;
+    });
 }
 
 SIM_ENTRY(safe, 12040)

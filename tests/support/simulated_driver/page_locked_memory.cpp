@@ -29,12 +29,6 @@ CUresult allocate(Call& c, const Context& context, void** pointer, std::size_t b
 
 using namespace gpu_sleep::sim;
 
-SIM_ENTRY(unsafe, 3020) cuMemAllocHost(void** pointer, std::size_t bytes) {
-    return call_in_context(Entry::cuMemAllocHost, [&](Call& c, Context& context) {
-        return allocate(c, context, pointer, bytes, 0);
-    });
-}
-
 SIM_ENTRY(unsafe, 2020) cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
     return call_in_context(Entry::cuMemHostAlloc, [&](Call& c, Context& context) {
         return allocate(c, context, pointer, bytes, flags);

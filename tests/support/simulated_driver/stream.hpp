@@ -52,8 +52,7 @@ public:
     using Task = std::function<void()>;
     enum class Kind : std::uint8_t { legacy, blocking, non_blocking };
 
-    Stream(Context& owner, Kind kind, std::uint64_t id, int priority)
-        : context(owner), kind_(kind), id_(id), priority_(priority) {}
+    Stream(Context& owner, Kind kind) : context(owner), kind_(kind) {}
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;
     ~Stream();
@@ -79,8 +78,6 @@ public:
     [[nodiscard]] const std::atomic<bool>& abandoned() const noexcept { return abandoned_; }
 
     [[nodiscard]] Kind kind() const noexcept { return kind_; }
-    [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
-    [[nodiscard]] int priority() const noexcept { return priority_; }
     [[nodiscard]] bool blocks_legacy() const noexcept { return kind_ == Kind::blocking; }
 
     Context& context;                 ///< outlives the stream's work
@@ -94,8 +91,6 @@ private:
     void work();
 
     const Kind kind_;
-    const std::uint64_t id_;
-    const int priority_;
     const std::shared_ptr<Timeline> timeline_ = std::make_shared<Timeline>();
     std::uint64_t submitted_ = 0; ///< guarded by the driver's lock
     std::atomic<bool> closing_{false};

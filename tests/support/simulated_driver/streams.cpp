@@ -46,10 +46,10 @@ private:
     void* data_;
 };
 
-CUresult create_stream(Call& c, Context& context, CUstream* handle, unsigned flags, int priority) {
+CUresult create_stream(Call& c, Context& context, CUstream* handle, unsigned flags) {
     if (!handle || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) return CUDA_ERROR_INVALID_VALUE;
     const auto kind = flags == CU_STREAM_NON_BLOCKING ? Stream::Kind::non_blocking : Stream::Kind::blocking;
-    *handle = c.driver.streams.insert(add_stream(c.driver, context, kind, std::clamp(priority, -5, 0)));
+    *handle = c.driver.streams.insert(add_stream(context, kind));
     return CUDA_SUCCESS;
 }
 
@@ -69,13 +69,13 @@ using namespace gpu_sleep::sim;
 
 SIM_ENTRY(safe, 2000) cuStreamCreate(CUstream* handle, unsigned flags) {
     return call_in_context(Entry::cuStreamCreate, [&](Call& c, Context& context) {
-        return create_stream(c, context, handle, flags, 0);
+        return create_stream(c, context, handle, flags);
     });
 }
 
-SIM_ENTRY(safe, 5050) cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
+SIM_ENTRY(safe, 5050) cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int) {
     return call_in_context(Entry::cuStreamCreateWithPriority, [&](Call& c, Context& context) {
-        return create_stream(c, context, handle, flags, priority);
+        return create_stream(c, context, handle, flags);
     });
 }
 
@@ -127,42 +127,6 @@ SIM_ENTRY(safe, 9020) cuStreamGetCtx(CUstream handle, CUcontext* context) {
         *context = stream->context.handle;
         return CUDA_SUCCESS;
     });
-}
-
-SIM_ENTRY(safe, 12080) cuStreamGetDevice(CUstream handle, CUdevice* device) {
-    return call_with_stream(Entry::cuStreamGetDevice, handle,
-                            [&](Call&, const std::shared_ptr<Stream>& stream) {
-                                if (!device) return CUDA_ERROR_INVALID_VALUE;
-                                *device = stream->context.device;
-                                return CUDA_SUCCESS;
-                            });
-}
-
-SIM_ENTRY(safe, 5050) cuStreamGetFlags(CUstream handle, unsigned* flags) {
-    return call_with_stream(Entry::cuStreamGetFlags, handle,
-                            [&](Call&, const std::shared_ptr<Stream>& stream) {
-                                if (!flags) return CUDA_ERROR_INVALID_VALUE;
-                                *flags = stream->kind() == Stream::Kind::non_blocking ? CU_STREAM_NON_BLOCKING
-                                                                                      : CU_STREAM_DEFAULT;
-                                return CUDA_SUCCESS;
-                            });
-}
-
-SIM_ENTRY(safe, 12000) cuStreamGetId(CUstream handle, unsigned long long* id) {
-    return call_with_stream(Entry::cuStreamGetId, handle, [&](Call&, const std::shared_ptr<Stream>& stream) {
-        if (!id) return CUDA_ERROR_INVALID_VALUE;
-        *id = stream->id();
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 5050) cuStreamGetPriority(CUstream handle, int* priority) {
-    return call_with_stream(Entry::cuStreamGetPriority, handle,
-                            [&](Call&, const std::shared_ptr<Stream>& stream) {
-                                if (!priority) return CUDA_ERROR_INVALID_VALUE;
-                                *priority = stream->priority();
-                                return CUDA_SUCCESS;
-                            });
 }
 
 SIM_ENTRY(queued, 10000) cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
