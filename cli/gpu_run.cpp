@@ -15,18 +15,19 @@
 #include "model/environment.hpp"
 #include "model/request.hpp"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 using namespace gpu_sleep;
 
@@ -44,7 +45,8 @@ constexpr const char* k_exit_statuses =
     "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage or rules, or if "
     "the agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such "
     "command.";
-constexpr const char* k_login = "What gpu-enable does";
+constexpr std::array<std::string_view, 4> k_login_options = {"--enable-for", "--disable-for",
+                                                             "--show-enabled", "--root"};
 
 /// What was typed before the command.
 struct Options {
@@ -139,35 +141,44 @@ usage::Table table_of(Options& options, LoginOptions& login) {
            {"--keep-gil", usage::flag(options.keep_gil),
             "Hold Python's lock (the GIL) while a Python thread waits to launch or copy"},
            usage::old({"--release-gil", usage::flag(options.release_gil), {}})}},
-         {k_login,
+         {"What gpu-enable does",
           {usage::old({"--enable-for", usage::choice("user|machine", into(login.enable_for)), {}}),
            usage::old({"--disable-for", usage::choice("user|machine", into(login.disable_for)), {}}),
            usage::old({"--show-enabled", usage::flag(login.shows), {}}),
            usage::old({"--root", usage::path("DIR", login.root), {}})}}},
         k_examples,
-        k_exit_statuses};
+        k_exit_statuses,
+        {},
+        {{"--deep", "--idle"}, {"--store", "--idle"}, {"--dir", "--idle"}},
+        {{"--keep-gil", "--release-gil"},
+         {"--no-capture", "--tag"}, // with the next three: what they say cannot be known then
+         {"--no-capture", "--min-size"},
+         {"--no-capture", "--rules"},
+         {"--no-capture", "--idle"},
+         {"--enable-for", "--disable-for"},
+         {"--enable-for", "--show-enabled"},
+         {"--disable-for", "--show-enabled"}}};
 }
 
-/// Says which options need or exclude one another.
-void relate_options(CLI::App& app) {
-    const auto option = [&app](const char* name) { return app.get_option(name); };
-    for (const auto* each : {"--deep", "--store", "--dir"}) option(each)->needs(option("--idle"));
-    option("--keep-gil")->excludes(option("--release-gil"));
-    for (const auto* each : {"--tag", "--min-size", "--rules", "--idle"}) // which cannot be known then
-        option("--no-capture")->excludes(option(each));
-    option("--enable-for")->excludes(option("--disable-for"))->excludes(option("--show-enabled"));
-    option("--disable-for")->excludes(option("--show-enabled"));
+/// Whether the word after `word` is its value.
+bool takes_next(const usage::Table& table, const std::string& word) {
+    const auto is_meant = [&word](const usage::Row& row) {
+        return row.value.read &&
+               fmt::format(",{},", row.names).find(fmt::format(",{},", word)) != std::string::npos;
+    };
+    return std::any_of(table.groups.begin(), table.groups.end(), [&](const usage::Group& group) {
+        return std::any_of(group.rows.begin(), group.rows.end(), is_meant);
+    });
 }
 
 /// The index in `words` at which the command begins: after "--", or at the first word that is neither an
 /// option nor an option's value.
-std::size_t find_command(const CLI::App& app, const std::vector<std::string>& words) {
+std::size_t find_command(const usage::Table& table, const std::vector<std::string>& words) {
     for (std::size_t i = 1; i < words.size(); ++i) {
         const auto& word = words[i];
         if (word == "--") return i + 1;
         if (word.size() < 2 || word.front() != '-') return i;
-        const auto* option = app.get_option_no_throw(word);
-        if (option && option->get_items_expected_min() > 0) ++i; // its value is the next word
+        if (takes_next(table, word)) ++i;
     }
     return words.size();
 }
@@ -294,29 +305,26 @@ int run_gpu_enable(const LoginOptions& login) {
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app;
     Options options;
     LoginOptions login;
-    usage::add(app, table_of(options, login));
-    relate_options(app);
-
+    auto table = table_of(options, login);
     const std::vector<std::string> words(argv, argv + argc);
-    const auto begin = find_command(app, words);
+    const auto begin = find_command(table, words);
     const bool has_marker = begin > 1 && begin <= words.size() && words[begin - 1] == "--";
     const auto own = static_cast<int>(std::min(begin, words.size())) - (has_marker ? 1 : 0);
-    if (const auto status = cli::parse(app, own, argv)) return *status;
+    cli::Given given;
+    if (const auto status = cli::parse(std::move(table), own, argv, &given)) return *status;
     std::vector<std::string> command(
         words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
     if (login.is_given() && !command.empty())
         return cli::usage_error("gpu-run", "--enable-for, --disable-for and --show-enabled take no COMMAND",
                                 false);
     if (login.is_given()) {
-        for (const auto* option : app.get_options())
-            if (option->count() > 0 && option->get_group() != k_login)
-                return cli::usage_error("gpu-run",
-                                        option->get_name() +
-                                            " is for a COMMAND: programs of a login use the agent's defaults",
-                                        false);
+        for (const auto& option : given.options)
+            if (std::find(k_login_options.begin(), k_login_options.end(), option) == k_login_options.end())
+                return cli::usage_error(
+                    "gpu-run", option + " is for a COMMAND: programs of a login use the agent's defaults",
+                    false);
         return run_gpu_enable(login);
     }
     if (!login.root.empty()) return cli::usage_error("gpu-run", "--root is for gpu-enable", false);

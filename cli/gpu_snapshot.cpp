@@ -10,8 +10,6 @@
 #include "cli/snapshot_listing.hpp"
 #include "store/snapshot_reader.hpp"
 
-#include <CLI/CLI.hpp>
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -232,8 +230,8 @@ std::string read_extent(const std::string& text, Options& options) {
 }
 
 usage::Row path_row(Options& options) {
-    return usage::word_row("PATH", options.path, "a snapshot, or a directory of them",
-                           "A snapshot, or a directory of them");
+    return usage::required(usage::word_row("PATH", options.path, "a snapshot, or a directory of them",
+                                           "A snapshot, or a directory of them"));
 }
 
 usage::Row json_row(Options& options) {
@@ -247,44 +245,39 @@ usage::Row keep_leftovers_row(Options& options) {
 
 usage::Table table_of(Options& options) {
     const auto read = [&options](const std::string& text) { return read_extent(text, options); };
-    return {
-        k_program,
-        "Looks at snapshots: files with the contents of processes that gpu-sleep has put to sleep.",
-        {"ls [OPTION]... PATH", "verify [OPTION]... PATH",
-         "extract --extent N --output FILE [--json] SNAPSHOT"},
-        {},
-        k_examples,
-        k_exit_statuses,
-        {{"gpu-snapshot ls",
-          "List the snapshots of a directory, or what one of them holds",
-          {"[OPTION]... PATH"},
-          {{"Options", {path_row(options), keep_leftovers_row(options), json_row(options)}}}},
-         {"gpu-snapshot verify",
-          "Read a snapshot, or all of a directory, and check every byte",
-          {"[OPTION]... PATH"},
-          {{"Options", {path_row(options), keep_leftovers_row(options), json_row(options)}}}},
-         {"gpu-snapshot extract",
-          "Write the contents of one extent to a new file",
-          {"--extent N --output FILE [--json] SNAPSHOT"},
-          {{"Options",
-            {usage::word_row("SNAPSHOT", options.path, "a snapshot", "A snapshot"),
-             usage::brief({"--extent", usage::text("N", read), "The number of the extent, as ls shows it"}),
-             usage::brief({"-o,--output", usage::path("FILE", options.output),
-                           "The file, which must not exist; - for standard output"}),
-             json_row(options)}}}}}};
+    return {k_program,
+            "Looks at snapshots: files with the contents of processes that gpu-sleep has put to sleep.",
+            {"ls [OPTION]... PATH", "verify [OPTION]... PATH",
+             "extract --extent N --output FILE [--json] SNAPSHOT"},
+            {},
+            k_examples,
+            k_exit_statuses,
+            {{"gpu-snapshot ls",
+              "List the snapshots of a directory, or what one of them holds",
+              {"[OPTION]... PATH"},
+              {{"Options", {path_row(options), keep_leftovers_row(options), json_row(options)}}}},
+             {"gpu-snapshot verify",
+              "Read a snapshot, or all of a directory, and check every byte",
+              {"[OPTION]... PATH"},
+              {{"Options", {path_row(options), keep_leftovers_row(options), json_row(options)}}}},
+             {"gpu-snapshot extract",
+              "Write the contents of one extent to a new file",
+              {"--extent N --output FILE [--json] SNAPSHOT"},
+              {{"Options",
+                {usage::required(usage::word_row("SNAPSHOT", options.path, "a snapshot", "A snapshot")),
+                 usage::required(usage::brief(
+                     {"--extent", usage::text("N", read), "The number of the extent, as ls shows it"})),
+                 usage::required(usage::brief({"-o,--output", usage::path("FILE", options.output),
+                                               "The file, which must not exist; - for standard output"})),
+                 json_row(options)}}}}}};
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app;
     Options options;
-    usage::add(app, table_of(options));
-    app.require_subcommand(1);
-    auto* const pull = app.get_subcommand("extract");
-    for (const auto* each : {"SNAPSHOT", "--extent", "--output"}) pull->get_option(each)->required();
-    for (const auto* each : {"ls", "verify"}) app.get_subcommand(each)->get_option("PATH")->required();
-    if (const auto status = cli::parse(app, argc, argv)) return *status;
-    if (pull->parsed()) return extract(options);
-    return app.got_subcommand("ls") ? list(options) : verify(options);
+    cli::Given given;
+    if (const auto status = cli::parse(table_of(options), argc, argv, &given)) return *status;
+    if (given.subcommand == "extract") return extract(options);
+    return given.subcommand == "ls" ? list(options) : verify(options);
 }

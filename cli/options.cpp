@@ -286,7 +286,9 @@ int usage_error(std::string_view program, const std::string& problem, bool json)
                         make_error(ErrorCode::invalid_argument, "{}; see {} --help", problem, program));
 }
 
-std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
+std::optional<int> parse(usage::Table table, int argc, const char* const* argv, Given* given) {
+    CLI::App app;
+    usage::add(app, std::move(table));
     keep_standard_descriptors();
     auto problem = problem_with_values(app, argc, argv);
     try {
@@ -300,14 +302,12 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
     } catch (const CLI::Error& error) {
         problem = words_for(app, error);
     }
-    if (problem.empty()) return std::nullopt;
-    return usage_error(app.get_name(), problem, wants_json(app, argc, argv));
-}
-
-std::optional<int> parse(usage::Table table, int argc, const char* const* argv) {
-    CLI::App app;
-    usage::add(app, std::move(table));
-    return parse(app, argc, argv);
+    if (!problem.empty()) return usage_error(app.get_name(), problem, wants_json(app, argc, argv));
+    if (!given) return std::nullopt;
+    for (const auto* each : app.get_subcommands()) given->subcommand = each->get_name();
+    for (const auto* each : app.get_options())
+        if (each->count() > 0) given->options.push_back(each->get_name());
+    return std::nullopt;
 }
 
 usage::Row level_row(model::Level& level, bool may_pause) {

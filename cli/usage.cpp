@@ -149,7 +149,11 @@ void add(CLI::App& app, Table table) {
     app.name(table.name.substr(table.name.rfind(' ') + 1));
     for (const auto& group : table.groups)
         for (const auto& row : group.rows)
-            if (auto* const option = add_row(app, row)) option->group(group.heading);
+            if (auto* const option = add_row(app, row))
+                option->group(group.heading)->required(row.is_required);
+    for (const auto& [option, other] : table.needs) app.get_option(option)->needs(app.get_option(other));
+    for (const auto& [option, other] : table.excludes)
+        app.get_option(option)->excludes(app.get_option(other));
     const auto is_old = [](const Row& row) { return row.shown == Shown::never; };
     std::erase_if(table.groups, [is_old](const Group& group) {
         return std::all_of(group.rows.begin(), group.rows.end(), is_old);
@@ -167,6 +171,7 @@ void add(CLI::App& app, Table table) {
         information.rows.push_back({"--version", {}, "Print the version"});
     }
     table.groups.push_back(std::move(information));
+    if (!table.subcommands.empty()) app.require_subcommand(1);
     Group subcommands{"Subcommands", {}};
     for (auto& each : std::exchange(table.subcommands, {})) {
         auto* const command = app.add_subcommand(each.name.substr(each.name.rfind(' ') + 1));
@@ -184,6 +189,11 @@ void add(CLI::App& app, Table table) {
 
 Row brief(Row row) {
     row.shown = Shown::brief;
+    return row;
+}
+
+Row required(Row row) {
+    row.is_required = true;
     return row;
 }
 

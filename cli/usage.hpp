@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace CLI {
@@ -44,6 +45,7 @@ struct Row {
     Value value;
     std::string help; ///< a sentence or two, without the last full stop
     Shown shown = Shown::fully;
+    bool is_required = false;
 };
 
 /// Rows under a heading.
@@ -58,9 +60,11 @@ struct Table {
     std::string purpose;             ///< sentences
     std::vector<std::string> usages; ///< what follows the name
     std::vector<Group> groups;
-    std::string examples = {};      ///< lines
-    std::string exit_statuses = {}; ///< sentences
-    std::vector<Table> subcommands = {};
+    std::string examples = {};                                   ///< lines
+    std::string exit_statuses = {};                              ///< sentences
+    std::vector<Table> subcommands = {};                         ///< one of which is required
+    std::vector<std::pair<std::string, std::string>> needs = {}; ///< options, each with one that it needs
+    std::vector<std::pair<std::string, std::string>> excludes = {};
 };
 
 /// Gives `app` all that the table says, and --help, --help-all, --version and the hidden --describe besides.
@@ -68,7 +72,9 @@ void add(CLI::App& app, Table table);
 
 /// `row`, in --help too.
 [[nodiscard]] Row brief(Row row);
-/// `row`, which goes on working until 0.2, and is shown nowhere.
+/// `row`, without which the command line is wrong.
+[[nodiscard]] Row required(Row row);
+/// `row`, which goes on working until 0.3, and is shown nowhere.
 [[nodiscard]] Row old(Row row);
 
 [[nodiscard]] Value flag(bool& value);
