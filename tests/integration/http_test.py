@@ -454,7 +454,7 @@ class GpuRun(unittest.TestCase):
     def test_a_port_that_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as other:
             done = command("gpu-run", "--http", other.getsockname()[1], "--", "echo", "started")
-            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn("Address already in use", done.stderr)
 
 
