@@ -250,6 +250,7 @@ std::optional<Answer> Server::Parts::refuse(MHD_Connection* connection, std::str
                           header(connection, "Sec-Fetch-Site")};
     if (const auto refused = admission_.check(context_of(connection).is_known, headers))
         return refusal(refused->status, ErrorCode::not_permitted, refused->message);
+    connections_.admit(context_of(connection));
     exchange.route = find_route(path);
     if (!exchange.route)
         return refusal(k_not_found, ErrorCode::invalid_argument,

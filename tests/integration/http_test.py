@@ -277,12 +277,13 @@ class Callers(unittest.TestCase):
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_strangers_leave_places(self):
-        with Host() as host, Door(host.pid) as door, contextlib.ExitStack() as stack:
+        with Host() as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door, contextlib.ExitStack() as stack:
             with as_nobody():
                 for _ in range(600):
                     stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
             begin = time.monotonic()
             self.assertEqual(door.ask("GET", "/health")[0], 200)
+            self.assertEqual(self.ask_as_nobody(door, {"Authorization": "Bearer " + TOKEN}), 200)
             self.assertLess(time.monotonic() - begin, 1)  # they are cut off after 2 s
 
     def test_sockets(self):
