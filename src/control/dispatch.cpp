@@ -171,13 +171,10 @@ Result<Process> Dispatch::choose_driver(const std::string& word, const Result<Ta
 /// Has the request name the GPUs that the only process with an agent comes back to.
 Result<void> Dispatch::plan_moves() {
     if (command_.moves.empty() || targets_.reached.empty()) return {};
-    std::vector<Target> asked;
-    for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
-    if (asked.size() + targets_.unreached.size() != 1)
+    if (targets_.reached.size() + targets_.unreached.size() != 1)
         return make_error(ErrorCode::invalid_argument, "--gpu is for one process, but there are {}",
-                          asked.size() + targets_.unreached.size());
-    const auto outcome =
-        std::move(ask_each(finder_, std::move(asked), model::StatusRequest(), k_patience).front());
+                          targets_.reached.size() + targets_.unreached.size());
+    const auto outcome = std::move(ask(model::StatusRequest(), k_patience).front());
     if (const auto* const error = peers::error_of(outcome.answer)) return *error;
     const auto gpus = driver::look_at_gpus();
     if (!gpus)
@@ -197,16 +194,26 @@ Result<void> Dispatch::plan_moves() {
 
 // ---- Asking
 
+std::vector<Outcome> Dispatch::ask(const protocol::Request& question, Milliseconds patience) {
+    std::vector<Target> asked; // an agent waits for another request less long than a person thinks
+    for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
+    return ask_each(finder_, std::move(asked), question, patience);
+}
+
+std::vector<Outcome> Dispatch::ask_status(Milliseconds patience) {
+    auto outcomes = ask(model::StatusRequest(), patience);
+    outcomes.insert(outcomes.end(), targets_.unreached.begin(), targets_.unreached.end());
+    return outcomes;
+}
+
 std::vector<Loss> Dispatch::losses() {
     const auto* const sleep = sleep_of(command_);
     if (!sleep || sleep->dry_run || (sleep->level != model::Level::drop && sleep->discard.empty())) return {};
     auto rehearsal = command_.request;
     model::sleep_in(rehearsal)->dry_run = true;
     model::sleep_in(rehearsal)->joint = false;
-    std::vector<Target> asked; // an agent waits for another request less long than a person thinks
-    for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
     std::vector<Loss> losses;
-    for (const auto& outcome : ask_each(finder_, std::move(asked), rehearsal, k_patience)) {
+    for (const auto& outcome : ask(rehearsal, k_patience)) {
         const auto* const report = std::get_if<model::Report>(&outcome.answer);
         if (!report || report->dropped_without_refill.empty()) continue;
         const auto& tags = report->dropped_without_refill;

@@ -204,6 +204,12 @@ struct LiveRequest : Terms {
     bool ignore_inhibitors = false; ///< likewise
 };
 
+/// Runs the callback that the program has registered by `name`; whether it has one, Report::changed says.
+struct CallRequest : Terms {
+    std::string name;
+    std::string argument{}; ///< for the callback
+};
+
 /// Refuses a pause that asks for what one cannot do. Errors: invalid_argument.
 [[nodiscard]] Result<void> check_pause(const SleepRequest& request);
 
@@ -242,6 +248,7 @@ template <class Variant>
     if (auto* const idle = std::get_if<IdleSleepRequest>(&request)) return idle;
     if (auto* const release = std::get_if<ReleaseRequest>(&request)) return release;
     if (auto* const live = std::get_if<LiveRequest>(&request)) return live;
+    if (auto* const call = std::get_if<CallRequest>(&request)) return call;
     return std::get_if<WakeRequest>(&request);
 }
 
@@ -435,6 +442,7 @@ struct Holdings {
     Bytes retained_bytes = 0; ///< host memory that holds contents of what is awake, for the next sleep
     std::vector<std::string> directories; ///< of its files of contents, as it sees them
     Bytes unreleased_bytes = 0;           ///< of what sleeps, GPU memory that the driver did not release
+    std::string reply;                    ///< of a callback by name; may be empty
 };
 
 /// How work is met.

@@ -29,6 +29,7 @@ public:
     ///   touch     before a sleep: gives the GPU work
     ///   refill    after a wake: fills the dropped tags again and says so
     ///   relapse   the same, and then fails: 5
+    ///   named     by name: abort, reset_prefix_cache (replies what it was told), broken, linger
     ///   reenter   before a sleep: tries to wake the process, and refuses if that was not refused
     [[nodiscard]] Result<std::string> install(std::istream& words);
 
@@ -40,6 +41,7 @@ public:
 
 private:
     static int before_sleep(const gpu_sleep_event* event, void* self);
+    static int reply(const gpu_sleep_event* event, void* self);
     static int after_wake(const gpu_sleep_event* event, void* self);
     void note(const gpu_sleep_event& event, int& count);
     [[nodiscard]] int linger();
