@@ -254,6 +254,25 @@ gpu_sleep_status gpu_sleep_add_callback(gpu_sleep_callback before_sleep, gpu_sle
     });
 }
 
+gpu_sleep_status gpu_sleep_add_named_callback(const char* name, gpu_sleep_callback callback, void* user,
+                                              uint32_t deadline_ms, int* id) {
+    return finish([&]() -> Result<void> {
+        if (!name || !model::is_valid_tag(name) || !callback)
+            return invalid("a callback by name has a function, and a name as a tag's");
+        const int added =
+            Agent::instance().callbacks().add_named(name, callback, user, Milliseconds(deadline_ms));
+        if (id) *id = added;
+        return {};
+    });
+}
+
+gpu_sleep_status gpu_sleep_reply(const char* json) {
+    return finish([&]() -> Result<void> {
+        if (!json) return invalid("the reply is NULL");
+        return Agent::instance().callbacks().reply(json);
+    });
+}
+
 gpu_sleep_status gpu_sleep_remove_callback(int id) {
     return finish([&] { return Agent::instance().callbacks().remove(id); });
 }

@@ -42,9 +42,9 @@ constexpr const char* k_examples =
     "  gpu-run --idle 15m -- python3 serve.py    asleep after 15 minutes unused\n"
     "  gpu-enable user                           the same for all that you start\n";
 constexpr const char* k_exit_statuses =
-    "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage or rules, or if "
-    "the agent cannot be loaded into COMMAND, 126 if COMMAND cannot be executed, 127 if there is no such "
-    "command.";
+    "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage or rules, an "
+    "address of --http that is taken, or if the agent cannot be loaded into COMMAND, 126 if COMMAND cannot "
+    "be executed, 127 if there is no such command.";
 constexpr std::array<std::string_view, 4> k_login_options = {"--enable-for", "--disable-for",
                                                              "--show-enabled", "--root"};
 
@@ -273,7 +273,7 @@ int run(const Options& options, std::vector<std::string> command) {
 
     if (options.door.address)
         if (const auto opened = open_door(options, self.parent_path()); !opened)
-            return print_error(opened.error().message, exit_status::failed_awake);
+            return print_error(opened.error().message, traits(opened.error().code).exit_status);
 
     if (options.need) {
         const auto min_awake = options.min_awake.value_or(model::WakeRequest().min_awake);

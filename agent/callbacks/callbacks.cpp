@@ -16,6 +16,7 @@ namespace gpu_sleep::agent {
 namespace {
 
 constexpr std::size_t k_most_of_a_reason = 1000;
+constexpr std::size_t k_longest_reply = 64 * k_kib;
 
 std::vector<const char*> pointers_of(const std::vector<std::string>& names) {
     std::vector<const char*> pointers;
@@ -42,6 +43,18 @@ Result<void> Callbacks::explain(std::string_view why) {
     return {};
 }
 
+Result<void> Callbacks::reply(std::string_view text) {
+    if (text.size() > k_longest_reply)
+        return make_error(ErrorCode::invalid_argument, "a reply has at most {} bytes", k_longest_reply);
+    std::string kept(text);
+    const bool may = works_for_callback();
+    const MutexLock lock(mutex_);
+    if (!may || !event_ || !event_->argument)
+        return make_error(ErrorCode::invalid_argument, "this thread is not working for a callback by name");
+    reply_ = std::move(kept);
+    return {};
+}
+
 Result<void> Callbacks::enlist(const gpu_sleep_event* event) {
     const MutexLock lock(mutex_);
     if (!event || event != event_)
@@ -64,6 +77,15 @@ int Callbacks::add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wak
     return next_id_++;
 }
 
+int Callbacks::add_named(std::string_view name, gpu_sleep_callback function, void* user,
+                         Milliseconds deadline) {
+    Entry entry{0, nullptr, nullptr, user, deadline, std::string(name), function};
+    const MutexLock lock(mutex_);
+    entry.id = next_id_;
+    entries_.push_back(std::move(entry));
+    return next_id_++;
+}
+
 Result<void> Callbacks::remove(int id) {
     MutexLock lock(mutex_);
     const auto removed = std::erase_if(entries_, [=](const Entry& e) { return e.id == id; });
@@ -76,6 +98,34 @@ Result<void> Callbacks::remove(int id) {
 std::vector<Callbacks::Entry> Callbacks::snapshot() {
     const MutexLock lock(mutex_);
     return entries_;
+}
+
+std::optional<Callbacks::Entry> Callbacks::find_named(std::string_view name) {
+    const MutexLock lock(mutex_);
+    const auto found = std::find_if(entries_.rbegin(), entries_.rend(),
+                                    [=](const Entry& e) { return e.by_name && e.name == name; });
+    return found == entries_.rend() ? std::nullopt : std::optional(*found);
+}
+
+bool Callbacks::has_named(std::string_view name) {
+    return find_named(name).has_value();
+}
+
+Result<std::string> Callbacks::run_named(std::string_view name, std::string_view argument,
+                                         Clock::time_point deadline) {
+    auto entry = find_named(name);
+    if (!entry) return make_error(ErrorCode::refused, "the program has removed its callback '{}'", name);
+    Event event;
+    event.argument = argument;
+    const auto function = entry->by_name;
+    const auto job = std::make_shared<Job>(
+        Job{*std::move(entry), function, std::make_shared<const Event>(std::move(event))});
+    const auto result = run(job, deadline);
+    if (!result) return result.error();
+    if (*result != 0)
+        return make_error(ErrorCode::refused, "the callback '{}' of the program {}", name,
+                          described("failed", *job));
+    return std::move(job->reply);
 }
 
 Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point deadline, Jobs& owed) {
@@ -224,13 +274,20 @@ int Callbacks::call(const Job& job) {
     const auto dropped = pointers_of(told.dropped_tags);
     gate::Pass pass;
     auto& event = events_[pass.number() % events_.size()];
-    event = {sizeof(gpu_sleep_event), told.level,     tags.size(),      tags.data(),
-             dropped.size(),          dropped.data(), told.deep ? 1 : 0};
+    event = {sizeof(gpu_sleep_event),
+             told.level,
+             tags.size(),
+             tags.data(),
+             dropped.size(),
+             dropped.data(),
+             told.deep ? 1 : 0,
+             job.entry.by_name ? told.argument.c_str() : nullptr};
     {
         const MutexLock lock(mutex_);
         event_ = &event;
         pass_ = pass.number();
         why_.clear();
+        reply_.clear();
     }
     Invocation invocation{*this, job, event, pass};
     gpu_sleep_call_or_park(invoke, &invocation, [](void* lost) {
@@ -271,6 +328,7 @@ void Callbacks::serve() {
         lock.lock();
         event_ = nullptr;
         job->why = std::move(why_);
+        job->reply = std::move(reply_);
         job->result = value;
         job->done = true;
         job_.reset();

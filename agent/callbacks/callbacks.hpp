@@ -17,6 +17,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,6 +31,7 @@ struct Event {
     std::vector<std::string> tags;
     std::vector<std::string> dropped_tags;
     bool deep = false;
+    std::string argument{}; ///< of a callback by name
 };
 
 /// Thread-safe. Never destroyed: a late callback may still run when the process ends.
@@ -43,6 +45,8 @@ public:
     /// Returns the id for remove().
     int add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
             Milliseconds deadline);
+    /// The same for a callback by name; of several by one name the last counts.
+    int add_named(std::string_view name, gpu_sleep_callback function, void* user, Milliseconds deadline);
     /// Waits until the callbacks of `id` no longer run, unless the calling thread works for a callback.
     /// Errors: invalid_argument.
     [[nodiscard]] Result<void> remove(int id);
@@ -68,6 +72,15 @@ public:
     /// bound only how long this waits for them.
     void call_off(Jobs owed, Clock::time_point deadline) noexcept;
 
+    [[nodiscard]] bool has_named(std::string_view name);
+    /// Runs the callback by that name, and gives its reply, which may be empty. Errors: refused (its value is
+    /// not 0, or there is none), timed_out.
+    [[nodiscard]] Result<std::string> run_named(std::string_view name, std::string_view argument,
+                                                Clock::time_point deadline);
+    /// Keeps the reply of the callback by name that the calling thread works for. Errors: invalid_argument
+    /// (it works for none, or the reply is too long).
+    [[nodiscard]] Result<void> reply(std::string_view text);
+
     /// Keeps why the callback that the calling thread works for is going to refuse or fail. Errors:
     /// invalid_argument (it works for none).
     [[nodiscard]] Result<void> explain(std::string_view why);
@@ -86,6 +99,8 @@ private:
         gpu_sleep_callback after_wake;
         void* user;
         Milliseconds deadline;
+        std::string name{}; ///< of a callback by name, which is neither of the two
+        gpu_sleep_callback by_name = nullptr;
     };
     struct Job {
         Entry entry;
@@ -95,9 +110,11 @@ private:
         bool done = false;
         bool is_owed = false; ///< nobody waits for its result
         std::string why{};    ///< in its own words, of a result other than 0; may be empty
+        std::string reply{};  ///< of a callback by name
     };
 
     [[nodiscard]] std::vector<Entry> snapshot();
+    [[nodiscard]] std::optional<Entry> find_named(std::string_view name);
     [[nodiscard]] bool is_idle() const noexcept GPU_SLEEP_REQUIRES(mutex_) { return !job_ && owed_.empty(); }
     [[nodiscard]] bool is_registered(int id) const noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// What `job`, which is done, did: `verb`, and why.
@@ -136,6 +153,7 @@ private:
         event_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr;    ///< that of the callback that runs; null for none
     std::uint64_t pass_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< and its number
     std::string why_ GPU_SLEEP_GUARDED_BY(mutex_);        ///< what it has explained
+    std::string reply_ GPU_SLEEP_GUARDED_BY(mutex_);
     bool has_thread_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
     int next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = 1;
 };

@@ -13,6 +13,7 @@
 #include "intercepted/ipc.hpp"
 #include "intercepted/own_memory.hpp"
 #include "model/environment.hpp"
+#include "operations/call.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/joint.hpp"
 #include "operations/live_operation.hpp"
@@ -401,6 +402,8 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
             return operations::release(parts_, *release, progress);
         if (const auto* const live = std::get_if<model::LiveRequest>(&operation))
             return operations::run_live(parts_, *live, progress, asker);
+        if (const auto* const call = std::get_if<model::CallRequest>(&operation))
+            return operations::call(parts_, *call, progress);
         if (sleep) {
             operations::Joint joint(sleep->joint, progress, directives);
             if (const auto* const idle = std::get_if<model::IdleSleepRequest>(&operation))

@@ -21,7 +21,8 @@ using model::Transition;
 
 bool changes_nothing(const server::Operation& operation) noexcept {
     return model::terms_in(operation)->dry_run || std::holds_alternative<model::ReleaseRequest>(operation) ||
-           std::holds_alternative<model::LiveRequest>(operation);
+           std::holds_alternative<model::LiveRequest>(operation) ||
+           std::holds_alternative<model::CallRequest>(operation);
 }
 
 /// A sleep may have set no more than how touches are met; a new pause has waited for the GPU.

@@ -19,7 +19,7 @@
 namespace gpu_sleep::agent::server {
 
 using Operation = std::variant<model::SleepRequest, model::IdleSleepRequest, model::ReleaseRequest,
-                               model::LiveRequest, model::WakeRequest>;
+                               model::LiveRequest, model::CallRequest, model::WakeRequest>;
 using Outcome = std::variant<model::Report, model::Failure>;
 /// Told how far an operation is; false means that the asker has gone, or cannot be told of the point of no
 /// return (Progress::Phase::release).

@@ -21,10 +21,14 @@ Connections::~Connections() {
 
 Connection* Connections::add(int socket, bool is_known, Milliseconds limit) {
     const std::lock_guard guard(mutex_);
-    all_.push_back({socket, is_known, Clock::now() + limit});
-    const auto strangers =
-        std::count_if(all_.begin(), all_.end(), [](const Connection& each) { return !each.is_known; });
-    if (!is_known && static_cast<std::size_t>(strangers) > most_strangers_) ::shutdown(socket, SHUT_RDWR);
+    all_.push_back({socket, is_known, !is_known, Clock::now() + limit});
+    const auto is_stranger = [](const Connection& each) { return each.is_stranger; };
+    if (!is_known &&
+        static_cast<std::size_t>(std::count_if(all_.begin(), all_.end(), is_stranger)) > most_strangers_) {
+        auto& oldest = *std::find_if(all_.begin(), all_.end(), is_stranger);
+        oldest.is_stranger = false; // the library is about to close it
+        ::shutdown(oldest.socket, SHUT_RDWR);
+    }
     changed_.notify_one();
     return &all_.back();
 }
@@ -32,6 +36,11 @@ Connection* Connections::add(int socket, bool is_known, Milliseconds limit) {
 void Connections::remove(Connection* connection) {
     const std::lock_guard guard(mutex_);
     std::erase_if(all_, [=](const Connection& each) { return &each == connection; });
+}
+
+void Connections::admit(Connection& connection) {
+    const std::lock_guard guard(mutex_);
+    connection.is_stranger = false;
 }
 
 void Connections::limit(Connection& connection, std::optional<Milliseconds> time) {

@@ -19,12 +19,13 @@ namespace gpu_sleep::cli::http {
 struct Connection {
     int socket = -1;
     bool is_known = false;      ///< its other end, to Admission
+    bool is_stranger = false;   ///< shared, by Connections: it is not, and has sent no token
     Clock::time_point deadline; ///< shared, by Connections
 };
 
 /// Cuts off connections that do not say or take what is due. The library's own limit begins anew with each
-/// byte, so that one byte a second would hold a connection for ever. Strangers get some of the places only.
-/// Has a thread. Thread-safe.
+/// byte, so that one byte a second would hold a connection for ever. Strangers get some of the places only,
+/// and the oldest of them makes way for the next, who may have the token. Has a thread. Thread-safe.
 class Connections {
 public:
     explicit Connections(std::size_t most_strangers)
@@ -35,9 +36,10 @@ public:
     ~Connections();
 
     /// The connection stays where it is until it is removed, before `socket` is closed.
-    /// A stranger for whom there is no place is cut off at once.
     [[nodiscard]] Connection* add(int socket, bool is_known, Milliseconds limit);
     void remove(Connection* connection);
+    /// It has sent the token.
+    void admit(Connection& connection);
     /// The time begins anew. Unset: no limit, for it is our turn.
     void limit(Connection& connection, std::optional<Milliseconds> time);
 

@@ -6,8 +6,6 @@
 
 #include "cli/json_value.hpp"
 #include "cli/metrics.hpp"
-#include "control/dispatch.hpp"
-#include "control/members.hpp"
 #include "driver/management.hpp"
 
 #include <algorithm>
@@ -112,23 +110,45 @@ Answer answer_with(const OrderedJson& value, int status = k_ok) {
 Answer confirmation(const Route& route, const Plan& plan, const std::vector<control::Outcome>& outcomes) {
     const auto* const failed = failed_in(outcomes);
     const auto reports = reports_in(outcomes);
-    const auto unreleased = route.action == Action::sleep ? unreleased_in(reports) : 0;
     auto status = control::exit_status_of(outcomes);
     if (failed && status == exit_status::done) status = exit_status::failed_awake; // it was withdrawn
-    if (!failed && unreleased != 0) status = exit_status::failed_asleep;
     auto value = document_of(k_program, outcomes, status);
     if (failed) {
         value["error"] = error_value(k_program, *peers::error_of(failed->answer), failed->has_waited);
         return answer_with(value, http_status_of(status));
     }
     add_figures(route, plan, reports, value);
-    if (unreleased == 0) return answer_with(value);
+    if (status == exit_status::done) return answer_with(value);
     value["status"] = "error";
     value["error"] = error_value(
         k_program, make_error(ErrorCode::driver_failed,
                               "the driver did not release {} of what sleeps; the next wake takes it back",
-                              format_bytes(unreleased)));
+                              format_bytes(unreleased_in(reports))));
     return answer_with(value, k_internal);
+}
+
+/// What the callbacks replied, as it is: it could be as deep as it is long.
+Answer results(const model::CallRequest& request, const std::vector<control::Outcome>& outcomes) {
+    std::string replies;
+    bool has_run = false;
+    for (const auto& report : reports_in(outcomes)) {
+        if (!report.changed) continue;
+        const auto& reply = report.reply;
+        replies += std::exchange(has_run, true) ? "," : "";
+        replies += reply.empty() ? "null" : OrderedJson::accept(reply) ? reply : written(OrderedJson(reply));
+    }
+    const auto status = control::exit_status_of(outcomes);
+    auto value = document_of(k_program, outcomes, status);
+    if (const auto* const failed = failed_in(outcomes)) {
+        const auto& error = *peers::error_of(failed->answer);
+        value["error"] = error_value(k_program, error);
+        return answer_with(value, http_status_of(traits(error.code).exit_status));
+    }
+    if (!has_run)
+        return answer_of(k_not_found, make_error(ErrorCode::invalid_argument,
+                                                 "the program has no callback named '{}'", request.name));
+    value["status"] = "ok";
+    return {k_ok, fmt::format("{{\"results\": [{}],{}\n", replies, written(value).substr(1))};
 }
 
 } // namespace
@@ -143,14 +163,14 @@ Answer answer_of(const Error& error) {
     return answer_of(http_status_of(traits(error.code).exit_status), error);
 }
 
+Result<control::Dispatch> Program::find(protocol::Request request) const {
+    return control::Dispatch::select({whom_, std::move(request)});
+}
+
 Program::Outcomes Program::ask() const {
-    control::Finder finder;
-    const control::Search search{.user = whom_.user};
-    auto found = !whom_.group.empty() ? control::find_group(finder, whom_.group, search)
-                 : whom_.tree         ? control::find_tree(finder, whom_.words.front(), search)
-                                      : control::find_targets(finder, whom_.words.front(), search);
+    auto found = find();
     if (!found) return std::move(found).error();
-    return control::ask_status(finder, *std::move(found), k_patience);
+    return found->ask_status(k_patience);
 }
 
 Answer Program::look(const Route& route, const Outcomes& outcomes) {
@@ -191,25 +211,49 @@ protocol::Request Program::request_for(const Route& route, const Wish& wish, con
     return wake;
 }
 
+Answer Program::call(const model::CallRequest& request, control::Interruptions& interruptions) const {
+    auto dispatch = find(request);
+    if (!dispatch) return answer_of(dispatch.error());
+    control::Listener listener;
+    const auto outcomes = dispatch->carry_out(listener, interruptions);
+    if (!outcomes) return answer_of(outcomes.error());
+    return results(request, *outcomes);
+}
+
 Answer Program::change(const Route& route, const Wish& wish, control::Interruptions& interruptions) const {
     Plan plan;
-    Outcomes outcomes = std::vector<control::Outcome>();
+    std::vector<control::Outcome> outcomes;
+    if (wish.aborts)
+        if (auto failed = abort(interruptions)) return *std::move(failed);
+    auto dispatch = find();
+    if (!dispatch) return answer_of(dispatch.error());
     // Else all is the program's to choose, whatever it has.
     const bool ends_pause = route.is_pause && route.action == Action::wake;
     if (!wish.tags.empty() || wish.level == model::Level::drop || waking_.make_room || ends_pause) {
-        outcomes = ask();
-        if (!outcomes) return answer_of(outcomes.error());
-        plan = plan_of(route, wish, reports_in(*outcomes));
+        outcomes = dispatch->ask_status(k_patience);
+        plan = plan_of(route, wish, reports_in(outcomes));
     }
-    if (!plan.is_nothing && !failed_in(*outcomes)) {
-        control::Command command{whom_, request_for(route, wish, plan, outcomes->size())};
-        auto dispatch = control::Dispatch::select(std::move(command));
-        if (!dispatch) return answer_of(dispatch.error());
+    if (!plan.is_nothing && !failed_in(outcomes)) {
+        dispatch->ask_for(request_for(route, wish, plan, outcomes.size()));
         control::Listener listener;
-        outcomes = dispatch->carry_out(listener, interruptions);
-        if (!outcomes) return answer_of(outcomes.error());
+        auto done = dispatch->carry_out(listener, interruptions);
+        if (!done) return answer_of(done.error());
+        outcomes = *std::move(done);
     }
-    return confirmation(route, plan, *outcomes);
+    return confirmation(route, plan, outcomes);
+}
+
+/// Nothing where what is in flight has been aborted.
+std::optional<Answer> Program::abort(control::Interruptions& interruptions) const {
+    model::CallRequest request;
+    request.name = k_abort;
+    auto answer = call(request, interruptions);
+    if (answer.status == k_ok) return std::nullopt;
+    if (answer.status == k_not_found)
+        return answer_of(k_bad_request,
+                         make_error(ErrorCode::refused, "mode: the program has not said how to abort its "
+                                                        "requests; leave it out, or use mode=wait"));
+    return answer;
 }
 
 } // namespace gpu_sleep::cli::http

@@ -7,10 +7,9 @@
 #include "base/units.hpp"
 #include "cli/http/answer.hpp"
 #include "cli/http/routes.hpp"
-#include "control/listener.hpp"
-#include "control/selection.hpp"
-#include "control/targets.hpp"
+#include "control/dispatch.hpp"
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,16 +32,21 @@ public:
 
     using Outcomes = Result<std::vector<control::Outcome>>;
 
+    /// Finds its processes, which can be asked `request` then.
+    [[nodiscard]] Result<control::Dispatch> find(protocol::Request request = {}) const;
     /// How its processes stand, which answers any number of looks.
     [[nodiscard]] Outcomes ask() const;
     [[nodiscard]] static Answer look(const Route& route, const Outcomes& outcomes);
     [[nodiscard]] Answer measure() const;
+    /// Has each process that has the callback run it. 404 where none has.
+    [[nodiscard]] Answer call(const model::CallRequest& request, control::Interruptions& interruptions) const;
     /// A sleep or a wake. 200 once the driver shows the memory free, or has it back with fingerprints that
     /// agree; or where all is so already.
     [[nodiscard]] Answer change(const Route& route, const Wish& wish,
                                 control::Interruptions& interruptions) const;
 
 private:
+    [[nodiscard]] std::optional<Answer> abort(control::Interruptions& interruptions) const;
     [[nodiscard]] protocol::Request request_for(const Route& route, const Wish& wish, const Plan& plan,
                                                 std::size_t processes) const;
 

@@ -38,9 +38,14 @@ const Dialect k_tensorrt_llm{"TensorRT-LLM",
                               {"model_extra", ""},
                               {"executor_extra", ""}}};
 
-constexpr std::string_view k_get = " GET HEAD ";
-constexpr std::string_view k_post = " POST ";
-constexpr std::string_view k_both = " GET POST "; // it changes something, and HEAD may not
+constexpr std::string_view k_get = "GET, HEAD";
+constexpr std::string_view k_post = "POST";
+constexpr std::string_view k_both = "GET, POST"; // it changes something, and HEAD may not
+
+/// The route to the callback of its name.
+Route callback(std::string_view path, std::string_view methods, const Dialect& dialect) {
+    return {path, methods, Action::call, Shape::results, &dialect, Level::keep, false, path.substr(1)};
+}
 
 const std::array k_routes{
     // llama-swap asks for it until a server is ready, and everybody else's probes do.
@@ -51,9 +56,9 @@ const std::array k_routes{
     Route{"/sleep", k_post, Action::sleep, Shape::figures, &k_vllm},
     Route{"/wake_up", k_post, Action::wake, Shape::figures, &k_vllm},
     Route{"/is_sleeping", k_get, Action::look, Shape::is_sleeping, &k_vllm},
-    Route{"/collective_rpc", k_post, Action::call, Shape::figures, &k_vllm},
-    Route{"/reset_prefix_cache", k_post, Action::call, Shape::figures, &k_vllm},
-    Route{"/reset_mm_cache", k_post, Action::call, Shape::figures, &k_vllm},
+    Route{"/collective_rpc", k_post, Action::call, Shape::results, &k_vllm},
+    callback("/reset_prefix_cache", k_post, k_vllm),
+    callback("/reset_mm_cache", k_post, k_vllm),
 
     // LMDeploy, whose /sleep is vLLM's.
     Route{"/wakeup", k_post, Action::wake, Shape::figures, &k_vllm},
@@ -63,7 +68,7 @@ const std::array k_routes{
     Route{"/resume_memory_occupation", k_both, Action::wake, Shape::figures, &k_sglang},
     Route{"/pause_generation", k_post, Action::sleep, Shape::figures, &k_sglang, Level::pause, true},
     Route{"/continue_generation", k_post, Action::wake, Shape::figures, &k_sglang, Level::pause, true},
-    Route{"/flush_cache", k_both, Action::call, Shape::figures, &k_sglang},
+    callback("/flush_cache", k_both, k_sglang),
 
     // NVIDIA Dynamo
     Route{"/engine/sleep", k_post, Action::sleep, Shape::figures, &k_vllm},
@@ -120,12 +125,31 @@ Result<Level> read_level(const std::string& text) {
 /// Both of vLLM and of SGLang. All but an abort come to the same here: what the GPU has been given is
 /// awaited, and what comes later is held.
 Result<void> check_mode(const std::string& mode) {
-    constexpr std::array k_modes{"keep", "wait", "in_place", "retract"};
-    if (mode == "abort")
-        return make_error(ErrorCode::refused, "mode: the program has not said how to abort its requests; "
-                                              "leave it out, or use mode=keep or mode=wait");
+    constexpr std::array<std::string_view, 5> k_modes{"keep", "wait", "in_place", "retract", k_abort};
     if (std::find(k_modes.begin(), k_modes.end(), mode) != k_modes.end()) return {};
-    return wrong("mode", mode, "keep, wait, in_place or retract");
+    return wrong("mode", mode, "abort, keep, wait, in_place or retract");
+}
+
+/// What is to be called, and how long that may take, as vLLM's clients say it.
+Result<model::CallRequest> read_call(const Route& route, const Query& query, const Json& body,
+                                     std::string_view text) {
+    model::CallRequest call;
+    const auto method = body.find("method");
+    if (route.callback.empty() && (method == body.end() || !method->is_string()))
+        return make_error(ErrorCode::invalid_argument,
+                          "the body names no callback, as in {{\"method\": \"reload\"}}");
+    call.name = route.callback.empty() ? method->get<std::string>() : std::string(route.callback);
+    if (const auto timeout = body.find("timeout"); timeout != body.end() && !timeout->is_null()) {
+        constexpr double k_longest = 86'400;
+        if (!timeout->is_number() || *timeout <= 0 || *timeout > k_longest)
+            return wrong("timeout", values_of("timeout", {}, body).front(), "a number of seconds of a day");
+        call.timeout = Milliseconds(static_cast<std::int64_t>(timeout->get<double>() * 1'000));
+    }
+    call.argument = text;
+    if (body.empty() && !query.empty())
+        call.argument = Json(std::map<std::string, std::string>(query.begin(), query.end()))
+                            .dump(-1, ' ', true, Json::error_handler_t::replace);
+    return call;
 }
 
 Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::vector<std::string>& values) {
@@ -163,7 +187,7 @@ const Route* find_route(std::string_view path) noexcept {
 }
 
 bool takes(const Route& route, std::string_view method) {
-    return route.methods.find(fmt::format(" {} ", method)) != std::string_view::npos;
+    return fmt::format(", {},", route.methods).find(fmt::format(", {},", method)) != std::string::npos;
 }
 
 Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,
@@ -175,8 +199,17 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
     if (!json.is_object())
         return make_error(ErrorCode::invalid_argument,
                           "the body is not a JSON object, such as {{\"level\": 1}}");
-    Wish wish{route.level, {}};
-    for (const auto& mode : values_of("mode", query, json)) GPU_SLEEP_TRY(check_mode(mode));
+    Wish wish{route.level};
+    if (route.action == Action::call) {
+        auto call = read_call(route, query, json, body);
+        if (!call) return call.error();
+        wish.call = *std::move(call);
+        return wish;
+    }
+    for (const auto& mode : values_of("mode", query, json)) {
+        GPU_SLEEP_TRY(check_mode(mode));
+        wish.aborts = mode == k_abort && route.action == Action::sleep;
+    }
     if (route.is_pause) return wish;
     for (const auto& text : values_of("level", query, json)) {
         const auto level = read_level(text);

@@ -23,6 +23,7 @@ enum class Action : std::uint8_t { sleep, wake, look, measure, live, call };
 /// What the answer tells, in the server's own words.
 enum class Shape : std::uint8_t {
     figures,       ///< what was done, in bytes and seconds, and how each process stands
+    results,       ///< {"results": [...]}, what callbacks replied, and how each process stands
     is_sleeping,   ///< {"is_sleeping": true}
     is_paused,     ///< {"is_paused": true}
     memory_status, ///< {"state": "parked", "parked_tags": ["kv_cache"]}
@@ -44,13 +45,15 @@ struct Dialect {
 
 struct Route {
     std::string_view path;
-    std::string_view methods; ///< with spaces around each: " GET POST "
+    std::string_view methods; ///< as in the header Allow: "GET, POST"
     Action action;
     Shape shape;
     const Dialect* dialect;
     model::Level level = model::Level::keep; ///< of a sleep, unless the request names one
     /// A pause, or its end: level and tags are not the request's to choose.
     bool is_pause = false;
+    /// The callback that it is for; empty: the body's `method` names it.
+    std::string_view callback{};
 };
 
 [[nodiscard]] std::span<const Route> all_routes();
@@ -64,13 +67,18 @@ using Query = std::vector<std::pair<std::string, std::string>>;
 /// What a request asks for.
 struct Wish {
     model::Level level = model::Level::keep;
-    std::vector<std::string> tags; ///< the dialect's, each once; empty for all
+    std::vector<std::string> tags{}; ///< the dialect's, each once; empty for all
+    bool aborts = false;             ///< a sleep, by the callback of k_abort
+    model::CallRequest call{};       ///< where the route is for one
 };
 
+/// The callback that ends what a program has in flight.
+inline constexpr std::string_view k_abort = "abort";
+
 /// Reads the query, and what it does not name from the body, a JSON object or nothing: `level`; `tags`,
-/// repeated, by commas, or as a list; `mode`. Ignores what else there is. Errors: invalid_argument (a value
-/// that cannot be, level 2 by another method than POST, or a tag that the dialect has not), refused (work
-/// cannot be aborted).
+/// repeated, by commas, or as a list; `mode`. Ignores what else there is, but gives a callback the body, or
+/// else the query as JSON. Errors: invalid_argument (a value that cannot be, level 2 by another method than
+/// POST, or a tag that the dialect has not).
 [[nodiscard]] Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,
                                      std::string_view body);
 

@@ -94,18 +94,11 @@ MHD_Result send_answer(MHD_Connection* connection, const Route* route, const Ans
     if (answer.status == k_unauthorized || answer.status == k_forbidden)
         add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
     if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
-    if (answer.status == k_wrong_method) {
-        std::string allowed(route->methods.substr(1, route->methods.size() - 2));
-        for (std::size_t at = 0; (at = allowed.find(' ', at)) != std::string::npos; at += 2)
-            allowed.replace(at, 1, ", ");
-        add(MHD_HTTP_HEADER_ALLOW, allowed);
-    }
+    if (answer.status == k_wrong_method) add(MHD_HTTP_HEADER_ALLOW, std::string(route->methods));
     const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
     MHD_destroy_response(response);
     return queued;
 }
-
-} // namespace
 
 /// What ends the requests of a door that ends.
 class Withdrawal : public control::Interruptions {
@@ -137,23 +130,23 @@ struct Exchange {
     Answer answer;
 };
 
-class Server::Parts {
+class Door final : public Server {
 public:
-    Parts(Admission admission, Program program)
+    Door(Admission admission, Program program)
         : admission_(std::move(admission)), program_(std::move(program)) {}
-    Parts(const Parts&) = delete;
-    Parts& operator=(const Parts&) = delete;
-    ~Parts();
+    Door(const Door&) = delete;
+    Door& operator=(const Door&) = delete;
+    ~Door() override;
 
     [[nodiscard]] Result<void> listen(UniqueFd listener);
 
 private:
-    static MHD_Result answer(void* parts, MHD_Connection* connection, const char* url, const char* method,
+    static MHD_Result answer(void* door, MHD_Connection* connection, const char* url, const char* method,
                              const char* version, const char* upload, std::size_t* upload_size,
                              void** exchange);
-    static void completed(void* parts, MHD_Connection* connection, void** exchange,
+    static void completed(void* door, MHD_Connection* connection, void** exchange,
                           MHD_RequestTerminationCode how);
-    static void noticed(void* parts, MHD_Connection* connection, void** context,
+    static void noticed(void* door, MHD_Connection* connection, void** context,
                         MHD_ConnectionNotificationCode what);
 
     [[nodiscard]] MHD_Result reply(MHD_Connection* connection, const Exchange& exchange);
@@ -177,7 +170,7 @@ private:
     Lane looks_{k_most_waiting}, measures_{k_most_waiting}, changes_{k_most_waiting};
 };
 
-Result<void> Server::Parts::listen(UniqueFd listener) {
+Result<void> Door::listen(UniqueFd listener) {
     constexpr unsigned k_flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     daemon_ =
         MHD_start_daemon(k_flags, 0, nullptr, nullptr, answer, this, MHD_OPTION_LISTEN_SOCKET, listener.get(),
@@ -189,7 +182,7 @@ Result<void> Server::Parts::listen(UniqueFd listener) {
     return {};
 }
 
-Server::Parts::~Parts() {
+Door::~Door() {
     withdrawal_.raise();
     if (!daemon_) return;
     const UniqueFd listener(MHD_quiesce_daemon(daemon_));
@@ -197,9 +190,9 @@ Server::Parts::~Parts() {
     MHD_stop_daemon(daemon_); // which may have no suspended connections
 }
 
-void Server::Parts::noticed(void* parts, MHD_Connection* connection, void** context,
-                            MHD_ConnectionNotificationCode what) {
-    auto& self = *static_cast<Parts*>(parts);
+void Door::noticed(void* door, MHD_Connection* connection, void** context,
+                   MHD_ConnectionNotificationCode what) {
+    auto& self = *static_cast<Door*>(door);
     auto& connections = self.connections_;
     if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
         if (*context) connections.remove(static_cast<Connection*>(*context));
@@ -210,18 +203,18 @@ void Server::Parts::noticed(void* parts, MHD_Connection* connection, void** cont
     *context = connections.add(socket, self.admission_.knows(ends_of(socket)), k_for_headers);
 }
 
-void Server::Parts::completed(void* parts, MHD_Connection* connection, void** exchange,
-                              MHD_RequestTerminationCode /*how*/) {
+void Door::completed(void* door, MHD_Connection* connection, void** exchange,
+                     MHD_RequestTerminationCode /*how*/) {
     delete static_cast<Exchange*>(std::exchange(*exchange, nullptr));
-    static_cast<Parts*>(parts)->connections_.limit(context_of(connection), k_for_next);
+    static_cast<Door*>(door)->connections_.limit(context_of(connection), k_for_next);
 }
 
 /// The library calls it once the headers are whole, for each part of the body, after the body, and once the
 /// connection is resumed.
-MHD_Result Server::Parts::answer(void* parts, MHD_Connection* connection, const char* url, const char* method,
-                                 const char* /*version*/, const char* upload, std::size_t* upload_size,
-                                 void** exchange) {
-    auto& self = *static_cast<Parts*>(parts);
+MHD_Result Door::answer(void* door, MHD_Connection* connection, const char* url, const char* method,
+                        const char* /*version*/, const char* upload, std::size_t* upload_size,
+                        void** exchange) {
+    auto& self = *static_cast<Door*>(door);
     if (!*exchange) {
         auto* const begun = new Exchange;
         *exchange = begun;
@@ -242,14 +235,15 @@ MHD_Result Server::Parts::answer(void* parts, MHD_Connection* connection, const 
 }
 
 /// What needs nothing but the headers.
-std::optional<Answer> Server::Parts::refuse(MHD_Connection* connection, std::string_view method,
-                                            std::string_view path, Exchange& exchange) {
+std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view method, std::string_view path,
+                                   Exchange& exchange) {
     const Headers headers{header(connection, MHD_HTTP_HEADER_HOST),
                           header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
                           MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr,
                           header(connection, "Sec-Fetch-Site")};
     if (const auto refused = admission_.check(context_of(connection).is_known, headers))
         return refusal(refused->status, ErrorCode::not_permitted, refused->message);
+    connections_.admit(context_of(connection));
     exchange.route = find_route(path);
     if (!exchange.route)
         return refusal(k_not_found, ErrorCode::invalid_argument,
@@ -259,12 +253,12 @@ std::optional<Answer> Server::Parts::refuse(MHD_Connection* connection, std::str
     return std::nullopt;
 }
 
-MHD_Result Server::Parts::reply(MHD_Connection* connection, const Exchange& exchange) {
+MHD_Result Door::reply(MHD_Connection* connection, const Exchange& exchange) {
     connections_.limit(context_of(connection), k_for_answer);
     return send_answer(connection, exchange.route, exchange.answer);
 }
 
-MHD_Result Server::Parts::serve(MHD_Connection* connection, std::string_view method, Exchange& exchange) {
+MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exchange& exchange) {
     const auto& route = *exchange.route;
     const auto answer_now = [&](Answer answer) {
         exchange.answer = std::move(answer);
@@ -274,11 +268,9 @@ MHD_Result Server::Parts::serve(MHD_Connection* connection, std::string_view met
         return answer_now(refusal(k_too_large, ErrorCode::invalid_argument,
                                   fmt::format("a body has at most {} bytes", k_longest_body)));
     if (route.action == Action::live) return answer_now({k_ok, "{\"status\": \"ok\"}\n"});
-    if (route.action == Action::call)
-        return answer_now(refusal(k_not_found, ErrorCode::refused,
-                                  "the program has given the door nothing to call by this name"));
     Wish wish;
-    const bool is_change = route.action == Action::sleep || route.action == Action::wake;
+    const bool is_call = route.action == Action::call;
+    const bool is_change = is_call || route.action == Action::sleep || route.action == Action::wake;
     if (is_change) {
         auto read = read_wish(route, method, query_of(connection), exchange.body);
         if (!read) return answer_now(answer_of(k_bad_request, read.error()));
@@ -287,8 +279,10 @@ MHD_Result Server::Parts::serve(MHD_Connection* connection, std::string_view met
     exchange.is_given = true;
     connections_.limit(context_of(connection), std::nullopt);
     MHD_suspend_connection(connection); // first: the lane may be quick
-    const auto change = [this, connection, &exchange, &route, wish = std::move(wish)] {
-        exchange.answer = withdrawal_.has_come() ? ending() : program_.change(route, wish, withdrawal_);
+    const auto change = [this, connection, &exchange, &route, is_call, wish = std::move(wish)] {
+        exchange.answer = withdrawal_.has_come() ? ending()
+                          : is_call              ? program_.call(wish.call, withdrawal_)
+                                                 : program_.change(route, wish, withdrawal_);
         MHD_resume_connection(connection);
     };
     const auto measure = [this, connection, &exchange] {
@@ -304,14 +298,14 @@ MHD_Result Server::Parts::serve(MHD_Connection* connection, std::string_view met
     return MHD_YES;
 }
 
-bool Server::Parts::add_look(MHD_Connection* connection, Exchange& exchange) {
+bool Door::add_look(MHD_Connection* connection, Exchange& exchange) {
     const std::lock_guard guard(looking_);
     if (waiting_looks_.empty() && !looks_.add([this] { look(); })) return false;
     waiting_looks_.emplace_back(connection, &exchange);
     return true;
 }
 
-void Server::Parts::look() {
+void Door::look() {
     std::vector<std::pair<MHD_Connection*, Exchange*>> looks;
     {
         const std::lock_guard guard(looking_);
@@ -324,16 +318,12 @@ void Server::Parts::look() {
     }
 }
 
-// ---- The door
+} // namespace
 
-Server::Server(std::unique_ptr<Parts> parts) noexcept : parts_(std::move(parts)) {}
-Server::Server(Server&& other) noexcept = default;
-Server::~Server() = default;
-
-Result<Server> Server::start(UniqueFd listener, Admission admission, Program program) {
-    auto parts = std::make_unique<Parts>(std::move(admission), std::move(program));
-    GPU_SLEEP_TRY(parts->listen(std::move(listener)));
-    return Server(std::move(parts));
+Result<std::unique_ptr<Server>> Server::start(UniqueFd listener, Admission admission, Program program) {
+    auto door = std::make_unique<Door>(std::move(admission), std::move(program));
+    GPU_SLEEP_TRY(door->listen(std::move(listener)));
+    return std::unique_ptr<Server>(std::move(door));
 }
 
 } // namespace gpu_sleep::cli::http

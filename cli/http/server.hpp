@@ -18,17 +18,13 @@ namespace gpu_sleep::cli::http {
 class Server {
 public:
     /// `listener` listens, and has a non-blocking socket. Errors: io_failed.
-    [[nodiscard]] static Result<Server> start(UniqueFd listener, Admission admission, Program program);
-    Server(Server&& other) noexcept;
-    Server& operator=(Server&&) = delete;
+    [[nodiscard]] static Result<std::unique_ptr<Server>> start(UniqueFd listener, Admission admission,
+                                                               Program program);
+    Server() = default;
+    Server(const Server&) = delete;
+    Server& operator=(const Server&) = delete;
     /// Withdraws what is under way, as far as that goes, and answers what waits.
-    ~Server();
-
-private:
-    class Parts;
-    explicit Server(std::unique_ptr<Parts> parts) noexcept;
-
-    std::unique_ptr<Parts> parts_;
+    virtual ~Server() = default;
 };
 
 } // namespace gpu_sleep::cli::http

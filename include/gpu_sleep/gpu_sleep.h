@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 9
+#define GPU_SLEEP_API_VERSION 10
 
 /** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
@@ -176,6 +176,8 @@ typedef struct gpu_sleep_event {
     /** Since version 6, so only where `struct_size` says that it is there: before a sleep whether it is to be
      * a deep one, after a wake whether it was. */
     int deep;
+    /** Since version 10: of a callback by name what its caller has sent, "" if nothing; of others NULL. */
+    const char* argument;
 } gpu_sleep_event;
 
 /** A callback. Before a sleep, a value other than 0 refuses it, and the sleep fails with REFUSED and no
@@ -203,6 +205,21 @@ typedef int (*gpu_sleep_callback)(const gpu_sleep_event* event, void* user);
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_add_callback(gpu_sleep_callback before_sleep,
                                                       gpu_sleep_callback after_wake, void* user,
                                                       uint32_t deadline_ms, int* id);
+
+/** Registers a callback by name, which others have run by gpu-sleep-http(1): `POST /reset_prefix_cache` that
+ * of this name, `POST /collective_rpc` the one that its `method` names, and a sleep with `mode=abort` first
+ * "abort". It runs as gpu_sleep_callback has it, also while memory sleeps, but not in the middle of a sleep
+ * or a wake, and not in a deep sleep. Its event has no tags, and the `argument`, the caller's JSON of at most
+ * 64 KiB. A value other than 0 is told to the caller as a failure, and changes nothing else. A `name` is made
+ * as a tag is; of several callbacks by one name the last counts. `deadline_ms` and `id` are as for
+ * gpu_sleep_add_callback(). Since version 10. Errors: INVALID_ARGUMENT (bad name, NULL). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_add_named_callback(const char* name, gpu_sleep_callback callback,
+                                                            void* user, uint32_t deadline_ms, int* id);
+
+/** Gives the caller of the callback by name that runs `json`, a JSON text of at most 65,536 bytes; the last
+ * one counts. Call it in the callback, or on a thread that is enlisted for it. Since version 10. Errors:
+ * INVALID_ARGUMENT (NULL, longer, or this thread works for no callback by name). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_reply(const char* json);
 
 /** Removes callbacks. When it returns they are not running and will not run again, unless it is called from a
  *  callback. Errors: INVALID_ARGUMENT (no such id). */

@@ -16,6 +16,8 @@
 namespace gpu_sleep::control {
 namespace {
 
+constexpr Milliseconds k_patience{5'000}; ///< with questions that change nothing
+
 const model::SleepRequest* sleep_of(const Command& command) noexcept {
     return model::sleep_in(command.request);
 }
@@ -166,22 +168,13 @@ Result<Process> Dispatch::choose_driver(const std::string& word, const Result<Ta
     return error;
 }
 
-/// What all that have an agent answer to a question that changes nothing. It takes their connections: an
-/// agent waits for another request less long than a person thinks.
-std::vector<Outcome> Dispatch::ask_first(const protocol::Request& question) {
-    constexpr Milliseconds k_patience{5'000};
-    std::vector<Target> asked;
-    for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
-    return ask_each(finder_, std::move(asked), question, k_patience);
-}
-
 /// Has the request name the GPUs that the only process with an agent comes back to.
 Result<void> Dispatch::plan_moves() {
     if (command_.moves.empty() || targets_.reached.empty()) return {};
     const auto count = targets_.reached.size() + targets_.unreached.size();
     if (count != 1)
         return make_error(ErrorCode::invalid_argument, "--gpu is for one process, but there are {}", count);
-    const auto outcome = std::move(ask_first(model::StatusRequest()).front());
+    const auto outcome = std::move(ask(model::StatusRequest(), k_patience).front());
     if (const auto* const error = peers::error_of(outcome.answer)) return *error;
     const auto gpus = driver::look_at_gpus();
     if (!gpus)
@@ -201,6 +194,18 @@ Result<void> Dispatch::plan_moves() {
 
 // ---- Asking
 
+std::vector<Outcome> Dispatch::ask(const protocol::Request& question, Milliseconds patience) {
+    std::vector<Target> asked; // an agent waits for another request less long than a person thinks
+    for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
+    return ask_each(finder_, std::move(asked), question, patience);
+}
+
+std::vector<Outcome> Dispatch::ask_status(Milliseconds patience) {
+    auto outcomes = ask(model::StatusRequest(), patience);
+    outcomes.insert(outcomes.end(), targets_.unreached.begin(), targets_.unreached.end());
+    return outcomes;
+}
+
 std::vector<Loss> Dispatch::losses() {
     const auto* const sleep = sleep_of(command_);
     if (!sleep || sleep->dry_run || (sleep->level != model::Level::drop && sleep->discard.empty())) return {};
@@ -208,7 +213,7 @@ std::vector<Loss> Dispatch::losses() {
     model::sleep_in(rehearsal)->dry_run = true;
     model::sleep_in(rehearsal)->joint = false;
     std::vector<Loss> losses;
-    for (const auto& outcome : ask_first(rehearsal)) {
+    for (const auto& outcome : ask(rehearsal, k_patience)) {
         const auto* const report = std::get_if<model::Report>(&outcome.answer);
         if (!report || report->dropped_without_refill.empty()) continue;
         const auto& tags = report->dropped_without_refill;

@@ -47,6 +47,11 @@ public:
     /// (moves that cannot be); what the process to be moved answers.
     [[nodiscard]] static Result<Dispatch> select(Command command, Finder finder = Finder());
 
+    /// How they stand now, and those that cannot be asked.
+    [[nodiscard]] std::vector<Outcome> ask_status(Milliseconds patience);
+    /// Has `request` carried out in place of the command's.
+    void ask_for(protocol::Request request) { command_.request = std::move(request); }
+
     /// What would be lost by it. Rehearses a sleep that may drop contents; who does not answer loses nothing.
     [[nodiscard]] std::vector<Loss> losses();
 
@@ -60,8 +65,9 @@ private:
     [[nodiscard]] Result<void> find();
     [[nodiscard]] Result<void> find(const std::string& word);
     [[nodiscard]] Result<Process> choose_driver(const std::string& word, const Result<Targets>& found);
-    [[nodiscard]] std::vector<Outcome> ask_first(const protocol::Request& question);
     [[nodiscard]] Result<void> plan_moves();
+    /// Asks all that were reached what changes nothing; whoever asks again connects again.
+    [[nodiscard]] std::vector<Outcome> ask(const protocol::Request& question, Milliseconds patience);
     /// What became of those that cannot be asked.
     [[nodiscard]] std::vector<Outcome> take_unreached();
     [[nodiscard]] std::vector<Outcome> ask_agents(Listener& listener, Interruptions& interruptions);

@@ -39,7 +39,11 @@ int exit_status_of(const Outcome& outcome) noexcept {
     if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
         return model::exit_status_of(*failure, outcome.asked);
     if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
-    return exit_status::done;
+    const auto& report = std::get<model::Report>(outcome.answer);
+    // The driver's part of a deep sleep frees it all the same.
+    const bool keeps_memory = report.operation == model::Operation::sleep && !report.dry_run &&
+                              !report.deep && report.unreleased_bytes != 0;
+    return keeps_memory ? exit_status::failed_asleep : exit_status::done;
 }
 
 int worse_of(int one, int other) noexcept {

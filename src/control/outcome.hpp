@@ -38,7 +38,8 @@ struct Outcome {
 /// PID.
 void drop_ended(std::vector<Outcome>& outcomes);
 
-/// The exit status for one outcome: of its failure, or 0.
+/// The exit status for one outcome: of its failure, of a sleep whose memory the driver has not released, or
+/// 0.
 [[nodiscard]] int exit_status_of(const Outcome& outcome) noexcept;
 
 /// What stands for the state of one that has not answered: "stopped" or "no answer".

@@ -107,6 +107,12 @@ struct LiveRequest : Terms {
     bool ignore_inhibitors = false; ///< likewise
 };
 
+/// Runs the callback that the program has registered by `name`; whether it has one, Report::changed says.
+struct CallRequest : Terms {
+    std::string name;
+    std::string argument{}; ///< for the callback
+};
+
 /// Refuses a pause that asks for what one cannot do. Errors: invalid_argument.
 [[nodiscard]] Result<void> check_pause(const SleepRequest& request);
 
@@ -144,6 +150,7 @@ template <class Variant>
     if (auto* const sleep = sleep_in(request)) return sleep;
     if (auto* const release = std::get_if<ReleaseRequest>(&request)) return release;
     if (auto* const live = std::get_if<LiveRequest>(&request)) return live;
+    if (auto* const call = std::get_if<CallRequest>(&request)) return call;
     return std::get_if<WakeRequest>(&request);
 }
 

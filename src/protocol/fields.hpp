@@ -29,13 +29,15 @@ inline constexpr std::uint16_t k_type_number = 0;
 template <>
 inline constexpr std::uint16_t k_type_number<model::StatusRequest> = 1;
 template <>
-inline constexpr std::uint16_t k_type_number<model::SleepRequest> = 2; // a field tells the next three
+inline constexpr std::uint16_t k_type_number<model::SleepRequest> = 2; // a field tells the next four
 template <>
 inline constexpr std::uint16_t k_type_number<model::IdleSleepRequest> = 2;
 template <>
 inline constexpr std::uint16_t k_type_number<model::ReleaseRequest> = 2;
 template <>
 inline constexpr std::uint16_t k_type_number<model::LiveRequest> = 2;
+template <>
+inline constexpr std::uint16_t k_type_number<model::CallRequest> = 2;
 template <>
 inline constexpr std::uint16_t k_type_number<model::WakeRequest> = 3;
 template <>
@@ -190,6 +192,10 @@ auto fields(Is<model::LiveRequest> auto& r) {
                       may<11>(r.force), may<21>(r.ignore_inhibitors), tells<70>(k_runs_on),
                       must<71>(r.bytes));
 }
+auto fields(Is<model::CallRequest> auto& r) {
+    return std::tuple(must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all), tells<67>(r.name),
+                      must<80>(r.argument));
+}
 auto fields(Is<model::TagStore> auto& s) {
     return std::tuple(must<1>(s.tag), must<2>(s.store));
 }
@@ -241,7 +247,8 @@ auto fields(Is<model::Report> auto& r) {
         may<33>(r.seconds_since_wake, "seconds_since_wake"), may<34>(r.group),
         may<35>(r.deep_refusal, or_null("deep_refusal")), may<64>(r.version, or_null("agent_version")),
         may<65>(r.features, "features"), may<66>(r.directories, "directories"),
-        may<68>(r.unreleased_bytes, "unreleased_bytes"), may<74>(r.longest_pause, "longest_pause_seconds"));
+        may<68>(r.unreleased_bytes, "unreleased_bytes"), may<74>(r.longest_pause, "longest_pause_seconds"),
+        may<81>(r.reply));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return std::tuple(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),

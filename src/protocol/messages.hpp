@@ -19,9 +19,10 @@ namespace gpu_sleep::protocol {
 
 /// What a command sends: a request, and Directives while a joint one runs. Those that a field tells come
 /// before the one that has their type number without it.
-using Request = std::variant<model::StatusRequest, model::ReleaseRequest, model::LiveRequest,
-                             model::IdleSleepRequest, model::SleepRequest, model::WakeRequest,
-                             model::ShareRequest, model::InhibitRequest, model::Directive>;
+using Request =
+    std::variant<model::StatusRequest, model::ReleaseRequest, model::LiveRequest, model::CallRequest,
+                 model::IdleSleepRequest, model::SleepRequest, model::WakeRequest, model::ShareRequest,
+                 model::InhibitRequest, model::Directive>;
 /// What an agent answers: any number of Progress, then one Report, Failure or Shared.
 using Reply = std::variant<model::Progress, model::Report, model::Failure, model::Shared>;
 

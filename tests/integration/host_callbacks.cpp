@@ -20,6 +20,21 @@ Result<std::string> HostCallbacks::install(std::istream& words) {
         may_go_ = false;
         before_ = after_ = 0;
     }
+    const auto add = [&](const char* name, gpu_sleep_callback callback) {
+        return checked(gpu_sleep_add_named_callback(name, callback, this, deadline_ms, &ids_.emplace_back()));
+    };
+    if (kind == "named") {
+        GPU_SLEEP_TRY(add("abort", before_sleep));
+        GPU_SLEEP_TRY(add("reset_prefix_cache", reply));
+        GPU_SLEEP_TRY(add("broken", [](const gpu_sleep_event*, void*) {
+            gpu_sleep_explain("the file is gone");
+            return 1;
+        }));
+        GPU_SLEEP_TRY(add("linger", [](const gpu_sleep_event*, void* self) {
+            return static_cast<HostCallbacks*>(self)->linger();
+        }));
+        return std::string();
+    }
     const int pairs = kind == "none" ? 0 : kind == "twice" ? 2 : 1;
     for (int i = 0; i < pairs; ++i)
         GPU_SLEEP_TRY(checked(
@@ -54,6 +69,10 @@ int HostCallbacks::before_sleep(const gpu_sleep_event* event, void* self) {
     if (callbacks.kind_ == "linger") return callbacks.linger();
     if (callbacks.kind_ == "touch") return spin(1) ? 0 : 1;
     return 0;
+}
+
+int HostCallbacks::reply(const gpu_sleep_event* event, void* /*self*/) {
+    return gpu_sleep_reply(event->argument) == GPU_SLEEP_OK ? 0 : 1;
 }
 
 int HostCallbacks::after_wake(const gpu_sleep_event* event, void* self) {

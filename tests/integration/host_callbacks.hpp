@@ -24,6 +24,7 @@ public:
     ///   linger    before a sleep: returns after let_go(), at the latest after a minute
     ///   twice     the same, registered twice
     ///   touch     before a sleep: gives the GPU work
+    ///   named     by name: abort, reset_prefix_cache (replies what it was told), broken, linger
     [[nodiscard]] Result<std::string> install(std::istream& words);
 
     /// Ends the waiting of `linger`.
@@ -34,6 +35,7 @@ public:
 
 private:
     static int before_sleep(const gpu_sleep_event* event, void* self);
+    static int reply(const gpu_sleep_event* event, void* self);
     static int after_wake(const gpu_sleep_event* event, void* self);
     void note(const gpu_sleep_event& event, int& count);
     [[nodiscard]] int linger();

@@ -30,6 +30,7 @@ VLLM = [("POST", "/sleep?level=1", None), ("POST", "/wake_up", None), ("GET", "/
 DIALECTS = {
     "vLLM": VLLM,
     "vLLM in words": [("POST", "/sleep?level=1&mode=wait", None), ("POST", "/wake_up?tags=weights&tags=kv_cache", None), VLLM[2]],
+    "llm-d": [("POST", "/sleep", None), ("POST", "/wake_up", None), VLLM[2]],
     "llama-swap": [("POST", "/sleep", '{"level": 1}'), ("POST", "/wake_up", ""), VLLM[2]],
     "production stack": [("POST", "/sleep?level=1&id=pod-7", None), ("POST", "/wake_up?id=pod-7", None),
                          ("GET", "/is_sleeping?id=pod-7", "is_sleeping")],
@@ -43,6 +44,8 @@ DIALECTS = {
     "Dynamo with SGLang": [("POST", "/engine/release_memory_occupation", '{"tags": ["weights", "kv_cache"]}'),
                            ("POST", "/engine/resume_memory_occupation", '{"tags": ["weights", "kv_cache"]}'), VLLM[2]],
     "TensorRT-LLM": [("POST", "/release_memory", None), ("POST", "/resume_memory", "{}"), ("GET", "/memory_status", "state")],
+    "TensorRT-LLM by tags": [("POST", "/release_memory", '{"tags": ["model_weights", "kv_cache"]}'),
+                             ("POST", "/resume_memory", '{"tags": ["model_weights", "kv_cache"]}'), ("GET", "/memory_status", "state")],
     "FastDeploy": [("POST", "/v1/sleep?tags=weight,kv_cache", None), ("POST", "/v1/wakeup?tags=weight,kv_cache", None), VLLM[2]],
     "llama.cpp": [*VLLM[:2], ("GET", "/props", "is_sleeping")],
 }
@@ -186,6 +189,7 @@ class Dialects(unittest.TestCase):
             for _ in range(2):  # the second time it is already asleep
                 status, said = door.ask("POST", "/sleep")
                 self.assertEqual((status, said["error"]["code"], said["unreleased_bytes"]), (500, "driver_failed", SIZE))
+            self.assertEqual(command("gpu-sleep", host.pid).returncode, 7)  # the command says so, too
             self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
             self.assertEqual(host.tell("check_all"), "intact")
             self.assertEqual(door.ask("POST", "/sleep")[1]["freed_bytes"], SIZE)
@@ -203,10 +207,33 @@ class Dialects(unittest.TestCase):
             door.ask("POST", "/sleep")
             self.assertEqual(door.ask("POST", "/continue_generation")[1]["taken_bytes"], 0)
 
+    def test_callbacks_by_name(self):
+        with Host("default") as host, Door(host.pid) as door:
+            host.tell("callback named 0")
+            rpc = {"method": "reset_prefix_cache", "args": [[1]]}
+            for _ in range(2):  # awake and asleep
+                self.assertEqual(door.ask("POST", "/collective_rpc", json.dumps(rpc))[1]["results"], [rpc])
+                self.assertEqual(door.ask("POST", "/reset_prefix_cache?a=b")[1]["results"], [{"a": "b"}])
+                self.assertEqual(door.ask("POST", "/reset_prefix_cache")[1]["results"], [None])
+                status, said = door.ask("POST", "/collective_rpc", '{"method": "broken"}')
+                self.assertEqual((status, said["error"]["code"]), (409, "refused"))
+                self.assertIn("the file is gone", said["error"]["message"])
+                self.assertEqual(door.ask("POST", "/flush_cache")[0], 404)
+                self.assertEqual(door.ask("POST", "/sleep?mode=abort")[0], 200)
+            self.assertEqual(host.tell("calls").split()[0], "2")
+            begin = time.monotonic()
+            late = door.ask("POST", "/collective_rpc", '{"method": "linger", "timeout": 0.2}')
+            self.assertEqual((late[0], late[1]["error"]["code"]), (504, "timed_out"))
+            self.assertLess(time.monotonic() - begin, 10)
+            host.tell("let_go")
+            self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
+            self.assertEqual(host.tell("check_all"), "intact")
+
     def test_what_is_refused(self):
         with Host("default") as host, Door(host.pid) as door:
             for expected, request in ((400, ("POST", "/sleep?mode=abort")), (400, ("POST", "/sleep?level=3")),
                                       (400, ("POST", "/sleep", "{")), (404, ("POST", "/collective_rpc", '{"method": "x"}')),
+                                      (400, ("POST", "/collective_rpc", "{}")), (400, ("POST", "/flush_cache", '{"timeout": -1}')),
                                       (404, ("POST", "/reset_prefix_cache")), (404, ("GET", "/nothing")), (405, ("GET", "/sleep")),
                                       (400, ("GET", "/release_memory_occupation?level=2")), (405, ("DELETE", "/is_sleeping")),
                                       (413, ("POST", "/sleep", " " * 70000))):
@@ -276,12 +303,13 @@ class Callers(unittest.TestCase):
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_strangers_leave_places(self):
-        with Host() as host, Door(host.pid) as door, contextlib.ExitStack() as stack:
+        with Host() as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door, contextlib.ExitStack() as stack:
             with as_nobody():
                 for _ in range(600):
                     stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
             begin = time.monotonic()
             self.assertEqual(door.ask("GET", "/health")[0], 200)
+            self.assertEqual(self.ask_as_nobody(door, {"Authorization": "Bearer " + TOKEN}), 200)
             self.assertLess(time.monotonic() - begin, 1)  # they are cut off after 2 s
 
     def test_sockets(self):
@@ -453,7 +481,7 @@ class GpuRun(unittest.TestCase):
     def test_a_port_that_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as other:
             done = command("gpu-run", "--http", other.getsockname()[1], "--", "echo", "started")
-            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn("Address already in use", done.stderr)
 
 

@@ -6,11 +6,14 @@ that has none, and in one that commands other processes.
 Usage: python_package_test.py BUILD
 """
 
+import http.client
 import importlib
+import json
 import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -255,6 +258,26 @@ class Package(unittest.TestCase):
                 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
         self.check(run(["-c", textwrap.dedent(program)], UNDER_GPU_RUN))
+
+    @unittest.skipUnless((BUILD / "bin/gpu-sleep-http").exists(), "libmicrohttpd is missing")
+    def test_is_called_by_name(self):
+        with Program() as program, tempfile.TemporaryDirectory() as directory:
+            path = f"{directory}/door"
+            program.tell("gpu_sleep.on_call('add')(lambda said: sum(said['args']))")
+            program.tell("gpu_sleep.on_call('flush_cache')(lambda said: 1 / 0)")
+            with subprocess.Popen([BUILD / "bin/gpu-sleep-http", str(program.pid), "--http", path], stdout=subprocess.PIPE) as door:
+                door.stdout.readline()
+                said = []
+                for route, body in (("collective_rpc", '{"method": "add", "args": [1, 2]}'), ("flush_cache", "")):
+                    connection = http.client.HTTPConnection("door")
+                    connection.sock = socket.socket(socket.AF_UNIX)
+                    connection.sock.connect(path)
+                    connection.request("POST", f"/{route}", body)
+                    said.append(json.loads(connection.getresponse().read()))
+                    connection.close()
+                door.terminate()
+        self.assertEqual(said[0]["results"], [3])
+        self.assertIn("ZeroDivisionError: division by zero", said[1]["error"]["message"])
 
     def test_a_sleep_fails_where_python_is_not_to_be_had(self):
         with Program() as program:

@@ -215,9 +215,19 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
     CHECK(wish("/resume_memory_occupation", {}, "null").tags.empty());
     CHECK(wish("/pause_generation", {}, R"({"mode": "retract", "level": 2})").level == model::Level::pause);
     CHECK(wish_error("/sleep", {{"mode", "wait"}}) == "none");
-    CHECK(wish_error("/sleep", {{"mode", "abort"}}) == "refused");
-    CHECK(wish_error("/pause_generation", {}, R"({"mode": "abort"})") == "refused");
+    CHECK_FALSE(wish("/sleep", {{"mode", "wait"}}, "").aborts);
+    CHECK(wish("/sleep", {{"mode", "abort"}}, "").aborts);
+    CHECK(wish("/pause_generation", {}, R"({"mode": "abort"})").aborts);
+    CHECK_FALSE(wish("/wake_up", {{"mode", "abort"}}, "").aborts);
+    const auto call = wish("/collective_rpc", {}, R"({"method": "m", "timeout": 1.5})").call;
+    CHECK((call.name == "m" && call.timeout == Milliseconds(1500)));
+    CHECK(call.argument == R"({"method": "m", "timeout": 1.5})");
+    CHECK(wish("/flush_cache", {{"a", "\xFF"}}, "").call.name == "flush_cache");
+    for (const auto* body : {"{}", R"({"method": 1})", R"({"method": "m", "timeout": 1e99})"})
+        CHECK(wish_error("/collective_rpc", {}, body) == "invalid_argument");
     const auto deep = std::string(30'000, '[') + std::string(30'000, ']');
+    CHECK(wish_error("/collective_rpc", {}, R"({"method": )" + deep + "}") == "invalid_argument");
+    CHECK(wish_error("/flush_cache", {}, R"({"timeout": )" + deep + "}") == "invalid_argument");
     for (const auto& body :
          Tags{"{", "[]", "1", R"("x")", R"({"level": 3})", R"({"level": "x"})", R"({"level": true})",
               R"({"tags": "nope"})", R"({"tags": [1]})", R"({"tags": {}})", R"({"mode": 1})", "\xFF", deep,

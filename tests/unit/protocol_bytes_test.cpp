@@ -144,6 +144,7 @@ Report report_to_send() {
     report.directories = {"d"};
     report.unreleased_bytes = 0x63;
     report.longest_pause = 2048;
+    report.reply = "y";
     return report;
 }
 
@@ -155,6 +156,7 @@ Report report_of_7() {
     report.directories.clear();
     report.unreleased_bytes = 0;
     report.longest_pause = 0;
+    report.reply.clear();
     report.tags[0].host_backed = 0;
     return report;
 }
@@ -252,6 +254,10 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                 "088001000000010b00010000000115000100000001"
                 "468001000000014780080000000d0c000000000000");
     check_bytes(LiveRequest{}, "02:46800100000001");
+    check_bytes(CallRequest{{true, Milliseconds(0x0102), true}, "n", "a"},
+                "02:068001000000010780080000000201000000000000"
+                "088001000000014380010000006e50800100000061");
+    check_bytes(CallRequest{}, "02:438000000000");
     auto wake = wake_to_send();
     wake.live_bytes = 0x0e0f;
     check_bytes(wake, "03:"
@@ -348,7 +354,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "2300010000007240000100000076"
                 "4100050000000100000066"
                 "42000500000001000000644400080000006300000000000000"
-                "4a0008000000000000000000a040");
+                "4a0008000000000000000000a040"
+                "51000100000079");
 }
 
 TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {

@@ -23,7 +23,7 @@ import importlib
 from typing import Any
 
 from ._calls import asleep_bytes, hold, inhibit, mark_refilled, policy, preserve, sleep, wake
-from ._callbacks import Event, enlist, on_sleep, on_wake, remove_callback
+from ._callbacks import Event, enlist, on_call, on_sleep, on_wake, remove_callback
 from ._graphs import cuda_graph
 from ._notebook import load_ipython_extension
 from ._processes import Device, Gate, Process, Residual, Status, TagStatus, processes, status
@@ -54,7 +54,7 @@ __all__ = [
     "NoAgent", "NoDriver", "NoProcess", "NotOwned", "NotPermitted", "OutOfDeviceMemory", "OutOfDisk",
     "OutOfHostMemory", "OutcomeUnknown", "Process", "Refused", "Region", "Residual", "Status", "TagStatus",
     "TimedOut", "UnknownTag", "asleep_bytes", "cuda_graph", "enlist", "hold", "inhibit",
-    "load_ipython_extension", "mark_refilled", "on_sleep", "on_wake", "policy", "preserve", "processes", "remove_callback", "sleep", "status",
+    "load_ipython_extension", "mark_refilled", "on_call", "on_sleep", "on_wake", "policy", "preserve", "processes", "remove_callback", "sleep", "status",
     "tag", "wake",
 ]
 

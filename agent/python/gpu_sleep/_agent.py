@@ -14,7 +14,7 @@ from .errors import InvalidArgument, NoAgent, of_code, of_status
 SONAME = "libgpu-sleep-agent.so.0"
 _FILE = "libgpu-sleep-agent.so"  # where it is installed
 VARIABLE = "GPU_SLEEP_AGENT"
-_NEEDED_API_VERSION = 9
+_NEEDED_API_VERSION = 10
 
 
 class Event(ctypes.Structure):
@@ -28,6 +28,7 @@ class Event(ctypes.Structure):
         ("dropped_tag_count", ctypes.c_size_t),
         ("dropped_tags", ctypes.POINTER(ctypes.c_char_p)),
         ("deep", ctypes.c_int),
+        ("argument", ctypes.c_char_p),
     ]
 
 
@@ -40,6 +41,8 @@ _ARGUMENTS: Dict[str, List[Any]] = {
     "gpu_sleep_preserve": [ctypes.c_void_p, ctypes.c_size_t],
     "gpu_sleep_mark_refilled": [ctypes.c_char_p],
     "gpu_sleep_add_callback": [Callback, Callback, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int)],
+    "gpu_sleep_add_named_callback": [ctypes.c_char_p, Callback, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int)],
+    "gpu_sleep_reply": [ctypes.c_char_p],
     "gpu_sleep_remove_callback": [ctypes.c_int],
     "gpu_sleep_hold": [],
     "gpu_sleep_resume": [],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Functions of the program that run before a sleep and after a wake.
+"""Functions of the program that run before a sleep, after a wake, and when others call them by name.
 
 The agent has one pair of callbacks of this package. They run on a thread of the agent's, and take Python's lock there.
 Whoever asks for a sleep or a wake waits without that lock, and only as long as the request's time limit allows: where
@@ -12,9 +12,10 @@ import contextlib
 import ctypes
 import dataclasses
 import inspect
+import json
 import logging
 import threading
-from typing import Any, Callable, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
 
 from . import _agent
 from .errors import Error
@@ -36,6 +37,7 @@ Function = TypeVar("Function", bound=Callable[[Event], Any])
 
 _on_sleep: List[Callable[[Event], Any]] = []
 _on_wake: List[Callable[[Event], Any]] = []
+_on_call: Dict[Callable[[Any], Any], Tuple[Any, int]] = {}  # what the agent has of each, and its number
 _registering = threading.Lock()
 _is_registered = False
 _is_owed = False  # functions of on_sleep() have run, and those of on_wake() not yet
@@ -160,8 +162,9 @@ def _remove(number: int) -> None:
     with contextlib.ExitStack() as enlisted:
         with contextlib.suppress(Error):  # none runs
             enlisted.enter_context(enlist())  # so that the removal does not wait for it
-        with contextlib.suppress(Error):  # in a child of fork() it may not be there
-            _agent.call("gpu_sleep_remove_callback", number)
+        for each in [number, *(its for _, its in _on_call.values())]:
+            with contextlib.suppress(Error):  # in a child of fork() it may not be there
+                _agent.call("gpu_sleep_remove_callback", each)
 
 
 def _register() -> None:
@@ -175,12 +178,16 @@ def _register() -> None:
         atexit.register(_remove, number.value)
 
 
-def _add(function: Function, functions: List[Callable[[Event], Any]]) -> Function:
+def _check(function: Any) -> None:
     called = getattr(function, "__call__", None)
     if called is None or any(check(each) for each in (function, called) for check in (
             inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
-        raise TypeError(f"a function that is called with an Event, and runs to its end, is needed: not {function!r}")
+        raise TypeError(f"a function that is called, and runs to its end, is needed: not {function!r}")
     _register()
+
+
+def _add(function: Function, functions: List[Callable[[Event], Any]]) -> Function:
+    _check(function)
     functions.append(function)
     return function
 
@@ -211,8 +218,41 @@ def on_wake(function: Function) -> Function:
     return _add(function, _on_wake)
 
 
-def remove_callback(function: Callable[[Event], Any]) -> None:
-    """Undoes on_sleep(function) or on_wake(function). Errors: ValueError (it is not registered)."""
+Named = TypeVar("Named", bound=Callable[[Any], Any])
+
+
+def on_call(name: str) -> Callable[[Named], Named]:
+    """A decorator: others have `function` called by gpu-sleep-http, as with POST /reset_prefix_cache by that `name`.
+
+    It is called with what the caller's JSON says, or None, while no sleep or wake is under way, and returns what JSON
+    can say, which the caller gets. If it raises, the caller gets the exception. Otherwise as on_sleep(). Of several by
+    one name the last counts. Errors: NoAgent, InvalidArgument (the name), TypeError.
+    """
+    def register(function: Named) -> Named:
+        def run(pointer: Any, user: Any) -> int:
+            with _telling(pointer):
+                try:
+                    text = pointer.contents.argument
+                    _agent.call("gpu_sleep_reply", json.dumps(function(json.loads(text) if text else None)).encode())
+                    return 0
+                except BaseException as exception:  # also SystemExit: there is nobody above
+                    _agent.explain(_words_of(exception))
+                    _log.warning("%r failed", function, exc_info=True)
+                    return 1
+        _check(function)
+        kept, number = _agent.Callback(run), ctypes.c_int()
+        _agent.call("gpu_sleep_add_named_callback", _agent.c_text(name, "a name"), kept, None, 0, ctypes.byref(number))
+        _on_call[function] = kept, number.value
+        return function
+    return register
+
+
+def remove_callback(function: Callable[[Any], Any]) -> None:
+    """Undoes on_sleep(function), on_wake(function) or on_call(name)(function). Errors: ValueError (none of these)."""
+    if function in _on_call:
+        _agent.call("gpu_sleep_remove_callback", _on_call[function][1])
+        del _on_call[function]
+        return
     for functions in (_on_sleep, _on_wake):
         if function in functions:
             functions.remove(function)
