@@ -45,6 +45,8 @@ const char* why_not_memory(std::string_view kind, std::string_view reason) noexc
     if (reason == intercepted::k_of_another_process || reason == intercepted::k_exported ||
         reason == intercepted::k_shared_by_ipc)
         return k_shares_memory;
+    if (kind == model::k_residual_of_host)
+        return "it runs from host memory that has to stay, which the driver may not bring back";
     return nullptr;
 }
 

@@ -327,6 +327,9 @@ struct DeviceReport {
 };
 
 /// Memory that always stays on the GPU: all of one kind on one device.
+/// The kind of residual memory that is no GPU memory: what runs from host memory, and has to stay there.
+inline constexpr const char* k_residual_of_host = "host";
+
 struct Residual {
     std::string kind; ///< such as managed, imported, exported, graph, multiple_mappings, array, pool or ipc
     int device = 0;

@@ -196,3 +196,4 @@ TEST_CASE("Live: a program that runs from host memory goes deep, and nothing of 
     CHECK(host_backed(machine.host) == 0);
     machine.expect_works();
 }
+    CHECK_THAT(giver.command("gpu-ps").out, mentions("stays in host memory"));
