@@ -334,9 +334,10 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request,
                                                           const Result<std::vector<OutsideGpu>>& gpus) const {
     if (!gpus) return make_error(ErrorCode::driver_failed, "{}", gpus.error().message);
-    model::Report now;
-    memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
-    const auto& tags = request.tags;
+    const auto plan = memory_.with_lock([&](const LockedMemory& locked) {
+        return guarded([&] { return locked.engine().plan_wake(request); });
+    });
+    if (!plan) return plan.error();
     std::vector<model::DeviceReport> needs;
     for (const auto& [device, known] : devices()) {
         const auto uuid = place_of(known.uuid, request.gpus);
@@ -348,12 +349,7 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
         need.device = device;
         need.name = known.name;
         need.uuid = uuid;
-        Bytes waking = 0;
-        for (const auto& tag : now.tags)
-            if (tag.device == device &&
-                (tags.empty() || std::find(tags.begin(), tags.end(), tag.tag) != tags.end()))
-                waking += tag.bytes - tag.resident;
-        need.released = checkpoint::need_of(known.rest, waking);
+        need.released = checkpoint::need_of(known.rest, plan->needs(device));
         need.total = gpu->total;
         need.free_before = gpu->free;
         need.free_after = gpu->free - std::min(gpu->free, need.released);

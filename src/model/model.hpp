@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -326,10 +327,10 @@ struct DeviceReport {
     std::string uuid{};
 };
 
-/// Memory that always stays on the GPU: all of one kind on one device.
 /// The kind of residual memory that is no GPU memory: what runs from host memory, and has to stay there.
 inline constexpr const char* k_residual_of_host = "host";
 
+/// Memory that always stays on the GPU: all of one kind on one device.
 struct Residual {
     std::string kind; ///< such as managed, imported, exported, graph, multiple_mappings, array, pool or ipc
     int device = 0;
@@ -519,6 +520,11 @@ struct Failure {
 /// Adds "host" or "file", or that for one tag, as in "weights=file", to what `placement` says of stores.
 /// Errors: invalid_argument (no such store or tag, or said already).
 [[nodiscard]] Result<void> add_store(std::string_view word, Placement& placement);
+
+/// How much of each tag runs from host memory, as in "weights=4GiB,kv_cache=1GiB"; without a tag it is that
+/// of `own_tag`. Errors: invalid_argument (no such tag or size, or a tag twice).
+[[nodiscard]] Result<std::map<std::string, Bytes>> parse_live_bytes(std::string_view words,
+                                                                    std::string_view own_tag);
 
 /// The exit status of a command after `failure`; see exit_status.
 [[nodiscard]] int exit_status_of(const Failure& failure, Operation asked = Operation::sleep) noexcept;

@@ -60,6 +60,12 @@ TEST_CASE("Live plan: what may move does, in the order of allocation, until ther
     CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all)) == Addresses{0x4000'0000});
     CHECK(addresses(plan_live(ledger, Direction::to_device, {}, 0)).empty());
     CHECK(addresses(plan_live(ledger, Direction::to_device, {"cache"}, k_all)).empty());
+    // All is as much as the program was not started with there.
+    ledger.set_live_bytes(ledger.tag_id("weights"), 1);
+    CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all)).empty());
+    CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all - 1)) == Addresses{0x4000'0000});
+    add_backing(ledger, 0x7000'0000, "weights").host_backed = true;
+    CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all)) == Addresses{0x7000'0000});
     CHECK(plan_live(ledger, Direction::to_host, {"none"}, k_all).error().code == ErrorCode::unknown_tag);
 }
 
