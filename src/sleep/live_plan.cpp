@@ -43,8 +43,12 @@ Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction 
         else if (direction == Direction::to_host)
             moved += backing.bytes;
     }
+    const auto place = [&](const LivePart& part) {
+        const auto& name = ledger.tag(ledger.find(part.span.address)->tag).name;
+        return std::pair(std::find(tags.begin(), tags.end(), name), part.number);
+    };
     std::sort(parts.begin(), parts.end(),
-              [](const LivePart& a, const LivePart& b) { return a.number < b.number; });
+              [&](const LivePart& a, const LivePart& b) { return place(a) < place(b); });
     if (direction == Direction::to_device && bytes == model::k_all_bytes) leave_as_started(ledger, parts);
     const auto end = std::find_if(parts.begin(), parts.end(), [&](const LivePart& part) {
         if (moved >= bytes) return true;

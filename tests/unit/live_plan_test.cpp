@@ -55,6 +55,8 @@ TEST_CASE("Live plan: what may move does, in the order of allocation, until ther
     CHECK(out({"weights"}, k_all) == Addresses{0x5000'0000, 0x2000'0000});
     CHECK(out({"weights"}, 4 * k_mib).empty()); // so much is there already
     CHECK(out({"weights"}, 4 * k_mib + 1) == Addresses{0x5000'0000});
+    CHECK(out({"weights", "cache"}, k_all) == Addresses{0x5000'0000, 0x2000'0000, 0x1000'0000});
+    CHECK(out({"cache", "weights"}, k_all) == Addresses{0x1000'0000, 0x5000'0000, 0x2000'0000});
     CHECK(out({"cache"}, 1) == Addresses{0x1000'0000});
     CHECK(out({}, 0).empty());
     CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all)) == Addresses{0x4000'0000});
