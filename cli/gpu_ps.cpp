@@ -13,6 +13,8 @@
 #include "cli/screen.hpp"
 #include "control/gpus.hpp"
 #include "control/listing.hpp"
+#include "doctor/checks.hpp"
+#include "driver/management.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -136,13 +138,29 @@ bool is_short(const Options& options) noexcept {
     return options.target.empty() && !options.is_long;
 }
 
+/// What the fastest GPU's link can do, by NVML; 0 where it does not say, or nobody needs it.
+double link_rate(const std::vector<control::Outcome>& outcomes) {
+    double best = 0;
+    const bool is_needed = std::any_of(outcomes.begin(), outcomes.end(), [](const auto& outcome) {
+        const auto* const report = std::get_if<model::Report>(&outcome.answer);
+        return report && std::any_of(report->tags.begin(), report->tags.end(),
+                                     [](const auto& tag) { return tag.host_backed != 0; });
+    });
+    if (!is_needed) return best;
+    if (const auto setup = driver::look_at_setup())
+        for (const auto& gpu : setup->gpus)
+            best = std::max(best, doctor::pcie_bytes_per_second(gpu.max_link_generation, gpu.max_link_width));
+    return best;
+}
+
 /// For people, `columns` wide where each process has one line. Of what was asked for by pid or name, all is
 /// told.
 std::string text_of(const Options& options, const std::vector<control::Outcome>& outcomes,
                     std::size_t columns) {
     if (outcomes.empty()) return k_nobody;
     if (is_short(options)) return cli::render_live(outcomes, columns);
-    return cli::render_listing(outcomes, options.target.empty() ? cli::Detail::some : cli::Detail::all);
+    if (options.target.empty()) return cli::render_listing(outcomes);
+    return cli::render_listing(outcomes, cli::Detail::all, link_rate(outcomes));
 }
 
 /// Lists once.

@@ -53,6 +53,7 @@ struct Options {
     std::optional<std::string> name, group, tag;
     std::string rules_file; ///< empty for none
     std::optional<Bytes> min_size, retain, host_budget, need;
+    std::vector<std::string> live_bytes;
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
     std::optional<Milliseconds> touch_limit, min_awake, stop_grace, idle;
@@ -126,6 +127,9 @@ usage::Table table_of(Options& options, LoginOptions& login) {
             "(default: what the host has room for)"},
            {"--host-budget", usage::size(options.host_budget),
             "Host memory that all processes of this user may hold for contents (default: any amount)"},
+           {"--live-bytes", usage::list("SIZE|TAG=SIZE,...", options.live_bytes),
+            "Place so much of what it allocates, or a tag does, in host memory, where it runs slower: for a "
+            "program that does not fit on the GPU"},
            {"--prepare", usage::flag(options.prepare),
             "Get host memory ready in the background, for a quicker first sleep"}}},
          {"What is intercepted",
@@ -207,6 +211,8 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
         variables[environment::k_stop_grace] = std::to_string(options.stop_grace->count());
     if (options.retain) variables[environment::k_retain] = std::to_string(*options.retain);
     if (options.host_budget) variables[environment::k_host_budget] = std::to_string(*options.host_budget);
+    if (!options.live_bytes.empty())
+        variables[environment::k_live_bytes] = fmt::format("{}", fmt::join(options.live_bytes, ","));
     if (options.prepare) variables[environment::k_prepare] = "10";
     if (options.release_gil || options.keep_gil)
         variables[environment::k_release_gil] = options.release_gil ? "1" : "0";
@@ -353,6 +359,10 @@ int main(int argc, char** argv) {
         return cli::usage_error(
             "gpu-run", "--dir: " + placement.directory + " is not a directory that only you can enter",
             false);
+    const auto sizes = model::parse_live_bytes(fmt::format("{}", fmt::join(options.live_bytes, ",")),
+                                               options.tag.value_or(std::string(model::k_default_tag)));
+    if (!options.live_bytes.empty() && !sizes)
+        return cli::usage_error("gpu-run", "--live-bytes: " + sizes.error().message, false);
     if (options.stop_grace && options.on_stop != "sleep")
         return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
     return run(options, std::move(command));

@@ -40,7 +40,8 @@ usage::Table table_of(Typed& typed) {
                     "Only these tags. The program still waits when it uses the GPU, unless gpu-sleep was "
                     "given --gate checked"}),
                {"--live-bytes", usage::size(request.live_bytes),
-                "Of what runs from host memory (gpu-sleep --live), how much comes back (default: all)"},
+                "Of what runs from host memory, how much comes back (default: all that "
+                "gpu-sleep --live moved)"},
                usage::brief({"--order", cli::tags(request.order),
                              "These tags first, one after another, then the rest"}),
                usage::brief({"--gpu", usage::list("FROM=TO,...", typed.moves),

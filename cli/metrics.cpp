@@ -188,8 +188,9 @@ void add_memory(Metrics& metrics, const Labels& whose, const Report& report) {
         metrics.damaged.add(labels, tag.damaged);
     }
     for (const auto& residual : report.residual)
-        metrics.residual.add(whose.with("gpu", gpu_of(residual.device)).with("kind", residual.kind),
-                             residual.bytes);
+        if (residual.kind != model::k_residual_of_host)
+            metrics.residual.add(whose.with("gpu", gpu_of(residual.device)).with("kind", residual.kind),
+                                 residual.bytes);
     metrics.host_held.add(whose, report.host_bytes);
     metrics.host_retained.add(whose, report.retained_bytes);
     metrics.files.add(whose, report.file_bytes);

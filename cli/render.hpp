@@ -44,9 +44,10 @@ enum class Detail : std::uint8_t {
     all, ///< also what it cannot do
 };
 
-/// The listing of gpu-ps: for each process a line, and one for each of its tags on each device.
+/// The listing of gpu-ps: for each process a line, and one for each of its tags on each device. `link_rate`:
+/// the most that a GPU reads of host memory, in bytes a second; 0: not known.
 [[nodiscard]] std::string render_listing(const std::vector<control::Outcome>& outcomes,
-                                         Detail detail = Detail::some);
+                                         Detail detail = Detail::some, double link_rate = 0);
 
 /// The line for standard error when a request failed: "PROGRAM: cannot PURPOSE: REASON; ADVICE\n". `purpose`
 /// names the process, such as "wake 4242 (python3 serve.py)"; empty when there was no process to speak of,

@@ -94,8 +94,11 @@ std::string inhibition_line(const Report& report) {
 }
 
 std::string residual_line(const model::Residual& residual) {
-    auto text = fmt::format("stays on GPU {}: {} {} in {}", residual.device, residual.kind,
-                            format_bytes(residual.bytes), counted(residual.count, "allocation"));
+    const auto size =
+        fmt::format("{} in {}", format_bytes(residual.bytes), counted(residual.count, "allocation"));
+    auto text = residual.kind == model::k_residual_of_host
+                    ? fmt::format("stays in host memory, where GPU {} uses it: {}", residual.device, size)
+                    : fmt::format("stays on GPU {}: {} {}", residual.device, residual.kind, size);
     if (!residual.reason.empty()) text += fmt::format(" ({})", residual.reason);
     return printable(text);
 }

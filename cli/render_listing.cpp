@@ -103,7 +103,14 @@ std::string use_line(Bytes bytes) {
     return fmt::format("still on the GPUs: {} of contexts, modules and residual memory", format_bytes(bytes));
 }
 
-void add_process(Table& table, const control::Outcome& outcome, const Report& report, Detail detail) {
+/// Why the program may be slow.
+std::string host_backed_line(Bytes bytes, double link_rate) {
+    return fmt::format("runs from host memory: reading all of it once takes {} at least, over PCIe",
+                       format_seconds(static_cast<double>(bytes) / link_rate));
+}
+
+void add_process(Table& table, const control::Outcome& outcome, const Report& report, Detail detail,
+                 double link_rate) {
     const auto& process = outcome.process;
     const Sums sums(report);
     table.add({std::to_string(process.pid), control::user_name(process.uid), label(process, report),
@@ -115,6 +122,8 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     add_origin(table, process);
     if (report.intercepts || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
+    if (sums.all.host_backed != 0 && link_rate > 0)
+        table.add_line(host_backed_line(sums.all.host_backed, link_rate));
     if (report.inhibited) table.add_line(inhibition_line(report));
     if (report.retained_bytes != 0) table.add_line(retained_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
@@ -130,7 +139,7 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
 
 } // namespace
 
-std::string render_listing(const std::vector<control::Outcome>& outcomes, Detail detail) {
+std::string render_listing(const std::vector<control::Outcome>& outcomes, Detail detail, double link_rate) {
     using enum Table::Align;
     Table table({{"PID", right},
                  {"USER", left},
@@ -147,7 +156,7 @@ std::string render_listing(const std::vector<control::Outcome>& outcomes, Detail
         if (report && outcome.by_driver)
             add_without_agent(table, process, *report);
         else if (report)
-            add_process(table, outcome, *report, detail);
+            add_process(table, outcome, *report, detail, link_rate);
         else
             table.add({std::to_string(process.pid), control::user_name(process.uid),
                        shortened(display_name(process), k_label_columns), silence(outcome)});

@@ -12,6 +12,7 @@
 #include "intercepted/left.hpp"
 #include "intercepted/mappings.hpp"
 #include "intercepted/state.hpp"
+#include "model/model.hpp"
 
 #include <algorithm>
 
@@ -76,8 +77,10 @@ void add_memory_that_stays(const LockedMemory& locked, std::vector<Residual>& ro
     if (!memory()) return; // the process is ending
     for (const auto& [address, backing] : locked.ledger().backings())
         if (backing.stay_reason)
-            rows.push_back({backing.stay_reason == k_shared_by_ipc ? "ipc" : "pinned", backing.device,
-                            backing.bytes, 1, backing.stay_reason});
+            rows.push_back({backing.host_backed                      ? model::k_residual_of_host
+                            : backing.stay_reason == k_shared_by_ipc ? "ipc"
+                                                                     : "pinned",
+                            backing.device, backing.bytes, 1, backing.stay_reason});
     auto& all = immortal<Handles>();
     const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
@@ -89,7 +92,8 @@ void add_memory_that_stays(const LockedMemory& locked, std::vector<Residual>& ro
                              : handle.mappings.empty()
                                  ? "created, but not mapped"
                                  : "mapped in part, or without access for its own device";
-        rows.push_back({"virtual", handle.properties.location.id, handle.bytes, 1, reason});
+        rows.push_back({handle.host_backed ? model::k_residual_of_host : "virtual",
+                        handle.properties.location.id, handle.bytes, 1, reason});
     }
 }
 

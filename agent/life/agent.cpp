@@ -31,6 +31,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -103,6 +104,18 @@ const std::vector<std::string>* tags_of(const server::Operation& operation) noex
 /// Host memory that all processes of this user may hold together, whatever a request allows.
 std::optional<Bytes> host_budget_of_environment() {
     return parsed_setting(model::environment::k_host_budget, "a number of bytes", parse_count<Bytes>);
+}
+
+/// What tags are to have in host memory from the start.
+std::map<std::string, Bytes> live_bytes_of_environment() {
+    const auto own_tag = setting(model::environment::k_tag);
+    const auto parse = [&](std::string_view text) {
+        auto sizes =
+            model::parse_live_bytes(text, model::is_valid_tag(own_tag) ? own_tag : model::k_default_tag);
+        return sizes ? std::optional(*std::move(sizes)) : std::nullopt;
+    };
+    return parsed_setting(model::environment::k_live_bytes, "a size, or TAG=SIZE, separated by commas", parse)
+        .value_or(std::map<std::string, Bytes>());
 }
 
 /// How long memory must not have changed until host memory is prepared for it; none: it is not.
@@ -181,6 +194,7 @@ Agent::Agent()
     parts_.status.set_group(name_in_environment(model::environment::k_group));
     inhibit_by_environment(parts_.inhibitors);
     store::HostAccount::own().limit(host_budget_);
+    for (const auto& [tag, bytes] : live_bytes_of_environment()) memory_.set_live_bytes(tag, bytes);
     parts_.preparation.settled_after = prepare_of_environment();
     parts_.callbacks.while_waiting([this] { operations::give_way_while_waiting(parts_); });
 }

@@ -45,6 +45,8 @@ const char* why_not_memory(std::string_view kind, std::string_view reason) noexc
     if (reason == intercepted::k_of_another_process || reason == intercepted::k_exported ||
         reason == intercepted::k_shared_by_ipc)
         return k_shares_memory;
+    if (kind == model::k_residual_of_host)
+        return "it runs from host memory that has to stay, which the driver may not bring back";
     return nullptr;
 }
 
@@ -332,9 +334,10 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request,
                                                           const Result<std::vector<OutsideGpu>>& gpus) const {
     if (!gpus) return make_error(ErrorCode::driver_failed, "{}", gpus.error().message);
-    model::Report now;
-    memory_.with_lock([&](const LockedMemory& locked) { locked.describe(now); });
-    const auto& tags = request.tags;
+    const auto plan = memory_.with_lock([&](const LockedMemory& locked) {
+        return guarded([&] { return locked.engine().plan_wake(request); });
+    });
+    if (!plan) return plan.error();
     std::vector<model::DeviceReport> needs;
     for (const auto& [device, known] : devices()) {
         const auto uuid = place_of(known.uuid, request.gpus);
@@ -346,12 +349,7 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
         need.device = device;
         need.name = known.name;
         need.uuid = uuid;
-        Bytes waking = 0;
-        for (const auto& tag : now.tags)
-            if (tag.device == device &&
-                (tags.empty() || std::find(tags.begin(), tags.end(), tag.tag) != tags.end()))
-                waking += tag.bytes - tag.resident;
-        need.released = checkpoint::need_of(known.rest, waking);
+        need.released = checkpoint::need_of(known.rest, plan->needs(device));
         need.total = gpu->total;
         need.free_before = gpu->free;
         need.free_after = gpu->free - std::min(gpu->free, need.released);

@@ -5,6 +5,7 @@
 #include "program_memory/program_memory.hpp"
 
 #include "base/guard.hpp"
+#include "base/log.hpp"
 
 #include <algorithm>
 #include <thread>
@@ -71,7 +72,27 @@ ledger::TagId ProgramMemory::tag_id(std::string_view name) {
     return locked_.ledger().tag_id(name);
 }
 
+std::optional<driver::DeviceAddress> ProgramMemory::place_in_host_memory(int device, ledger::TagId tag,
+                                                                         Bytes bytes) {
+    const auto& name = locked_.ledger().tag(tag);
+    if (bytes <= memory::k_largest_small || locked_.ledger().host_backed(tag) >= name.live_bytes)
+        return std::nullopt;
+    auto& engine = storage_->engine;
+    const auto placed = guarded([&]() -> Result<driver::DeviceAddress> {
+        GPU_SLEEP_TRY(engine.count_host_backed(bytes));
+        return storage_->heap.allocate_in_host_memory(device, tag, bytes);
+    });
+    static_cast<void>(engine.count_host_backed()); // in whole granules, or as before
+    if (placed) return *placed;
+    if (!std::exchange(has_said_no_place_, true))
+        log::warning("what tag '{}' allocates goes to the GPU, not to host memory: {}", name.name,
+                     placed.error().message);
+    return std::nullopt;
+}
+
 Result<driver::DeviceAddress> ProgramMemory::allocate_locked(int device, ledger::TagId tag, Bytes bytes) {
+    if (locked_.ledger().tag(tag).live_bytes != 0) [[unlikely]]
+        if (const auto address = place_in_host_memory(device, tag, bytes)) return *address;
     return guarded([&] { return storage_->heap.allocate(device, tag, bytes); });
 }
 
@@ -125,7 +146,8 @@ driver::DeviceMask ProgramMemory::devices_at(driver::DeviceAddress address) {
 bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
     const MutexLock lock(mutex_);
     auto* const backing = locked_.ledger().find(address);
-    if (!backing || backing->stay_reason || backing->is_asleep() || backing->host_backed) return false;
+    if (!backing || backing->stay_reason || backing->is_asleep()) return false;
+    if (backing->host_backed && locked_.ledger().tag(backing->tag).live_bytes == 0) return false;
     if (!backing->preserved.empty())
         ledger::Ledger::forget_preserved(*backing, {address - backing->address, bytes});
     return true;
@@ -139,6 +161,11 @@ void ProgramMemory::set_policy(std::string_view tag, model::Policy policy) {
 void ProgramMemory::set_separable(std::string_view tag, bool is_separable) {
     const MutexLock lock(mutex_);
     locked_.ledger().set_separable(locked_.ledger().tag_id(tag), is_separable);
+}
+
+void ProgramMemory::set_live_bytes(std::string_view tag, Bytes bytes) {
+    const MutexLock lock(mutex_);
+    locked_.ledger().set_live_bytes(locked_.ledger().tag_id(tag), bytes);
 }
 
 void ProgramMemory::limit_retained(Bytes most) noexcept {

@@ -123,12 +123,14 @@ public:
     /// The devices that may use the range that holds `address`; none where it sleeps, or there is none.
     [[nodiscard]] driver::DeviceMask devices_at(driver::DeviceAddress address);
     /// Takes a freed part of a range for a new allocation: nothing in it is preserved any more. False if the
-    /// range sleeps, runs from host memory, or has to stay on the GPU.
+    /// range sleeps, has to stay on the GPU, or was moved to host memory.
     [[nodiscard]] bool reuse(driver::DeviceAddress address, Bytes bytes);
 
     /// See the functions of the same purpose in gpu_sleep.h.
     void set_policy(std::string_view tag, model::Policy policy);
     void set_separable(std::string_view tag, bool is_separable);
+    /// From now on what the tag allocates is placed in host memory while less than that of it is there.
+    void set_live_bytes(std::string_view tag, Bytes bytes);
     void limit_retained(Bytes most) noexcept;
     /// Gives up what of the retained contents the host has no room for. Reads small files, and takes the
     /// mutex afterwards. Returns whether the host is short: there was any, or there is room for none. Once it
@@ -190,6 +192,10 @@ private:
         GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] Result<driver::DeviceAddress> allocate_locked(int device, ledger::TagId tag, Bytes bytes)
         GPU_SLEEP_REQUIRES(mutex_);
+    /// Nothing where it goes to the GPU: the tag has its share already, or there is no host memory to be had.
+    [[nodiscard]] std::optional<driver::DeviceAddress> place_in_host_memory(int device, ledger::TagId tag,
+                                                                            Bytes bytes)
+        GPU_SLEEP_REQUIRES(mutex_);
     /// The rule for what sleeps now, and whether it holds anything. The gate has it before the mutex is free:
     /// what is freed in between would stay listed for ever.
     [[nodiscard]] gate::HoldRule rule_for_what_sleeps(bool& holds) noexcept GPU_SLEEP_REQUIRES(mutex_);
@@ -203,6 +209,7 @@ private:
     LockedMemory locked_ GPU_SLEEP_GUARDED_BY(mutex_);
     const Bytes most_retained_;                         ///< by the environment
     Bytes retained_limit_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by the program, too
+    bool has_said_no_place_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
     SharedRanges shared_;
     Shortage shortage_;
 };

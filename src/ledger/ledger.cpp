@@ -136,9 +136,10 @@ bool Ledger::move(Backing& backing, Residence to) {
     return true;
 }
 
-Bytes Ledger::host_backed() const noexcept {
+Bytes Ledger::host_backed(std::optional<TagId> tag) const noexcept {
     Bytes sum = 0;
-    for (const auto& [address, backing] : backings_) sum += backing.host_backed ? backing.bytes : 0;
+    for (const auto& [address, backing] : backings_)
+        sum += backing.host_backed && tag.value_or(backing.tag) == backing.tag ? backing.bytes : 0;
     return sum;
 }
 

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,12 +44,13 @@ struct Backing {
     bool mapped = false;           ///< its address shows its handle
     bool slept_by_program = false; ///< the program itself asked that it sleep; until it wakes
     const char* stay_reason =
-        nullptr;                 ///< why it has to stay on the GPU, in static text; null when it may sleep
-    std::uint64_t handle = 0;    ///< the driver's physical memory; 0 when it has none
-    bool host_backed = false;    ///< that is host memory, which its devices reach across the link
-    bool holds_contents = false; ///< asleep, and its handle still has all of its contents
-    std::uint64_t number = 0;    ///< in the order in which they were added; given by the ledger
-    std::vector<Span> preserved; ///< sorted, disjoint, not touching
+        nullptr;                  ///< why it has to stay on the GPU, in static text; null when it may sleep
+    std::uint64_t handle = 0;     ///< the driver's physical memory; 0 when it has none
+    bool host_backed = false;     ///< that is host memory, which its devices reach across the link
+    bool holds_contents = false;  ///< asleep, and its handle still has all of its contents
+    bool was_host_backed = false; ///< asleep without a handle, it ran from host memory until then
+    std::uint64_t number = 0;     ///< in the order in which they were added; given by the ledger
+    std::vector<Span> preserved;  ///< sorted, disjoint, not touching
     Kept kept; ///< while awake, the range of its last sleep, 0 bytes: what is retained for the next
 
     [[nodiscard]] model::Residence residence() const noexcept { return residence_; }
@@ -75,6 +77,7 @@ struct Tag {
     std::string name;
     model::Policy policy;
     bool is_separable = false; ///< the program does without it while it sleeps, whoever put it to sleep
+    Bytes live_bytes = 0;      ///< of its memory, so much is placed in host memory as it is allocated
 };
 
 /// Whether a backing may go from one residence to another in one step:
@@ -103,6 +106,7 @@ public:
     void forget_tags_from(std::size_t count);
     void set_policy(TagId id, model::Policy policy) { tags_[id].policy = policy; }
     void set_separable(TagId id, bool is_separable) { tags_[id].is_separable = is_separable; }
+    void set_live_bytes(TagId id, Bytes bytes) { tags_[id].live_bytes = bytes; }
 
     /// Adds a backing that is awake; its addresses must be free. The reference is valid until it is removed.
     Backing& add(Backing backing);
@@ -120,8 +124,8 @@ public:
     /// logged.
     static bool move(Backing& backing, model::Residence to);
 
-    /// Host memory that backings have in place of GPU memory.
-    [[nodiscard]] Bytes host_backed() const noexcept;
+    /// Host memory that backings have in place of GPU memory: all, or those of one tag.
+    [[nodiscard]] Bytes host_backed(std::optional<TagId> tag = std::nullopt) const noexcept;
 
     /// Notes that the program itself asked for the sleep of what sleeps under `tags`, or of all for none.
     void note_own_sleep(const std::vector<std::string>& tags) noexcept;

@@ -39,7 +39,7 @@ Result<Heap::Device*> Heap::device(int ordinal) {
     if (!memory) return memory.error();
     auto kind = driver::MemoryKind::of_device(api_, ordinal);
     if (!kind) return std::move(kind).error();
-    return &devices_.emplace(ordinal, Device{*kind, *memory}).first->second;
+    return &devices_.emplace(ordinal, Device{*kind, *memory, {}}).first->second;
 }
 
 std::vector<int> Heap::devices() const {
@@ -71,30 +71,32 @@ void Heap::unreserve(Pool& pool, DeviceAddress address) {
     if (region->second.spans.is_empty()) pool.regions.erase(region);
 }
 
-Result<Backing*> Heap::add_range(Pool& pool, const Device& device, ledger::TagId tag, Bytes bytes) {
+Result<Backing*> Heap::add_range(Pool& pool, const Device& device, ledger::TagId tag, Bytes bytes,
+                                 const driver::MemoryKind& kind) {
     auto address = reserve(pool, device, bytes);
     if (!address) return std::move(address).error();
-    auto range = guarded([&] { return back({*address, bytes}, device, tag); });
+    auto range = guarded([&] { return back({*address, bytes}, kind, tag); });
     if (!range)
         ignoring_errors([&] { unreserve(pool, *address); }); // else addresses are lost, which are plenty
     return range;
 }
 
-Result<Backing*> Heap::back(AddressSpan span, const Device& device, ledger::TagId tag) {
-    auto memory = device.kind.create(api_, span.bytes, k_create_patience);
+Result<Backing*> Heap::back(AddressSpan span, const driver::MemoryKind& kind, ledger::TagId tag) {
+    auto memory = kind.create(api_, span.bytes, k_create_patience);
     if (!memory) return std::move(memory).error();
     GPU_SLEEP_TRY(driver::map(api_, span, memory->get()));
     auto added = guarded([&]() -> Result<Backing*> {
-        const auto mask = driver::DeviceMask{1} << device.kind.device();
+        const auto mask = driver::DeviceMask{1} << kind.device();
         GPU_SLEEP_TRY(driver::set_access(api_, span, mask));
         Backing backing;
         backing.address = span.address;
         backing.bytes = span.bytes;
         backing.tag = tag;
-        backing.device = device.kind.device();
+        backing.device = kind.device();
         backing.access = mask;
         backing.mapped = true;
         backing.handle = memory->get();
+        backing.host_backed = kind.is_of_host();
         return &ledger_.add(std::move(backing));
     });
     if (added)
@@ -120,9 +122,26 @@ Result<DeviceAddress> Heap::allocate(int ordinal, ledger::TagId tag, Bytes bytes
     if (bytes > device.memory)
         return make_error(ErrorCode::out_of_device_memory, "cannot allocate {}: GPU {} has {} in all",
                           format_bytes(bytes), ordinal, format_bytes(device.memory));
-    auto& pool = pools_[{ordinal, tag}];
-    if (bytes <= k_largest_small) return allocate_small(pool, device, tag, bytes);
-    auto backing = add_range(pool, device, tag, round_up(bytes, device.kind.granularity()));
+    if (bytes <= k_largest_small) return allocate_small(pools_[{ordinal, tag}], device, tag, bytes);
+    return allocate_range(device, tag, bytes, device.kind);
+}
+
+Result<DeviceAddress> Heap::allocate_in_host_memory(int ordinal, ledger::TagId tag, Bytes bytes) {
+    auto known = device(ordinal);
+    if (!known) return std::move(known).error();
+    auto& device = **known;
+    if (!device.host_kind) {
+        auto kind = driver::MemoryKind::of_host_near(api_, ordinal);
+        if (!kind) return std::move(kind).error();
+        device.host_kind = *kind;
+    }
+    return allocate_range(device, tag, bytes, *device.host_kind);
+}
+
+Result<DeviceAddress> Heap::allocate_range(const Device& device, ledger::TagId tag, Bytes bytes,
+                                           const driver::MemoryKind& kind) {
+    auto& pool = pools_[{kind.device(), tag}];
+    auto backing = add_range(pool, device, tag, round_up(bytes, device.kind.granularity()), kind);
     if (!backing) return std::move(backing).error();
     (*backing)->allocated = bytes;
     return (*backing)->address;
@@ -170,7 +189,7 @@ Result<DeviceAddress> Heap::allocate_in_new_block(Pool& pool, const Device& devi
     const auto offset = spans.allocate(bytes);
     if (!offset) return no_place(bytes);
     std::set<std::pair<Bytes, DeviceAddress>> space{{spans.largest_free(), 0}};
-    auto backing = add_range(pool, device, tag, device.kind.granularity());
+    auto backing = add_range(pool, device, tag, device.kind.granularity(), device.kind);
     if (!backing) return std::move(backing).error();
     const auto address = (*backing)->address;
     (*backing)->shared = true;

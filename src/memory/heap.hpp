@@ -40,6 +40,11 @@ public:
     /// device), out_of_device_memory, driver_failed; nothing changed.
     [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, ledger::TagId tag, Bytes bytes);
 
+    /// The same in host memory, which the device uses at its own addresses: a range that no other allocation
+    /// shares. Errors: the same; out_of_host_memory, driver_failed (the device has no such memory, in words).
+    [[nodiscard]] Result<driver::DeviceAddress> allocate_in_host_memory(int device, ledger::TagId tag,
+                                                                        Bytes bytes);
+
     /// Frees what begins at `address`, awake or asleep. No work may still use it.
     /// Errors: not_owned; driver_failed (it is still allocated).
     [[nodiscard]] Result<Freed> free(driver::DeviceAddress address);
@@ -75,7 +80,8 @@ private:
     };
     struct Device {
         driver::MemoryKind kind;
-        Bytes memory; ///< of the device in all
+        Bytes memory;                                ///< of the device in all
+        std::optional<driver::MemoryKind> host_kind; ///< once it was asked for
     };
     using PoolKey = std::pair<int, ledger::TagId>;
 
@@ -87,10 +93,12 @@ private:
     void unreserve(Pool& pool, driver::DeviceAddress address);
     /// Where it fails or throws for want of memory, nothing has changed.
     [[nodiscard]] Result<ledger::Backing*> add_range(Pool& pool, const Device& device, ledger::TagId tag,
-                                                     Bytes bytes);
+                                                     Bytes bytes, const driver::MemoryKind& kind);
     /// Puts memory behind reserved addresses, and into the ledger.
-    [[nodiscard]] Result<ledger::Backing*> back(driver::AddressSpan span, const Device& device,
+    [[nodiscard]] Result<ledger::Backing*> back(driver::AddressSpan span, const driver::MemoryKind& kind,
                                                 ledger::TagId tag);
+    [[nodiscard]] Result<driver::DeviceAddress> allocate_range(const Device& device, ledger::TagId tag,
+                                                               Bytes bytes, const driver::MemoryKind& kind);
     [[nodiscard]] Result<Freed> remove_range(Pool& pool, ledger::Backing& backing);
     [[nodiscard]] Result<driver::DeviceAddress> allocate_small(Pool& pool, const Device& device,
                                                                ledger::TagId tag, Bytes bytes);

@@ -35,6 +35,8 @@ inline constexpr const char* k_prepare =
 inline constexpr const char* k_host_budget =
     "GPU_SLEEP_HOST_BUDGET"; ///< bytes of host memory that the user's processes may hold together for
                              ///< contents
+inline constexpr const char* k_live_bytes =
+    "GPU_SLEEP_LIVE_BYTES"; ///< what is placed in host memory as it is allocated: see parse_live_bytes()
 inline constexpr const char* k_inhibit =
     "GPU_SLEEP_INHIBIT"; ///< milliseconds for which sleeps from outside are refused; 0: as long as it runs
 

@@ -75,6 +75,9 @@ struct DeviceReport {
     std::string uuid{};
 };
 
+/// The kind of residual memory that is no GPU memory: what runs from host memory, and has to stay there.
+inline constexpr const char* k_residual_of_host = "host";
+
 /// Memory that always stays on the GPU: all of one kind on one device.
 struct Residual {
     std::string kind; ///< such as managed, imported, exported, graph, multiple_mappings, array, pool or ipc

@@ -47,4 +47,22 @@ Result<void> add_store(std::string_view word, Placement& placement) {
     return {};
 }
 
+Result<std::map<std::string, Bytes>> parse_live_bytes(std::string_view words, std::string_view own_tag) {
+    std::map<std::string, Bytes> all;
+    for (bool is_last = false; !is_last;) {
+        const auto word = words.substr(0, words.find(','));
+        is_last = word.size() == words.size();
+        words.remove_prefix(word.size() + (is_last ? 0 : 1));
+        const auto equals = word.find('=');
+        const auto tag = equals == std::string_view::npos ? own_tag : word.substr(0, equals);
+        if (!is_valid_tag(tag))
+            return make_error(ErrorCode::invalid_argument, "'{}' does not begin with a tag", word);
+        const auto bytes = parse_bytes(word.substr(equals + 1)); // all of it, if there is no sign
+        if (!bytes) return bytes.error();
+        if (!all.emplace(tag, *bytes).second)
+            return make_error(ErrorCode::invalid_argument, "'{}' names a second size for the same tag", word);
+    }
+    return all;
+}
+
 } // namespace gpu_sleep::model

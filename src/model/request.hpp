@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -180,5 +181,10 @@ struct InhibitRequest {
 /// Adds "host" or "file", or that for one tag, as in "weights=file", to what `placement` says of stores.
 /// Errors: invalid_argument (no such store or tag, or said already).
 [[nodiscard]] Result<void> add_store(std::string_view word, Placement& placement);
+
+/// How much of each tag runs from host memory, as in "weights=4GiB,kv_cache=1GiB"; without a tag it is that
+/// of `own_tag`. Errors: invalid_argument (no such tag or size, or a tag twice).
+[[nodiscard]] Result<std::map<std::string, Bytes>> parse_live_bytes(std::string_view words,
+                                                                    std::string_view own_tag);
 
 } // namespace gpu_sleep::model

@@ -66,10 +66,9 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
     for (const auto& [ordinal, backings] : plan.devices) {
         auto& device = report.devices.emplace_back();
         device.device = ordinal;
+        device.released = plan.needs(ordinal);
         for (const auto* backing : backings) {
-            const auto kept = backing->kept.bytes;
-            if (backing->handle == 0) device.released += backing->bytes;
-            device.kept += kept;
+            device.kept += backing->kept.bytes;
             device.dropped += backing->lost();
         }
     }
@@ -290,6 +289,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     }
     if (plan->is_empty()) return woken_but(plan->spoiled, *plan);
 
+    if (const auto more = plan->needs_of_host(); more > 0) GPU_SLEEP_TRY(count_host_backed(more));
     const Protecting protecting(contents_);
     WakeTransaction transaction(api_, contents_);
     const auto start = Clock::now();
@@ -305,9 +305,11 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     });
     if (!prepared) {
         transaction.undo();
+        static_cast<void>(count_host_backed()); // which takes no more
         return std::move(prepared).error();
     }
     transaction.commit();
+    static_cast<void>(count_host_backed()); // without what stays asleep
     report.times.transfer = seconds_since(start);
     report.changed = transaction.has_changed();
     transaction.describe(report);

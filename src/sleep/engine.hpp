@@ -65,14 +65,18 @@ public:
     }
     /// Takes no notice of the order. Tries once: waiting for GPU memory (WakeRequest::wait) is the caller's,
     /// who can let the mutex go meanwhile. A tag whose contents are damaged, or whose file cannot be read,
-    /// stays asleep; the others wake. Errors: those of plan_wake(); out_of_device_memory, driver_failed,
-    /// context_lost, cancelled, timed_out: all that was asleep still is, with its contents.
+    /// stays asleep; the others wake. Errors: those of plan_wake(); out_of_device_memory, out_of_host_memory
+    /// (to run from there), driver_failed, context_lost, cancelled, timed_out: all that was asleep still is,
+    /// with its contents.
     [[nodiscard]] Result<Woken> wake(const model::WakeRequest& request, const Control& control,
                                      model::Report& report);
 
     /// Whether the devices have room for that now; asks, and changes nothing. Errors: those of plan_wake();
     /// out_of_device_memory, driver_failed, context_lost.
     [[nodiscard]] Result<void> check_free_memory(const model::WakeRequest& request);
+
+    /// What wake() would do. Errors: unknown_tag.
+    [[nodiscard]] Result<WakePlan> plan_wake(const model::WakeRequest& request);
 
     /// After a sleep that may have found some asleep already: has the files of that kept too, if `request`
     /// asks for it, and notes in `report` what lies in another store than it asks for, and stays there.
@@ -92,7 +96,6 @@ private:
     /// Says what a sleep would do, and what it needs.
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report);
-    [[nodiscard]] Result<WakePlan> plan_wake(const model::WakeRequest& request);
 
     /// What `plan` brought back, but for the tags that are `spoiled`.
     [[nodiscard]] Woken woken_but(const Spoiled& spoiled, const WakePlan& plan) const;

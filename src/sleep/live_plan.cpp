@@ -5,8 +5,28 @@
 #include "sleep/live_plan.hpp"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 namespace gpu_sleep::sleep {
+namespace {
+
+/// Leaves out the first of each tag, which the program has in host memory from its start.
+void leave_as_started(const ledger::Ledger& ledger, std::vector<LivePart>& parts) {
+    std::map<ledger::TagId, Bytes> stays;
+    std::vector<LivePart> rest;
+    for (const auto& part : parts) {
+        const auto tag = ledger.find(part.span.address)->tag;
+        auto& sum = stays[tag];
+        if (sum < ledger.tag(tag).live_bytes)
+            sum += part.span.bytes;
+        else
+            rest.push_back(part);
+    }
+    parts = std::move(rest);
+}
+
+} // namespace
 
 Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction direction,
                                         const std::vector<std::string>& tags, Bytes bytes) {
@@ -23,8 +43,13 @@ Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction 
         else if (direction == Direction::to_host)
             moved += backing.bytes;
     }
+    const auto place = [&](const LivePart& part) {
+        const auto& name = ledger.tag(ledger.find(part.span.address)->tag).name;
+        return std::pair(std::find(tags.begin(), tags.end(), name), part.number);
+    };
     std::sort(parts.begin(), parts.end(),
-              [](const LivePart& a, const LivePart& b) { return a.number < b.number; });
+              [&](const LivePart& a, const LivePart& b) { return place(a) < place(b); });
+    if (direction == Direction::to_device && bytes == model::k_all_bytes) leave_as_started(ledger, parts);
     const auto end = std::find_if(parts.begin(), parts.end(), [&](const LivePart& part) {
         if (moved >= bytes) return true;
         moved += part.span.bytes;

@@ -29,9 +29,10 @@ struct LivePart {
     int device = 0;
 };
 
-/// What moves, in the order in which it was allocated: backings of `tags`, or of all for none, that are awake
-/// and need not stay. To the host: until `bytes` of them are there, those that are already among them. To the
-/// device: until `bytes` have come back. The last may go beyond. Errors: unknown_tag.
+/// What moves: backings of `tags`, one tag after another, or of all for none, each in the order in which they
+/// were allocated, that are awake and need not stay. To the host: until `bytes` of them are there, those that
+/// are already among them. To the device: until `bytes` have come back; for model::k_all_bytes all but what
+/// each tag has there from the start (ledger::Tag::live_bytes). The last may go beyond. Errors: unknown_tag.
 [[nodiscard]] Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction direction,
                                                       const std::vector<std::string>& tags, Bytes bytes);
 

@@ -211,6 +211,21 @@ Result<std::vector<model::WakeRequest>> parts_of(const ledger::Ledger& ledger,
     return parts;
 }
 
+Bytes WakePlan::needs(int device) const {
+    const auto part = devices.find(device);
+    if (part == devices.end()) return 0;
+    Bytes sum = 0;
+    for (const auto* backing : part->second)
+        sum += backing->handle == 0 && !to_host.contains(backing) ? backing->bytes : 0;
+    return sum;
+}
+
+Bytes WakePlan::needs_of_host() const noexcept {
+    Bytes sum = 0;
+    for (const auto* backing : to_host) sum += backing->bytes;
+    return sum;
+}
+
 Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
                            const IsMendable& is_mendable) {
     GPU_SLEEP_TRY(check_tags(ledger, request.tags));
@@ -232,6 +247,10 @@ Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& req
     for (auto* backing : asleep) {
         if (plan.spoiled.contains(backing->tag)) continue;
         plan.devices[backing->device].push_back(backing);
+        // All but what is placed there from the start comes back with it.
+        const bool stays_there =
+            request.live_bytes != model::k_all_bytes || ledger.tag(backing->tag).live_bytes != 0;
+        if (backing->was_host_backed && stays_there) plan.to_host.insert(backing);
         add_once(plan.tags, backing->tag);
         if (backing->has_lost_contents()) add_once(plan.dropped_tags, backing->tag);
     }

@@ -127,10 +127,15 @@ using Spoiled = std::map<ledger::TagId, Error>;
 
 struct WakePlan {
     std::map<int, std::vector<ledger::Backing*>> devices;
+    std::set<const ledger::Backing*> to_host; ///< of those, the ones that get host memory again
     std::vector<ledger::TagId> tags;
     std::vector<ledger::TagId> dropped_tags; ///< of those, the ones that lost contents
     Spoiled spoiled;                         ///< not among `tags`
     [[nodiscard]] bool is_empty() const noexcept { return devices.empty(); }
+    /// The memory that it makes on the device.
+    [[nodiscard]] Bytes needs(int device) const;
+    /// The host memory that it makes.
+    [[nodiscard]] Bytes needs_of_host() const noexcept;
 };
 
 /// The wakes that `request` stands for, one after another: that of each tag of its order, whose own order has

@@ -188,7 +188,8 @@ void SleepTransaction::release(DeviceSleep& device) {
                 continue;
             }
             backing->handle = 0;
-            if (!std::exchange(backing->host_backed, false)) device.report.released += backing->bytes;
+            backing->was_host_backed = std::exchange(backing->host_backed, false);
+            if (!backing->was_host_backed) device.report.released += backing->bytes;
         }
     }
     const auto current = device.session->enter();

@@ -79,24 +79,26 @@ bool keeps_any(const Run& run) noexcept {
 
 } // namespace
 
-Result<void> WakeTransaction::open(DeviceWake& device, const std::vector<Backing*>& backings) {
+Result<void> WakeTransaction::open(DeviceWake& device, const WakePlan& plan) {
     auto session = open_session(api_, device.device, device.report);
     if (!session) return std::move(session).error();
     device.session = *std::move(session);
     std::vector<Backing*> kept;
     std::vector<Backing*> others;
-    for (auto* backing : backings) (is_wholly_kept(*backing) ? kept : others).push_back(backing);
+    for (auto* backing : plan.devices.at(device.device))
+        (is_wholly_kept(*backing) ? kept : others).push_back(backing);
     device.runs = make_wake_runs(kept, others);
     device.lead = lead_of(kept);
-    return check_free_memory(backings, device.device, {device.report.free_before, device.report.total});
+    return check_free_memory(plan, device.device, {device.report.free_before, device.report.total});
 }
 
 Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Control& control) {
     Bytes total = 0;
+    to_host_ = plan.to_host;
     for (const auto& [ordinal, backings] : plan.devices) {
         auto& device = devices_.emplace_back();
         device.device = ordinal;
-        GPU_SLEEP_TRY(open(device, backings));
+        GPU_SLEEP_TRY(open(device, plan));
         for (const auto* backing : backings)
             if (backing->kept.range != 0) total += contents_.at(backing->kept.range).stored;
     }
@@ -118,15 +120,15 @@ std::size_t WakeTransaction::count_blocks(const DeviceWake& device) const {
 Result<void> WakeTransaction::bring_back(DeviceWake& device, contents::ProgressCounter& progress) {
     const driver::RelaxedCaptureMode relaxed(api_);
     const auto current = device.session->enter();
-    const auto kind = driver::MemoryKind::of_device(api_, device.device);
-    if (!kind) return kind.error();
+    const auto kinds = kinds_of(device.device);
+    if (!kinds) return kinds.error();
     contents::Restore restore(contents_, *device.session, progress, devices_.size());
     // Before the first copy, behind which either would wait.
     GPU_SLEEP_TRY(device.session->prepare_fingerprints(count_blocks(device)));
     Bytes mapped = 0;
     auto next = device.runs.begin(); // to fill
     for (auto run = device.runs.begin(); run != device.runs.end();) {
-        GPU_SLEEP_TRY(map_run(device, *kind, *run));
+        GPU_SLEEP_TRY(map_run(device, *kinds, *run));
         GPU_SLEEP_TRY(progress.add(0)); // a sign of life, and an ear
         mapped += run->span().bytes;
         if (++run != device.runs.end() && mapped < device.lead) continue;
@@ -147,15 +149,26 @@ void WakeTransaction::note_spoiled(const DeviceWake& device) {
                 spoiled_.try_emplace(backing->tag, failed->second);
 }
 
-Result<void> WakeTransaction::map_run(DeviceWake& device, const driver::MemoryKind& kind, const Run& run) {
+Result<WakeTransaction::Kinds> WakeTransaction::kinds_of(int device) const {
+    const auto gpu = driver::MemoryKind::of_device(api_, device);
+    const auto host = to_host_.empty() ? gpu : driver::MemoryKind::of_host_near(api_, device);
+    if (!gpu) return gpu.error();
+    if (!host) return host.error();
+    return Kinds{*gpu, *host};
+}
+
+Result<void> WakeTransaction::map_run(DeviceWake& device, const Kinds& kinds, const Run& run) {
     for (auto* backing : run.backings) {
         device.opened.push_back(backing);
         if (backing->handle == 0) {
             const model::StepClock::Timed timed(&device.session->steps(), model::Step::create);
-            auto memory = kind.create(api_, backing->bytes, k_create_patience);
+            const bool is_of_host = to_host_.contains(backing);
+            auto memory =
+                (is_of_host ? kinds.host : kinds.gpu).create(api_, backing->bytes, k_create_patience);
             if (!memory) return std::move(memory).error();
             backing->handle = memory->release();
-            device.report.released += backing->bytes;
+            backing->host_backed = is_of_host;
+            if (!is_of_host) device.report.released += backing->bytes;
         }
         if (backing->mapped) continue; // an earlier wake could not be undone wholly
         const model::StepClock::Timed timed(&device.session->steps(), model::Step::map);
@@ -190,6 +203,7 @@ void WakeTransaction::commit() {
                 backing->needs_refill |= backing->has_lost_contents();
                 backing->kept.bytes = 0;
                 if (!contents_.retain(backing->kept.range, room)) backing->kept = {};
+                backing->was_host_backed = false;
                 Ledger::move(*backing, Residence::device);
             }
         }
@@ -231,8 +245,7 @@ Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
         if (backing->handle == 0 || backing->holds_contents || !driver::release(api_, backing->handle))
             continue;
         backing->handle = 0;
-        backing->host_backed = false;
-        released += backing->bytes;
+        if (!std::exchange(backing->host_backed, false)) released += backing->bytes;
     }
     return released;
 }
@@ -253,13 +266,17 @@ void WakeTransaction::describe(model::Report& report) const {
     for (const auto& device : devices_) add_report(report, device.report, *device.session);
 }
 
-Result<void> check_free_memory(const std::vector<ledger::Backing*>& backings, int device,
-                               const driver::MemoryInfo& memory) {
-    Bytes needed = 0;
-    for (const auto* backing : backings) needed += backing->handle == 0 ? backing->bytes : 0;
+Result<void> check_free_memory(const WakePlan& plan, int device, const driver::MemoryInfo& memory) {
+    const auto needed = plan.needs(device);
     if (needed <= memory.free) return {};
-    return make_error(ErrorCode::out_of_device_memory, "waking needs {} on GPU {}, and {} of {} are free",
-                      format_bytes(needed), device, format_bytes(memory.free), format_bytes(memory.total));
+    const auto& backings = plan.devices.at(device);
+    const bool has_run_from_host = std::any_of(backings.begin(), backings.end(), [&](const Backing* each) {
+        return each->was_host_backed && !plan.to_host.contains(each);
+    });
+    return make_error(
+        ErrorCode::out_of_device_memory, "waking needs {} on GPU {}, and {} of {} are free{}",
+        format_bytes(needed), device, format_bytes(memory.free), format_bytes(memory.total),
+        has_run_from_host ? "; gpu-wake --live-bytes 0 leaves in host memory what ran from there" : "");
 }
 
 Result<void> check_free_memory(const driver::Api& api, const WakePlan& plan) {
@@ -267,12 +284,11 @@ Result<void> check_free_memory(const driver::Api& api, const WakePlan& plan) {
     const auto contexts = driver::active_contexts(api);
     if (!contexts) return contexts.error();
     for (const auto& context : *contexts) {
-        const auto part = plan.devices.find(context.device());
-        if (part == plan.devices.end()) continue;
+        if (!plan.devices.contains(context.device())) continue;
         const driver::CurrentContext current(api, context.get());
         const auto memory = driver::memory_info(api);
         if (!memory) return memory.error();
-        GPU_SLEEP_TRY(check_free_memory(part->second, part->first, *memory));
+        GPU_SLEEP_TRY(check_free_memory(plan, context.device(), *memory));
     }
     return {};
 }

@@ -13,6 +13,7 @@
 #include "sleep/plan.hpp"
 
 #include <memory>
+#include <set>
 #include <vector>
 
 namespace gpu_sleep::sleep {
@@ -49,9 +50,14 @@ public:
     void describe(model::Report& report) const;
 
 private:
-    [[nodiscard]] Result<void> open(DeviceWake& device, const std::vector<ledger::Backing*>& backings);
+    [[nodiscard]] Result<void> open(DeviceWake& device, const WakePlan& plan);
     [[nodiscard]] Result<void> bring_back(DeviceWake& device, contents::ProgressCounter& progress);
-    [[nodiscard]] Result<void> map_run(DeviceWake& device, const driver::MemoryKind& kind, const Run& run);
+    struct Kinds {
+        driver::MemoryKind gpu;
+        driver::MemoryKind host; ///< where something wakes there
+    };
+    [[nodiscard]] Result<Kinds> kinds_of(int device) const;
+    [[nodiscard]] Result<void> map_run(DeviceWake& device, const Kinds& kinds, const Run& run);
     /// Blocks that are brought back.
     [[nodiscard]] std::size_t count_blocks(const DeviceWake& device) const;
     [[nodiscard]] Result<void> fill_run(DeviceWake& device, const Run& run, contents::Restore& restore);
@@ -65,12 +71,13 @@ private:
     const driver::Api& api_;
     contents::Contents& contents_;
     std::vector<DeviceWake> devices_;
-    Bytes room_for_retained_ = 0; ///< while the last of it was copied
-    Spoiled spoiled_;             ///< on any device
+    std::set<const ledger::Backing*> to_host_; ///< of the plan
+    Bytes room_for_retained_ = 0;              ///< while the last of it was copied
+    Spoiled spoiled_;                          ///< on any device
 };
 
-/// Errors: out_of_device_memory, if waking `backings` on `device` takes more than is free.
-[[nodiscard]] Result<void> check_free_memory(const std::vector<ledger::Backing*>& backings, int device,
+/// Errors: out_of_device_memory, if `plan` takes more of `device` than is free.
+[[nodiscard]] Result<void> check_free_memory(const WakePlan& plan, int device,
                                              const driver::MemoryInfo& memory);
 
 /// The same for every device of `plan`, before anything is done. A device that the program has given back is

@@ -234,3 +234,51 @@ TEST_CASE("Live: a move survives the failure of every driver call", "[sweep][liv
     CHECK(failures > 10 / sweep_stride());
     if (lasts == SIM_FOREVER && sweep_stride() == 1) CHECK(slept > 0);
 }
+
+TEST_CASE("Live: a wake into host memory survives the failure of every driver call", "[sweep][live]") {
+    EngineFixture fixture;
+    add_some(fixture);
+    REQUIRE(move(fixture, Direction::to_host));
+    const auto mapped = sim_live_objects().mapped_bytes;
+    const auto handles = sim_live_objects().handles;
+    model::WakeRequest request;
+    request.live_bytes = 0;
+    std::uint64_t lost = 0;
+    for_each_call([&](int call) {
+        REQUIRE(fixture.sleep(level(1)));
+        CHECK(host_backed(fixture) == 0);
+        std::string_view failed;
+        const auto woken = with_driver_failure(call, failed, [&] { return fixture.wake(request); });
+        INFO(failed);
+        fixture.await_devices();
+        lost += failed.find("Release") != std::string_view::npos;
+        if (!woken) CHECK(fixture.state() != State::awake);
+        REQUIRE(fixture.wake(request));
+        CHECK(fixture.state() == State::awake);
+        CHECK(fixture.all_intact());
+        CHECK(host_backed(fixture) == mapped);
+        CHECK(sim_live_objects().handles <= handles + lost);
+        CHECK(sim_fault_counts().illegal_accesses == 0);
+        return !failed.empty();
+    });
+}
+
+TEST_CASE("Live: an allocation in host memory survives the failure of every driver call", "[sweep][live]") {
+    EngineFixture fixture;
+    add_some(fixture);
+    const auto tag = fixture.ledger().tag_id("weights");
+    const auto before = sim_live_objects();
+    for_each_call([&](int call) {
+        std::string_view failed;
+        const auto made = with_driver_failure(
+            call, failed, [&] { return fixture.heap().allocate_in_host_memory(0, tag, 5 * k_mib); });
+        INFO(failed);
+        CHECK((made || !failed.empty()));
+        CHECK(host_backed(fixture) == (made ? 6 * k_mib : 0));
+        if (made) REQUIRE(fixture.heap().free(*made));
+        CHECK(sim_live_objects().handles == before.handles);
+        CHECK(sim_live_objects().mapped_bytes == before.mapped_bytes);
+        CHECK(fixture.all_intact());
+        return !failed.empty();
+    });
+}

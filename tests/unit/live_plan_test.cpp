@@ -55,11 +55,19 @@ TEST_CASE("Live plan: what may move does, in the order of allocation, until ther
     CHECK(out({"weights"}, k_all) == Addresses{0x5000'0000, 0x2000'0000});
     CHECK(out({"weights"}, 4 * k_mib).empty()); // so much is there already
     CHECK(out({"weights"}, 4 * k_mib + 1) == Addresses{0x5000'0000});
+    CHECK(out({"weights", "cache"}, k_all) == Addresses{0x5000'0000, 0x2000'0000, 0x1000'0000});
+    CHECK(out({"cache", "weights"}, k_all) == Addresses{0x1000'0000, 0x5000'0000, 0x2000'0000});
     CHECK(out({"cache"}, 1) == Addresses{0x1000'0000});
     CHECK(out({}, 0).empty());
     CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all)) == Addresses{0x4000'0000});
     CHECK(addresses(plan_live(ledger, Direction::to_device, {}, 0)).empty());
     CHECK(addresses(plan_live(ledger, Direction::to_device, {"cache"}, k_all)).empty());
+    // All is as much as the program was not started with there.
+    ledger.set_live_bytes(ledger.tag_id("weights"), 1);
+    CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all)).empty());
+    CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all - 1)) == Addresses{0x4000'0000});
+    add_backing(ledger, 0x7000'0000, "weights").host_backed = true;
+    CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all)) == Addresses{0x7000'0000});
     CHECK(plan_live(ledger, Direction::to_host, {"none"}, k_all).error().code == ErrorCode::unknown_tag);
 }
 

@@ -127,6 +127,16 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     CHECK(both.sentences[6] == "a sentence of the agent");
 }
 
+TEST_CASE("Render: the listing says how long a pass over what runs from host memory takes", "[render]") {
+    auto report = test::sample_sleep();
+    report.tags.at(0).host_backed = 4 * k_gib;
+    CHECK(Printed(render_listing({{listed_process(), report}}, Detail::all)).sentences.empty());
+    CHECK(Printed(render_listing({{listed_process(), report}}, Detail::all, 64.0 * k_gib)).sentences ==
+          Sentences{"runs from host memory: reading all of it once takes 62.5 ms at least, over PCIe"});
+    report.tags.at(0).host_backed = 0;
+    CHECK(Printed(render_listing({{listed_process(), report}}, Detail::all, 64.0 * k_gib)).sentences.empty());
+}
+
 TEST_CASE("Render: the listing says of a deep sleeper what the driver took, and what is left", "[render]") {
     auto report = test::sample_sleep();
     report.deep = true;

@@ -8,6 +8,8 @@
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <string>
 #include <vector>
@@ -17,6 +19,7 @@ using namespace gpu_sleep::test;
 
 namespace {
 
+constexpr std::uint64_t k_granule = std::uint64_t{2} << 20;
 constexpr std::uint64_t k_rounding = 2 * k_piece_bytes; // of ranges, and what the agent keeps for itself
 constexpr std::array k_live_kinds = {"plain", "async", "pool", "vmm2", "vmm20", "segments"};
 constexpr const char* k_code_of_error = "/processes/0/error/code";
@@ -95,6 +98,13 @@ TEST_CASE("Live: what runs from host memory sleeps, is freed and is mapped elsew
     CHECK(host_backed(host) == 0); // it wakes on the GPU
     CHECK(free_bytes(host) == awake);
     for (const auto& piece : pieces) check_intact(host, piece);
+    REQUIRE(go_live(host, {"--bytes", "12MiB"}).status == 0);
+    const auto some = host_backed(host);
+    host.sleep();
+    host.wake({"--live-bytes", "0"}); // or where it ran
+    CHECK(host_backed(host) == some);
+    CHECK(free_bytes(host) == awake + some);
+    for (const auto& piece : pieces) check_intact(host, piece);
     REQUIRE(host.command("gpu-sleep", {"--level", "0"}).status == 0);
     REQUIRE(go_live(host).status == 0);
     CHECK(host.state() == "paused");
@@ -109,6 +119,68 @@ TEST_CASE("Live: what runs from host memory sleeps, is freed and is mapped elsew
     const auto fresh = make_piece(host, "plain", k_piece_bytes);
     CHECK(host.report("tags/0/resident_bytes") != "0"); // new memory is the GPU's
     check_intact(host, fresh);
+    check_no_harm(host);
+}
+
+TEST_CASE("Live: a program that does not fit starts with its first memory in host memory", "[quick][live]") {
+    constexpr std::uint64_t k_memory = std::uint64_t{64} << 20;
+    Host host(gpu_run({"--live-bytes", "16MiB", "--live-bytes=other=1GiB", command_file(k_linked.program)},
+                      {k_linked.variable, "GPU_SLEEP_SIM_MEMORY=" + std::to_string(k_memory)}));
+    host.tell("null_stream");
+    const auto empty = free_bytes(host);
+    std::vector<Piece> pieces{make_piece(host, "vmm2", k_piece_bytes)}; // its own memory: on the GPU
+    CHECK(host_backed(host) == 0);
+    for (const auto* kind : {"plain", "async", "pool"})
+        pieces.push_back(make_piece(host, kind, k_piece_bytes));
+    const auto placed = host_backed(host);
+    CHECK(placed == 3 * (k_piece_bytes + k_granule - k_piece_bytes % k_granule));
+    CHECK(free_bytes(host) == empty - std::stoull(host.report("tags/0/resident_bytes")));
+    // Without the host's, these two would not fit together.
+    pieces.push_back(make_piece(host, "plain", free_bytes(host)));
+    CHECK(host_backed(host) == placed);
+    for (const auto& piece : pieces) check_intact(host, piece);
+    for (auto& piece : pieces) piece.hash = host.tell("launch " + piece.number + " 3");
+    host.tell("free " + pieces[1].number);
+    pieces[1] = make_piece(host, "plain", k_piece_bytes); // takes its place
+    CHECK(host_backed(host) == placed);
+    const auto full = free_bytes(host);
+    host.sleep();
+    host.wake(); // for all of it there is no room
+    CHECK(host_backed(host) == placed);
+    CHECK(free_bytes(host) == full);
+    for (const auto& piece : pieces) check_intact(host, piece);
+    const auto all = host.command("gpu-wake", {"--live-bytes", "1GiB", "--json"});
+    CHECK(all.json(k_code_of_error) == "out_of_device_memory");
+    host.tell("free " + pieces.back().number);
+    pieces.pop_back();
+    host.wake({"--live-bytes", "1GiB"});
+    CHECK(host_backed(host) == 0);
+    for (const auto& piece : pieces) check_intact(host, piece);
+    for (const auto& piece : pieces) host.tell("free " + piece.number);
+    check_no_harm(host);
+}
+
+TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[live]") {
+    Host host({"GPU_SLEEP_LIVE_BYTES=weights=4MiB"});
+    for (const auto* tag : {"weights", "weights", "cache"})
+        host.tell(fmt::format("alloc {} {} 0", tag, 2 * k_granule));
+    const auto check_places = [&] {
+        CHECK(host.report("tags/0/host_backed_bytes") == "0");
+        CHECK(host.report("tags/1/tag") == "weights");
+        CHECK(host.report("tags/1/host_backed_bytes") == "4194304");
+        CHECK(host.report("tags/1/resident_bytes") == "4194304");
+    };
+    check_places();
+    host.check_unharmed();
+    check_places();
+}
+
+TEST_CASE("Live: where host memory cannot be had, a program starts on the GPU", "[live]") {
+    const auto variable =
+        GENERATE(as<std::string>(), "GPU_SLEEP_SIM_HOST_NUMA=0", "GPU_SLEEP_HOST_BUDGET=1048576");
+    Host host(captured_launch(k_linked, {"GPU_SLEEP_LIVE_BYTES=1GiB", variable}));
+    for (const auto* kind : {"plain", "async"}) check_intact(host, make_piece(host, kind, k_piece_bytes));
+    CHECK(host_backed(host) == 0);
     check_no_harm(host);
 }
 
@@ -161,6 +233,7 @@ TEST_CASE("Live: what runs from host memory is shared as it is, and stays there"
     const auto number = opened.substr(0, opened.find(' '));
     CHECK(taker.tell("hash " + number) == given.hash);
     giver.wake(); // which leaves it
+    CHECK_THAT(giver.command("gpu-ps").out, mentions("stays in host memory"));
     given.hash = taker.tell("launch " + number + " 3");
     check_intact(giver, given);
     taker.tell("free " + number);
@@ -191,7 +264,8 @@ TEST_CASE("Live: a program that runs from host memory goes deep, and nothing of 
     REQUIRE(machine.command("gpu-sleep", {"--live"}).status == 0);
     machine.fall_asleep();
     CHECK(machine.command("gpu-sleep", {"--live"}).json(k_code_of_error) == "refused");
-    machine.wake();
-    CHECK(host_backed(machine.host) == 0);
+    const bool goes_on = GENERATE(false, true);
+    machine.wake(goes_on ? Arguments{"--live-bytes", "0"} : Arguments{});
+    CHECK((host_backed(machine.host) > 0) == goes_on);
     machine.expect_works();
 }
