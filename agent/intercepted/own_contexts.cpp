@@ -43,11 +43,15 @@ ContextsAlone::~ContextsAlone() {
     contexts_mutex().unlock();
 }
 
+bool context_waits_to_end() noexcept {
+    return immortal<Enders>().count.load(std::memory_order_relaxed) != 0;
+}
+
 void let_contexts_end() noexcept {
     // Who waits may have to go on before what those wait for is over that hold the mutex.
     constexpr Milliseconds k_time_to_leave{5'000};
     auto& enders = immortal<Enders>();
-    if (enders.count.load(std::memory_order_relaxed) == 0) return;
+    if (!context_waits_to_end()) return;
     MutexLock lock(enders.mutex);
     enders.none_waits.wait_for(enders.mutex, k_time_to_leave, [&] { return enders.count == 0; });
 }

@@ -29,6 +29,8 @@ namespace gpu_sleep::agent::intercepted {
 /// Waits until nobody waits to hold it alone, or for a bounded time. Before it is held shared to wait for the
 /// GPU: many who do so one after the other would keep a context from ending for ever.
 void let_contexts_end() noexcept;
+/// Whether somebody waits to hold it alone, for whoever holds it shared for long.
+[[nodiscard]] bool context_waits_to_end() noexcept;
 /// Holds contexts_mutex() alone, with precedence over those who call let_contexts_end().
 class ContextsAlone {
 public:

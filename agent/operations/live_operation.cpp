@@ -5,14 +5,19 @@
 #include "operations/live_operation.hpp"
 
 #include "base/guard.hpp"
+#include "base/quiet_thread.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
+#include "driver/kernels/fingerprint.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <thread>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
@@ -29,12 +34,32 @@ std::string_view words_of(Direction direction) noexcept {
     return direction == Direction::to_host ? "to host memory" : "back to the GPU";
 }
 
+/// Work on a thread of its own, or on the caller's where there is none to be had.
+class Beside {
+public:
+    explicit Beside(const std::function<void()>& work) {
+        if (auto thread = guarded([&] { return start_quiet_thread("gpu-sleep-live", work); }))
+            thread_ = *std::move(thread);
+        else
+            work();
+    }
+    Beside(const Beside&) = delete;
+    Beside& operator=(const Beside&) = delete;
+    ~Beside() { wait(); }
+    void wait() {
+        if (thread_.joinable()) thread_.join();
+    }
+
+private:
+    std::thread thread_;
+};
+
 } // namespace
 
 LiveOperation::LiveOperation(Parts& parts, Direction direction, const server::ProgressSink& progress,
                              Clock::time_point deadline, bool is_forced, model::Report& report)
     : parts_(parts), direction_(direction), progress_(progress), deadline_(deadline), report_(report),
-      alone_(false, progress, nobody_) {
+      alone_(false, progress, nobody_), limit_(sleep::first_piece_limit(direction)) {
     pause_.level = model::Level::pause;
     pause_.force = is_forced;
 }
@@ -61,11 +86,8 @@ Result<void> LiveOperation::rehearse(const std::vector<std::string>& tags, Bytes
     const auto parts = plan(tags, bytes);
     if (!parts) return parts.error();
     for (const auto& part : *parts) {
-        model::DeviceReport piece;
-        piece.device = part.device;
-        piece.released = piece.kept = part.span.bytes;
         if (const auto able = kind(part.device); !able) return able.error();
-        add(piece);
+        add_bytes(part.device, part.span.bytes);
     }
     if (parts->empty()) return {};
     GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
@@ -90,8 +112,11 @@ Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes byte
     if (parts->empty()) return {};
     GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
     auto done = guarded([&] { return move_all(*parts); });
+    leave_contexts();
+    static_cast<void>(count_host(0)); // which takes nothing more
     report_.changed |= moved_ > 0;
     ignoring_errors([&] {
+        for (const auto& [ordinal, clock] : clocks_) add_steps(ordinal, clock.times());
         static_cast<void>(note_memory(&model::DeviceReport::free_after));
         if (stayed_ > 0)
             report_.notes.push_back(
@@ -112,87 +137,145 @@ Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes byte
 Result<void> LiveOperation::move_all(std::span<const sleep::LivePart> parts) {
     const auto total = sleep::bytes_of(parts);
     Bytes done = 0;
-    auto limit = sleep::k_first_piece;
-    while (!parts.empty()) {
+    std::unique_ptr<sleep::LiveMove> moved;
+    std::unique_ptr<sleep::LiveMove> piece;
+    for (auto next = cut(parts); piece || next; piece = std::exchange(next, cut(parts))) {
         if (parts_.memory.is_ending()) return process_is_ending();
         if (Clock::now() >= deadline_) return make_error(ErrorCode::timed_out, "time ran out");
         if (!progress_({model::Progress::Phase::transfer, done, total})) return withdrawn();
-        const auto piece = sleep::first_piece(parts, limit);
-        GPU_SLEEP_TRY(move_piece(piece));
-        const auto bytes = sleep::bytes_of(piece);
-        done += bytes;
-        limit = sleep::next_piece_limit(bytes, last_pause_);
-        parts = parts.subspan(piece.size());
+        Result<void> created;
+        GPU_SLEEP_TRY(copy_beside(piece.get(), next.get(), moved.get(), created));
+        if (piece) {
+            GPU_SLEEP_TRY(finish(*piece));
+            done += piece->bytes();
+        }
+        GPU_SLEEP_TRY(created); // what was ready before has moved
+        static_cast<void>(count_host(next ? next->bytes() : 0));
+        moved = std::move(piece);
     }
     return {};
 }
 
-Result<void> LiveOperation::move_piece(std::span<const sleep::LivePart> piece) {
-    const auto to = kind(piece.front().device);
-    if (!to) return to.error();
-    const auto count = [this](Bytes more) {
-        return parts_.memory.with_lock([&](LockedMemory& locked) {
-            return guarded([&] { return locked.engine().count_host_backed(more); });
-        });
-    };
-    if (direction_ == Direction::to_host) GPU_SLEEP_TRY(count(sleep::bytes_of(piece)));
-    auto verdict = guarded([&] {
-        sleep::LiveMove move(parts_.memory.api(), **to, piece);
-        auto found = guarded([&] { return carry(move); });
-        add(move.report());
-        return found;
+std::unique_ptr<sleep::LiveMove> LiveOperation::cut(std::span<const sleep::LivePart>& rest) {
+    if (rest.empty()) return nullptr;
+    const auto piece = sleep::first_piece(rest, limit_);
+    const auto device = piece.front().device;
+    rest = rest.subspan(piece.size());
+    return std::make_unique<sleep::LiveMove>(parts_.memory.api(), kinds_.at(device), piece, clocks_[device]);
+}
+
+Result<void> LiveOperation::copy_beside(sleep::LiveMove* piece, sleep::LiveMove* next, sleep::LiveMove* moved,
+                                        Result<void>& created) {
+    if (next) created = count_host(piece ? piece->bytes() : 0, next->bytes());
+    // Not beside the swap: the driver makes memory in the same turn as it maps some, a piece at a time.
+    Beside beside([&] {
+        const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
+        if (moved) moved->let_go();
+        if (next && created) created = guarded([&] { return next->create(); });
     });
-    static_cast<void>(count(0)); // which takes nothing more
-    if (!verdict) return std::move(verdict).error();
-    if (*verdict == Verdict::stay) stayed_ += sleep::bytes_of(piece);
-    return {};
+    auto copied = guarded([&]() -> Result<void> {
+        if (piece) return copy(*piece);
+        if (const auto ready = session(next->device()); !ready) return ready.error();
+        return {};
+    });
+    const auto since = Clock::now();
+    beside.wait();
+    if (next) clocks_[next->device()].add(model::Step::await_host, Clock::now() - since);
+    return copied;
 }
 
-Result<Verdict> LiveOperation::carry(sleep::LiveMove& move) {
-    GPU_SLEEP_TRY(move.create());
-    for (int round = 1;; ++round) {
-        GPU_SLEEP_TRY(copy(move));
-        auto verdict = swap(move, round);
-        if (!verdict || *verdict != Verdict::again) return verdict;
-    }
-}
-
-Result<void> LiveOperation::copy(sleep::LiveMove& move) {
-    const auto contexts = keep_contexts(true);
-    const auto slice = [&] {
+Result<void> LiveOperation::copy(sleep::LiveMove& piece) {
+    const auto slice = [&](driver::DeviceSession& with) {
         return parts_.memory.with_lock(
-            [&](LockedMemory& locked) { return guarded([&] { return move.copy(locked.ledger()); }); });
+            [&](LockedMemory& locked) { return guarded([&] { return piece.copy(with, locked.ledger()); }); });
     };
     auto done = guarded([&]() -> Result<void> {
-        GPU_SLEEP_TRY(move.open());
+        const auto with = session(piece.device());
+        if (!with) return with.error();
         for (;;) {
-            const auto copied = slice();
+            const auto copied = slice(**with);
             if (!copied) return copied.error();
-            if (*copied) return {};
+            if (*copied) return piece.seal(**with);
         }
     });
-    move.close();
+    if (!done) leave_contexts();
     return done;
 }
 
-Result<Verdict> LiveOperation::swap(sleep::LiveMove& move, int round) {
+Result<void> LiveOperation::finish(sleep::LiveMove& piece) {
+    for (int round = 1;; ++round) {
+        const auto verdict = swap(piece, round);
+        add_bytes(piece.device(), piece.moved());
+        if (!verdict) return verdict.error();
+        if (*verdict == Verdict::stay) stayed_ += piece.bytes();
+        if (*verdict != Verdict::again) return {};
+        GPU_SLEEP_TRY(copy(piece));
+    }
+}
+
+Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
     GateSettler settler(parts_.memory, parts_.status);
     model::Report quiet;
     Callbacks::Jobs nobody;
     const auto deadline = std::min(deadline_, Clock::now() + k_patience);
-    const auto is_quiet = Quiesce(parts_, pause_, progress_, alone_, deadline, quiet).run(nobody);
+    // Who ends a context has passed the gate, and waits for the contexts that sessions hold.
+    bool makes_way = false;
+    const server::ProgressSink progress = [&](const model::Progress& now) {
+        makes_way |= intercepted::context_waits_to_end();
+        return !makes_way && progress_(now);
+    };
+    const auto is_quiet = Quiesce(parts_, pause_, progress, alone_, deadline, quiet).run(nobody);
+    report_.times.drain += quiet.times.drain;
+    if (!is_quiet && makes_way && round < sleep::k_most_rounds) return Verdict::again;
     if (!is_quiet) return is_quiet.error();
     const auto begun = Clock::now();
     auto verdict = parts_.memory.with_lock([&](LockedMemory& locked) {
-        return transact(parts_.status, locked,
-                        [&] { return move.swap(locked.ledger(), locked.contents(), round); });
+        return transact(parts_.status, locked, [&] {
+            auto found = guarded([&] {
+                return piece.swap(*sessions_.at(piece.device()), locked.ledger(), locked.contents(), round);
+            });
+            if (!found) leave_contexts(); // before the program may free what is being read
+            return found;
+        });
     });
     if (!verdict) parts_.come_first_at_exit(); // what could not be mapped again sleeps
     settler.settle();
-    last_pause_ = Clock::now() - begun;
-    report_.times.drain += quiet.times.drain;
-    report_.longest_pause = std::max(report_.longest_pause, last_pause_.count());
+    const std::chrono::duration<double> pause = Clock::now() - begun;
+    report_.longest_pause = std::max(report_.longest_pause, pause.count());
+    if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
     return verdict;
+}
+
+Result<void> LiveOperation::count_host(Bytes made, Bytes more) {
+    if (direction_ == Direction::to_device) made = more = 0;
+    return parts_.memory.with_lock([&](LockedMemory& locked) {
+        return guarded([&] { return locked.engine().count_host_backed(more, made); });
+    });
+}
+
+Result<driver::DeviceSession*> LiveOperation::session(int device) {
+    if (intercepted::context_waits_to_end()) leave_contexts();
+    if (!contexts_.owns_lock()) {
+        intercepted::let_contexts_end();
+        contexts_ = keep_contexts(true);
+    }
+    if (const auto known = sessions_.find(device); known != sessions_.end()) return known->second.get();
+    const auto& api = parts_.memory.api();
+    auto context = driver::PrimaryContext::retain(api, device);
+    if (!context) return std::move(context).error();
+    auto session = driver::DeviceSession::open(api, *std::move(context));
+    if (!session) return std::move(session).error();
+    const auto current = (*session)->enter();
+    if (current.status() != CUDA_SUCCESS)
+        return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
+    GPU_SLEEP_TRY((*session)->reserve_fingerprints(sleep::k_most_piece / driver::k_fingerprint_block_bytes));
+    return (sessions_[device] = *std::move(session)).get();
+}
+
+void LiveOperation::leave_contexts() noexcept {
+    for (const auto& [ordinal, each] : sessions_) add_steps(ordinal, each->steps().times());
+    sessions_.clear();
+    if (contexts_.owns_lock()) contexts_.unlock();
 }
 
 model::DeviceReport& LiveOperation::device(int ordinal) {
@@ -203,12 +286,18 @@ model::DeviceReport& LiveOperation::device(int ordinal) {
     return made;
 }
 
-void LiveOperation::add(const model::DeviceReport& piece) {
-    auto& all = device(piece.device);
-    all.released += piece.released;
-    all.kept += piece.kept;
-    for (std::size_t i = 0; i < piece.steps.size(); ++i) all.steps[i] += piece.steps[i];
-    moved_ += piece.kept;
+void LiveOperation::add_bytes(int ordinal, Bytes bytes) {
+    auto& all = device(ordinal);
+    all.released += bytes;
+    all.kept += bytes;
+    moved_ += bytes;
+}
+
+void LiveOperation::add_steps(int ordinal, const model::StepTimes& steps) noexcept {
+    ignoring_errors([&] {
+        auto& all = device(ordinal);
+        for (std::size_t i = 0; i < steps.size(); ++i) all.steps[i] += steps[i];
+    });
 }
 
 Result<void> LiveOperation::note_memory(Bytes model::DeviceReport::*free) {

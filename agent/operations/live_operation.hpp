@@ -6,8 +6,10 @@
 #pragma once
 
 #include "base/result.hpp"
+#include "driver/device_session.hpp"
 #include "driver/memory.hpp"
 #include "model/model.hpp"
+#include "model/step_clock.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "server/line.hpp"
@@ -15,6 +17,8 @@
 #include "sleep/live_plan.hpp"
 
 #include <map>
+#include <memory>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,13 +45,27 @@ private:
     /// The memory of `device` that contents go to. Errors: those of MemoryKind.
     [[nodiscard]] Result<const driver::MemoryKind*> kind(int device);
     [[nodiscard]] Result<void> move_all(std::span<const sleep::LivePart> parts);
-    [[nodiscard]] Result<void> move_piece(std::span<const sleep::LivePart> piece);
-    [[nodiscard]] Result<sleep::Verdict> carry(sleep::LiveMove& move);
-    [[nodiscard]] Result<void> copy(sleep::LiveMove& move);
+    /// The first piece of `rest`, which is shortened by it; null where nothing is left.
+    [[nodiscard]] std::unique_ptr<sleep::LiveMove> cut(std::span<const sleep::LivePart>& rest);
+    /// Copies `piece`, if there is one, while a thread makes the memory of `next` and lets go of `moved`.
+    /// `created`: what became of `next`.
+    [[nodiscard]] Result<void> copy_beside(sleep::LiveMove* piece, sleep::LiveMove* next,
+                                           sleep::LiveMove* moved, Result<void>& created);
+    [[nodiscard]] Result<void> copy(sleep::LiveMove& piece);
+    /// Swaps what was copied, and copies it again as often as needed.
+    [[nodiscard]] Result<void> finish(sleep::LiveMove& piece);
     /// Holds work back meanwhile.
-    [[nodiscard]] Result<sleep::Verdict> swap(sleep::LiveMove& move, int round);
+    [[nodiscard]] Result<sleep::Verdict> swap(sleep::LiveMove& piece, int round);
+    /// Counts host memory: what moves there has `made`, and `more` that it is about to make.
+    [[nodiscard]] Result<void> count_host(Bytes made, Bytes more = 0);
+    /// What works on a device, ready for pieces: the same for all of them, but that it makes way for contexts
+    /// that end. Errors: those of PrimaryContext::retain() and DeviceSession.
+    [[nodiscard]] Result<driver::DeviceSession*> session(int device);
+    /// Waits for what sessions have queued, and lets contexts end.
+    void leave_contexts() noexcept;
     [[nodiscard]] model::DeviceReport& device(int ordinal);
-    void add(const model::DeviceReport& piece);
+    void add_bytes(int device, Bytes bytes);
+    void add_steps(int device, const model::StepTimes& steps) noexcept;
     /// Notes how much of the devices in use is free. Errors: driver_failed, context_lost.
     [[nodiscard]] Result<void> note_memory(Bytes model::DeviceReport::*free);
 
@@ -60,7 +78,10 @@ private:
     const server::DirectiveSource nobody_;
     Joint alone_;
     std::map<int, driver::MemoryKind> kinds_;
-    std::chrono::duration<double> last_pause_{}; ///< of a piece, but for its wait for running work
+    std::map<int, model::StepClock> clocks_;       ///< of what no session counts
+    std::shared_lock<std::shared_mutex> contexts_; ///< as long as there are sessions
+    std::map<int, std::unique_ptr<driver::DeviceSession>> sessions_;
+    Bytes limit_; ///< of the next piece
     Bytes stayed_ = 0;
     Bytes moved_ = 0;
 };

@@ -146,14 +146,19 @@ DeviceSession::launch_fingerprint(std::span<const FingerprintBlock> blocks, std:
 
 Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const FingerprintBlock> blocks) {
     if (blocks.empty()) return std::span<const Fingerprint>();
-    const auto needed = fingerprint_bytes(blocks.size());
-    if (!buffer_ || buffer_->bytes() < needed) {
-        buffer_.reset();
-        auto buffer = MappedBuffer::create(api_, needed);
-        if (!buffer) return std::move(buffer).error();
-        buffer_ = *std::move(buffer);
-    }
+    GPU_SLEEP_TRY(reserve_fingerprints(blocks.size()));
     return launch_fingerprint(blocks, buffer_->data(), stream_);
+}
+
+Result<void> DeviceSession::reserve_fingerprints(std::size_t blocks) {
+    GPU_SLEEP_TRY(load_kernel());
+    const auto needed = fingerprint_bytes(blocks);
+    if (buffer_ && buffer_->bytes() >= needed) return {};
+    buffer_.reset();
+    auto buffer = MappedBuffer::create(api_, needed);
+    if (!buffer) return std::move(buffer).error();
+    buffer_ = *std::move(buffer);
+    return {};
 }
 
 Result<void> DeviceSession::prepare_fingerprints(std::size_t blocks) {

@@ -54,6 +54,10 @@ public:
     /// are valid once synchronize() has returned, and until the next call. Errors: out_of_host_memory,
     /// io_failed (no key), driver_failed, context_lost.
     [[nodiscard]] Result<std::span<const Fingerprint>> fingerprint(std::span<const FingerprintBlock> blocks);
+    /// Makes ready what fingerprint() needs for so many blocks at a time, for who cannot let it wait: the
+    /// driver loads a kernel, and locks pages, once all of the context's work is done. Errors: as
+    /// fingerprint().
+    [[nodiscard]] Result<void> reserve_fingerprints(std::size_t blocks);
     /// Makes ready what fingerprint_aside() needs for `blocks` in all. Behind copies that are queued it would
     /// wait for them. Errors: as fingerprint().
     [[nodiscard]] Result<void> prepare_fingerprints(std::size_t blocks);

@@ -322,7 +322,7 @@ Result<void> Engine::check_free_memory(const model::WakeRequest& request) {
     return sleep::check_free_memory(api_, *plan);
 }
 
-Result<void> Engine::count_host_backed(Bytes more) {
+Result<void> Engine::count_host_backed(Bytes more, Bytes made) {
     if (more > 0) {
         const auto room = contents_.options().room_for_contents(contents_.options().host_reserve);
         if (more > room)
@@ -330,7 +330,7 @@ Result<void> Engine::count_host_backed(Bytes more) {
                               "needs {} of host memory, and there is room for {}", format_bytes(more),
                               format_bytes(room));
     }
-    return contents_.count_host_backed(ledger_.host_backed() + more);
+    return contents_.count_host_backed(ledger_.host_backed() + made + more);
 }
 
 Woken Engine::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {

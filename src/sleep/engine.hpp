@@ -86,9 +86,9 @@ public:
     Bytes forget_retained_beside(const model::SleepRequest& request);
 
     /// Counts the host memory that backs what is awake, and `more` that is to, among what the user's
-    /// processes hold together. Errors: out_of_host_memory (that is too much, or the host has no room for
-    /// `more`): as before.
-    [[nodiscard]] Result<void> count_host_backed(Bytes more = 0);
+    /// processes hold together; what is `made` to back some is not yet the ledger's. Errors:
+    /// out_of_host_memory (that is too much, or the host has no room for `more`): as before.
+    [[nodiscard]] Result<void> count_host_backed(Bytes more = 0, Bytes made = 0);
 
     [[nodiscard]] contents::Contents& contents() noexcept { return contents_; }
 

@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "sleep/per_device.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -18,6 +17,8 @@ using driver::AddressSpan;
 using driver::Fingerprint;
 using ledger::Backing;
 using ledger::Ledger;
+using model::Step;
+using model::StepClock;
 
 namespace {
 
@@ -35,9 +36,9 @@ Result<void> check_entered(const driver::Api& api, const driver::CurrentContext&
 
 } // namespace
 
-LiveMove::LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::span<const LivePart> piece)
-    : api_(api), kind_(kind) {
-    report_.device = kind.device();
+LiveMove::LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::span<const LivePart> piece,
+                   model::StepClock& steps)
+    : api_(api), kind_(kind), steps_(steps) {
     for (const auto& what : piece) parts_.emplace_back().what = what;
     std::sort(parts_.begin(), parts_.end(),
               [](const Part& a, const Part& b) { return a.what.span.address < b.what.span.address; });
@@ -51,40 +52,64 @@ LiveMove::LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::
     }
 }
 
-LiveMove::~LiveMove() {
+void LiveMove::let_go() noexcept {
     // As the process ends, the driver has freed it.
     const auto has_failed = [](const Result<void>& done) {
         return !done && done.error().driver_status != CUDA_ERROR_DEINITIALIZED;
     };
-    for (const auto& part : parts_) {
+    for (auto& part : parts_) {
         const AddressSpan aside{part.aside, part.what.span.bytes};
-        if (part.is_mapped_aside)
-            if (const auto done = guarded([&] { return driver::unmap(api_, aside); }); has_failed(done))
+        if (std::exchange(part.is_mapped_aside, false))
+            if (const auto done = guarded([&] { return unmap(aside); }); has_failed(done))
                 log::warning("a copy stays mapped: {}", done.error().message);
-        if (part.made == 0) continue;
-        if (const auto done = guarded([&] { return driver::release(api_, part.made); }); has_failed(done))
+        const auto made = std::exchange(part.made, 0);
+        if (made == 0) continue;
+        const StepClock::Timed timed(&steps_, Step::release);
+        if (const auto done = guarded([&] { return driver::release(api_, made); }); has_failed(done))
             log::warning("range {:#x} has left {} bytes behind: {}", part.what.span.address, aside.bytes,
                          done.error().message);
     }
+    aside_.reset();
+}
+
+Bytes LiveMove::bytes() const noexcept {
+    return std::accumulate(parts_.begin(), parts_.end(), Bytes{0},
+                           [](Bytes sum, const Part& part) { return sum + part.what.span.bytes; });
+}
+
+Result<void> LiveMove::map(AddressSpan span, driver::PhysicalMemory::Handle handle) {
+    const StepClock::Timed timed(&steps_, Step::map);
+    return driver::map(api_, span, handle);
+}
+
+Result<void> LiveMove::set_access(AddressSpan span, driver::DeviceMask devices) {
+    const StepClock::Timed timed(&steps_, Step::access);
+    return driver::set_access(api_, span, devices);
+}
+
+Result<void> LiveMove::unmap(AddressSpan span) {
+    const StepClock::Timed timed(&steps_, Step::unmap);
+    return driver::unmap(api_, span);
 }
 
 Result<void> LiveMove::create() {
-    auto aside = driver::VaReservation::create(
-        api_, std::accumulate(parts_.begin(), parts_.end(), Bytes{0},
-                              [](Bytes sum, const Part& part) { return sum + part.what.span.bytes; }));
+    auto aside = driver::VaReservation::create(api_, bytes());
     if (!aside) return std::move(aside).error();
     aside_ = *std::move(aside);
     auto next = aside_->span().address;
     for (auto& part : parts_) {
         const auto bytes = part.what.span.bytes;
-        auto memory = kind_.create(api_, bytes, k_scrub_patience);
-        if (!memory) return std::move(memory).error();
-        part.made = memory->release();
+        {
+            const StepClock::Timed timed(&steps_, Step::create);
+            auto memory = kind_.create(api_, bytes, k_scrub_patience);
+            if (!memory) return std::move(memory).error();
+            part.made = memory->release();
+        }
         part.aside = std::exchange(next, next + bytes);
-        GPU_SLEEP_TRY(driver::map(api_, {part.aside, bytes}, part.made));
+        GPU_SLEEP_TRY(map({part.aside, bytes}, part.made));
         part.is_mapped_aside = true;
     }
-    return driver::set_access(api_, aside_->span(), driver::DeviceMask{1} << kind_.device());
+    return set_access(aside_->span(), driver::DeviceMask{1} << kind_.device());
 }
 
 void LiveMove::look(Ledger& ledger) {
@@ -115,7 +140,7 @@ std::vector<driver::FingerprintBlock> LiveMove::stale_blocks(std::span<const Blo
     return blocks;
 }
 
-Result<void> LiveMove::copy_stale(driver::DeviceSession& session, std::span<Block> among) {
+Result<void> LiveMove::copy_stale(driver::DeviceSession& session, std::span<const Block> among) {
     const auto to = stale_blocks(among, Side::new_one);
     const auto from = stale_blocks(among, Side::old_one);
     for (std::size_t i = 0; i < from.size();) {
@@ -126,49 +151,38 @@ Result<void> LiveMove::copy_stale(driver::DeviceSession& session, std::span<Bloc
                to[i].address == to[first].address + bytes);
         GPU_SLEEP_TRY(session.copy_within(to[first].address, from[first].address, bytes));
     }
-    const auto seals = session.fingerprint_aside(to);
-    if (!seals) return seals.error();
-    GPU_SLEEP_TRY(session.synchronize());
-    auto seal = seals->begin();
-    for (auto& block : among)
-        if (block.is_stale && !parts_[block.part].is_gone) block.seal = *seal++;
     return {};
 }
 
-Result<std::unique_ptr<driver::DeviceSession>> LiveMove::new_session() {
-    model::DeviceReport now; // the caller's is of the whole move
-    return open_session(api_, kind_.device(), now);
-}
-
-void LiveMove::note_steps(driver::DeviceSession& session) noexcept {
-    const auto steps = session.steps().times();
-    for (std::size_t i = 0; i < steps.size(); ++i) report_.steps[i] += steps[i];
-}
-
-Result<void> LiveMove::open() {
-    auto session = new_session();
-    if (!session) return std::move(session).error();
-    session_ = *std::move(session);
-    const auto current = session_->enter();
-    GPU_SLEEP_TRY(check_entered(api_, current));
-    copied_ = 0;
-    return session_->prepare_fingerprints(blocks_.size());
-}
-
-Result<bool> LiveMove::copy(Ledger& ledger) {
+Result<bool> LiveMove::copy(driver::DeviceSession& session, Ledger& ledger) {
     look(ledger);
-    const auto current = session_->enter();
+    const auto current = session.enter();
     GPU_SLEEP_TRY(check_entered(api_, current));
-    const auto rest = std::span(blocks_).subspan(copied_);
+    const auto rest = std::span<const Block>(blocks_).subspan(copied_);
     const auto slice = rest.first(std::min(rest.size(), k_slice_blocks));
-    GPU_SLEEP_TRY(copy_stale(*session_, slice));
+    GPU_SLEEP_TRY(copy_stale(session, slice));
+    GPU_SLEEP_TRY(session.synchronize());
     copied_ += slice.size();
-    return copied_ == blocks_.size();
+    if (copied_ < blocks_.size()) return false;
+    copied_ = 0;
+    return true;
 }
 
-void LiveMove::close() noexcept {
-    if (session_) note_steps(*session_);
-    session_.reset();
+Result<void> LiveMove::seal(driver::DeviceSession& session) {
+    const auto current = session.enter();
+    GPU_SLEEP_TRY(check_entered(api_, current));
+    GPU_SLEEP_TRY(session.reserve_fingerprints(blocks_.size())); // for all of them in swap(), too
+    return seal_stale(session);
+}
+
+Result<void> LiveMove::seal_stale(driver::DeviceSession& session) {
+    const auto seals = session.fingerprint(stale_blocks(blocks_, Side::new_one));
+    if (!seals) return seals.error();
+    GPU_SLEEP_TRY(session.synchronize());
+    auto seal = seals->begin();
+    for (auto& block : blocks_)
+        if (block.is_stale && !parts_[block.part].is_gone) block.seal = *seal++;
+    return {};
 }
 
 Result<std::vector<Fingerprint>> LiveMove::find_stale(driver::DeviceSession& session) {
@@ -187,19 +201,16 @@ Result<std::vector<Fingerprint>> LiveMove::find_stale(driver::DeviceSession& ses
     return changed;
 }
 
-Result<Verdict> LiveMove::swap(Ledger& ledger, contents::Contents& contents, int round) {
+Result<Verdict> LiveMove::swap(driver::DeviceSession& session, Ledger& ledger, contents::Contents& contents,
+                               int round) {
     look(ledger);
     Bytes bytes = 0;
     for (const auto& part : parts_) bytes += part.is_gone ? 0 : part.what.span.bytes;
     if (bytes == 0) return Verdict::move; // all of it is gone
-    const auto session = new_session();
-    if (!session) return session.error();
-    const auto current = (*session)->enter();
+    const auto current = session.enter();
     GPU_SLEEP_TRY(check_entered(api_, current));
-    auto verdict = compare(**session, bytes, round);
-    if (verdict && *verdict == Verdict::move)
-        if (auto exchanged = exchange(contents); !exchanged) verdict = std::move(exchanged).error();
-    note_steps(**session);
+    const auto verdict = compare(session, bytes, round);
+    if (verdict && *verdict == Verdict::move) GPU_SLEEP_TRY(exchange(contents));
     return verdict;
 }
 
@@ -207,8 +218,9 @@ Result<Verdict> LiveMove::compare(driver::DeviceSession& session, Bytes bytes, i
     const auto changed = find_stale(session);
     if (!changed) return changed.error();
     const auto verdict = judge_round(stale_bytes(), bytes, round);
-    if (verdict != Verdict::move) return verdict;
+    if (verdict != Verdict::move || changed->empty()) return verdict;
     GPU_SLEEP_TRY(copy_stale(session, blocks_));
+    GPU_SLEEP_TRY(seal_stale(session));
     auto now = changed->begin();
     for (const auto& block : blocks_)
         if (block.is_stale && !parts_[block.part].is_gone && block.seal != *now++)
@@ -242,13 +254,13 @@ Result<void> LiveMove::show(const Neighbours& some, Side side) {
     for (auto i = some.first; i < some.last; ++i) {
         auto& part = parts_[i];
         if (part.is_mapped && part.shows == side) continue;
-        if (part.is_mapped) GPU_SLEEP_TRY(driver::unmap(api_, part.what.span));
+        if (part.is_mapped) GPU_SLEEP_TRY(unmap(part.what.span));
         part.is_mapped = false;
-        GPU_SLEEP_TRY(driver::map(api_, part.what.span, side == Side::old_one ? part.old_handle : part.made));
+        GPU_SLEEP_TRY(map(part.what.span, side == Side::old_one ? part.old_handle : part.made));
         part.is_mapped = true;
         part.shows = side;
     }
-    return driver::set_access(api_, span_of(some), parts_[some.first].backing->access);
+    return set_access(span_of(some), parts_[some.first].backing->access);
 }
 
 Result<void> LiveMove::exchange(contents::Contents& contents) {
@@ -257,7 +269,7 @@ Result<void> LiveMove::exchange(contents::Contents& contents) {
         if (!part.is_gone) part.old_handle = part.backing->handle;
     const auto forth = [&]() -> Result<void> {
         for (const auto& some : all) {
-            GPU_SLEEP_TRY(driver::unmap(api_, span_of(some)));
+            GPU_SLEEP_TRY(unmap(span_of(some)));
             for (auto i = some.first; i < some.last; ++i) parts_[i].is_mapped = false;
             GPU_SLEEP_TRY(show(some, Side::new_one));
         }
@@ -293,8 +305,7 @@ void LiveMove::note() noexcept {
         if (part.shows == Side::old_one) continue;
         part.backing->handle = std::exchange(part.made, part.old_handle);
         part.backing->host_backed = kind_.is_of_host();
-        report_.released += part.what.span.bytes;
-        report_.kept += part.what.span.bytes;
+        moved_ += part.what.span.bytes;
     }
 }
 

@@ -12,11 +12,11 @@
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
+#include "model/step_clock.hpp"
 #include "sleep/live_plan.hpp"
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -25,33 +25,39 @@ namespace gpu_sleep::sleep {
 
 /// One piece. Whatever fails, each of its backings is as it was, or has moved, with all its bytes; where the
 /// driver maps neither any more, the backing sleeps, its contents in its memory, and a wake maps it again.
+/// Steps that take a session wait for no work of the program, but for what keeps the device's processors.
 class LiveMove {
 public:
-    /// `kind` is of the memory that it moves to. All outlive it.
-    LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::span<const LivePart> piece);
+    /// `kind` is of the memory that it moves to; `steps` counts what no session does. All outlive it.
+    LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::span<const LivePart> piece,
+             model::StepClock& steps);
     LiveMove(const LiveMove&) = delete;
     LiveMove& operator=(const LiveMove&) = delete;
-    /// Releases what the piece has moved from, or was to move to.
-    ~LiveMove();
+    ~LiveMove() { let_go(); }
 
-    /// Makes the new memory, and maps it aside. The ledger is not used. Errors: out_of_host_memory,
-    /// out_of_device_memory, driver_failed.
+    /// Makes the new memory, and maps it aside. Any thread may; the ledger is not used. Errors:
+    /// out_of_host_memory, out_of_device_memory, driver_failed.
     [[nodiscard]] Result<void> create();
-    /// Makes ready what copy() uses, which waits for work that is queued. The caller keeps contexts from
-    /// ending until close(). Errors: those of DeviceSession.
-    [[nodiscard]] Result<void> open();
-    /// Copies what has changed since the last copy, at first all of it, while the program runs, and takes
-    /// the fingerprints of the copies: 64 MiB of it, and returns whether that was the rest. What is gone by
-    /// now is left out. The caller holds the mutex that guards `ledger`. Errors: those of DeviceSession.
-    [[nodiscard]] Result<bool> copy(ledger::Ledger& ledger);
-    void close() noexcept;
+    /// Copies what has changed since the last round, at first all of it, while the program runs: 64 MiB of
+    /// it, and returns whether that was the rest. What is gone by now is left out. The caller holds the mutex
+    /// that guards `ledger`. Errors: those of DeviceSession.
+    [[nodiscard]] Result<bool> copy(driver::DeviceSession& session, ledger::Ledger& ledger);
+    /// Takes the fingerprints of what was copied. Errors: those of DeviceSession.
+    [[nodiscard]] Result<void> seal(driver::DeviceSession& session);
     /// For who holds the mutex, once no work can use the piece: compares it with its copies, copies what has
     /// changed, if that is little for `round`, and maps the copies in place of it. Verdict::move says that it
     /// has moved. Of what sleeps then, what `contents` retains is forgotten: it may be older. Errors: those
     /// of DeviceSession; damaged (a copy is not what was copied), driver_failed.
-    [[nodiscard]] Result<Verdict> swap(ledger::Ledger& ledger, contents::Contents& contents, int round);
-    /// What was done so far: GPU memory that it has moved from or to, and its contents.
-    [[nodiscard]] const model::DeviceReport& report() const noexcept { return report_; }
+    [[nodiscard]] Result<Verdict> swap(driver::DeviceSession& session, ledger::Ledger& ledger,
+                                       contents::Contents& contents, int round);
+    /// Releases what the piece has moved from, or was to move to. Nothing else follows, and no work of a
+    /// session still uses it. Any thread may.
+    void let_go() noexcept;
+
+    [[nodiscard]] int device() const noexcept { return kind_.device(); }
+    [[nodiscard]] Bytes bytes() const noexcept;
+    /// What of it has moved.
+    [[nodiscard]] Bytes moved() const noexcept { return moved_; }
 
 private:
     enum class Side : std::uint8_t { old_one, new_one };
@@ -79,24 +85,29 @@ private:
         std::size_t last = 0;
     };
 
-    [[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>> new_session();
     /// Finds the backings of the parts; one that is not as it was when the piece was chosen is gone.
     void look(ledger::Ledger& ledger);
     [[nodiscard]] Bytes stale_bytes() const noexcept;
     [[nodiscard]] std::vector<driver::FingerprintBlock> stale_blocks(std::span<const Block> among,
                                                                      Side side) const;
     [[nodiscard]] driver::DeviceAddress address_of(const Block& block, Side side) const noexcept;
-    [[nodiscard]] Result<void> copy_stale(driver::DeviceSession& session, std::span<Block> among);
+    /// Queues copies of those that are stale.
+    [[nodiscard]] Result<void> copy_stale(driver::DeviceSession& session, std::span<const Block> among);
+    /// Takes the fingerprints of their copies, once they are made.
+    [[nodiscard]] Result<void> seal_stale(driver::DeviceSession& session);
     /// Compares each block with its copy's seal: those that differ are stale. Returns what they hold now.
     [[nodiscard]] Result<std::vector<driver::Fingerprint>> find_stale(driver::DeviceSession& session);
     /// Whether it may move: then all copies are right. `bytes` of the piece are still there.
     [[nodiscard]] Result<Verdict> compare(driver::DeviceSession& session, Bytes bytes, int round);
-    void note_steps(driver::DeviceSession& session) noexcept;
     [[nodiscard]] Result<void> exchange(contents::Contents& contents);
     [[nodiscard]] std::vector<Neighbours> neighbours() const;
     [[nodiscard]] driver::AddressSpan span_of(const Neighbours& some) const noexcept;
     /// Has the parts show that side, whatever they show now. Errors: driver_failed (they may show nothing).
     [[nodiscard]] Result<void> show(const Neighbours& some, Side side);
+    // The driver's calls, and the time they take.
+    [[nodiscard]] Result<void> map(driver::AddressSpan span, driver::PhysicalMemory::Handle handle);
+    [[nodiscard]] Result<void> set_access(driver::AddressSpan span, driver::DeviceMask devices);
+    [[nodiscard]] Result<void> unmap(driver::AddressSpan span);
     /// Writes into the ledger what the parts show.
     void note() noexcept;
     /// Has them sleep, their contents in their memory.
@@ -106,10 +117,10 @@ private:
     const driver::MemoryKind& kind_;
     std::vector<Part> parts_; ///< by address
     std::vector<Block> blocks_;
-    std::size_t copied_ = 0;                         ///< of those, in this round
-    std::unique_ptr<driver::DeviceSession> session_; ///< of copy()
+    std::size_t copied_ = 0; ///< of those, in this round
     std::optional<driver::VaReservation> aside_;
-    model::DeviceReport report_;
+    Bytes moved_ = 0;
+    model::StepClock& steps_;
 };
 
 } // namespace gpu_sleep::sleep

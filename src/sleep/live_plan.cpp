@@ -26,6 +26,25 @@ void leave_as_started(const ledger::Ledger& ledger, std::vector<LivePart>& parts
     parts = std::move(rest);
 }
 
+/// In seconds; for each GiB, what the driver's calls take of a program at rest, at 55 GB/s. Out, most of the
+/// time goes into making host memory, and most of a pause into mapping it. In, most of a pause goes into
+/// reading it once more.
+struct Costs {
+    double longest_pause; ///< that a piece may make, as far as its size decides
+    double pause_per_gib;
+    double time_per_gib;
+};
+constexpr double k_least_pause = 0.002;
+
+constexpr Costs costs_of(Direction direction) noexcept {
+    return direction == Direction::to_host ? Costs{0.015, 0.0085, 0.23} : Costs{0.010, 0.022, 0.065};
+}
+
+constexpr Bytes to_piece(double bytes) noexcept {
+    if (!(bytes < static_cast<double>(k_most_piece))) return k_most_piece; // infinite without a pause
+    return std::max(k_least_piece, static_cast<Bytes>(bytes));
+}
+
 } // namespace
 
 Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction direction,
@@ -74,11 +93,15 @@ Bytes bytes_of(std::span<const LivePart> parts) noexcept {
     return sum;
 }
 
-Bytes next_piece_limit(Bytes bytes, std::chrono::duration<double> pause) noexcept {
-    const auto allowed = std::chrono::duration<double>(k_longest_pause) / std::max(pause, pause.zero());
-    const auto limit = static_cast<double>(bytes) * allowed; // infinite without a pause
-    if (!(limit < static_cast<double>(k_most_piece))) return k_most_piece;
-    return std::max(k_least_piece, static_cast<Bytes>(limit));
+Bytes first_piece_limit(Direction direction) noexcept {
+    const auto costs = costs_of(direction);
+    const auto gib = (costs.longest_pause - k_least_pause) / costs.pause_per_gib;
+    return to_piece(gib * static_cast<double>(k_gib) / 2); // half of it: links and drivers differ
+}
+
+Bytes next_piece_limit(Direction direction, Bytes bytes, std::chrono::duration<double> pause) noexcept {
+    return to_piece(static_cast<double>(bytes) * costs_of(direction).longest_pause /
+                    std::max(pause.count(), 0.0));
 }
 
 Verdict judge_round(Bytes changed, Bytes bytes, int round) noexcept {
@@ -88,23 +111,18 @@ Verdict judge_round(Bytes changed, Bytes bytes, int round) noexcept {
 }
 
 LiveEstimate estimate_move(Direction direction, std::span<const LivePart> parts) noexcept {
-    // For each GiB, what the driver's calls take of a program at rest, at 55 GB/s: most of a move to the host
-    // is making host memory, and most of a pause is mapping it. Work of the program's own comes on top.
-    const bool goes_out = direction == Direction::to_host;
-    const double time_per_gib = goes_out ? 0.25 : 0.06;
-    constexpr double k_pause_per_gib = 0.008;
-    constexpr double k_least_pause = 0.002;
+    const auto costs = costs_of(direction);
     constexpr auto k_gib_bytes = static_cast<double>(k_gib);
     Bytes largest = 0;
     for (auto rest = parts; !rest.empty();) {
-        const auto piece = first_piece(rest, k_most_piece);
+        const auto piece = first_piece(rest, 2 * first_piece_limit(direction));
         largest = std::max(largest, bytes_of(piece));
         rest = rest.subspan(piece.size());
     }
     const auto gib = [](Bytes bytes) { return static_cast<double>(bytes) / k_gib_bytes; };
-    return {
-        std::chrono::duration<double>(gib(bytes_of(parts)) * time_per_gib),
-        std::chrono::duration<double>(parts.empty() ? 0 : k_least_pause + gib(largest) * k_pause_per_gib)};
+    return {std::chrono::duration<double>(gib(bytes_of(parts)) * costs.time_per_gib),
+            std::chrono::duration<double>(
+                parts.empty() ? 0 : k_least_pause + gib(largest) * costs.pause_per_gib)};
 }
 
 } // namespace gpu_sleep::sleep

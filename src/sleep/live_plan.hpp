@@ -43,13 +43,13 @@ struct LivePart {
 [[nodiscard]] Bytes bytes_of(std::span<const LivePart> parts) noexcept;
 
 inline constexpr Bytes k_least_piece = 64 * k_mib;
-inline constexpr Bytes k_first_piece = 256 * k_mib;
 inline constexpr Bytes k_most_piece = k_gib;
-/// How long a piece may hold the program's work back, as far as its size decides.
-inline constexpr Milliseconds k_longest_pause{15};
 
-/// The limit for the next piece after one of `bytes` for which work was held back for `pause`.
-[[nodiscard]] Bytes next_piece_limit(Bytes bytes, std::chrono::duration<double> pause) noexcept;
+/// The limit for the first piece, and for one after a piece of `bytes` for which work was held back for
+/// `pause`: how much may move at once decides for how long that is.
+[[nodiscard]] Bytes first_piece_limit(Direction direction) noexcept;
+[[nodiscard]] Bytes next_piece_limit(Direction direction, Bytes bytes,
+                                     std::chrono::duration<double> pause) noexcept;
 
 /// What becomes of a piece of `bytes` of which `changed` were written since they were copied, in its `round`,
 /// from 1: little is copied while the program's work is held back; of much, the next round copies it again

@@ -40,15 +40,19 @@ Result<Verdict> move(
                               ? driver::MemoryKind::of_host_near(fixture.api(), device)
                               : driver::MemoryKind::of_device(fixture.api(), device);
         if (!kind) return kind.error();
-        sleep::LiveMove moved(fixture.api(), *kind, piece);
+        model::StepClock steps;
+        sleep::LiveMove moved(fixture.api(), *kind, piece, steps);
+        auto context = driver::PrimaryContext::retain(fixture.api(), device);
+        if (!context) return std::move(context).error();
+        const auto session = driver::DeviceSession::open(fixture.api(), *std::move(context));
+        if (!session) return session.error();
         GPU_SLEEP_TRY(moved.create());
         auto copied = Result<bool>(false);
-        if (const auto opened = moved.open(); !opened) copied = opened.error();
-        while (copied && !*copied) copied = moved.copy(fixture.ledger());
-        moved.close();
+        while (copied && !*copied) copied = moved.copy(**session, fixture.ledger());
         if (!copied) return std::move(copied).error();
+        GPU_SLEEP_TRY(moved.seal(**session));
         meanwhile();
-        last = moved.swap(fixture.ledger(), fixture.engine().contents(), round);
+        last = moved.swap(**session, fixture.ledger(), fixture.engine().contents(), round);
     }
     return last;
 }
