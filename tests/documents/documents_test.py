@@ -111,6 +111,10 @@ class Documents(unittest.TestCase):
             with self.subTest(module=module):
                 self.assertTrue((TREE / module).is_dir())
 
+    def test_changes_begin_with_this_version(self):
+        self.assertIn(f"VERSION {re.search(r'(?m)^## (.*)', text_of(TREE / 'CHANGELOG.md')).group(1)} LANGUAGES",
+                      text_of(TREE / "CMakeLists.txt"))
+
     def test_figures_of_the_comparison(self):
         """What RESULTS.md measured of each tool is in the same cell of the README's table."""
         def rows(document):

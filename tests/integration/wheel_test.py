@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,8 @@ BUILD = pathlib.Path(sys.argv.pop())
 TREE = pathlib.Path(__file__).resolve().parents[2]
 SECONDS = 120
 NEWEST_LIBRARY = (2, 36) # what is built beside a later one asks for symbols that the wheel may not
-VERSIONS = ("0.1.0", "99.0")
+VERSION = re.search(r"VERSION ([\d.]+) LANGUAGES", (TREE / "CMakeLists.txt").read_text(encoding="utf-8")).group(1)
+VERSIONS = (VERSION, "99.0")
 FOUND = "import gpu_sleep; assert gpu_sleep.asleep_bytes() == 0; gpu_sleep.processes(); print(gpu_sleep.__file__)"
 
 
@@ -91,7 +93,7 @@ class Wheel(unittest.TestCase):
         environment = self.environments[0]
         for command in (BUILD / "bin").glob("gpu-*"):
             if (TREE / f"cli/man/{command.name}.1").exists() and command.name != "gpu-sleep-http":
-                self.assertIn("0.1.0", environment.run(command.name, "--version"))
+                self.assertIn(VERSION, environment.run(command.name, "--version"))
                 self.assertTrue((environment.directory / f"share/man/man1/{command.name}.1").is_file())
 
     def test_is_a_plugin_of_vllm(self):
