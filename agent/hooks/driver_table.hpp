@@ -80,7 +80,8 @@ inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)]
 
 /// Whether it is the one for programs whose default stream is each thread's own.
 template <Entry entry>
-inline constexpr bool k_per_thread = std::string_view(k_name<entry>).ends_with("_ptsz");
+inline constexpr bool k_per_thread =
+    std::string_view(k_name<entry>).ends_with("_ptsz") || std::string_view(k_name<entry>).ends_with("_ptds");
 
 template <Entry entry>
 inline constexpr gate::Touch k_touch = k_touches[static_cast<std::size_t>(entry)];

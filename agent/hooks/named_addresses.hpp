@@ -378,8 +378,8 @@ private:
 /// The inspector of a call with these arguments, which outlive it.
 template <Entry entry, class... Arguments>
 [[nodiscard]] auto inspector_of(const Arguments&... arguments) noexcept {
-    constexpr bool k_is_own_stream = std::is_same_v<NamesKernel, Names<entry>> && k_per_thread<entry>;
-    return CallInspector<Names<entry>, k_is_own_stream, Arguments...>(arguments...);
+    constexpr bool k_null_is_own_stream = std::is_same_v<NamesKernel, Names<entry>> && k_per_thread<entry>;
+    return CallInspector<Names<entry>, k_null_is_own_stream, Arguments...>(arguments...);
 }
 
 } // namespace gpu_sleep::hooks

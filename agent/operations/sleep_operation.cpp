@@ -221,7 +221,7 @@ Result<Report> SleepOperation::stay_deep() {
     if (names_store()) {
         GPU_SLEEP_TRY(move_deep_contents());
     } else {
-        if (joint_.is_joint()) GPU_SLEEP_TRY(pass_without_moving());
+        GPU_SLEEP_TRY(pass_without_moving());
         if (!request_.dry_run && !idleness_)
             parts_.memory.with_lock(
                 [&](LockedMemory& locked) { report_.changed = adopt_touch_rule(locked, request_, true); });

@@ -15,7 +15,7 @@ namespace gpu_sleep::agent::operations {
 Result<std::vector<model::UnseenUse>> find_unseen_uses() {
     constexpr auto k_file = "/proc/self/maps";
     const auto mappings = read_small_file(k_file);
-    if (!mappings) return errno_error(ErrorCode::io_failed, errno, "open", k_file);
+    if (!mappings) return errno_error(ErrorCode::io_failed, errno, "open or read", k_file);
     auto uses = model::unseen_libraries(*mappings);
     for (auto& call : find_unseen_calls()) uses.push_back(std::move(call));
     return uses;

@@ -28,7 +28,9 @@ bool is_private(const struct stat& status) noexcept {
 Result<std::vector<std::string>> names_in(int directory, std::size_t most) {
     UniqueFd copy(::openat(directory, ".", k_open_flags));
     const std::unique_ptr<DIR, int (*)(DIR*)> entries(copy ? ::fdopendir(copy.get()) : nullptr, &::closedir);
-    if (!entries) return errno_error(ErrorCode::io_failed, errno, "opendir", "cannot read a directory");
+    if (!entries)
+        return errno_error(ErrorCode::io_failed, errno, copy ? "fdopendir" : "openat",
+                           "cannot read a directory");
     static_cast<void>(copy.release()); // the stream owns it now
     std::vector<std::string> names;
     for (const dirent* entry = nullptr; names.size() < most && (entry = ::readdir(entries.get())) != nullptr;)

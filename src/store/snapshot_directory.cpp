@@ -103,7 +103,7 @@ Result<UniqueFd> open_private(const CarefulPlace& place, const std::filesystem::
 Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
     UniqueFd anew;
     const auto entries = names_in(directory.fd(anew), std::numeric_limits<std::size_t>::max());
-    if (!entries) return file_error(entries.error().driver_status, "opendir", directory.path());
+    if (!entries) return file_error(entries.error().driver_status, entries.error().where, directory.path());
     std::vector<SnapshotName> names;
     for (const auto& entry : *entries)
         if (const auto name = SnapshotName::parse(entry)) names.push_back(*name);

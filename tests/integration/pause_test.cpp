@@ -129,7 +129,9 @@ TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held bac
     CHECK(pause_it(host, {"--dry-run"}).status == 0);
     host.tell("uninhibit");
     host.tell("hold");
-    CHECK(pause_it(host, {"--timeout", "200ms"}).status == 4);
+    const auto held = pause_it(host, {"--timeout", "200ms"});
+    CHECK(held.status == 4);
+    CHECK_THAT(held.json("/processes/0/error/message"), mentions("gpu_sleep_hold"));
     CHECK(host.state() == "awake");
     host.tell("resume");
     host.tell("sleep 0");

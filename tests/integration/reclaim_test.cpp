@@ -259,6 +259,9 @@ TEST_CASE("Reclaim: a pass tells of what it put to sleep and of what failed, and
     CHECK(pass.output.json("/processes/4/report/changed") == "true");
     CHECK(pass.output.json("/processes/5/report/changed") == "true");
     CHECK(pass.output.status == 4);
+    const auto idle_none = among_stubs(1, 1, {"gpu-reclaim", "--idle", "15m"}); // it is at work
+    REQUIRE(idle_none);
+    CHECK(timed(*idle_none).output.out == "nothing to do\n");
 }
 
 TEST_CASE("Reclaim: the line for cron does its work without an environment and a terminal, in silence",

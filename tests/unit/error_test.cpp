@@ -29,9 +29,11 @@ TEST_CASE("Errors: each code has one row, one number and one name", "[error]") {
 TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards", "[error]") {
     using model::State;
     using enum ErrorCode;
-    const auto check = [](int awake, int asleep, int partial, std::initializer_list<ErrorCode> codes) {
+    std::set<ErrorCode> checked;
+    const auto check = [&](int awake, int asleep, int partial, std::initializer_list<ErrorCode> codes) {
         for (const auto code : codes) {
             INFO(traits(code).name);
+            CHECK(checked.insert(code).second);
             const auto status = [&](State state) {
                 return model::exit_status_of({Error{code, "", "", 0}, state});
             };
@@ -43,7 +45,8 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
     };
     check(1, 7, 7,
           {internal, driver_failed, out_of_device_memory, refused, inhibited, cancelled, protocol_mismatch,
-           connection_lost, io_failed, no_refill, no_driver, not_owned, context_lost, unseen_library});
+           connection_lost, io_failed, no_refill, no_driver, not_owned, context_lost, unseen_library,
+           out_of_threads});
     check(2, 2, 2, {invalid_argument, unknown_tag, ambiguous_name});
     check(3, 3, 3, {no_process, no_agent, agent_unreachable});
     check(4, 4, 4, {timed_out, stopped, capture_in_progress});
@@ -51,6 +54,7 @@ TEST_CASE("Errors: exit statuses are those of the table, by the state afterwards
     check(6, 6, 6, {damaged});
     check(8, 7, 8, {out_of_host_memory, out_of_disk});
     check(9, 9, 9, {outcome_unknown});
+    CHECK(checked.size() == all_errors().size());
     // A wake leaves asleep what it had no room to bring back, whatever was awake before.
     for (const auto code : {out_of_host_memory, out_of_disk}) {
         const model::Failure failure{Error{code, "", "", 0}, State::partial};

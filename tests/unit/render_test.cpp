@@ -294,6 +294,10 @@ TEST_CASE("Render: a pause says that it frees nothing, and its end that work goe
     report.dry_run = true;
     CHECK(render_operation(listed_process(), report) ==
           "4242 python3 serve.py would be paused, which frees nothing; nothing was changed\n");
+    model::SleepRequest pause;
+    pause.level = report.level;
+    CHECK(render_together({{listed_process(), report}, {listed_process(), report}}, &pause) ==
+          "2 processes would be paused; 0 B of GPU memory would be freed; nothing was changed\n");
     report.dry_run = false;
     report.changed = true;
     report.state = model::State::paused;

@@ -270,6 +270,7 @@ TEST_CASE("Callbacks: a thread that is cancelled in a call finishes it first", "
     CHECK(end == PTHREAD_CANCELED);
     CHECK(s_held == GPU_SLEEP_OK);
     check(gpu_sleep_resume());
+    CHECK(gpu_sleep_resume() == GPU_SLEEP_ERROR_INVALID_ARGUMENT); // nothing is held any more
     CHECK(slept.get() == GPU_SLEEP_OK);
     wake();
 }

@@ -56,6 +56,16 @@ TEST_CASE("Deep: what slept already, in whole or in part, goes deep as a whole",
     machine.expect_awake();
 }
 
+TEST_CASE("Deep: what is given up while it is stopped changes nothing of a sleep, deep or not", "[deep]") {
+    DeepMachine machine;
+    REQUIRE(machine.command(GENERATE("gpu-sleep", "deep")).status == 0);
+    machine.host.process().signal(SIGSTOP);
+    CHECK(machine.command("gpu-sleep", {"--on-touch", "fail", "--timeout", "100ms"}).status == 4);
+    machine.host.process().signal(SIGCONT);
+    CHECK(machine.command("gpu-ps").json("/processes/0/report/gate/on_touch") == "wait");
+    machine.wake_whole();
+}
+
 TEST_CASE("Deep: a paused program goes deep as well, and a pause of it then changes nothing", "[deep]") {
     DeepMachine machine;
     REQUIRE(machine.command("gpu-sleep", {"--level", "0"}).status == 0);

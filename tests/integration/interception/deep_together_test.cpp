@@ -20,6 +20,7 @@ using namespace gpu_sleep::test;
 
 namespace {
 
+const std::string k_lock = "cuCheckpointProcessLock";
 const std::string k_checkpoint = "cuCheckpointProcessCheckpoint";
 
 std::string delay(const std::string& call, const std::string& time) {
@@ -48,14 +49,23 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
     const bool is_tree = GENERATE(true, false);
     const auto who =
         is_tree ? Arguments{DeepFamily::root(), "--tree"} : Arguments{"--group", DeepFamily::group()};
+    std::string trace;
     const auto command = [&](const std::string& name, const Arguments& more = {}) {
-        return run(family.launch(name, with(who, more)));
+        return run(family.launch(name, with(who, more), {"GPU_SLEEP_SIM_TRACE=" + trace}));
     };
     for (int round = 0; round < 2; ++round) {
+        trace = family.file(fmt::format("trace_{}", round));
         const auto slept = command("gpu-sleep", {"--deep"});
         REQUIRE(succeeded(slept));
         CHECK_THAT(slept.out, mentions("3 processes are deeply asleep; 42.0 MiB of GPU memory freed"));
         CHECK(family.states().deep == 3);
+        // All are locked before one is checkpointed.
+        auto calls = calls_in(trace);
+        std::erase_if(calls,
+                      [](const auto& call) { return call.name != k_lock && call.name != k_checkpoint; });
+        CHECK(calls.size() == 6);
+        CHECK(std::is_partitioned(calls.begin(), calls.end(),
+                                  [](const auto& call) { return call.name == k_lock; }));
         REQUIRE(command("gpu-wake").status == 0);
         family.check_all_awake();
     }

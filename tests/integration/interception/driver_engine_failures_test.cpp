@@ -98,6 +98,17 @@ TEST_CASE("Driver engine: a stopped process is not waited for", "[driver_engine]
     machine.wake_whole();
 }
 
+TEST_CASE("Driver engine: a process that the driver fails to checkpoint is lost, and that is said",
+          "[driver_engine]") {
+    const Machine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
+    for (const std::string command : {"sleep", "gpu-wake"}) {
+        const auto failed = machine.command(command);
+        CHECK(failed.status == 7);
+        CHECK_THAT(failed.err, mentions("end it"));
+    }
+    CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"), mentions("lost"));
+}
+
 TEST_CASE("Driver engine: an interrupted command undoes what it did", "[driver_engine]") {
     Machine machine;
     Process process(machine.launch("sleep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessLock:500ms"}));
