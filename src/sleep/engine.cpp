@@ -290,7 +290,6 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     if (plan->is_empty()) return woken_but(plan->spoiled, *plan);
 
     if (const auto more = plan->needs_of_host(); more > 0) GPU_SLEEP_TRY(count_host_backed(more));
-    const Protecting protecting(contents_);
     WakeTransaction transaction(api_, contents_);
     const auto start = Clock::now();
     auto spoiled = plan->spoiled;
@@ -304,11 +303,12 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
         return pass_point_of_no_return(control);
     });
     if (!prepared) {
-        transaction.undo();
-        static_cast<void>(count_host_backed()); // which takes no more
+        if (transaction.undo()) contents_.protect(); // or it is read still
+        static_cast<void>(count_host_backed());      // which takes no more
         return std::move(prepared).error();
     }
     transaction.commit();
+    contents_.protect();
     static_cast<void>(count_host_backed()); // without what stays asleep
     report.times.transfer = seconds_since(start);
     report.changed = transaction.has_changed();

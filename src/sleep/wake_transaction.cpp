@@ -250,11 +250,14 @@ Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
     return released;
 }
 
-void WakeTransaction::undo() {
+bool WakeTransaction::undo() {
+    bool have_ended = true;
     for (auto& device : devices_) {
-        device.session.reset(); // waits for its copies
+        have_ended &= !device.session || device.session->synchronize();
+        device.session.reset();
         static_cast<void>(close(device.opened));
     }
+    return have_ended;
 }
 
 bool WakeTransaction::has_changed() const noexcept {

@@ -44,7 +44,8 @@ public:
     [[nodiscard]] const Spoiled& spoiled() const noexcept { return spoiled_; }
     /// Spoiled tags sleep again, and what of them is damaged is marked. All others are awake.
     void commit();
-    void undo();
+    /// Returns whether its copies are known to have ended.
+    [[nodiscard]] bool undo();
     /// Whether commit() woke anything.
     [[nodiscard]] bool has_changed() const noexcept;
     void describe(model::Report& report) const;
