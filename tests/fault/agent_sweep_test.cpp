@@ -5,8 +5,11 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/callbacks.hpp"
+#include "support/process.hpp"
 #include "support/simulated_driver/testing.hpp"
 #include "support/sweep.hpp"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -98,6 +101,13 @@ private:
     int resumed_ = 0;
 };
 
+/// Has a command do something with this process. Returns its exit status.
+int command(const char* name, std::vector<std::string> options = {}) {
+    std::vector<std::string> words{command_file(name), std::to_string(::getpid())};
+    words.insert(words.end(), options.begin(), options.end());
+    return run({words}).status;
+}
+
 } // namespace
 
 TEST_CASE("Agent: a sleep survives the failure of every driver call", "[agent]") {
@@ -135,6 +145,23 @@ TEST_CASE("Agent: a wake survives the failure of every driver call", "[agent]") 
             program.check_asleep();
             REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
         }
+        program.check_awake();
+        return !failed.empty();
+    });
+    CHECK((failures > 10 || sweep_stride() > 1));
+}
+
+TEST_CASE("Agent: a move to host memory and back survives the failure of every driver call", "[agent]") {
+    Program program;
+    int failures = 0;
+    for_each_call([&](int call) {
+        std::string_view failed;
+        program.work();
+        const auto moved = with_driver_failure(
+            call, failed, [] { return command("gpu-sleep", {"--live"}) + command("gpu-wake"); });
+        INFO("after " << failed << " failed");
+        failures += moved != 0;
+        REQUIRE(command("gpu-wake") == 0); // what came to sleep, or stayed there
         program.check_awake();
         return !failed.empty();
     });
