@@ -29,6 +29,8 @@ namespace {
 
 /// How long work that runs may keep a piece waiting, and with it all that the program submits meanwhile.
 constexpr Milliseconds k_patience{2'000};
+/// For how long a piece makes way for contexts that end, one after the other.
+constexpr Milliseconds k_patience_with_ends{10'000};
 
 std::string_view words_of(Direction direction) noexcept {
     return direction == Direction::to_host ? "to host memory" : "back to the GPU";
@@ -213,21 +215,32 @@ Result<void> LiveOperation::finish(sleep::LiveMove& piece) {
     }
 }
 
+Result<void> LiveOperation::hold_work(int device) {
+    Callbacks::Jobs nobody;
+    const auto gives_up = Clock::now() + k_patience_with_ends;
+    for (;;) {
+        if (const auto ready = session(device); !ready) return ready.error();
+        // Who ends a context has passed the gate, and waits for the contexts that sessions hold.
+        bool makes_way = false;
+        const server::ProgressSink progress = [&](const model::Progress& now) {
+            makes_way |= intercepted::context_waits_to_end();
+            return !makes_way && progress_(now);
+        };
+        model::Report quiet;
+        const auto deadline = std::min(deadline_, Clock::now() + k_patience);
+        auto is_quiet = Quiesce(parts_, pause_, progress, alone_, deadline, quiet).run(nobody);
+        report_.times.drain += quiet.times.drain;
+        if (is_quiet) return {};
+        if (!makes_way) return std::move(is_quiet).error();
+        settle_gate(parts_.memory, parts_.status);
+        if (Clock::now() >= std::min(deadline_, gives_up))
+            return make_error(ErrorCode::timed_out, "the program ends contexts all the time");
+    }
+}
+
 Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
     GateSettler settler(parts_.memory, parts_.status);
-    model::Report quiet;
-    Callbacks::Jobs nobody;
-    const auto deadline = std::min(deadline_, Clock::now() + k_patience);
-    // Who ends a context has passed the gate, and waits for the contexts that sessions hold.
-    bool makes_way = false;
-    const server::ProgressSink progress = [&](const model::Progress& now) {
-        makes_way |= intercepted::context_waits_to_end();
-        return !makes_way && progress_(now);
-    };
-    const auto is_quiet = Quiesce(parts_, pause_, progress, alone_, deadline, quiet).run(nobody);
-    report_.times.drain += quiet.times.drain;
-    if (!is_quiet && makes_way && round < sleep::k_most_rounds) return Verdict::again;
-    if (!is_quiet) return is_quiet.error();
+    GPU_SLEEP_TRY(hold_work(piece.device()));
     const auto begun = Clock::now();
     auto verdict = parts_.memory.with_lock([&](LockedMemory& locked) {
         return transact(parts_.status, locked, [&] {

@@ -54,6 +54,9 @@ private:
     [[nodiscard]] Result<void> copy(sleep::LiveMove& piece);
     /// Swaps what was copied, and copies it again as often as needed.
     [[nodiscard]] Result<void> finish(sleep::LiveMove& piece);
+    /// Holds work back, until the gate is settled, for a piece on `device`, whose session is ready. Makes way
+    /// for contexts that end. Errors: those of Quiesce::run() and session().
+    [[nodiscard]] Result<void> hold_work(int device);
     /// Holds work back meanwhile.
     [[nodiscard]] Result<sleep::Verdict> swap(sleep::LiveMove& piece, int round);
     /// Counts host memory: what moves there has `made`, and `more` that it is about to make.

@@ -20,13 +20,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <random>
+#include <stop_token>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -350,6 +353,22 @@ Answer do_reset(Words&) {
     return std::string();
 }
 
+/// contexts MICROSECONDS: a thread ends a context of its own every so often, until it is told 0
+Answer do_contexts(Words& words) {
+    static std::jthread s_thread;
+    const std::chrono::microseconds rest{next<int>(words)};
+    s_thread = {};
+    if (rest.count() == 0) return std::string();
+    s_thread = std::jthread([rest](const std::stop_token& stop) {
+        for (; !stop.stop_requested(); std::this_thread::sleep_for(rest)) {
+            CUcontext context = nullptr;
+            if (cuda().cuCtxCreate(&context, nullptr, 0, 0) != CUDA_SUCCESS) std::abort();
+            if (cuda().cuCtxDestroy(context) != CUDA_SUCCESS) std::abort();
+        }
+    });
+    return std::string();
+}
+
 /// fork: "STATUS" of a child that did nothing but end
 Answer do_fork(Words&) {
     const auto child = ::fork();
@@ -510,6 +529,7 @@ const Commands& commands() {
         {"query", about(memory, do_query)},
         {"null_stream", do_null_stream},
         {"reset", do_reset},
+        {"contexts", do_contexts},
         {"fork", do_fork},
         {"adopt", do_adopt},
         {"children", do_children},

@@ -184,6 +184,23 @@ TEST_CASE("Live: where host memory cannot be had, a program starts on the GPU", 
     check_no_harm(host);
 }
 
+TEST_CASE("Live: a program whose threads end contexts moves all the same", "[live]") {
+    Host host(captured_launch(k_linked));
+    std::vector<Piece> pieces;
+    for (int i = 0; i < 2; ++i) pieces.push_back(make_piece(host, "plain", 8 * k_piece_bytes));
+    host.tell("contexts 1000");
+    const auto moved = go_live(host);
+    INFO(moved.out);
+    REQUIRE(moved.status == 0);
+    CHECK_THAT(moved.out, !mentions("stay where they are"));
+    CHECK(host.report("tags/0/resident_bytes") == "0");
+    host.wake();
+    CHECK(host_backed(host) == 0);
+    host.tell("contexts 0");
+    for (const auto& piece : pieces) check_intact(host, piece);
+    check_no_harm(host);
+}
+
 TEST_CASE("Live: it is refused, and nothing moves, where it cannot be", "[live]") {
     Host without(captured_launch(k_linked, {"GPU_SLEEP_SIM_HOST_NUMA=0"}));
     const auto piece = make_piece(without, "plain", k_piece_bytes);
