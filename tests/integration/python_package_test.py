@@ -179,7 +179,7 @@ class Package(unittest.TestCase):
     def test_runs_commands(self):
         names = {path.stem[4:] for path in (HERE.parents[1] / "cli/man").glob("gpu-*.1")} - {"sleep-http"}  # which wheels lack
         self.assertEqual(set(importlib.import_module("gpu_sleep.__main__").COMMANDS), names)
-        for arguments, status, said in (([], 0, "gpu-COMMAND"), (["--help"], 0, "gpu-COMMAND"), (["ps", "--version"], 0, "0.1"),
+        for arguments, status, said in (([], 0, "gpu-COMMAND"), (["--help"], 0, "gpu-COMMAND"), (["ps", "--version"], 0, "protocol"),
                                         (["ps", "--no-such"], 2, "--no-such"), (["nothing"], 2, "'nothing' is not one of run")):
             done = run(["-m", "gpu_sleep", *arguments], PATH=os.environ["PATH"])
             self.assertEqual((done.returncode, said in done.stdout), (status, True), done.stdout)
