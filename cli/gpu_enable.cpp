@@ -89,13 +89,17 @@ int enable(const cli::LoginScope& scope) {
     if (!files) return fail(files.error());
     const auto is_kernel = [](const fs::path& file) { return file.filename() == "kernel.json"; };
     const bool has_kernel = std::any_of(files->begin(), files->end(), is_kernel);
-    const auto* const hint =
-        scope.is_machine && !has_kernel
-            ? "found no Jupyter kernel that is installed for all users; where JupyterHub has its own "
-              "environment, begin c.Spawner.cmd with \"gpu-run\", \"--\"\n"
-            : "";
+    std::string hints;
+    if (scope.is_machine && !has_kernel)
+        hints += "found no Jupyter kernel that is installed for all users; where JupyterHub has its own "
+                 "environment, begin c.Spawner.cmd with \"gpu-run\", \"--\", then restart the hub and the "
+                 "users' servers\n";
+    if (!fs::exists(scope.root / fs::path(*library).relative_path(), failure))
+        hints += fmt::format("{} lacks {}: install gpu-sleep there, too\n", scope.root.native(), *library);
+    const auto* const last =
+        scope.root == "/" ? "what runs already has no agent until it is restarted\n" : "";
     return cli::print_result(k_program, "enabled from the next login on, in these files:\n" + listed(*files) +
-                                            hint + way_back(scope, true));
+                                            hints + way_back(scope, true) + last);
 }
 
 int disable(const cli::LoginScope& scope) {

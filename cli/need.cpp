@@ -10,6 +10,7 @@
 #include "control/gpus.hpp"
 #include "peers/room.hpp"
 
+#include <cmath>
 #include <cstdlib>
 #include <utility>
 #include <variant>
@@ -38,9 +39,12 @@ int print_errors(const std::string& program, const control::Need& need, const co
     for (const auto& outcome : done.outcomes)
         print_error(render_failure(program, "put {} to sleep", outcome));
     if (!done.error) return exit_status::done;
-    print_error(render_error(program,
-                             fmt::format("free {} on GPU {}", format_bytes(need.bytes), done.room.gpu.index),
-                             *done.error));
+    const auto purpose = fmt::format("free {} on GPU {}", format_bytes(need.bytes), done.room.gpu.index);
+    if (program != k_program && done.wait.value_or(0) > 0)
+        print_error(fmt::format("{}: cannot {}: {}; try again in {:.0f} s, or give --min-awake 0s\n", program,
+                                purpose, done.error->message, std::ceil(*done.wait)));
+    else
+        print_error(render_error(program, purpose, *done.error));
     return traits(done.error->code).exit_status;
 }
 

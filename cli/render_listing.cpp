@@ -9,6 +9,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <set>
 
 namespace gpu_sleep::cli {
@@ -109,6 +110,11 @@ std::string host_backed_line(Bytes bytes, double link_rate) {
                        format_seconds(static_cast<double>(bytes) / link_rate));
 }
 
+bool is_noted(const Report& report, const std::string& reason) {
+    return std::any_of(report.notes.begin(), report.notes.end(),
+                       [&](const std::string& note) { return note.find(reason) != note.npos; });
+}
+
 void add_process(Table& table, const control::Outcome& outcome, const Report& report, Detail detail,
                  double link_rate) {
     const auto& process = outcome.process;
@@ -131,8 +137,11 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     if (outcome.gpu_bytes) table.add_line(use_line(*outcome.gpu_bytes));
     if (const auto line = deep_refusal_line(report); detail == Detail::all && !line.empty())
         table.add_line(line);
-    for (const auto& wake : report.wakes_waiting)
-        if (!wake.by_touch || wake.place != 0) table.add_line(waiting_line(wake)); // else a note tells
+    for (auto wake : report.wakes_waiting) {
+        if (wake.by_touch && wake.place == 0) continue; // a note tells
+        if (is_noted(report, wake.reason)) wake.reason.clear();
+        table.add_line(waiting_line(wake));
+    }
     if (report.operation == Operation::status)
         for (const auto& note : report.notes) table.add_line(note);
 }

@@ -129,6 +129,7 @@ Result<Made> make_room(const Need& need) {
     const bool would_do =
         need.request.dry_run && !done.outcomes.empty() && exit_status_of(done.outcomes) == exit_status::done;
     if (made->is_enough() || would_do) return done;
+    done.wait = made->wait;
     done.room.against = std::move(made->against);
     auto others = holders_without_agent(finder, done.room.gpu, processes);
     std::move(others.begin(), others.end(), std::back_inserter(done.room.against));

@@ -38,6 +38,7 @@ struct Made {
     std::vector<Outcome> outcomes; ///< of those that were asked to sleep
     GpuRoom room;
     std::optional<Error> error; ///< there is too little
+    std::optional<double> wait; ///< until there may be enough, in seconds: some were woken just now
 };
 
 /// Puts the least recently used to sleep, one after another, until there is room; a rehearsal only says whom.

@@ -132,15 +132,26 @@ class Regions(Case):
     def test_example_of_the_manual(self):
         torch = self.torch
         page = (TREE / "cli/man/gpu-sleep.7").read_text(encoding="utf-8")
-        example = re.search(r"^\.SH PYTORCH$.*?^\.nf$\n(.*?)^\.fi$", page, re.MULTILINE | re.DOTALL).group(1)
-        names = {"build_model": lambda: torch.nn.Linear(4096, 4096),
+        examples = re.findall(r"^\.nf$\n(import gpu_sleep.*?)^\.fi$", page, re.MULTILINE | re.DOTALL)
+        generated = []
+
+        def generate(model):
+            generated.append(self.tag("train").kept_bytes)
+            self.assertTrue(bool(model(batches[0]).isfinite().all()))
+
+        batches = [torch.ones(64, 4096, device="cuda") for _ in range(2)]
+        names = {"batches": batches, "generate": generate,
+                 "build_model": lambda: torch.nn.Linear(4096, 4096),
                  "build_cache": lambda model: torch.ones(16 * MIB, device="cuda"),
                  "train": lambda: self.tensor(1)}
         torch.manual_seed(7)
-        exec(compile(example.replace("\\", ""), "the example of gpu-sleep(7)", "exec"), names)
+        exec(compile(examples[0].replace("\\", ""), "the example of gpu-sleep(7)", "exec"), names)
         torch.manual_seed(7)
         self.assertTrue(torch.equal(names["model"].weight.cpu(), torch.nn.Linear(4096, 4096).weight))
         self.assertFalse(bool(names["cache"].any()))
+        exec(compile(examples[1], "the turns of gpu-sleep(7)", "exec"), names)
+        states = 2 * sum(each.numel() * each.element_size() for each in names["model"].parameters())
+        self.assertTrue(all(kept >= states for kept in generated) and len(generated) == len(batches))
 
     def test_example_of_the_readme(self):
         """With a model of 8 billion parameters and a server that answers over HTTP."""

@@ -195,7 +195,9 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK(too_much.status == 1);
     CHECK(too_much.out.empty());
     CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.0 MiB on GPU"));
-    CHECK(start("40MiB", gpu, "600s").out.empty());
+    const auto early = start("40MiB", gpu, "600s");
+    CHECK(early.out.empty());
+    CHECK_THAT(early.err, mentions("try again in 5") && mentions(" s, or give --min-awake 0s"));
     CHECK(start("40MiB", "GPU-0000").status == 2);
     CHECK(only.host.state() == "awake");
     const auto done = start("40MiB", gpu);

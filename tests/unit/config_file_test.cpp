@@ -4,6 +4,7 @@
 
 #include "control/policy/config_file.hpp"
 
+#include "control/policy/policy.hpp"
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/scratch.hpp"
@@ -225,7 +226,9 @@ TEST_CASE("Configuration: the example says what holds without it, and all that i
     CHECK(all->machine_budget);
     CHECK(all->user_budget);
     CHECK_FALSE(all->users.empty());
-    CHECK_FALSE(all->commands.empty());
+    const auto kernel =
+        control::program_name({"/usr/bin/python3", "-m", "ipykernel_launcher", "-f", "kernel-1.json"});
+    CHECK(settings_for(*all, {"ann", "", kernel}).idle == Ladder{{4h, Depth::host}});
     CHECK_FALSE(all->tags.empty());
 }
 

@@ -388,6 +388,8 @@ TEST_CASE("Render: a wake that waits is listed, and that of a touch is left to i
     CHECK(lines.find("a wake of all tags has waited 3.00 s for room, 2nd in the queue: short\n") !=
           std::string::npos);
     CHECK(lines.find("a wake of y has waited 1.00 s for room, 11th in the queue\n") != std::string::npos);
+    status.notes = {"it could not wake: short"};
+    CHECK(render_listing({{listed_process(), status}}).find("2nd in the queue\n") != std::string::npos);
 }
 
 TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, nor add lines", "[render]") {

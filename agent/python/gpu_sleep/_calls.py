@@ -29,6 +29,8 @@ def milliseconds(seconds: float, what: str) -> int:
 
 
 def checked_level(level: int) -> int:
+    if not hasattr(level, "__index__"):
+        raise TypeError(f"level must be 0, 1 or 2, not {level!r}; name tags by tags=")
     if operator.index(level) not in (0, 1, 2):
         raise InvalidArgument(f"a level must be 0, 1 or 2, not {level}")
     return operator.index(level)

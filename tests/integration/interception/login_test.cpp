@@ -300,7 +300,8 @@ TEST_CASE("Login: enabling is idempotent, and disabling restores every byte", "[
     const auto before = tree_of(path);
     const auto told = home.command({"gpu-enable", "user"}, {venv, search_path});
     REQUIRE(told.status == 0);
-    CHECK(told.out.ends_with("\nundo: gpu-enable user --off\n"));
+    CHECK(told.out.ends_with("\nundo: gpu-enable user --off\n"
+                             "what runs already has no agent until it is restarted\n"));
     const auto once = tree_of(path);
     CHECK(once != before);
     home.enable();
@@ -383,7 +384,8 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     CHECK_THAT(done.out, !mentions("c.Spawner.cmd"));
     const Scratch bare;
     CHECK_THAT(run({{command_file("gpu-enable"), "machine", "--root", bare.path().native()}}).out,
-               mentions("no Jupyter kernel") && mentions("c.Spawner.cmd"));
+               mentions("no Jupyter kernel") && mentions("c.Spawner.cmd") &&
+                   mentions("lacks " + login_library()));
     const auto variables = [&](const std::string& script, const Arguments& given = {}) {
         auto output = run({{"/bin/sh", "-c", script}, given, false});
         CHECK(output.status == 0);
