@@ -24,6 +24,7 @@ Result<void> add_all_with_agents(Finder& finder, std::vector<Process> processes,
         if (targets.contains(process)) continue;
         auto socket = finder.connect(process);
         if (socket) {
+            if (process.name.empty()) identify(finder.proc(), process);
             targets.reached.push_back({std::move(process), *std::move(socket)});
             continue;
         }
@@ -32,7 +33,9 @@ Result<void> add_all_with_agents(Finder& finder, std::vector<Process> processes,
         const bool has_agent =
             error.code == ErrorCode::timed_out || error.code == ErrorCode::agent_unreachable ||
             (error.code == ErrorCode::not_permitted && has_live_agent(finder, process.pid));
-        if (has_agent) targets.unreached.push_back({std::move(process), std::move(error)});
+        if (!has_agent) continue;
+        if (process.name.empty()) identify(finder.proc(), process);
+        targets.unreached.push_back({std::move(process), std::move(error)});
     }
     return {};
 }

@@ -100,12 +100,14 @@ TEST_CASE("Targets: a tree is a process and its descendants, and a name's are th
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 20});
     tree.add({.pid = 30, .parent = ::getpid()});
+    tree.write(fmt::format("proc/{}/environ", ::getpid()), "SLURM_JOB_ID=471\0"s);
     const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     for (const auto& text : {std::to_string(::getpid()), "20"s, "llama"s}) {
         const auto found = find_tree(finder, text);
         REQUIRE(found);
-        CHECK(found->reached.size() == 1);
+        REQUIRE(found->reached.size() == 1);
+        CHECK(found->reached.front().process.origin.job == "471");
     }
     CHECK(code_of(find_tree(finder, "30")) == ErrorCode::no_agent);
     CHECK(code_of(find_tree(finder, "lama")) == ErrorCode::no_process);
