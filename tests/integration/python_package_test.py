@@ -281,9 +281,10 @@ class Package(unittest.TestCase):
                 door.stdout.readline()
                 self.assertEqual([add(name)["results"] for name in ("add", "also")], [[3], [3]])
                 self.assertIn("ZeroDivisionError: division by zero", ask("flush_cache")["error"]["message"])
+                program.tell("gpu_sleep.on_call('also')(lambda said: float('nan'))")
+                self.assertIn("ValueError", add("also")["error"]["message"])
                 program.tell("gpu_sleep.remove_callback(add)")
-                for name in ("add", "also"):
-                    self.assertIn("no callback named", add(name)["error"]["message"])
+                self.assertIn("no callback named", add("add")["error"]["message"])
                 door.terminate()
 
     def test_a_sleep_fails_where_python_is_not_to_be_had(self):

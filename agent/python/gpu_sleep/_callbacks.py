@@ -238,7 +238,8 @@ def on_call(name: str) -> Callable[[Named], Named]:
                     if _is_ending:
                         raise RuntimeError("Python is ending")
                     text = pointer.contents.argument
-                    _agent.call("gpu_sleep_reply", json.dumps(function(json.loads(text) if text else None)).encode())
+                    said = function(json.loads(text) if text else None)
+                    _agent.call("gpu_sleep_reply", json.dumps(said, allow_nan=False).encode())
                     return 0
                 except BaseException as exception:  # also SystemExit: there is nobody above
                     _agent.explain(_words_of(exception))
