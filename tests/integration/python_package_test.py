@@ -262,22 +262,30 @@ class Package(unittest.TestCase):
     @unittest.skipUnless((BUILD / "bin/gpu-sleep-http").exists(), "libmicrohttpd is missing")
     def test_is_called_by_name(self):
         with Program() as program, tempfile.TemporaryDirectory() as directory:
+            def ask(route, body=""):
+                connection = http.client.HTTPConnection("door")
+                with socket.socket(socket.AF_UNIX) as connection.sock:
+                    connection.sock.connect(path)
+                    connection.request("POST", f"/{route}", body)
+                    return json.loads(connection.getresponse().read())
+
+            def add(name):
+                return ask("collective_rpc", json.dumps({"method": name, "args": [1, 2]}))
+
             path = f"{directory}/door"
-            program.tell("gpu_sleep.on_call('add')(lambda said: sum(said['args']))")
+            program.tell("add = type('', (), {'__hash__': None, '__call__': lambda self, said: sum(said['args'])})()")
+            for name in ("add", "also", "add"):
+                program.tell(f"gpu_sleep.on_call('{name}')(add)")
             program.tell("gpu_sleep.on_call('flush_cache')(lambda said: 1 / 0)")
             with subprocess.Popen([BUILD / "bin/gpu-sleep-http", str(program.pid), "--http", path], stdout=subprocess.PIPE) as door:
                 door.stdout.readline()
-                said = []
-                for route, body in (("collective_rpc", '{"method": "add", "args": [1, 2]}'), ("flush_cache", "")):
-                    connection = http.client.HTTPConnection("door")
-                    connection.sock = socket.socket(socket.AF_UNIX)
-                    connection.sock.connect(path)
-                    connection.request("POST", f"/{route}", body)
-                    said.append(json.loads(connection.getresponse().read()))
-                    connection.close()
+                self.assertEqual([add(name)["results"] for name in ("add", "also")], [[3], [3]])
+                self.assertIn("ZeroDivisionError: division by zero", ask("flush_cache")["error"]["message"])
+                program.tell("gpu_sleep.on_call('also')(lambda said: float('nan'))")
+                self.assertIn("ValueError", add("also")["error"]["message"])
+                program.tell("gpu_sleep.remove_callback(add)")
+                self.assertIn("no callback named", add("add")["error"]["message"])
                 door.terminate()
-        self.assertEqual(said[0]["results"], [3])
-        self.assertIn("ZeroDivisionError: division by zero", said[1]["error"]["message"])
 
     def test_a_sleep_fails_where_python_is_not_to_be_had(self):
         with Program() as program:

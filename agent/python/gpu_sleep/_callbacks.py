@@ -15,7 +15,7 @@ import inspect
 import json
 import logging
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Iterator, List, Optional, Tuple, TypeVar
 
 from . import _agent
 from .errors import Error
@@ -37,10 +37,11 @@ Function = TypeVar("Function", bound=Callable[[Event], Any])
 
 _on_sleep: List[Callable[[Event], Any]] = []
 _on_wake: List[Callable[[Event], Any]] = []
-_on_call: Dict[Callable[[Any], Any], Tuple[Any, int]] = {}  # what the agent has of each, and its number
+_on_call: List[Tuple[Callable[[Any], Any], Any, int]] = []  # with what the agent has of each, and its number
 _registering = threading.Lock()
 _is_registered = False
 _is_owed = False  # functions of on_sleep() have run, and those of on_wake() not yet
+_is_ending = False
 _running = threading.Lock()  # held while functions run
 _pointer: Any = None  # what the agent has given those that run
 _SECONDS_AT_EXIT = 5  # for those that run then
@@ -154,7 +155,9 @@ def enlist() -> Iterator[None]:
 
 def _remove(number: int) -> None:
     """What is called once Python has ended has no Python."""
-    _on_sleep.clear()  # what begins from here on ends at once
+    global _is_ending
+    _is_ending = True  # what begins from here on ends at once
+    _on_sleep.clear()
     _on_wake.clear()
     with contextlib.suppress(KeyboardInterrupt):
         if _running.acquire(timeout=_SECONDS_AT_EXIT):
@@ -162,7 +165,7 @@ def _remove(number: int) -> None:
     with contextlib.ExitStack() as enlisted:
         with contextlib.suppress(Error):  # none runs
             enlisted.enter_context(enlist())  # so that the removal does not wait for it
-        for each in [number, *(its for _, its in _on_call.values())]:
+        for each in [number, *(its for _, _, its in _on_call)]:
             with contextlib.suppress(Error):  # in a child of fork() it may not be there
                 _agent.call("gpu_sleep_remove_callback", each)
 
@@ -232,8 +235,11 @@ def on_call(name: str) -> Callable[[Named], Named]:
         def run(pointer: Any, user: Any) -> int:
             with _telling(pointer):
                 try:
+                    if _is_ending:
+                        raise RuntimeError("Python is ending")
                     text = pointer.contents.argument
-                    _agent.call("gpu_sleep_reply", json.dumps(function(json.loads(text) if text else None)).encode())
+                    said = function(json.loads(text) if text else None)
+                    _agent.call("gpu_sleep_reply", json.dumps(said, allow_nan=False).encode())
                     return 0
                 except BaseException as exception:  # also SystemExit: there is nobody above
                     _agent.explain(_words_of(exception))
@@ -242,16 +248,18 @@ def on_call(name: str) -> Callable[[Named], Named]:
         _check(function)
         kept, number = _agent.Callback(run), ctypes.c_int()
         _agent.call("gpu_sleep_add_named_callback", _agent.c_text(name, "a name"), kept, None, 0, ctypes.byref(number))
-        _on_call[function] = kept, number.value
+        _on_call.append((function, kept, number.value))
         return function
     return register
 
 
 def remove_callback(function: Callable[[Any], Any]) -> None:
-    """Undoes on_sleep(function), on_wake(function) or on_call(name)(function). Errors: ValueError (none of these)."""
-    if function in _on_call:
-        _agent.call("gpu_sleep_remove_callback", _on_call[function][1])
-        del _on_call[function]
+    """Undoes on_sleep(function), on_wake(function) or on_call() of function, by all names. Errors: ValueError (none)."""
+    named = [each for each in _on_call if each[0] == function]
+    for each in named:
+        _agent.call("gpu_sleep_remove_callback", each[2])
+        _on_call.remove(each)
+    if named:
         return
     for functions in (_on_sleep, _on_wake):
         if function in functions:
