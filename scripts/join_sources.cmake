@@ -38,7 +38,19 @@ function(gpu_sleep_join_sources target)
     endif()
 endfunction()
 
-# The same for each target of a directory and of those below it.
+# Has `target` compile the sources of the targets that follow, too; they need no options or directories that it lacks.
+# Their archives become empty: what links one of them has to link `target` as well.
+function(gpu_sleep_join_targets target)
+    foreach(member IN LISTS ARGN)
+        get_target_property(directory ${member} SOURCE_DIR)
+        get_target_property(sources ${member} SOURCES)
+        list(TRANSFORM sources PREPEND ${directory}/)
+        target_sources(${target} PRIVATE ${sources})
+        set_target_properties(${member} PROPERTIES SOURCES CMakeLists.txt LINKER_LANGUAGE CXX)
+    endforeach()
+endfunction()
+
+# gpu_sleep_join_sources() for each target of a directory and of those below it.
 function(gpu_sleep_join_all_sources directory)
     get_property(targets DIRECTORY ${directory} PROPERTY BUILDSYSTEM_TARGETS)
     foreach(target IN LISTS targets)
