@@ -278,9 +278,7 @@ private:
     [[nodiscard]] Answer failure(Error error) const {
         const auto now = stands();
         if (!now) return error; // it has ended, most likely: `error` says so, or what came before it
-        if (now == checkpoint::State::failed && error.code != ErrorCode::context_lost)
-            error = checkpoint::lost(std::move(error), Kept::nothing);
-        else if (now == checkpoint::State::running)
+        if (now == checkpoint::State::running)
             error.message += "; it is awake as before";
         else if (now == checkpoint::State::locked)
             error.message += "; it is locked: gpu-wake unlocks it";
