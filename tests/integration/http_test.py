@@ -240,6 +240,8 @@ class Dialects(unittest.TestCase):
                 status, said = door.ask(*request)
                 self.assertEqual(status, expected, request)
                 self.assertTrue(said["error"]["message"])
+            for request, advice in ((("GET", "/nothing"), "/health, /metrics, /sleep, /wake_up"), (("GET", "/sleep"), "/sleep takes POST")):
+                self.assertIn(advice, door.ask(*request)[1]["error"]["advice"])
             head = b"HEAD /release_memory_occupation HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             self.assertIn(b" 405 ", raw(door.port, head)[:20])
             self.assertEqual(command("gpu-inhibit", host.pid).returncode, 0)
