@@ -237,7 +237,12 @@ Result<Report> SleepOperation::stay_deep() {
 Result<void> SleepOperation::check_deep() {
     if (!request_.deep) return {};
     auto able = parts_.deep.check();
-    if (able || !request_.dry_run) return able;
+    if (able) return able;
+    if (!request_.dry_run) {
+        if (parts_.status.state() == model::State::asleep)
+            able.error().message = "it is asleep, but " + able.error().message;
+        return able;
+    }
     report_.notes.push_back(able.error().message + "; gpu-sleep --deep would be refused");
     return {};
 }

@@ -30,8 +30,9 @@ struct Answer {
     std::string_view type = "application/json";
 };
 
-/// In the JSON form of the commands; the status is that of the error's exit status, where none is given.
+/// In the JSON form of the commands; the status is that of the error's exit status, and the advice that of
+/// its code, where none is given.
 [[nodiscard]] Answer answer_of(const Error& error);
-[[nodiscard]] Answer answer_of(int status, const Error& error);
+[[nodiscard]] Answer answer_of(int status, const Error& error, std::string_view advice = {});
 
 } // namespace gpu_sleep::cli::http

@@ -65,14 +65,19 @@ Run start(const std::vector<char*>& arguments) {
     return run;
 }
 
-/// Waits for the end of the program or of the door, and sees to it that the door has ended.
-void attend(Run& run, int program) {
+/// Of a program that the loader cannot start, as where a library is missing. Source: glibc, elf/rtld.c.
+constexpr int k_status_not_loaded = 127;
+
+/// Waits for the end of the program or of the door, and sees to it that the door has ended. Returns how.
+int attend(Run& run, int program) {
     std::array<pollfd, 2> polled{pollfd{program, POLLIN, 0}, pollfd{run.process.get(), POLLIN, 0}};
     while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
     }
     constexpr int k_patience_ms = 5'000; // it sees the program's end itself
     if (polled[1].revents == 0 && !is_ready(run.process.get(), k_patience_ms)) ::kill(run.pid, SIGKILL);
-    ::waitpid(run.pid, nullptr, 0);
+    int status = 0;
+    ::waitpid(run.pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 }
 
 /// In the process between, for as long as the program lives. Says on `ready` that the door listens.
@@ -85,8 +90,8 @@ void attend(Run& run, int program) {
         char first = 0;
         const bool listens = run.pid > 0 && ::read(run.output.get(), &first, 1) == 1;
         if (ready && listens) static_cast<void>(::write(ready.get(), &first, 1));
-        if (run.pid > 0) attend(run, program.get());
-        if (ready && !listens) ::_exit(EXIT_FAILURE);
+        const int status = run.pid > 0 ? attend(run, program.get()) : EXIT_FAILURE;
+        if (ready && !listens) ::_exit(status);
         ready.reset();
         rest = Clock::now() - begin > k_longest ? k_shortest : std::min(2 * rest, k_longest);
         if (is_ready(program.get(), static_cast<int>(Milliseconds(rest).count()))) ::_exit(EXIT_SUCCESS);
@@ -139,8 +144,13 @@ Result<void> start_beside(std::vector<std::string> words) {
     ready.reset();
     char first = 0;
     if (::read(told.get(), &first, 1) == 1) return {};
-    ::waitpid(pid, nullptr, __WCLONE);
-    return make_error(ErrorCode::invalid_argument, "--http: the door cannot be opened");
+    int status = 0;
+    ::waitpid(pid, &status, __WCLONE);
+    const bool is_loaded = !WIFEXITED(status) || WEXITSTATUS(status) != k_status_not_loaded;
+    return make_error(ErrorCode::invalid_argument, "--http: {}",
+                      is_loaded ? "the door cannot be opened"
+                                : "gpu-sleep-http cannot be started here; install libmicrohttpd, in this "
+                                  "container if it is one");
 }
 
 } // namespace gpu_sleep::cli::http

@@ -153,9 +153,10 @@ Answer results(const model::CallRequest& request, const std::vector<control::Out
 
 } // namespace
 
-Answer answer_of(int status, const Error& error) {
+Answer answer_of(int status, const Error& error, std::string_view advice) {
     auto value = document(k_program, traits(error.code).exit_status);
     value["error"] = error_value(k_program, error);
+    if (!advice.empty()) value["error"]["advice"] = advice;
     return answer_with(value, status);
 }
 

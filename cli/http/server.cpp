@@ -7,7 +7,7 @@
 #include "cli/http/connections.hpp"
 #include "cli/http/lane.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <microhttpd.h>
 
 #include <sys/eventfd.h>
@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,8 +36,17 @@ constexpr Milliseconds k_for_body{5'000};
 constexpr Milliseconds k_for_answer{5'000}; ///< to take it
 constexpr Milliseconds k_for_next{5'000};   ///< until the headers of another request are whole
 
-Answer refusal(int status, ErrorCode code, std::string_view message) {
-    return answer_of(status, make_error(code, "{}", message));
+Answer refusal(int status, ErrorCode code, std::string_view message, std::string_view advice = {}) {
+    return answer_of(status, make_error(code, "{}", message), advice);
+}
+
+/// The first route of each action, which is the best known.
+std::string known_routes() {
+    std::set<Action> named;
+    std::vector<std::string_view> paths;
+    for (const auto& route : all_routes())
+        if (named.insert(route.action).second) paths.push_back(route.path);
+    return fmt::format("it has {}, and those of gpu-sleep-http(1)", fmt::join(paths, ", "));
 }
 
 Answer ending() {
@@ -246,10 +256,11 @@ std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view 
     connections_.admit(context_of(connection));
     exchange.route = find_route(path);
     if (!exchange.route)
-        return refusal(k_not_found, ErrorCode::invalid_argument,
-                       "this door has no such route; see gpu-sleep-http(1)");
+        return refusal(k_not_found, ErrorCode::invalid_argument, "this door has no such route",
+                       known_routes());
     if (!takes(*exchange.route, method))
-        return refusal(k_wrong_method, ErrorCode::invalid_argument, "this route does not take this method");
+        return refusal(k_wrong_method, ErrorCode::invalid_argument, "this route does not take this method",
+                       fmt::format("{} takes {}", path, exchange.route->methods));
     return std::nullopt;
 }
 

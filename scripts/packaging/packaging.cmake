@@ -28,7 +28,8 @@ install(FILES
     DESTINATION ${config_dir})
 
 set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-file(RELATIVE_PATH prefix_from_pkgconfig /${pkgconfig_dir} /)
+set(prefix_from_pkgconfig /)
+cmake_path(RELATIVE_PATH prefix_from_pkgconfig BASE_DIRECTORY /${pkgconfig_dir})
 configure_file(scripts/packaging/gpu-sleep.pc.in ${PROJECT_BINARY_DIR}/gpu-sleep.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/gpu-sleep.pc DESTINATION ${pkgconfig_dir})
 

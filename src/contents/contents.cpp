@@ -138,6 +138,14 @@ const Keeper* Contents::keeper_of(Number range) const {
     return first_keeper(ranges_.at(range));
 }
 
+std::set<std::string> Contents::directories(Number range) const {
+    std::set<std::string> found;
+    for_each_part(ranges_.at(range), [&](const Batch& batch, Span) {
+        if (auto directory = batch.directory(); !directory.empty()) found.insert(directory.native());
+    });
+    return found;
+}
+
 Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
     std::set<Batch*> batches;
     for (const auto range : ranges)

@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,6 +74,8 @@ public:
     [[nodiscard]] bool is_mendable(Number range) const;
     /// Who has the range; if several have, the first of them. Null if it is all zeros.
     [[nodiscard]] const Keeper* keeper_of(Number range) const;
+    /// Where the files are that hold a part of the range, each once.
+    [[nodiscard]] std::set<std::string> directories(Number range) const;
     /// Has the files that hold a part of the ranges stay when they are no longer needed. Returns whether any
     /// was to go. Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<bool> keep_files(const std::vector<Number>& ranges);

@@ -14,9 +14,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <set>
+#include <system_error>
 #include <utility>
 
 namespace gpu_sleep::sleep {
@@ -216,6 +218,7 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
 
 void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& report) {
     std::map<std::string, std::string_view> elsewhere;
+    std::set<std::string> directories;
     std::vector<contents::Number> asleep;
     for (const auto& [address, backing] : ledger_.backings()) {
         const auto& tag = ledger_.tag(backing.tag).name;
@@ -227,10 +230,16 @@ void Engine::adjust_asleep(const model::SleepRequest& request, model::Report& re
         const bool is_damaged = backing.residence() == model::Residence::damaged;
         if (is_damaged && asked && contents_.is_elsewhere(*asked, backing.kept.range))
             elsewhere[tag] = keeper->where();
+        if (asked == model::Store::file) directories.merge(contents_.directories(backing.kept.range));
     }
     for (const auto& [tag, where] : elsewhere)
         report.notes.push_back(
             fmt::format("tag '{}' stays in {}: its kept contents are damaged", tag, where));
+    for (const auto& directory : directories)
+        if (std::error_code ignored; !std::filesystem::equivalent(directory, request.directory, ignored))
+            report.notes.push_back(fmt::format("files stay in {}: naming another directory moves nothing; "
+                                               "wake it first",
+                                               directory));
     if (!request.keep_files || request.dry_run) return;
     const auto kept = contents_.keep_files(asleep);
     if (!kept)

@@ -7,11 +7,13 @@ Usage: http_test.py BUILD [--measure]: with --measure prints figures, and tests 
 
 import concurrent.futures
 import contextlib
+import ctypes.util
 import http.client
 import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -240,6 +242,8 @@ class Dialects(unittest.TestCase):
                 status, said = door.ask(*request)
                 self.assertEqual(status, expected, request)
                 self.assertTrue(said["error"]["message"])
+            for request, advice in ((("GET", "/nothing"), "/health, /metrics, /sleep, /wake_up"), (("GET", "/sleep"), "/sleep takes POST")):
+                self.assertIn(advice, door.ask(*request)[1]["error"]["advice"])
             head = b"HEAD /release_memory_occupation HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             self.assertIn(b" 405 ", raw(door.port, head)[:20])
             self.assertEqual(command("gpu-inhibit", host.pid).returncode, 0)
@@ -483,6 +487,19 @@ class GpuRun(unittest.TestCase):
             done = command("gpu-run", "--http", other.getsockname()[1], "--", "echo", "started")
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn("Address already in use", done.stderr)
+
+    def test_a_door_whose_libraries_are_missing(self):
+        with tempfile.TemporaryDirectory() as place:
+            commands = pathlib.Path(place) / "bin"
+            commands.mkdir()
+            shutil.copy(BUILD / "bin/gpu-run", commands)
+            shutil.copy(BUILD / "bin/gpu-sleep-http", commands)
+            (pathlib.Path(place) / "lib").symlink_to(BUILD / "lib")
+            (pathlib.Path(place) / ctypes.util.find_library("microhttpd")).write_text("no library", encoding="utf-8")
+            done = subprocess.run([commands / "gpu-run", "--http", "0", "--", "echo", "started"], text=True, capture_output=True,
+                                  env={**ENVIRONMENT, "LD_LIBRARY_PATH": place}, timeout=SECONDS)
+            self.assertEqual(done.stdout, "")
+            self.assertIn("install libmicrohttpd", done.stderr)
 
 
 def measure_short_beside_long():

@@ -98,6 +98,10 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
 
     const auto named = host.command("gpu-sleep", {"--dir", place.path(), "--json"});
     CHECK(named.tag("kv_cache", "in_files_bytes") == named.tag("kv_cache", "kept_bytes"));
+    CHECK_THAT(host.command("gpu-sleep", place.store()).out, mentions("as asked"));
+    const auto stays = host.command("gpu-sleep", {"--dir", place.path() / "other"});
+    CHECK(stays.status == 0);
+    CHECK_THAT(stays.out, mentions("files stay in " + place.path().string() + ":") && !mentions("as asked"));
     REQUIRE(host.command("gpu-wake").status == 0);
 
     REQUIRE(host.command("gpu-sleep", place.store({"--store", "kv_cache=host", "--json"}))
