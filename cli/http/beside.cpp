@@ -65,14 +65,22 @@ Run start(const std::vector<char*>& arguments) {
     return run;
 }
 
-/// Waits for the end of the program or of the door, and sees to it that the door has ended.
-void attend(Run& run, int program) {
+/// What an ended process has exited with; EXIT_FAILURE where a signal ended it.
+int exit_status_in(int waited) noexcept {
+    return WIFEXITED(waited) ? WEXITSTATUS(waited) : EXIT_FAILURE;
+}
+
+/// Waits for the end of the program or of the door, and sees to it that the door has ended. Returns the
+/// door's exit status.
+int attend(Run& run, int program) {
     std::array<pollfd, 2> polled{pollfd{program, POLLIN, 0}, pollfd{run.process.get(), POLLIN, 0}};
     while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
     }
     constexpr int k_patience_ms = 5'000; // it sees the program's end itself
     if (polled[1].revents == 0 && !is_ready(run.process.get(), k_patience_ms)) ::kill(run.pid, SIGKILL);
-    ::waitpid(run.pid, nullptr, 0);
+    int waited = 0;
+    ::waitpid(run.pid, &waited, 0);
+    return exit_status_in(waited);
 }
 
 /// In the process between, for as long as the program lives. Says on `ready` that the door listens.
@@ -85,8 +93,8 @@ void attend(Run& run, int program) {
         char first = 0;
         const bool listens = run.pid > 0 && ::read(run.output.get(), &first, 1) == 1;
         if (ready && listens) static_cast<void>(::write(ready.get(), &first, 1));
-        if (run.pid > 0) attend(run, program.get());
-        if (ready && !listens) ::_exit(EXIT_FAILURE);
+        const int status = run.pid > 0 ? attend(run, program.get()) : EXIT_FAILURE;
+        if (ready && !listens) ::_exit(status);
         ready.reset();
         rest = Clock::now() - begin > k_longest ? k_shortest : std::min(2 * rest, k_longest);
         if (is_ready(program.get(), static_cast<int>(Milliseconds(rest).count()))) ::_exit(EXIT_SUCCESS);
@@ -139,8 +147,11 @@ Result<void> start_beside(std::vector<std::string> words) {
     ready.reset();
     char first = 0;
     if (::read(told.get(), &first, 1) == 1) return {};
-    ::waitpid(pid, nullptr, __WCLONE);
-    return make_error(ErrorCode::invalid_argument, "--http: the door cannot be opened");
+    int waited = 0;
+    ::waitpid(pid, &waited, __WCLONE);
+    const bool is_address_wrong = exit_status_in(waited) == exit_status::usage;
+    return make_error(is_address_wrong ? ErrorCode::invalid_argument : ErrorCode::io_failed,
+                      "--http: the door cannot be opened");
 }
 
 } // namespace gpu_sleep::cli::http

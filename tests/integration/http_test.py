@@ -483,6 +483,7 @@ class GpuRun(unittest.TestCase):
             done = command("gpu-run", "--http", other.getsockname()[1], "--", "echo", "started")
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn("Address already in use", done.stderr)
+        self.assertEqual(command("gpu-run", "--http", "/nowhere/door", "--", "echo", "started").returncode, 1)
 
 
 def measure_short_beside_long():
