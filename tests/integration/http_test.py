@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import socket
@@ -494,6 +495,18 @@ class GpuRun(unittest.TestCase):
         self.assertRegex(said, "^gpu-run: listening on 127.0.0.1:[1-9][0-9]*$")
         door = f"--http={said.rpartition(' ')[2]}\0--make-room\0--min-awake=1500ms\0"
         self.assertIn(door, done.stdout)
+
+    def test_the_manual_configures_llama_swap(self):
+        page = (pathlib.Path(__file__).parents[2] / "cli/man/gpu-sleep-http.1").read_text(encoding="utf-8").replace("\\", "")
+        options, stop = re.search(r"^ +gpu-run (.*) --$.*^ +cmdStop: vllm-wrapper sleep --vllm-url http://127.0.0.1:(\d+)$",
+                                  page, re.MULTILINE | re.DOTALL).groups()
+        with free_port() as port:
+            words = [str(port) if word == stop else word for word in options.split()]
+            with Host("default", prefix=(BUILD / "bin/gpu-run", *words, "--")) as host:
+                self.assertEqual(ask(port, *DIALECTS["llama-swap"][0])[0], 200)
+                self.assertTrue(ask(port, "GET", "/is_sleeping")[1]["is_sleeping"])
+                self.assertEqual(host.tell("check_all"), "intact")  # which wakes it
+                self.assertFalse(ask(port, "GET", "/is_sleeping")[1]["is_sleeping"])
 
     def test_a_port_that_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as other:
