@@ -190,7 +190,10 @@ class Dialects(unittest.TestCase):
             for _ in range(2):  # the second time it is already asleep
                 status, said = door.ask("POST", "/sleep")
                 self.assertEqual((status, said["error"]["code"], said["unreleased_bytes"]), (500, "driver_failed", SIZE))
-            self.assertEqual(command("gpu-sleep", host.pid).returncode, 7)  # the command says so, too
+            said = command("gpu-sleep", host.pid, "--quiet")  # the command says so, too
+            self.assertEqual(said.returncode, 7)
+            self.assertIn("did not release 4.00 MiB", said.stderr)
+            self.assertEqual(door.ask("POST", "/sleep?level=0")[0], 200)
             self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
             self.assertEqual(host.tell("check_all"), "intact")
             self.assertEqual(door.ask("POST", "/sleep")[1]["freed_bytes"], SIZE)
