@@ -248,7 +248,6 @@ class Dialects(unittest.TestCase):
                 self.assertEqual(slept.returncode, 0)
                 status, said = door.ask("POST", "/wake_up")
                 self.assertEqual((status, said["processes"][0]["state"]), (200, "awake"))
-                program.stdin.close()
 
     def test_what_is_refused(self):
         with Host("default") as host, Door(host.pid) as door:
