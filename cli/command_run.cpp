@@ -90,6 +90,7 @@ public:
             has_told_ = true;
             return print_error(render_failure(program_, purpose(command_.request, error->code), outcome));
         }
+        print_error(render_failure(program_, "", outcome));
         const auto& report = std::get<model::Report>(outcome.answer);
         if (command_.whom.is_for_all() && !does_something(report)) return;
         has_told_ = true;

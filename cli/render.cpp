@@ -197,8 +197,12 @@ std::string render_error(std::string_view program, std::string_view purpose, con
 std::string render_failure(std::string_view program, std::string_view purpose,
                            const control::Outcome& outcome) {
     const auto* const error = peers::error_of(outcome.answer);
-    if (!error) return {};
     const auto subject = title(outcome.process);
+    if (!error && outcome.unreleased != 0)
+        return fmt::format(
+            "{}: {}: the driver did not release {} of what sleeps; the next wake takes it back\n", program,
+            subject, format_bytes(outcome.unreleased));
+    if (!error) return {};
     return render_error(program, fmt::format(fmt::runtime(purpose), subject), without(subject, *error),
                         outcome.has_waited);
 }

@@ -128,13 +128,14 @@ Result<std::string> Callbacks::run_named(std::string_view name, std::string_view
     return std::move(job->reply);
 }
 
+Result<void> Callbacks::await_idle(Clock::time_point deadline) {
+    MutexLock lock(mutex_);
+    if (wait_until(deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); })) return {};
+    return make_error(ErrorCode::timed_out, "a callback of an earlier request is still running");
+}
+
 Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point deadline, Jobs& owed) {
-    {
-        // One that overran its deadline may still work on the device, past the gate.
-        MutexLock lock(mutex_);
-        if (!wait_until(deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); }))
-            return make_error(ErrorCode::timed_out, "a callback of an earlier request is still running");
-    }
+    GPU_SLEEP_TRY(await_idle(deadline));
     const auto told = std::make_shared<const Event>(event);
     for (const auto& entry : snapshot()) {
         // What it is owed takes memory before it is called, and none afterwards.

@@ -54,6 +54,10 @@ public:
     /// Calls that are to be made, with the memory that they take.
     using Jobs = std::list<std::shared_ptr<Job>>;
 
+    /// Before memory moves: one that overran its deadline may still work on the device, past the gate.
+    /// Errors: timed_out.
+    [[nodiscard]] Result<void> await_idle(Clock::time_point deadline);
+
     /// Runs the before-sleep callbacks in order. Errors: refused, timed_out. What those that returned 0, and
     /// one that is late, are owed if the sleep does not come is added to `owed`, also when a later one
     /// failed.

@@ -105,13 +105,15 @@ Result<void> LiveOperation::rehearse(const std::vector<std::string>& tags, Bytes
     return {};
 }
 
-Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes bytes) {
+Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes bytes,
+                                Clock::time_point waits_until) {
     const auto parts = plan(tags, bytes);
     if (!parts) return parts.error();
     // Refused before anything moves.
     for (const auto& part : *parts)
         if (const auto able = kind(part.device); !able) return able.error();
     if (parts->empty()) return {};
+    GPU_SLEEP_TRY(parts_.callbacks.await_idle(waits_until));
     GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
     auto done = guarded([&] { return move_all(*parts); });
     leave_contexts();
@@ -349,7 +351,7 @@ Result<model::Report> run_live(Parts& parts, const model::LiveRequest& request,
     const auto deadline = request.bounds_all ? waits_until : Clock::time_point::max();
     LiveOperation move(parts, Direction::to_host, progress, deadline, request.force, report);
     GPU_SLEEP_TRY(request.dry_run ? move.rehearse(request.tags, request.bytes)
-                                  : move.run(request.tags, request.bytes));
+                                  : move.run(request.tags, request.bytes, waits_until));
     parts.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] { parts.status.complete(locked, report); }); // a shortage only thins it
     });

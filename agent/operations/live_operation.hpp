@@ -33,9 +33,11 @@ public:
                   Clock::time_point deadline, bool is_forced, model::Report& report);
 
     /// Moves what sleep::plan_live() chooses; what is written all the time stays where it is, with a note.
-    /// Ends at the first error, which says what has moved and stays moved. Errors: those of plan_live(),
-    /// Quiesce::run() and LiveMove; out_of_host_memory, driver_failed.
-    [[nodiscard]] Result<void> run(const std::vector<std::string>& tags, Bytes bytes);
+    /// Ends at the first error, which says what has moved and stays moved. A late callback, whose work
+    /// nothing holds back, is awaited first, until `waits_until`. Errors: those of plan_live(),
+    /// Callbacks::await_idle(), Quiesce::run() and LiveMove; out_of_host_memory, driver_failed.
+    [[nodiscard]] Result<void> run(const std::vector<std::string>& tags, Bytes bytes,
+                                   Clock::time_point waits_until);
     /// Says what run() would do. Errors: those of plan_live(), and of MemoryKind.
     [[nodiscard]] Result<void> rehearse(const std::vector<std::string>& tags, Bytes bytes);
 

@@ -241,7 +241,7 @@ Result<void> WakeOperation::bring_back_live() {
     const auto deadline = request_.bounds_all ? deadline_ : Clock::time_point::max();
     LiveOperation move(parts_, sleep::Direction::to_device, progress_, deadline, false, report_);
     return request_.dry_run ? move.rehearse(request_.tags, request_.live_bytes)
-                            : move.run(request_.tags, request_.live_bytes);
+                            : move.run(request_.tags, request_.live_bytes, deadline_);
 }
 
 Result<Report> wake_alone(Parts& parts, const model::WakeRequest& request,

@@ -68,16 +68,22 @@ Run start(const std::vector<char*>& arguments) {
 /// Of a program that the loader cannot start, as where a library is missing. Source: glibc, elf/rtld.c.
 constexpr int k_status_not_loaded = 127;
 
-/// Waits for the end of the program or of the door, and sees to it that the door has ended. Returns how.
+/// What an ended process has exited with; EXIT_FAILURE where a signal ended it.
+int exit_status_in(int waited) noexcept {
+    return WIFEXITED(waited) ? WEXITSTATUS(waited) : EXIT_FAILURE;
+}
+
+/// Waits for the end of the program or of the door, and sees to it that the door has ended. Returns the
+/// door's exit status.
 int attend(Run& run, int program) {
     std::array<pollfd, 2> polled{pollfd{program, POLLIN, 0}, pollfd{run.process.get(), POLLIN, 0}};
     while (::poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
     }
     constexpr int k_patience_ms = 5'000; // it sees the program's end itself
     if (polled[1].revents == 0 && !is_ready(run.process.get(), k_patience_ms)) ::kill(run.pid, SIGKILL);
-    int status = 0;
-    ::waitpid(run.pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
+    int waited = 0;
+    ::waitpid(run.pid, &waited, 0);
+    return exit_status_in(waited);
 }
 
 /// In the process between, for as long as the program lives. Says on `ready` that the door listens.
@@ -144,13 +150,15 @@ Result<void> start_beside(std::vector<std::string> words) {
     ready.reset();
     char first = 0;
     if (::read(told.get(), &first, 1) == 1) return {};
-    int status = 0;
-    ::waitpid(pid, &status, __WCLONE);
-    const bool is_loaded = !WIFEXITED(status) || WEXITSTATUS(status) != k_status_not_loaded;
-    return make_error(ErrorCode::invalid_argument, "--http: {}",
-                      is_loaded ? "the door cannot be opened"
-                                : "gpu-sleep-http cannot be started here; install libmicrohttpd, in this "
-                                  "container if it is one");
+    int waited = 0;
+    ::waitpid(pid, &waited, __WCLONE);
+    const auto status = exit_status_in(waited);
+    return make_error(status == exit_status::usage ? ErrorCode::invalid_argument : ErrorCode::io_failed,
+                      "--http: {}",
+                      status == k_status_not_loaded
+                          ? "gpu-sleep-http cannot be started here; install libmicrohttpd, in this container "
+                            "if it is one"
+                          : "the door cannot be opened");
 }
 
 } // namespace gpu_sleep::cli::http

@@ -226,10 +226,12 @@ Answer Program::change(const Route& route, const Wish& wish, control::Interrupti
     std::vector<control::Outcome> outcomes;
     if (wish.aborts)
         if (auto failed = abort(interruptions)) return *std::move(failed);
-    auto dispatch = find();
+    // Of a wake, also one without an agent, which the driver has put to sleep.
+    const bool is_wake = route.action == Action::wake;
+    auto dispatch = is_wake ? find(model::WakeRequest()) : find(model::SleepRequest());
     if (!dispatch) return answer_of(dispatch.error());
     // Else all is the program's to choose, whatever it has.
-    const bool ends_pause = route.is_pause && route.action == Action::wake;
+    const bool ends_pause = route.is_pause && is_wake;
     if (!wish.tags.empty() || wish.level == model::Level::drop || waking_.make_room || ends_pause) {
         outcomes = dispatch->ask_status(k_patience);
         plan = plan_of(route, wish, reports_in(outcomes));
@@ -244,11 +246,23 @@ Answer Program::change(const Route& route, const Wish& wish, control::Interrupti
     return confirmation(route, plan, outcomes);
 }
 
-/// Nothing where what is in flight has been aborted.
+/// Nothing where what is in flight has been aborted. What sleeps has nothing in flight, and may be out of
+/// reach.
 std::optional<Answer> Program::abort(control::Interruptions& interruptions) const {
+    const auto outcomes = ask();
+    if (!outcomes) return answer_of(outcomes.error());
+    control::Selection awake{.user = whom_.user};
+    for (const auto& outcome : *outcomes) {
+        if (const auto* const error = peers::error_of(outcome.answer)) return answer_of(*error);
+        if (std::get<model::Report>(outcome.answer).state != State::asleep)
+            awake.words.push_back(std::to_string(outcome.process.pid));
+    }
+    if (awake.words.empty()) return std::nullopt;
     model::CallRequest request;
     request.name = k_abort;
-    auto answer = call(request, interruptions);
+    auto answer = Program(std::move(awake), waking_).call(request, interruptions);
+    if (interruptions.has_come())
+        return answer_of(make_error(ErrorCode::cancelled, "the request was withdrawn"));
     if (answer.status == k_ok) return std::nullopt;
     if (answer.status == k_not_found)
         return answer_of(k_bad_request,

@@ -140,10 +140,12 @@ Result<model::CallRequest> read_call(const Route& route, const Query& query, con
                           "the body names no callback, as in {{\"method\": \"reload\"}}");
     call.name = route.callback.empty() ? method->get<std::string>() : std::string(route.callback);
     if (const auto timeout = body.find("timeout"); timeout != body.end() && !timeout->is_null()) {
-        constexpr double k_longest = 86'400;
-        if (!timeout->is_number() || *timeout <= 0 || *timeout > k_longest)
-            return wrong("timeout", values_of("timeout", {}, body).front(), "a number of seconds of a day");
-        call.timeout = Milliseconds(static_cast<std::int64_t>(timeout->get<double>() * 1'000));
+        constexpr double k_shortest = 0.001, k_longest = 86'400;
+        const double seconds = timeout->is_number() ? timeout->get<double>() : 0;
+        if (!(seconds >= k_shortest && seconds <= k_longest))
+            return wrong("timeout", timeout->is_structured() ? "a list or an object" : timeout->dump(),
+                         "a number of seconds, from 0.001 to 86400");
+        call.timeout = Milliseconds(static_cast<std::int64_t>(seconds * 1'000));
     }
     call.argument = text;
     if (body.empty() && !query.empty())

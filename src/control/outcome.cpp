@@ -9,6 +9,14 @@
 
 namespace gpu_sleep::control {
 
+Bytes unreleased_by(const protocol::Request& request, const model::Report& report) noexcept {
+    const auto* const sleep = model::sleep_in(request);
+    if (!sleep || sleep->level == model::Level::pause || report.dry_run) return 0;
+    if (report.deep) return 0; // the driver's part frees it all the same
+    const bool may_not_come = sleep->min_awake || std::holds_alternative<model::IdleSleepRequest>(request);
+    return may_not_come && !report.changed ? 0 : report.unreleased_bytes;
+}
+
 bool is_gone(ErrorCode code) noexcept {
     return code == ErrorCode::no_process || code == ErrorCode::no_agent;
 }
@@ -39,11 +47,7 @@ int exit_status_of(const Outcome& outcome) noexcept {
     if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
         return model::exit_status_of(*failure, outcome.asked);
     if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
-    const auto& report = std::get<model::Report>(outcome.answer);
-    // The driver's part of a deep sleep frees it all the same.
-    const bool keeps_memory = report.operation == model::Operation::sleep && !report.dry_run &&
-                              !report.deep && report.unreleased_bytes != 0;
-    return keeps_memory ? exit_status::failed_asleep : exit_status::done;
+    return outcome.unreleased != 0 ? exit_status::failed_asleep : exit_status::done;
 }
 
 int worse_of(int one, int other) noexcept {

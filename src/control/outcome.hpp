@@ -22,7 +22,12 @@ struct Outcome {
     bool has_waited = false;                          ///< for GPU memory, as requested
     bool by_driver = false;                           ///< the driver was asked, and not an agent
     std::optional<Bytes> gpu_bytes{};                 ///< of a sleeper: see note_gpu_use()
+    Bytes unreleased = 0;                             ///< see unreleased_by()
 };
+
+/// What a sleep was to free of the GPU, and the driver did not release: it has failed, and all sleeps. 0 of a
+/// pause, and of a sleep that was only to come under conditions and did not.
+[[nodiscard]] Bytes unreleased_by(const protocol::Request& request, const model::Report& report) noexcept;
 
 /// Whether the error means that the process has ended, or runs another program by now.
 [[nodiscard]] bool is_gone(ErrorCode code) noexcept;
@@ -38,8 +43,7 @@ struct Outcome {
 /// PID.
 void drop_ended(std::vector<Outcome>& outcomes);
 
-/// The exit status for one outcome: of its failure, of a sleep whose memory the driver has not released, or
-/// 0.
+/// The exit status for one outcome: of its failure, failed_asleep where memory is unreleased, or 0.
 [[nodiscard]] int exit_status_of(const Outcome& outcome) noexcept;
 
 /// What stands for the state of one that has not answered: "stopped" or "no answer".

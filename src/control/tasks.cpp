@@ -88,8 +88,13 @@ Outcome outcome_of(Finder& finder, const protocol::Request& request, Process pro
     const auto* const wake = std::get_if<model::WakeRequest>(&request);
     if (auto* const error = std::get_if<Error>(&answer))
         *error = with_last_state(finder, process, std::move(*error));
-    return {std::move(process), std::move(answer), wake ? model::Operation::wake : model::Operation::sleep,
-            wake && wake->wait.count() > 0};
+    const auto* const report = std::get_if<model::Report>(&answer);
+    const auto unreleased = report ? unreleased_by(request, *report) : 0;
+    return {.process = std::move(process),
+            .answer = std::move(answer),
+            .asked = wake ? model::Operation::wake : model::Operation::sleep,
+            .has_waited = wake && wake->wait.count() > 0,
+            .unreleased = unreleased};
 }
 
 void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {

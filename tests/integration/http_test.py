@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -191,7 +192,10 @@ class Dialects(unittest.TestCase):
             for _ in range(2):  # the second time it is already asleep
                 status, said = door.ask("POST", "/sleep")
                 self.assertEqual((status, said["error"]["code"], said["unreleased_bytes"]), (500, "driver_failed", SIZE))
-            self.assertEqual(command("gpu-sleep", host.pid).returncode, 7)  # the command says so, too
+            said = command("gpu-sleep", host.pid, "--quiet")  # the command says so, too
+            self.assertEqual(said.returncode, 7)
+            self.assertIn("did not release 4.00 MiB", said.stderr)
+            self.assertEqual(door.ask("POST", "/sleep?level=0")[0], 200)
             self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
             self.assertEqual(host.tell("check_all"), "intact")
             self.assertEqual(door.ask("POST", "/sleep")[1]["freed_bytes"], SIZE)
@@ -222,14 +226,30 @@ class Dialects(unittest.TestCase):
                 self.assertIn("the file is gone", said["error"]["message"])
                 self.assertEqual(door.ask("POST", "/flush_cache")[0], 404)
                 self.assertEqual(door.ask("POST", "/sleep?mode=abort")[0], 200)
-            self.assertEqual(host.tell("calls").split()[0], "2")
+            self.assertEqual(host.tell("calls").split()[0], "1")  # what sleeps has nothing to abort
+            self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
             begin = time.monotonic()
             late = door.ask("POST", "/collective_rpc", '{"method": "linger", "timeout": 0.2}')
             self.assertEqual((late[0], late[1]["error"]["code"]), (504, "timed_out"))
             self.assertLess(time.monotonic() - begin, 10)
+            # It may still work on the device, which nothing holds back.
+            self.assertEqual(command("gpu-sleep", "--live", "--timeout", "100ms", host.pid).returncode, 4)
             host.tell("let_go")
-            self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
+            self.assertEqual(command("gpu-sleep", "--live", host.pid).returncode, 0)
             self.assertEqual(host.tell("check_all"), "intact")
+
+    def test_wakes_what_the_driver_has_put_to_sleep(self):
+        with tempfile.TemporaryDirectory() as directory:
+            devices = {**ENVIRONMENT, "GPU_SLEEP_SIM_STATE": f"{directory}/devices", "GPU_SLEEP_SIM_MEMORY": str(64 << 20)}
+            with subprocess.Popen([BUILD / "bin/intercepted_program_linked"], env=devices, text=True, stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE) as program, Door(program.pid, environment=devices) as door:
+                self.assertEqual(program.stdout.readline(), "ready\n")
+                print(f"alloc plain {SIZE}", file=program.stdin, flush=True)
+                self.assertIn("ok", program.stdout.readline())
+                slept = subprocess.run([BUILD / "bin/gpu-sleep", str(program.pid), "--engine", "driver", "--quiet"], env=devices)
+                self.assertEqual(slept.returncode, 0)
+                status, said = door.ask("POST", "/wake_up")
+                self.assertEqual((status, said["processes"][0]["state"]), (200, "awake"))
 
     def test_what_is_refused(self):
         with Host("default") as host, Door(host.pid) as door:
@@ -482,11 +502,24 @@ class GpuRun(unittest.TestCase):
         door = f"--http={said.rpartition(' ')[2]}\0--make-room\0--min-awake=1500ms\0"
         self.assertIn(door, done.stdout)
 
+    def test_the_manual_configures_llama_swap(self):
+        page = (pathlib.Path(__file__).parents[2] / "cli/man/gpu-sleep-http.1").read_text(encoding="utf-8").replace("\\", "")
+        options, stop = re.search(r"^ +gpu-run (.*) --$.*^ +cmdStop: vllm-wrapper sleep --vllm-url http://127.0.0.1:(\d+)$",
+                                  page, re.MULTILINE | re.DOTALL).groups()
+        with free_port() as port:
+            words = [str(port) if word == stop else word for word in options.split()]
+            with Host("default", prefix=(BUILD / "bin/gpu-run", *words, "--")) as host:
+                self.assertEqual(ask(port, *DIALECTS["llama-swap"][0])[0], 200)
+                self.assertTrue(ask(port, "GET", "/is_sleeping")[1]["is_sleeping"])
+                self.assertEqual(host.tell("check_all"), "intact")  # which wakes it
+                self.assertFalse(ask(port, "GET", "/is_sleeping")[1]["is_sleeping"])
+
     def test_a_port_that_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as other:
             done = command("gpu-run", "--http", other.getsockname()[1], "--", "echo", "started")
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn("Address already in use", done.stderr)
+        self.assertEqual(command("gpu-run", "--http", "/nowhere/door", "--", "echo", "started").returncode, 1)
 
     def test_a_door_whose_libraries_are_missing(self):
         with tempfile.TemporaryDirectory() as place:

@@ -447,6 +447,31 @@ TEST_CASE("Exit status: of several processes, the worst decides that was not onl
     CHECK(worse_of(0, 0) == 0);
 }
 
+TEST_CASE("Exit status: a sleep whose memory the driver does not release has failed, and no other request",
+          "[client]") {
+    const auto status_of = [](const protocol::Request& request, bool changed) {
+        auto report = test::sample_sleep();
+        report.changed = changed;
+        report.unreleased_bytes = 4096;
+        Outcome outcome{{}, report};
+        outcome.unreleased = unreleased_by(request, report);
+        return exit_status_of(outcome);
+    };
+    model::SleepRequest pause;
+    pause.level = model::Level::pause;
+    model::SleepRequest later;
+    later.min_awake = Milliseconds(1);
+    CHECK(status_of(model::SleepRequest(), true) == exit_status::failed_asleep);
+    CHECK(status_of(model::SleepRequest(), false) == exit_status::failed_asleep); // it still holds it
+    CHECK(status_of(model::IdleSleepRequest(), true) == exit_status::failed_asleep);
+    CHECK(status_of(model::IdleSleepRequest(), false) == exit_status::done);
+    CHECK(status_of(later, false) == exit_status::done);
+    CHECK(status_of(pause, true) == exit_status::done);
+    CHECK(status_of(model::ReleaseRequest(), true) == exit_status::done);
+    CHECK(status_of(model::LiveRequest(), true) == exit_status::done);
+    CHECK(status_of(model::WakeRequest(), true) == exit_status::done);
+}
+
 TEST_CASE("Client: an agent of version 7 is asked again for its status, and to wake", "[client]") {
     OldAgent first;
     OldAgent second;

@@ -223,7 +223,8 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
     CHECK((call.name == "m" && call.timeout == Milliseconds(1500)));
     CHECK(call.argument == R"({"method": "m", "timeout": 1.5})");
     CHECK(wish("/flush_cache", {{"a", "\xFF"}}, "").call.name == "flush_cache");
-    for (const auto* body : {"{}", R"({"method": 1})", R"({"method": "m", "timeout": 1e99})"})
+    for (const auto* body : {"{}", R"({"method": 1})", R"({"method": "m", "timeout": 1e99})",
+                             R"({"method": "m", "timeout": []})", R"({"method": "m", "timeout": 1e-9})"})
         CHECK(wish_error("/collective_rpc", {}, body) == "invalid_argument");
     const auto deep = std::string(30'000, '[') + std::string(30'000, ']');
     CHECK(wish_error("/collective_rpc", {}, R"({"method": )" + deep + "}") == "invalid_argument");
