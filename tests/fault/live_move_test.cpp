@@ -161,6 +161,22 @@ TEST_CASE("Live: without host memory that can be mapped, nothing moves", "[live]
     CHECK(host_backed(fixture) == 0);
 }
 
+TEST_CASE("Live: a wake asks for host memory on no device where nothing runs from there", "[live]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 2 * k_mib);
+    REQUIRE(move(fixture, Direction::to_host));
+    fixture.add(1, "cache", 2 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    model::WakeRequest request;
+    request.live_bytes = 0;
+    // Of the first device both kinds are asked, and of the second one.
+    sim_fail("cuMemGetAllocationGranularity", 4, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    CHECK(fixture.wake(request));
+    sim_clear();
+    CHECK(host_backed(fixture) == 2 * k_mib);
+    CHECK(fixture.all_intact());
+}
+
 TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
     EngineFixture fixture;
     fixture.add(0, "weights", 64 * k_mib);
