@@ -290,7 +290,7 @@ TEST_CASE("Live: a wake into host memory survives the failure of every driver ca
     EngineFixture fixture;
     add_some(fixture);
     REQUIRE(move(fixture, Direction::to_host));
-    const auto mapped = sim_live_objects().mapped_bytes;
+    const auto mapped = host_backed(fixture);
     const auto handles = sim_live_objects().handles;
     model::WakeRequest request;
     request.live_bytes = 0;
