@@ -25,6 +25,8 @@ namespace gpu_sleep::agent::intercepted {
 /// Held alone while a context ends, and shared while we work in contexts that the program may end meanwhile:
 /// touching one that is gone corrupts memory. Shared also while we hold a primary context, unless the gate is
 /// shut for a transaction: our letting go must not be what ends it. It comes before the mutex of the pools.
+/// A thread may hold it shared twice, as one that moves a running program does: glibc's lets readers pass
+/// writers that wait. Source: pthread_rwlockattr_setkind_np(3).
 [[nodiscard]] std::shared_mutex& contexts_mutex() noexcept;
 /// Waits until nobody waits to hold it alone, or for a bounded time. Before it is held shared to wait for the
 /// GPU: many who do so one after the other would keep a context from ending for ever.

@@ -152,9 +152,14 @@ Result<void> LiveOperation::move_all(std::span<const sleep::LivePart> parts) {
         if (piece) {
             GPU_SLEEP_TRY(finish(*piece));
             done += piece->bytes();
+            // What stays has host memory for nothing.
+            if (direction_ == Direction::to_host && piece->moved() < piece->bytes()) piece->let_go();
         }
         GPU_SLEEP_TRY(created); // what was ready before has moved
-        static_cast<void>(count_host(next ? next->bytes() : 0));
+        // What the ledger does not have: made for the next piece, or left by this one until it is let go.
+        const auto of_next = next ? next->bytes() : 0;
+        const auto of_this = piece ? piece->moved() : 0;
+        static_cast<void>(count_host(direction_ == Direction::to_host ? of_next : of_this));
         moved = std::move(piece);
     }
     return {};
@@ -170,7 +175,8 @@ std::unique_ptr<sleep::LiveMove> LiveOperation::cut(std::span<const sleep::LiveP
 
 Result<void> LiveOperation::copy_beside(sleep::LiveMove* piece, sleep::LiveMove* next, sleep::LiveMove* moved,
                                         Result<void>& created) {
-    if (next) created = count_host(piece ? piece->bytes() : 0, next->bytes());
+    if (next && direction_ == Direction::to_host)
+        created = count_host(piece ? piece->bytes() : 0, next->bytes());
     // Not beside the swap: the driver makes memory in the same turn as it maps some, a piece at a time.
     Beside beside([&] {
         const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
@@ -184,7 +190,8 @@ Result<void> LiveOperation::copy_beside(sleep::LiveMove* piece, sleep::LiveMove*
     });
     const auto since = Clock::now();
     beside.wait();
-    if (next) clocks_[next->device()].add(model::Step::await_host, Clock::now() - since);
+    if (next && direction_ == Direction::to_host)
+        clocks_[next->device()].add(model::Step::await_host, Clock::now() - since);
     return copied;
 }
 
@@ -262,7 +269,6 @@ Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
 }
 
 Result<void> LiveOperation::count_host(Bytes made, Bytes more) {
-    if (direction_ == Direction::to_device) made = more = 0;
     return parts_.memory.with_lock([&](LockedMemory& locked) {
         return guarded([&] { return locked.engine().count_host_backed(more, made); });
     });

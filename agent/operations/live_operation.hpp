@@ -61,7 +61,7 @@ private:
     [[nodiscard]] Result<void> hold_work(int device);
     /// Holds work back meanwhile.
     [[nodiscard]] Result<sleep::Verdict> swap(sleep::LiveMove& piece, int round);
-    /// Counts host memory: what moves there has `made`, and `more` that it is about to make.
+    /// Counts host memory: what pieces have `made` of it or left, and `more` that is about to be made.
     [[nodiscard]] Result<void> count_host(Bytes made, Bytes more = 0);
     /// What works on a device, ready for pieces: the same for all of them, but that it makes way for contexts
     /// that end. Errors: those of PrimaryContext::retain() and DeviceSession.

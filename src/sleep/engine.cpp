@@ -286,9 +286,11 @@ Result<WakePlan> Engine::plan_wake(const model::WakeRequest& request) {
 }
 
 Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& control, model::Report& report) {
-    const auto plan = plan_wake(request);
-    if (!plan) return plan.error();
+    auto plan = plan_wake(request);
+    if (!plan) return std::move(plan).error();
+    auto has_host_memory = count_host_backed_by(*plan, request, report);
     if (request.dry_run) {
+        if (!has_host_memory) report.notes.push_back(has_host_memory.error().message + ": it would fail");
         describe_plan(*plan, report);
         for (const auto& [tag, why] : plan->spoiled)
             report.notes.push_back(why.message + ": it would stay asleep");
@@ -298,7 +300,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     }
     if (plan->is_empty()) return woken_but(plan->spoiled, *plan);
 
-    if (const auto more = plan->needs_of_host(); more > 0) GPU_SLEEP_TRY(count_host_backed(more));
+    GPU_SLEEP_TRY(std::move(has_host_memory));
     WakeTransaction transaction(api_, contents_);
     const auto start = Clock::now();
     auto spoiled = plan->spoiled;
@@ -331,15 +333,30 @@ Result<void> Engine::check_free_memory(const model::WakeRequest& request) {
     return sleep::check_free_memory(api_, *plan);
 }
 
+Result<void> Engine::check_room_in_host(Bytes more) {
+    const auto room = contents_.options().room_for_contents(contents_.options().host_reserve);
+    if (more <= room) return {};
+    return make_error(ErrorCode::out_of_host_memory, "needs {} of host memory, and there is room for {}",
+                      format_bytes(more), format_bytes(room));
+}
+
 Result<void> Engine::count_host_backed(Bytes more, Bytes made) {
-    if (more > 0) {
-        const auto room = contents_.options().room_for_contents(contents_.options().host_reserve);
-        if (more > room)
-            return make_error(ErrorCode::out_of_host_memory,
-                              "needs {} of host memory, and there is room for {}", format_bytes(more),
-                              format_bytes(room));
-    }
+    if (more > 0) GPU_SLEEP_TRY(check_room_in_host(more));
     return contents_.count_host_backed(ledger_.host_backed() + made + more);
+}
+
+Result<void> Engine::count_host_backed_by(WakePlan& plan, const model::WakeRequest& request,
+                                          model::Report& report) {
+    const auto more = plan.needs_of_host();
+    if (more == 0) return {};
+    auto has_room = request.dry_run ? check_room_in_host(more) : count_host_backed(more);
+    if (has_room || request.live_bytes == 0) return has_room;
+    auto on_gpu = plan;
+    on_gpu.to_host.clear();
+    if (!sleep::check_free_memory(api_, on_gpu)) return has_room;
+    report.notes.push_back("running from there " + has_room.error().message + ": all wakes on the GPU");
+    plan = std::move(on_gpu);
+    return {};
 }
 
 Woken Engine::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {

@@ -97,6 +97,14 @@ private:
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report);
 
+    /// Errors: out_of_host_memory.
+    [[nodiscard]] Result<void> check_room_in_host(Bytes more);
+    /// Counts the host memory that `plan` makes; a dry run only looks for it. Where that cannot be had, and
+    /// what ran there need not stay there, has it wake on the GPU if all of it fits, with a note. Errors:
+    /// out_of_host_memory.
+    [[nodiscard]] Result<void> count_host_backed_by(WakePlan& plan, const model::WakeRequest& request,
+                                                    model::Report& report);
+
     /// What `plan` brought back, but for the tags that are `spoiled`.
     [[nodiscard]] Woken woken_but(const Spoiled& spoiled, const WakePlan& plan) const;
 

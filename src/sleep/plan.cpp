@@ -222,7 +222,7 @@ Bytes WakePlan::needs(int device) const {
 
 Bytes WakePlan::needs_of_host() const noexcept {
     Bytes sum = 0;
-    for (const auto* backing : to_host) sum += backing->bytes;
+    for (const auto* backing : to_host) sum += backing->handle == 0 ? backing->bytes : 0;
     return sum;
 }
 

@@ -150,8 +150,10 @@ void WakeTransaction::note_spoiled(const DeviceWake& device) {
 }
 
 Result<WakeTransaction::Kinds> WakeTransaction::kinds_of(int device) const {
+    const bool is_any_of_host = std::any_of(
+        to_host_.begin(), to_host_.end(), [&](const Backing* backing) { return backing->device == device; });
     const auto gpu = driver::MemoryKind::of_device(api_, device);
-    const auto host = to_host_.empty() ? gpu : driver::MemoryKind::of_host_near(api_, device);
+    const auto host = is_any_of_host ? driver::MemoryKind::of_host_near(api_, device) : gpu;
     if (!gpu) return gpu.error();
     if (!host) return host.error();
     return Kinds{*gpu, *host};

@@ -4,6 +4,7 @@
 // is freed there, and the failure of every driver call.
 
 #include "sleep/live_move.hpp"
+#include "store/host_account.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/sweep.hpp"
 
@@ -159,6 +160,52 @@ TEST_CASE("Live: without host memory that can be mapped, nothing moves", "[live]
     CHECK(moved.error().code == ErrorCode::out_of_host_memory);
     CHECK(fixture.all_intact());
     CHECK(host_backed(fixture) == 0);
+}
+
+TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it may and fits", "[live]") {
+    EngineFixture fixture;
+    add_some(fixture);
+    fixture.ledger().set_live_bytes(fixture.ledger().tag_id("weights"), k_all);
+    REQUIRE(move(fixture, Direction::to_host));
+    REQUIRE(fixture.sleep(level(1)));
+    model::WakeRequest request{{}, {"weights"}};
+    const auto wake = [&](bool is_dry, Bytes live_bytes, std::string_view note) {
+        request.dry_run = is_dry;
+        request.live_bytes = live_bytes;
+        model::Report report;
+        auto woken = fixture.wake(request, &report);
+        CHECK(report.notes.empty() == note.empty());
+        if (!report.notes.empty()) CHECK(report.notes[0].find(note) != std::string::npos);
+        return woken;
+    };
+    store::HostAccount::own().limit(0);
+    CHECK(wake(true, 0, "it would fail"));
+    CHECK(wake(false, 0, "").error().code == ErrorCode::out_of_host_memory);
+    CHECK(fixture.state() == State::asleep);
+    CHECK(wake(true, model::k_all_bytes, "all wakes on the GPU"));
+    CHECK(fixture.state() == State::asleep);
+    CHECK(wake(false, model::k_all_bytes, "all wakes on the GPU"));
+    store::HostAccount::own().limit({});
+    CHECK(fixture.state() == State::partial);
+    CHECK(host_backed(fixture) == 0);
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Live: a wake asks for host memory on no device where nothing runs from there", "[live]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 2 * k_mib);
+    REQUIRE(move(fixture, Direction::to_host));
+    fixture.add(1, "cache", 2 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    model::WakeRequest request;
+    request.live_bytes = 0;
+    // Of the first device both kinds are asked, and of the second one.
+    sim_fail("cuMemGetAllocationGranularity", 4, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    CHECK(fixture.wake(request));
+    sim_clear();
+    CHECK(host_backed(fixture) == 2 * k_mib);
+    CHECK(fixture.all_intact());
 }
 
 TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {

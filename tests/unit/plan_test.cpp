@@ -307,6 +307,21 @@ TEST_CASE("Plan: a backing that is preserved whole is not called dropped", "[pla
     CHECK(plan_wake(ledger, {})->dropped_tags.size() == 1);
 }
 
+TEST_CASE("Plan: what still has its memory after an undo that failed needs no more of it", "[plan]") {
+    ledger::Ledger ledger;
+    auto& on_gpu = add(ledger, k_unit, "weights");
+    auto& in_host = add(ledger, 2 * k_unit, "weights");
+    in_host.was_host_backed = true;
+    for (auto* backing : {&on_gpu, &in_host}) put(*backing, Residence::dropped);
+    model::WakeRequest wake;
+    wake.live_bytes = 0;
+    CHECK(plan_wake(ledger, wake)->needs(0) == on_gpu.bytes);
+    CHECK(plan_wake(ledger, wake)->needs_of_host() == in_host.bytes);
+    on_gpu.handle = in_host.handle = 1;
+    CHECK(plan_wake(ledger, wake)->needs(0) == 0);
+    CHECK(plan_wake(ledger, wake)->needs_of_host() == 0);
+}
+
 TEST_CASE("Plan: what is damaged and given up is dropped, preserved or not", "[plan]") {
     ledger::Ledger ledger;
     auto& backing = add(ledger, k_unit, "weights");

@@ -194,7 +194,9 @@ TEST_CASE("Live: a program whose threads end contexts moves all the same", "[liv
     REQUIRE(moved.status == 0);
     CHECK_THAT(moved.out, !mentions("stay where they are"));
     CHECK(host.report("tags/0/resident_bytes") == "0");
-    host.wake();
+    const auto woken = host.command("gpu-wake", {"--json"});
+    REQUIRE(woken.status == 0);
+    CHECK(woken.json("/processes/0/report/devices/0/steps/await_host_seconds") == "0.0");
     CHECK(host_backed(host) == 0);
     host.tell("contexts 0");
     for (const auto& piece : pieces) check_intact(host, piece);
