@@ -197,7 +197,7 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.0 MiB on GPU"));
     const auto early = start("40MiB", gpu, "600s");
     CHECK(early.out.empty());
-    CHECK_THAT(early.err, mentions("try again in 5") && mentions(" s, or give --min-awake 0s"));
+    CHECK_THAT(early.err, mentions("; try again in ") && mentions(" s, or give --min-awake 0s"));
     CHECK(start("40MiB", "GPU-0000").status == 2);
     CHECK(only.host.state() == "awake");
     const auto done = start("40MiB", gpu);
