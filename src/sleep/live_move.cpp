@@ -209,7 +209,7 @@ Result<Verdict> LiveMove::swap(driver::DeviceSession& session, Ledger& ledger, c
     if (bytes == 0) return Verdict::move; // all of it is gone
     const auto current = session.enter();
     GPU_SLEEP_TRY(check_entered(api_, current));
-    const auto verdict = compare(session, bytes, round);
+    auto verdict = compare(session, bytes, round);
     if (verdict && *verdict == Verdict::move) GPU_SLEEP_TRY(exchange(contents));
     return verdict;
 }
