@@ -208,6 +208,14 @@ Error Finder::unreached(const Process& process, const std::optional<std::string>
 }
 
 Result<UniqueFd> Finder::connect(const Process& process) {
+    const bool has_looked = !known_.empty();
+    auto socket = try_to_connect(process);
+    if (socket || socket.error().code != ErrorCode::agent_unreachable || !has_looked) return socket;
+    forget(); // it may have made its socket since
+    return try_to_connect(process);
+}
+
+Result<UniqueFd> Finder::try_to_connect(const Process& process) {
     std::optional<fs::path> thread;
     std::optional<std::string> name;
     if (auto listener = proc_.find_thread(process.pid, k_control_thread))

@@ -56,6 +56,8 @@ private:
         std::map<uid_t, std::vector<Candidate>> candidates; ///< of the users that were looked for
     };
 
+    /// As connect(), by what is known of each /tmp.
+    [[nodiscard]] Result<UniqueFd> try_to_connect(const Process& process);
     [[nodiscard]] Result<std::vector<UniqueFd>>
     open_roots(const Process& process, const std::optional<std::filesystem::path>& listener) const;
     [[nodiscard]] Result<Tmp*> look_into(int tmp);

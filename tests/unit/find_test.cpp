@@ -270,6 +270,17 @@ TEST_CASE("Find: why there is no connection tells an agent that cannot be reache
     CHECK(why_not().code == ErrorCode::no_process); // it is about to end
 }
 
+TEST_CASE("Find: an agent that begins after others were looked for is found", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = ::getpid(), .start_time = 99});
+    tree.write("proc/" + std::to_string(::getpid()) + "/task/5/comm", "gpu-sleep-ctl\n");
+    auto finder = finder_of(tree);
+    const auto process = *finder.proc().read(::getpid());
+    CHECK(code_of(finder.connect(process)) == ErrorCode::agent_unreachable);
+    const auto agent = add_agent(tree);
+    CHECK(finder.connect(process));
+}
+
 TEST_CASE("Find: a user is named, or numbered", "[find]") {
     CHECK(*parse_user("root") == 0);
     CHECK(*parse_user("0") == 0);
