@@ -17,6 +17,7 @@ DOCUMENTS = sorted([*TREE.glob("*.md"), *TREE.glob("src/**/*.md"), *TREE.glob("a
 PAGES = sorted(TREE.glob("cli/man/*.[157]"))
 COMMANDS = sorted(path.stem for path in TREE.glob("cli/man/*.1"))
 README_LINES = 130
+ARCHITECTURE_WORDS = 2500 # what is read in ten minutes
 TERMINAL_COLUMNS = 80
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -134,6 +135,8 @@ class Documents(unittest.TestCase):
 
     def test_readme_is_short(self):
         self.assertLessEqual(len(text_of(TREE / "README.md").splitlines()), README_LINES)
+        words = [word for word in text_of(TREE / "src/ARCHITECTURE.md").split() if re.search(r"\w", word)]
+        self.assertLessEqual(len(words), ARCHITECTURE_WORDS)
 
     def test_code_of_the_readme_fits_a_terminal(self):
         for line in "".join(FENCED.findall(text_of(TREE / "README.md"))).splitlines():
