@@ -11,7 +11,6 @@ bytes that a step reads. The program runs under gpu-run, whatever the way.
 Usage: live.py --build DIR [--quick] [--json FILE]. Exit status 0 when all was measured and each bit of it is right.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -318,13 +317,7 @@ def program(options):
 def main():
     parser = gpu_commands.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help=f"only {PART} GB, and fewer tokens")
-    parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.program:
-        return program(options)
-    gpu_run = os.path.join(options.build, "bin", "gpu-run")
-    return subprocess.run([gpu_run, "--", sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--program"],
-                          check=False).returncode
+    return gpu_commands.under_gpu_run(parser, program)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -21,6 +22,16 @@ def parser(document):
     made.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
     made.add_argument("--json", help="file for the figures")
     return made
+
+
+def under_gpu_run(parser, program):
+    """Runs the script itself again under gpu-run, where it is program(options). Returns its exit status."""
+    parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.program:
+        return program(options)
+    return subprocess.run([os.path.join(options.build, "bin", "gpu-run"), "--", sys.executable, os.path.abspath(sys.argv[0]),
+                           *sys.argv[1:], "--program"], check=False).returncode
 
 
 def finish(options, figures, checks):

@@ -11,10 +11,8 @@ Usage: live_memory.py --build DIR [--gib 4] [--pause SECONDS] [--json FILE]. Exi
 GPU memory was freed, and no piece held work back for longer than SECONDS.
 """
 
-import argparse
 import os
 import pathlib
-import subprocess
 import sys
 import threading
 import time
@@ -155,13 +153,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=2, help="for which the speed is measured")
     parser.add_argument("--pause", type=float, default=0.3,
                         help="seconds that a piece may hold work back, a round under way included")
-    parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.program:
-        return program(options)
-    gpu_run = os.path.join(options.build, "bin", "gpu-run")
-    return subprocess.run([gpu_run, "--", sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--program"],
-                          check=False).returncode
+    return gpu_commands.under_gpu_run(parser, program)
 
 
 if __name__ == "__main__":

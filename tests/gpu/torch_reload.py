@@ -11,7 +11,6 @@ Usage: torch_reload.py --build DIR [--gib 14.96] [--within SECONDS] [--json FILE
 the fastest reload took no longer than SECONDS for each 16 GB.
 """
 
-import argparse
 import concurrent.futures
 import os
 import pathlib
@@ -204,13 +203,7 @@ def main():
     parser.add_argument("--ahead", type=int, help="pieces that wait for a thread, likewise")
     parser.add_argument("--piece-mib", type=int, default=0, help="what each reads at once, likewise")
     parser.add_argument("--within", type=float, default=0, help="seconds for each 16 GB that a reload may take")
-    parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.program:
-        return program(options)
-    gpu_run = os.path.join(options.build, "bin", "gpu-run")
-    return subprocess.run([gpu_run, "--", sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--program"],
-                          check=False).returncode
+    return gpu_commands.under_gpu_run(parser, program)
 
 
 if __name__ == "__main__":
