@@ -55,7 +55,7 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
     if (process->inner_pid == 1) {
         auto error = std::move(socket).error();
-        error.message += "; for what it has started, give --tree or a process that gpu-ps lists";
+        error.message += "; for what it has started, name its tree or a process that gpu-ps lists";
         return error;
     }
     const auto processes = finder.proc().list();
