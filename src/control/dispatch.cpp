@@ -5,7 +5,6 @@
 #include "control/dispatch.hpp"
 
 #include "control/driver_engine.hpp"
-#include "control/members.hpp"
 #include "control/tasks.hpp"
 
 #include <algorithm>
