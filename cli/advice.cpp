@@ -7,26 +7,27 @@
 namespace gpu_sleep::cli {
 
 std::string_view advice_from(std::string_view program, ErrorCode code, bool has_waited) noexcept {
+    const bool is_door = program == "gpu-sleep-http";
+    if (is_door && code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, or start the door with --make-room or a longer --wait";
     if (has_waited && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, or give gpu-wake a longer --wait";
     if ((program == "gpu-sleep" || program == "gpu-reclaim") && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, and try again"; // which the copying takes a little of
     if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
         return "end what holds it, or ask for less with --need";
-    if (program == "gpu-run" && code == ErrorCode::timed_out) return "try again"; // it has no --timeout
-    if (program == "gpu-run" && code == ErrorCode::out_of_host_memory)
-        return "free host memory"; // nor a --level
+    const bool has_timeout = program != "gpu-run" && program != "gpu-inhibit" && !is_door;
+    if (!has_timeout && code == ErrorCode::timed_out) return "try again";
     const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
+    if ((program == "gpu-run" || program == "gpu-snapshot" || is_door) && lacks_host_memory)
+        return "free host memory"; // they have no --level
     // Do not advise to drop what is asleep because there is too little memory to wake it.
     if (program == "gpu-wake" && lacks_host_memory)
         return "free host memory, or raise the process's limit, and wake it again";
     const bool takes_all = program == "gpu-sleep" || program == "gpu-wake" || program == "gpu-inhibit";
     if (takes_all && code == ErrorCode::ambiguous_name)
         return "name one by its pid, a user's by --user, or all of them by --all";
-    // It has no --timeout.
-    if (program == "gpu-inhibit" && code == ErrorCode::timed_out) return "try again";
     // It reads files of whatever origin, and changes no process.
-    if (program == "gpu-snapshot" && lacks_host_memory) return "free host memory";
     if (program == "gpu-snapshot" && code != ErrorCode::out_of_disk && code != ErrorCode::internal) return {};
     return traits(code).advice;
 }

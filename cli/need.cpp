@@ -54,7 +54,7 @@ int run_need(const control::Need& need, const OutputOptions& output) {
     control::raise_descriptor_limit();
     const auto done = make_room(need);
     if (!done && done.error().code == ErrorCode::invalid_argument)
-        return usage_error(k_program, done.error().message, output.json);
+        return usage_error(k_program, "--gpu: " + done.error().message, output.json);
     if (!done) return tell_failure(k_program, output, done.error());
     const int status = print_errors(k_program, need, *done);
     std::string text;

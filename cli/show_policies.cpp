@@ -105,9 +105,11 @@ void tell_complaints(const std::string& program, policy::Policies& policies) {
 
 Result<policy::Policies> load_policies(const std::string& program, const policy::Sources& sources) {
     policy::Policies policies;
-    const auto loaded = policies.load(sources);
+    auto loaded = policies.load(sources);
     tell_complaints(program, policies);
-    if (!loaded) return loaded.error();
+    if (!loaded && sources.config && loaded.error().message.find(*sources.config) != std::string::npos)
+        loaded.error().message.insert(0, "--config: ");
+    if (!loaded) return std::move(loaded).error();
     return policies;
 }
 

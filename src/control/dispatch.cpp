@@ -5,7 +5,6 @@
 #include "control/dispatch.hpp"
 
 #include "control/driver_engine.hpp"
-#include "control/members.hpp"
 #include "control/tasks.hpp"
 
 #include <algorithm>
@@ -43,7 +42,7 @@ Clock::time_point end_of(const Command& command) {
 
 Error has_agent(const Process& process) {
     return make_error(ErrorCode::invalid_argument,
-                      "process {} has an agent, which puts it to sleep: leave out --engine driver",
+                      "process {} has an agent, which puts it to sleep: do not ask the driver",
                       title(process));
 }
 
@@ -52,16 +51,15 @@ Result<void> check_wake_by_driver(const Command& command, const Process& process
     const auto& wake = *wake_of(command);
     if (!wake.tags.empty() || !wake.order.empty())
         return make_error(ErrorCode::invalid_argument,
-                          "process {} has no agent: the driver wakes all of it, and --tags and --order need "
+                          "process {} has no agent: the driver wakes all of it, and tags and an order need "
                           "an agent",
                           title(process));
     if (wake.make_room)
-        return make_error(ErrorCode::invalid_argument, "process {} has no agent, which --make-room needs",
+        return make_error(ErrorCode::invalid_argument, "process {} has no agent, which making room needs",
                           title(process));
     if (state == checkpoint::State::running && !command.moves.empty())
         return make_error(ErrorCode::invalid_argument,
-                          "process {} is awake: put it to sleep with gpu-sleep --engine driver, then wake it "
-                          "on another GPU",
+                          "process {} is awake: have the driver put it to sleep, then wake it on another GPU",
                           title(process));
     return {};
 }
@@ -173,7 +171,7 @@ Result<void> Dispatch::plan_moves() {
     if (command_.moves.empty() || targets_.reached.empty()) return {};
     const auto count = targets_.reached.size() + targets_.unreached.size();
     if (count != 1)
-        return make_error(ErrorCode::invalid_argument, "--gpu is for one process, but there are {}", count);
+        return make_error(ErrorCode::invalid_argument, "only one process can move, but there are {}", count);
     const auto outcome = std::move(ask(model::StatusRequest(), k_patience).front());
     if (const auto* const error = peers::error_of(outcome.answer)) return *error;
     const auto gpus = driver::look_at_gpus();
@@ -184,7 +182,7 @@ Result<void> Dispatch::plan_moves() {
     for (const auto& device : std::get<model::Report>(outcome.answer).devices)
         if (!device.uuid.empty()) needs[device.uuid] = 0; // it looks for room itself
     if (needs.empty())
-        return make_error(ErrorCode::invalid_argument, "--gpu: it is not known which GPU process {} was on",
+        return make_error(ErrorCode::invalid_argument, "it is not known which GPU process {} was on",
                           title(outcome.process));
     auto pairs = plan_gpu_moves(command_.moves, *gpus, needs);
     if (!pairs) return std::move(pairs).error();

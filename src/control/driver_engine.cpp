@@ -172,8 +172,8 @@ private:
     Result<std::vector<GpuPair>> plan_moves(bool restores, const peers::BytesByGpu& needs, const Look& look) {
         if (request_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
-            return make_error(ErrorCode::invalid_argument, "it is locked but not checkpointed, so none of "
-                                                           "it can move: gpu-wake without --gpu unlocks it");
+            return make_error(ErrorCode::invalid_argument,
+                              "it is locked but not checkpointed, so none of it can move");
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed, "cannot find out which GPUs there are ({})",
                               look.why_not);

@@ -23,7 +23,7 @@ Result<std::size_t> place_in(const std::vector<Gpu>& gpus, const std::string& wo
     const auto found = std::find_if(gpus.begin(), gpus.end(), is_meant);
     if (found != gpus.end()) return static_cast<std::size_t>(found - gpus.begin());
     return make_error(ErrorCode::invalid_argument,
-                      "--gpu: there is no GPU '{}'; nvidia-smi -L lists their numbers and uuids", word);
+                      "there is no GPU '{}'; nvidia-smi -L lists their numbers and uuids", word);
 }
 
 /// For each GPU, which takes its place; nothing where nobody has said.
@@ -39,17 +39,16 @@ Result<Places> places_of(const std::vector<GpuMove>& moves, const std::vector<Gp
         const auto to = place_in(gpus, move.to);
         if (!to) return to.error();
         if (places[*from] || is_taken[*to])
-            return make_error(ErrorCode::invalid_argument, "--gpu: GPU {} is named twice on the same side",
+            return make_error(ErrorCode::invalid_argument, "GPU {} is named twice on the same side",
                               gpus[places[*from] ? *from : *to].index);
         const auto& source = gpus[*from];
         const auto& target = gpus[*to];
         if (source.name != target.name || source.total != target.total)
-            return make_error(
-                ErrorCode::invalid_argument,
-                "--gpu: the driver restores on a GPU of the same kind: GPU {} is {} with {}, GPU {} "
-                "is {} with {}",
-                source.index, source.name, format_bytes(source.total), target.index, target.name,
-                format_bytes(target.total));
+            return make_error(ErrorCode::invalid_argument,
+                              "the driver restores on a GPU of the same kind: GPU {} is {} with {}, GPU {} "
+                              "is {} with {}",
+                              source.index, source.name, format_bytes(source.total), target.index,
+                              target.name, format_bytes(target.total));
         places[*from] = *to;
         is_taken[*to] = true;
     }
@@ -78,11 +77,11 @@ Result<void> check_needs(const Places& typed, const Places& places, const std::v
     const auto is_needed = [&](std::size_t gpu) { return needs.contains(gpus[gpu].uuid); };
     for (std::size_t i = 0; i < gpus.size(); ++i)
         if (typed[i] && !is_needed(i))
-            return make_error(ErrorCode::invalid_argument, "--gpu: it had nothing on GPU {}", gpus[i].index);
+            return make_error(ErrorCode::invalid_argument, "it had nothing on GPU {}", gpus[i].index);
     for (std::size_t i = 0; i < gpus.size(); ++i)
         if (!typed[i] && is_needed(i) && places[i] != i)
             return make_error(ErrorCode::invalid_argument,
-                              "--gpu: it also had memory on GPU {}: say where that goes, too", gpus[i].index);
+                              "it also had memory on GPU {}: say where that goes, too", gpus[i].index);
     return {};
 }
 

@@ -169,7 +169,7 @@ Result<driver::Gpu> Gpus::choose(const std::string& text) const {
     if (meant.size() == 1) return meant.front();
     std::vector<std::string> names;
     for (const auto& gpu : all_) names.push_back(fmt::format("{} ({})", gpu.index, gpu.uuid));
-    return make_error(ErrorCode::invalid_argument, "--gpu: {} of {}",
+    return make_error(ErrorCode::invalid_argument, "{} of {}",
                       text.empty()    ? std::string("there are several GPUs: choose one")
                       : meant.empty() ? fmt::format("'{}' is none", text)
                                       : fmt::format("'{}' is several", text),

@@ -170,13 +170,6 @@ bool ProcFs::is_frozen(const Process& process) const {
     return false;
 }
 
-bool ProcFs::has_thread(pid_t pid, std::string_view name) const {
-    const auto all = threads(pid);
-    return std::any_of(all.begin(), all.end(), [&](const std::filesystem::path& thread) {
-        return read_file(thread / "comm") == fmt::format("{}\n", name);
-    });
-}
-
 std::optional<std::pair<std::filesystem::path, std::string>>
 ProcFs::find_thread(pid_t pid, std::string_view prefix) const {
     for (auto& thread : threads(pid)) {

@@ -59,11 +59,8 @@ public:
     /// proc_pid_status(5); the kernel's cgroup-v2, "cgroup.events", and freezer-subsystem.
     [[nodiscard]] bool is_stopped(const Process& process) const;
 
-    /// Whether a thread of the process has this name. Source: proc_pid_comm(5).
-    [[nodiscard]] bool has_thread(pid_t pid, std::string_view name) const;
-
     /// The directory of the first thread whose name begins with `prefix`, and that name; nothing if there is
-    /// none.
+    /// none. Source: proc_pid_comm(5).
     [[nodiscard]] std::optional<std::pair<std::filesystem::path, std::string>>
     find_thread(pid_t pid, std::string_view prefix) const;
 

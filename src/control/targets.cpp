@@ -24,15 +24,25 @@ std::string given_name(const ProcFs& proc, pid_t pid) {
     return thread && thread->second != k_control_thread ? std::string() : *std::move(name);
 }
 
-/// Connects to those of `processes` that have an agent and may be asked. Errors: io_failed.
-Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes) {
+/// Whether the process has an agent, which anybody may see, and does not end.
+bool has_live_agent(const Finder& finder, pid_t pid) {
+    const auto thread = finder.proc().find_thread(pid, k_control_thread);
+    return thread && thread->second != k_control_thread_ending;
+}
+
+/// Connects to those of `processes` that have an agent. Of those that may not be asked, `has_refused` has the
+/// ones with an agent among the unreached. Errors: io_failed.
+Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes,
+                                             bool has_refused = false) {
     Targets targets;
     for (auto& process : processes) {
         auto socket = finder.connect(process);
         if (!socket && lacks_descriptors(socket.error().driver_status))
             return std::move(socket).error(); // rather none than some, and nobody the wiser
-        if (!socket && socket.error().code != ErrorCode::timed_out &&
-            socket.error().code != ErrorCode::agent_unreachable)
+        const auto code = socket ? std::optional<ErrorCode>() : socket.error().code;
+        const bool is_refused =
+            code == ErrorCode::not_permitted && has_refused && has_live_agent(finder, process.pid);
+        if (code && code != ErrorCode::timed_out && code != ErrorCode::agent_unreachable && !is_refused)
             continue; // as most of a machine's processes
         if (process.name.empty()) identify(finder.proc(), process);
         if (socket)
@@ -41,6 +51,12 @@ Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process
             targets.unreached.push_back({std::move(process), std::move(socket).error()});
     }
     return targets;
+}
+
+/// Whether the process was started under `name`, or in the group of that name, as `variable` has it.
+bool was_named(const Finder& finder, const Process& process, const char* variable, std::string_view name) {
+    const auto given = finder.proc().variable(process.pid, variable);
+    return given && model::is_valid_name(*given) && *given == name;
 }
 
 Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional<uid_t> user) {
@@ -55,7 +71,7 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
     if (process->inner_pid == 1) {
         auto error = std::move(socket).error();
-        error.message += "; for what it has started, give --tree or a process that gpu-ps lists";
+        error.message += "; for what it has started, name its tree or a process that gpu-ps lists";
         return error;
     }
     const auto processes = finder.proc().list();
@@ -69,13 +85,14 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
 
 /// Whether the process may have given itself another name since.
 bool may_be_renamed(const Finder& finder, const Process& process) {
-    return !finder.proc().has_thread(process.pid, k_control_thread);
+    const auto thread = finder.proc().find_thread(process.pid, k_control_thread);
+    return !thread || thread->second != k_control_thread;
 }
 
 /// Whether the process has begun to end, and so is nobody any more.
 bool is_ending(const Finder& finder, const Process& process) {
     return !finder.proc().is_running(process) ||
-           finder.proc().has_thread(process.pid, k_control_thread_ending);
+           finder.proc().find_thread(process.pid, k_control_thread_ending).has_value();
 }
 
 Error unnamed(std::string_view name, const Error& reason) {
@@ -112,9 +129,16 @@ Result<void> check_only_one(std::string_view name, const std::vector<Process>& c
                       listed(called, are_of_several_users(called)));
 }
 
-Error nobody_named(std::string_view name, std::optional<uid_t> user) {
-    const auto whose = user ? " of " + user_name(*user) : std::string();
-    return make_error(ErrorCode::no_process, "there is no process{} named '{}'", whose, name);
+/// A name is anybody's to take, so it does not choose between users. Errors: ambiguous_name.
+Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named) {
+    if (!are_of_several_users(named)) return {};
+    return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name,
+                      listed(named, true));
+}
+
+/// " of ann", where only processes of that user are asked for.
+std::string whose(std::optional<uid_t> user) {
+    return user ? " of " + user_name(*user) : std::string();
 }
 
 /// Whether this user may ask the process, and it is of `user` if that is set.
@@ -123,11 +147,9 @@ bool is_ours(const Process& process, std::optional<uid_t> user) {
     return (own == 0 || process.uid == own) && (!user || process.uid == *user);
 }
 
-/// Removes those that are in `others`.
-void remove(std::vector<Outcome>& outcomes, const std::vector<Process>& others) {
-    std::erase_if(outcomes, [&](const Outcome& outcome) {
-        return std::any_of(others.begin(), others.end(),
-                           [&](const Process& each) { return each.pid == outcome.process.pid; });
+bool is_among(const Process& process, const std::vector<Process>& all) {
+    return std::any_of(all.begin(), all.end(), [&](const Process& each) {
+        return each.pid == process.pid && each.start_time == process.start_time;
     });
 }
 
@@ -154,13 +176,11 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     }
     auto either = named;
     for (const auto& process : called)
-        if (std::none_of(named.begin(), named.end(),
-                         [&](const auto& each) { return each.pid == process.pid; }))
-            either.push_back(process);
+        if (!is_among(process, named)) either.push_back(process);
     if (!search.takes_several)
         GPU_SLEEP_TRY(named.empty() ? check_only_one(name, either) : check_of_one_user(name, either));
     if (search.takes_several || named.empty()) { // else a name that was given goes before a program's
-        remove(doubtful, called);
+        std::erase_if(doubtful, [&](const Outcome& each) { return is_among(each.process, called); });
         named = std::move(either);
     }
     auto targets = connect_to_those_with_agents(finder, std::move(named));
@@ -175,18 +195,16 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     return targets;
 }
 
+/// Those of `processes` that are a root, or descend from one, in their order.
+std::vector<Process> trees_of(const std::vector<pid_t>& roots, std::vector<Process> processes) {
+    std::set<pid_t> members(roots.begin(), roots.end());
+    for (const auto root : roots)
+        for (const auto& each : descendants_of(root, processes)) members.insert(each.pid);
+    std::erase_if(processes, [&](const Process& each) { return !members.contains(each.pid); });
+    return processes;
+}
+
 } // namespace
-
-bool was_named(const Finder& finder, const Process& process, const char* variable, std::string_view name) {
-    const auto given = finder.proc().variable(process.pid, variable);
-    return given && model::is_valid_name(*given) && *given == name;
-}
-
-Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named) {
-    if (!are_of_several_users(named)) return {};
-    return make_error(ErrorCode::ambiguous_name, "processes of several users are named '{}': {}", name,
-                      listed(named, true));
-}
 
 Result<Targets> find_targets(Finder& finder, std::string_view text, const Search& search) {
     if (text.empty()) return make_error(ErrorCode::invalid_argument, "the pid or name is empty");
@@ -268,7 +286,8 @@ Result<Process> find_process_without_agent(const Finder& finder, std::string_vie
     for (const auto& process : found)
         for (const auto& descendant : descendants_of(process.pid, found)) below.insert(descendant.pid);
     std::erase_if(found, [&](const Process& each) { return below.contains(each.pid); });
-    if (found.empty()) return nobody_named(text, user);
+    if (found.empty())
+        return make_error(ErrorCode::no_process, "there is no process{} named '{}'", whose(user), text);
     GPU_SLEEP_TRY(check_only_one(text, found));
     return std::move(found.front());
 }
@@ -284,6 +303,68 @@ Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user, 
     auto all = find_all(finder, user);
     if (!all) return std::move(all).error();
     return ask_status(finder, *std::move(all), timeout);
+}
+
+// ---- Those that go together
+
+Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search) {
+    std::vector<pid_t> roots;
+    std::optional<Error> why_none;
+    if (model::is_number(text)) {
+        const auto root = find_process(finder, text, search.user);
+        if (!root) return root.error();
+        roots.push_back(root->pid);
+        why_none =
+            make_error(ErrorCode::no_agent, "there is no agent in process {}, or below it", title(*root));
+    } else {
+        auto named = find_targets(finder, text, search);
+        if (!named || !named->unreached.empty()) return named;
+        for (const auto& each : named->reached) roots.push_back(each.process.pid);
+        why_none = make_error(ErrorCode::no_process, "the processes named '{}' have ended", text);
+    }
+    auto processes = finder.proc().list();
+    if (!processes) return processes.error();
+    auto members = trees_of(roots, *std::move(processes));
+    if (search.user) std::erase_if(members, [&](const Process& each) { return each.uid != *search.user; });
+    auto targets = connect_to_those_with_agents(finder, std::move(members), true);
+    if (targets && targets->is_empty()) return *std::move(why_none);
+    return targets;
+}
+
+Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search) {
+    std::vector<Process> members;
+    auto outcomes = ask_all(finder, search.user, search.name_timeout);
+    if (!outcomes) return std::move(outcomes).error();
+    drop_ended(*outcomes);
+    for (auto& outcome : *outcomes) {
+        const auto* report = std::get_if<model::Report>(&outcome.answer);
+        const bool belongs = report ? report->group == group
+                                    : was_named(finder, outcome.process, model::environment::k_group, group);
+        if (belongs) members.push_back(std::move(outcome.process));
+    }
+    GPU_SLEEP_TRY(check_of_one_user(group, members));
+    auto targets = connect_to_those_with_agents(finder, std::move(members), true);
+    if (!targets || !targets->is_empty()) return targets;
+    return make_error(ErrorCode::no_process, "there is no process{} in the group '{}'", whose(search.user),
+                      group);
+}
+
+Result<std::optional<Process>> find_newcomer(const Finder& finder, const Membership& membership,
+                                             const std::vector<Process>& known) {
+    auto processes = finder.proc().list();
+    if (!processes) return std::move(processes).error();
+    if (membership.group.empty())
+        *processes = trees_of(membership.roots, *std::move(processes));
+    else
+        std::erase_if(*processes, [&](const Process& each) {
+            return !was_named(finder, each, model::environment::k_group, membership.group);
+        });
+    for (auto& process : *processes) {
+        if (membership.user && process.uid != *membership.user) continue;
+        if (is_among(process, known)) continue;
+        if (has_live_agent(finder, process.pid)) return std::optional(std::move(process));
+    }
+    return std::optional<Process>();
 }
 
 } // namespace gpu_sleep::control

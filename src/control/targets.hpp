@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Selecting processes by pid or name.
+// Selecting processes by pid, name, tree or group.
 
 #pragma once
 
@@ -9,30 +9,21 @@
 #include <sys/types.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace gpu_sleep::control {
 
-/// The time for each process to answer with its name, before a sleep or a wake.
-inline constexpr Milliseconds k_name_timeout{2'000};
-
 /// Options of find_targets().
 struct Search {
     std::optional<uid_t> user = {}; ///< select only processes of this user; unset for all users
     bool takes_several = false;     ///< a name may be that of several users', or of several with one program
-    Milliseconds name_timeout = k_name_timeout;
+    Milliseconds name_timeout{2'000}; ///< for each process to answer with its name
 };
 
 /// Notes of the process what it is called and where it is from, as far as that is known without asking it.
 void identify(const ProcFs& proc, Process& process);
-
-/// Whether the process was started under `name`, or in the group of that name, as `variable` has it.
-[[nodiscard]] bool was_named(const Finder& finder, const Process& process, const char* variable,
-                             std::string_view name);
-
-/// A name is anybody's to take, so it does not choose between users. Errors: ambiguous_name.
-[[nodiscard]] Result<void> check_of_one_user(std::string_view name, const std::vector<Process>& named);
 
 /// The one process whose pid is `text`, a number, of `user` if that is set. Errors: no_process, io_failed.
 [[nodiscard]] Result<Process> find_process(const Finder& finder, std::string_view text,
@@ -72,5 +63,27 @@ void disconnect(Targets& targets) noexcept;
 /// The status of all that find_all() finds. Errors: as there.
 [[nodiscard]] Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user,
                                                    Milliseconds timeout);
+
+// ---- Those that go together
+
+/// `text`, as for find_targets(), and all descendants: of these, those that have an agent. None is hidden by
+/// a parent that has one, or is left out because it may not be asked. At least one of the lists is not empty.
+/// Errors: as for find_targets().
+[[nodiscard]] Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search = {});
+
+/// The processes of a group (Report.group); of those that do not answer, their environment says it. Errors:
+/// no_process, ambiguous_name, io_failed.
+[[nodiscard]] Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search = {});
+
+/// Which processes a joint request is for.
+struct Membership {
+    std::vector<pid_t> roots; ///< of trees
+    std::string group;        ///< empty where there are roots
+    std::optional<uid_t> user = {};
+};
+/// A process with an agent that belongs to them and is none of `known`, if there is one. Asks no agent.
+/// Errors: io_failed.
+[[nodiscard]] Result<std::optional<Process>> find_newcomer(const Finder& finder, const Membership& membership,
+                                                           const std::vector<Process>& known);
 
 } // namespace gpu_sleep::control

@@ -38,8 +38,12 @@ template <class... Facts>
 [[nodiscard]] std::span<const ProcessCheck> process_checks() noexcept;
 
 /// The findings of all checks.
-[[nodiscard]] Findings judge(const MachineFacts& machine);
-[[nodiscard]] Findings judge(const MachineFacts& machine, const ProcessFacts& process);
+[[nodiscard]] inline Findings judge(const MachineFacts& machine) {
+    return findings_of(machine_checks(), machine);
+}
+[[nodiscard]] inline Findings judge(const MachineFacts& machine, const ProcessFacts& process) {
+    return findings_of(process_checks(), machine, process);
+}
 
 /// What crosses the link of the slowest GPU in a second: as measured, or else by its generation and width.
 /// Nothing where neither is known.

@@ -376,8 +376,4 @@ std::span<const MachineCheck> machine_checks() noexcept {
     return k_machine_checks;
 }
 
-Findings judge(const MachineFacts& machine) {
-    return findings_of(machine_checks(), machine);
-}
-
 } // namespace gpu_sleep::doctor

@@ -214,8 +214,4 @@ std::span<const ProcessCheck> process_checks() noexcept {
     return k_process_checks;
 }
 
-Findings judge(const MachineFacts& machine, const ProcessFacts& process) {
-    return findings_of(process_checks(), machine, process);
-}
-
 } // namespace gpu_sleep::doctor

@@ -70,10 +70,10 @@ private:
             auto& conversation = all_[i].conversation;
             if (polled[2 * i + 2].revents != 0) conversation.note_end_of_step();
             if (!conversation.is_over() && polled[2 * i + 1].revents != 0)
-                conversation.advance([&](const model::Progress& progress) {
+                for (const auto& progress : conversation.advance()) {
                     if (together_) together_->hear(i, progress, Clock::now());
                     observer_.progress(i, progress);
-                });
+                }
             if (!conversation.is_over()) conversation.keep_time();
         }
         if (together_ && !is_withdrawn_) coordinate();

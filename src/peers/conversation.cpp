@@ -82,9 +82,11 @@ pollfd Conversation::interest() const noexcept {
     return {is_over() || !is_begun_ ? -1 : question_.socket.get(), events, 0};
 }
 
-void Conversation::advance(const OnProgress& on_progress) {
+std::vector<model::Progress> Conversation::advance() {
+    std::vector<model::Progress> told;
     if (!unsent_.empty()) send();
-    if (!is_over()) static_cast<void>(receive(on_progress));
+    if (!is_over()) static_cast<void>(receive(told));
+    return told;
 }
 
 void Conversation::say(model::Directive directive) {
@@ -128,14 +130,14 @@ void Conversation::keep_time() {
 }
 
 void Conversation::give_up(const std::optional<Error>& why) {
-    const auto nobody = [](const model::Progress&) {};
+    std::vector<model::Progress> unheard;
     const bool was_past_return = is_past_return();
     ::shutdown(question_.socket.get(), SHUT_WR);
     for (const auto limit = received_ + k_max_unread; !is_over() && received_ < limit;)
-        if (!receive(nobody)) break;
+        if (!receive(unheard)) break;
     if (!is_over() && is_past_return() && !was_past_return) return; // just so: it is worth waiting for
     ::shutdown(question_.socket.get(), SHUT_RDWR);
-    while (!is_over() && receive(nobody)) {
+    while (!is_over() && receive(unheard)) {
     }
     if (!has_last_word_) answer_ = unanswered(why);
 }
@@ -187,7 +189,7 @@ void Conversation::send() {
         end(lost("while sending"));
 }
 
-bool Conversation::receive(const OnProgress& on_progress) {
+bool Conversation::receive(std::vector<model::Progress>& told) {
     std::array<std::byte, 16384> buffer;
     const auto got = ::recv(question_.socket.get(), buffer.data(), buffer.size(), 0);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) return errno == EINTR;
@@ -204,12 +206,12 @@ bool Conversation::receive(const OnProgress& on_progress) {
         else if (!frame->has_value())
             break;
         else
-            accept(**frame, on_progress);
+            accept(**frame, told);
     }
     return true;
 }
 
-void Conversation::accept(const protocol::FrameReader::Frame& frame, const OnProgress& on_progress) {
+void Conversation::accept(const protocol::FrameReader::Frame& frame, std::vector<model::Progress>& told) {
     auto reply = protocol::decode_reply(frame);
     if (!reply) {
         end(garbled(std::move(reply).error()));
@@ -224,10 +226,10 @@ void Conversation::accept(const protocol::FrameReader::Frame& frame, const OnPro
         if (why_withdrawn_ && failure->error.code == ErrorCode::cancelled) failure->error = withdrawn();
         answer_ = std::move(*failure);
         has_last_word_ = true;
-    } else if (const auto* progress = std::get_if<model::Progress>(&*reply);
+    } else if (auto* progress = std::get_if<model::Progress>(&*reply);
                progress && !std::holds_alternative<model::StatusRequest>(question_.request)) {
         hear(*progress);
-        on_progress(*progress);
+        told.push_back(std::move(*progress));
     }
 }
 

@@ -45,8 +45,6 @@ struct Question {
 /// owner. Not thread-safe.
 class Conversation {
 public:
-    using OnProgress = std::function<void(const model::Progress&)>;
-
     /// `goes_together`: with others, and begins later.
     explicit Conversation(Question question, bool goes_together = false);
 
@@ -61,8 +59,8 @@ public:
     [[nodiscard]] Clock::time_point next_time() const noexcept;
     [[nodiscard]] pollfd interest() const noexcept;
 
-    /// Goes on after `interest` has come true.
-    void advance(const OnProgress& on_progress);
+    /// Goes on after `interest` has come true. Returns what the agent has told since.
+    [[nodiscard]] std::vector<model::Progress> advance();
 
     /// Says it to an agent whose request is joint.
     void say(model::Directive directive);
@@ -97,9 +95,9 @@ private:
     /// The time allowed begins.
     void start() noexcept;
     void send();
-    /// Takes what has come. False when there was nothing.
-    bool receive(const OnProgress& on_progress);
-    void accept(const protocol::FrameReader::Frame& frame, const OnProgress& on_progress);
+    /// Takes what has come, and adds what the agent tells to `told`. False when there was nothing.
+    bool receive(std::vector<model::Progress>& told);
+    void accept(const protocol::FrameReader::Frame& frame, std::vector<model::Progress>& told);
     /// Asks an agent that has refused version 8 of the protocol again, in version 7. False where it is not
     /// one, or cannot be asked so.
     bool ask_again(const protocol::FrameReader::Frame& frame, const model::Failure& refusal);

@@ -363,6 +363,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(render_error("gpu-wake", "wake 1", error, true) ==
           "gpu-wake: cannot wake 1: no; free GPU memory, or give gpu-wake a longer --wait\n");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
+    CHECK(advice("gpu-sleep-http", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);
     for (const auto* const program : {"gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-run", "gpu-inhibit"})
         for (const auto& row : all_errors()) // a directory is the user's to choose

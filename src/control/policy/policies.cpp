@@ -36,7 +36,6 @@ Result<void> Policies::load(const Sources& sources) {
     auto limits = read(system, Author::administrator, sources.config ? own : 0);
     if (limits && !*limits && sources.config)
         limits = make_error(ErrorCode::invalid_argument, "{}: there is no such file", system.string());
-    if (!limits && sources.config) limits.error().message.insert(0, "--config: ");
     if (!limits) return std::move(limits).error();
     if (*limits) limits_ = **std::move(limits);
     const auto mine = user_file(own);
