@@ -7,14 +7,12 @@ Usage: http_test.py BUILD [--measure]: with --measure prints figures, and tests 
 
 import concurrent.futures
 import contextlib
-import ctypes.util
 import http.client
 import json
 import os
 import pathlib
 import re
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -520,19 +518,6 @@ class GpuRun(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn("Address already in use", done.stderr)
         self.assertEqual(command("gpu-run", "--http", "/nowhere/door", "--", "echo", "started").returncode, 1)
-
-    def test_a_door_whose_libraries_are_missing(self):
-        with tempfile.TemporaryDirectory() as place:
-            commands = pathlib.Path(place) / "bin"
-            commands.mkdir()
-            shutil.copy(BUILD / "bin/gpu-run", commands)
-            shutil.copy(BUILD / "bin/gpu-sleep-http", commands)
-            (pathlib.Path(place) / "lib").symlink_to(BUILD / "lib")
-            (pathlib.Path(place) / ctypes.util.find_library("microhttpd")).write_text("no library", encoding="utf-8")
-            done = subprocess.run([commands / "gpu-run", "--http", "0", "--", "echo", "started"], text=True, capture_output=True,
-                                  env={**ENVIRONMENT, "LD_LIBRARY_PATH": place}, timeout=SECONDS)
-            self.assertEqual(done.stdout, "")
-            self.assertIn("install libmicrohttpd", done.stderr)
 
 
 def measure_short_beside_long():
