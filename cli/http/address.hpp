@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -51,12 +52,8 @@ struct Network {
 /// Reads "10.0.0.0/8", "fd00::/8", or one address. Errors: invalid_argument.
 [[nodiscard]] Result<Network> parse_network(std::string_view text);
 
-/// Which file, of whatever path.
-struct File {
-    dev_t device = 0;
-    ino_t inode = 0;
-    friend bool operator==(const File&, const File&) = default;
-};
+/// Which file, of whatever path: its device and its number there.
+using File = std::pair<dev_t, ino_t>;
 
 /// Where the door listens.
 struct Address {

@@ -44,53 +44,53 @@ constexpr std::string_view k_both = "GET, POST"; // it changes something, and HE
 
 /// The route to the callback of its name.
 Route callback(std::string_view path, std::string_view methods, const Dialect& dialect) {
-    return {path, methods, Action::call, Shape::results, &dialect, Level::keep, false, path.substr(1)};
+    return {path, methods, Action::call, &dialect, Level::keep, false, path.substr(1)};
 }
 
 const std::array k_routes{
     // llama-swap asks for it until a server is ready, and everybody else's probes do.
-    Route{"/health", k_get, Action::live, Shape::health, &k_vllm},
-    Route{"/metrics", k_get, Action::measure, Shape::metrics, &k_vllm},
+    Route{"/health", k_get, Action::live, &k_vllm},
+    Route{"/metrics", k_get, Action::measure, &k_vllm},
 
     // vLLM; its wrapper in llama-swap, llm-d's controllers, the production stack's router.
-    Route{"/sleep", k_post, Action::sleep, Shape::figures, &k_vllm},
-    Route{"/wake_up", k_post, Action::wake, Shape::figures, &k_vllm},
-    Route{"/is_sleeping", k_get, Action::look, Shape::is_sleeping, &k_vllm},
-    Route{"/collective_rpc", k_post, Action::call, Shape::results, &k_vllm},
+    Route{"/sleep", k_post, Action::sleep, &k_vllm},
+    Route{"/wake_up", k_post, Action::wake, &k_vllm},
+    Route{"/is_sleeping", k_get, Action::is_sleeping, &k_vllm},
+    Route{"/collective_rpc", k_post, Action::call, &k_vllm},
     callback("/reset_prefix_cache", k_post, k_vllm),
     callback("/reset_mm_cache", k_post, k_vllm),
 
     // LMDeploy, whose /sleep is vLLM's.
-    Route{"/wakeup", k_post, Action::wake, Shape::figures, &k_vllm},
+    Route{"/wakeup", k_post, Action::wake, &k_vllm},
 
     // SGLang
-    Route{"/release_memory_occupation", k_both, Action::sleep, Shape::figures, &k_sglang},
-    Route{"/resume_memory_occupation", k_both, Action::wake, Shape::figures, &k_sglang},
-    Route{"/pause_generation", k_post, Action::sleep, Shape::figures, &k_sglang, Level::pause, true},
-    Route{"/continue_generation", k_post, Action::wake, Shape::figures, &k_sglang, Level::pause, true},
+    Route{"/release_memory_occupation", k_both, Action::sleep, &k_sglang},
+    Route{"/resume_memory_occupation", k_both, Action::wake, &k_sglang},
+    Route{"/pause_generation", k_post, Action::sleep, &k_sglang, Level::pause, true},
+    Route{"/continue_generation", k_post, Action::wake, &k_sglang, Level::pause, true},
     callback("/flush_cache", k_both, k_sglang),
 
     // NVIDIA Dynamo
-    Route{"/engine/sleep", k_post, Action::sleep, Shape::figures, &k_vllm},
-    Route{"/engine/wake_up", k_post, Action::wake, Shape::figures, &k_vllm},
-    Route{"/engine/wake", k_post, Action::wake, Shape::figures, &k_vllm},
-    Route{"/engine/release_memory_occupation", k_post, Action::sleep, Shape::figures, &k_sglang},
-    Route{"/engine/resume_memory_occupation", k_post, Action::wake, Shape::figures, &k_sglang},
+    Route{"/engine/sleep", k_post, Action::sleep, &k_vllm},
+    Route{"/engine/wake_up", k_post, Action::wake, &k_vllm},
+    Route{"/engine/wake", k_post, Action::wake, &k_vllm},
+    Route{"/engine/release_memory_occupation", k_post, Action::sleep, &k_sglang},
+    Route{"/engine/resume_memory_occupation", k_post, Action::wake, &k_sglang},
 
     // TensorRT-LLM, but for its signatures.
-    Route{"/release_memory", k_post, Action::sleep, Shape::figures, &k_tensorrt_llm},
-    Route{"/resume_memory", k_post, Action::wake, Shape::figures, &k_tensorrt_llm},
-    Route{"/memory_status", k_get, Action::look, Shape::memory_status, &k_tensorrt_llm},
+    Route{"/release_memory", k_post, Action::sleep, &k_tensorrt_llm},
+    Route{"/resume_memory", k_post, Action::wake, &k_tensorrt_llm},
+    Route{"/memory_status", k_get, Action::memory_status, &k_tensorrt_llm},
 
     // FastDeploy
-    Route{"/v1/sleep", k_post, Action::sleep, Shape::figures, &k_fastdeploy},
-    Route{"/v1/wakeup", k_post, Action::wake, Shape::figures, &k_fastdeploy},
-    Route{"/v1/pause", k_post, Action::sleep, Shape::figures, &k_fastdeploy, Level::pause, true},
-    Route{"/v1/resume", k_post, Action::wake, Shape::figures, &k_fastdeploy, Level::pause, true},
-    Route{"/v1/is_paused", k_get, Action::look, Shape::is_paused, &k_fastdeploy},
+    Route{"/v1/sleep", k_post, Action::sleep, &k_fastdeploy},
+    Route{"/v1/wakeup", k_post, Action::wake, &k_fastdeploy},
+    Route{"/v1/pause", k_post, Action::sleep, &k_fastdeploy, Level::pause, true},
+    Route{"/v1/resume", k_post, Action::wake, &k_fastdeploy, Level::pause, true},
+    Route{"/v1/is_paused", k_get, Action::is_paused, &k_fastdeploy},
 
     // llama.cpp
-    Route{"/props", k_get, Action::look, Shape::is_sleeping, &k_vllm},
+    Route{"/props", k_get, Action::is_sleeping, &k_vllm},
 };
 
 Error wrong(std::string_view what, std::string_view value, std::string_view possible) {
