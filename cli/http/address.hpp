@@ -25,7 +25,6 @@ struct Ip {
 
     [[nodiscard]] bool is_v4() const noexcept;
     [[nodiscard]] bool is_loopback() const noexcept;
-    friend bool operator==(const Ip&, const Ip&) = default;
 };
 
 /// Reads "127.0.0.1", "::1". Errors: invalid_argument.
@@ -35,7 +34,6 @@ struct Ip {
 struct Endpoint {
     Ip ip;
     std::uint16_t port = 0;
-    friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 
 /// All zero of what is no address of the internet.

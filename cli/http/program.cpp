@@ -58,14 +58,16 @@ bool is_sleeping(const std::vector<model::Report>& reports) {
 }
 
 /// In TensorRT-LLM's words. Of those under way there is none: they end before they are seen.
-OrderedJson memory_status(const std::vector<model::Report>& reports) {
+OrderedJson memory_status(const Dialect& dialect, const std::vector<model::Report>& reports) {
     auto tags = OrderedJson::array();
     bool is_damaged = false;
     for (const auto& report : reports) {
         is_damaged = is_damaged || report.state == State::damaged;
-        for (const auto& row : report.tags)
-            if (!model::is_resident(row.state) && std::find(tags.begin(), tags.end(), row.tag) == tags.end())
-                tags.push_back(row.tag);
+        for (const auto& row : report.tags) {
+            const auto name = row.tag == k_weights ? dialect.weights : row.tag;
+            if (!model::is_resident(row.state) && std::find(tags.begin(), tags.end(), name) == tags.end())
+                tags.push_back(name);
+        }
     }
     const auto* const state = is_damaged ? "failed" : is_sleeping(reports) ? "parked" : "running";
     return {{"state", state}, {"parked_tags", std::move(tags)}};
@@ -178,7 +180,7 @@ Answer Program::look(const Route& route, const Outcomes& outcomes) {
     if (!outcomes) return answer_of(outcomes.error());
     if (const auto* const failed = failed_in(*outcomes)) return answer_of(*peers::error_of(failed->answer));
     const auto reports = reports_in(*outcomes);
-    if (route.action == Action::memory_status) return answer_with(memory_status(reports));
+    if (route.action == Action::memory_status) return answer_with(memory_status(*route.dialect, reports));
     const auto* const name = route.action == Action::is_paused ? "is_paused" : "is_sleeping";
     return answer_with({{name, is_sleeping(reports)}});
 }

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <optional>
 #include <set>
 #include <sstream>
 
@@ -21,22 +20,15 @@ using Json = nlohmann::json;
 using model::Level;
 
 // Of vLLM 0.30 and LMDeploy. `scheduling` is what vLLM calls the end of a pause.
-const Dialect k_vllm{"vLLM", {{"weights", ""}, {"kv_cache", ""}, {"scheduling", ""}}};
+const Dialect k_vllm{"vLLM", k_weights, {k_weights, "kv_cache", "scheduling"}};
 // Of SGLang, and of NVIDIA Dynamo's workers.
-const Dialect k_sglang{"SGLang", {{"weights", ""}, {"kv_cache", ""}, {"cuda_graph", ""}}};
-const Dialect k_fastdeploy{"FastDeploy", {{"weight", "weights"}, {"kv_cache", ""}}};
+const Dialect k_sglang{"SGLang", k_weights, {k_weights, "kv_cache", "cuda_graph"}};
+const Dialect k_fastdeploy{"FastDeploy", "weight", {"weight", "kv_cache"}};
 const Dialect k_tensorrt_llm{"TensorRT-LLM",
-                             {{"model_weights", "weights"},
-                              {"model", ""},
-                              {"draft_model_weights", ""},
-                              {"draft_model", ""},
-                              {"kv_cache", ""},
-                              {"sampler", ""},
-                              {"drafter", ""},
-                              {"guided_decoder", ""},
-                              {"spec_resource_manager", ""},
-                              {"model_extra", ""},
-                              {"executor_extra", ""}}};
+                             "model_weights",
+                             {"model_weights", "model", "draft_model_weights", "draft_model", "kv_cache",
+                              "sampler", "drafter", "guided_decoder", "spec_resource_manager", "model_extra",
+                              "executor_extra"}};
 
 constexpr std::string_view k_get = "GET, HEAD";
 constexpr std::string_view k_post = "POST";
@@ -122,14 +114,6 @@ Result<Level> read_level(const std::string& text) {
     return wrong("level", text, "0, 1 or 2");
 }
 
-/// Both of vLLM and of SGLang. All but an abort come to the same here: what the GPU has been given is
-/// awaited, and what comes later is held.
-Result<void> check_mode(const std::string& mode) {
-    constexpr std::array<std::string_view, 5> k_modes{"keep", "wait", "in_place", "retract", k_abort};
-    if (std::find(k_modes.begin(), k_modes.end(), mode) != k_modes.end()) return {};
-    return wrong("mode", mode, "abort, keep, wait, in_place or retract");
-}
-
 /// What is to be called, and how long that may take, as vLLM's clients say it.
 Result<model::CallRequest> read_call(const Route& route, const Query& query, const Json& body,
                                      std::string_view text) {
@@ -160,20 +144,12 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
         std::istringstream words(value);
         for (std::string word; std::getline(words, word, ',');) {
             std::erase(word, ' '); // as in "a, b"
-            const auto is_it = [&](const KnownTag& known) { return known.name == word; };
-            if (std::none_of(dialect.tags.begin(), dialect.tags.end(), is_it))
+            if (std::find(dialect.tags.begin(), dialect.tags.end(), word) == dialect.tags.end())
                 return wrong("tags", word, fmt::format("a tag of {}", dialect.server));
             if (std::find(tags.begin(), tags.end(), word) == tags.end()) tags.push_back(word);
         }
     }
     return tags;
-}
-
-/// The program's name of the tag; nothing where it has none.
-std::optional<std::string> name_in(const std::map<std::string, std::size_t>& program, const KnownTag& tag) {
-    for (const auto name : {tag.name, tag.also})
-        if (program.contains(std::string(name))) return std::string(name);
-    return std::nullopt;
 }
 
 } // namespace
@@ -208,8 +184,12 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
         wish.call = *std::move(call);
         return wish;
     }
+    // Both of vLLM and of SGLang. All but an abort come to the same here: what the GPU has been given is
+    // awaited, and what comes later is held.
+    constexpr std::array<std::string_view, 5> k_modes{"keep", "wait", "in_place", "retract", k_abort};
     for (const auto& mode : values_of("mode", query, json)) {
-        GPU_SLEEP_TRY(check_mode(mode));
+        if (std::find(k_modes.begin(), k_modes.end(), mode) == k_modes.end())
+            return wrong("mode", mode, "abort, keep, wait, in_place or retract");
         wish.aborts = mode == k_abort && route.action == Action::sleep;
     }
     if (route.is_pause) return wish;
@@ -247,12 +227,15 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
     }
     std::set<std::string> wished;
     Plan plan;
-    for (const auto& tag : route.dialect->tags) {
-        const auto name = name_in(program, tag);
-        if (name) strange.erase(*name);
-        if (std::find(wish.tags.begin(), wish.tags.end(), tag.name) == wish.tags.end()) continue;
-        if (name) wished.insert(*name);
-        if (!name) plan.passed_over.emplace_back(tag.name);
+    for (const auto tag : route.dialect->tags) {
+        std::string name(tag);
+        if (tag == route.dialect->weights && !program.contains(name)) name = k_weights;
+        strange.erase(name);
+        if (std::find(wish.tags.begin(), wish.tags.end(), tag) == wish.tags.end()) continue;
+        if (program.contains(name))
+            wished.insert(name);
+        else
+            plan.passed_over.emplace_back(tag);
     }
     if (wish.level == Level::drop)
         for (const auto& [tag, processes] : program) {

@@ -34,16 +34,14 @@ enum class Action : std::uint8_t {
     return action == Action::sleep || action == Action::wake || action == Action::call;
 }
 
-/// A tag of a server, and what it is called in programs that have no tag of the server's name.
-struct KnownTag {
-    std::string_view name;
-    std::string_view also;
-};
+/// A program may call its weights so, whatever a server calls them.
+inline constexpr std::string_view k_weights = "weights";
 
 /// The tags of one server.
 struct Dialect {
     std::string_view server;
-    std::vector<KnownTag> tags;
+    std::string_view weights; ///< its tag of them
+    std::vector<std::string_view> tags;
 };
 
 struct Route {

@@ -175,6 +175,7 @@ class Dialects(unittest.TestCase):
             self.assertEqual((status, said["freed_bytes"], said["tags_passed_over"]), (200, SIZE, ["cuda_graph"]))
             self.assertEqual(door.ask("GET", "/memory_status")[1], {"state": "parked", "parked_tags": ["kv_cache"]})
             self.assertEqual(door.ask("POST", "/sleep")[1]["freed_bytes"], 2 * SIZE)
+            self.assertIn("model_weights", door.ask("GET", "/memory_status")[1]["parked_tags"])  # as the server calls them
             self.assertEqual(door.ask("POST", "/wake_up?tags=weights")[1]["restored_bytes"], 2 * SIZE)
             self.assertTrue(door.ask("GET", "/is_sleeping")[1]["is_sleeping"])
             self.assertFalse(door.ask("POST", "/wake_up?tags=kv_cache")[1]["is_sleeping"])
