@@ -44,8 +44,8 @@ Ip mapped(const in_addr& v4) noexcept {
 /// The address for the system, and its length.
 struct Name {
     sockaddr_storage storage{};
-    socklen_t length = 0;
-    [[nodiscard]] const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage); }
+    socklen_t length = sizeof(storage);
+    [[nodiscard]] sockaddr* get() noexcept { return reinterpret_cast<sockaddr*>(&storage); }
 };
 
 template <class T>
@@ -56,18 +56,26 @@ Name name_of(const T& address) noexcept {
     return name;
 }
 
-Name name_of(const Endpoint& endpoint) noexcept {
-    if (endpoint.ip.is_v4()) {
+Name name_of(const Address& address) noexcept {
+    const auto& [ip, port] = address.endpoint;
+    if (address.is_unix()) {
+        sockaddr_un path{};
+        path.sun_family = AF_UNIX;
+        std::memcpy(path.sun_path, address.path.c_str(),
+                    address.path.size() + 1); // parse_address() bounds it
+        return name_of(path);
+    }
+    if (ip.is_v4()) {
         sockaddr_in v4{};
         v4.sin_family = AF_INET;
-        v4.sin_port = htons(endpoint.port);
-        std::memcpy(&v4.sin_addr, endpoint.ip.bytes.data() + k_v4_prefix.size(), sizeof(v4.sin_addr));
+        v4.sin_port = htons(port);
+        std::memcpy(&v4.sin_addr, ip.bytes.data() + k_v4_prefix.size(), sizeof(v4.sin_addr));
         return name_of(v4);
     }
     sockaddr_in6 v6{};
     v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons(endpoint.port);
-    std::memcpy(&v6.sin6_addr, endpoint.ip.bytes.data(), sizeof(v6.sin6_addr));
+    v6.sin6_port = htons(port);
+    std::memcpy(&v6.sin6_addr, ip.bytes.data(), sizeof(v6.sin6_addr));
     return name_of(v6);
 }
 
@@ -89,45 +97,15 @@ std::optional<File> file_at(const std::string& path, mode_t kind = 0) {
 }
 
 /// Removes the socket that a door which is gone has left. Errors: as those of listen_on().
-Result<void> remove_leftover(Address address, const sockaddr_un& name) {
+Result<void> remove_leftover(Address address, Name name) {
     if (!file_at(address.path)) return {};
     address.file = file_at(address.path, S_IFSOCK);
     if (!address.file) return cannot_listen(address, EADDRINUSE);
     const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0 ||
-        errno != ECONNREFUSED)
+    if (::connect(probe.get(), name.get(), name.length) == 0 || errno != ECONNREFUSED)
         return cannot_listen(address, EADDRINUSE);
     if (!remove_file(address)) return cannot_listen(address, errno);
     return {};
-}
-
-Result<UniqueFd> bind_unix(Address& address) {
-    sockaddr_un name{};
-    name.sun_family = AF_UNIX;
-    std::memcpy(name.sun_path, address.path.c_str(), address.path.size() + 1); // parse_address() bounds it
-    GPU_SLEEP_TRY(remove_leftover(address, name));
-    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    constexpr mode_t k_owner_alone = S_IXUSR | S_IRWXG | S_IRWXO;
-    const auto before = ::umask(k_owner_alone); // from its first moment on
-    const int bound = ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name));
-    const int reason = errno;
-    ::umask(before);
-    if (bound != 0) return cannot_listen(address, reason);
-    address.file = file_at(address.path, S_IFSOCK);
-    return socket;
-}
-
-Result<UniqueFd> bind_endpoint(Address& address) {
-    const auto name = name_of(address.endpoint);
-    UniqueFd socket(::socket(name.get()->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    const int yes = 1; // connections of a door that was ended may linger
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    if (!socket || ::bind(socket.get(), name.get(), name.length) != 0) return cannot_listen(address, errno);
-    Name bound;
-    bound.length = sizeof(bound.storage);
-    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) == 0)
-        address.endpoint.port = endpoint_of(bound.get()).port;
-    return socket;
 }
 
 } // namespace
@@ -241,8 +219,23 @@ bool remove_file(const Address& address) noexcept {
 }
 
 Result<UniqueFd> listen_on(Address& address) {
-    auto socket = address.is_unix() ? bind_unix(address) : bind_endpoint(address);
-    if (socket && ::listen(socket->get(), SOMAXCONN) != 0) return cannot_listen(address, errno);
+    auto name = name_of(address);
+    if (address.is_unix()) GPU_SLEEP_TRY(remove_leftover(address, name));
+    UniqueFd socket(::socket(name.get()->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket) return cannot_listen(address, errno);
+    const int yes = 1; // connections of a door that was ended may linger
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    constexpr mode_t k_owner_alone = S_IXUSR | S_IRWXG | S_IRWXO;
+    const auto before = ::umask(k_owner_alone); // a path has its mode from its first moment on
+    const int bound = ::bind(socket.get(), name.get(), name.length);
+    const int reason = errno;
+    ::umask(before);
+    if (bound != 0) return cannot_listen(address, reason);
+    if (address.is_unix())
+        address.file = file_at(address.path, S_IFSOCK);
+    else if (::getsockname(socket.get(), name.get(), &name.length) == 0)
+        address.endpoint.port = endpoint_of(name.get()).port;
+    if (::listen(socket.get(), SOMAXCONN) != 0) return cannot_listen(address, errno);
     return socket;
 }
 

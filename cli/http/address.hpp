@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -24,7 +25,6 @@ struct Ip {
 
     [[nodiscard]] bool is_v4() const noexcept;
     [[nodiscard]] bool is_loopback() const noexcept;
-    friend bool operator==(const Ip&, const Ip&) = default;
 };
 
 /// Reads "127.0.0.1", "::1". Errors: invalid_argument.
@@ -34,7 +34,6 @@ struct Ip {
 struct Endpoint {
     Ip ip;
     std::uint16_t port = 0;
-    friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 
 /// All zero of what is no address of the internet.
@@ -51,12 +50,8 @@ struct Network {
 /// Reads "10.0.0.0/8", "fd00::/8", or one address. Errors: invalid_argument.
 [[nodiscard]] Result<Network> parse_network(std::string_view text);
 
-/// Which file, of whatever path.
-struct File {
-    dev_t device = 0;
-    ino_t inode = 0;
-    friend bool operator==(const File&, const File&) = default;
-};
+/// Which file, of whatever path: its device and its number there.
+using File = std::pair<dev_t, ino_t>;
 
 /// Where the door listens.
 struct Address {

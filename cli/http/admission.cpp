@@ -14,6 +14,7 @@
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,11 +44,9 @@ std::string machine_name() {
     return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-std::string lower(std::string_view text) {
-    std::string lowered(text);
-    for (auto& c : lowered)
-        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-    return lowered;
+/// In whichever case; the door's locale is that of C.
+bool is_same(std::string_view a, std::string_view b) {
+    return a.size() == b.size() && ::strncasecmp(a.data(), b.data(), a.size()) == 0;
 }
 
 /// Asks the kernel for that very connection. Source: sock_diag(7), and linux/inet_diag.h.
@@ -105,9 +104,9 @@ std::optional<uid_t> user_in(std::string_view table, const Ends& ends, bool is_v
 }
 
 std::optional<uid_t> user_of(const Ends& ends) {
-    // The tables take milliseconds where there are many connections.
+    // The tables take milliseconds where there are many connections; kernels may lack the other way.
     const UniqueFd diagnosis(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-    if (diagnosis) return user_by(diagnosis, ends);
+    if (const auto user = user_by(diagnosis, ends)) return user;
     for (const bool is_v6 : {false, true}) {
         if (!is_v6 && !ends.client.ip.is_v4()) continue;
         const auto table = read_small_file(is_v6 ? "/proc/net/tcp6" : "/proc/net/tcp");
@@ -128,8 +127,8 @@ bool is_same_secret(std::string_view secret, std::string_view given) noexcept {
 bool is_own_host(std::string_view host) {
     if (host.empty()) return true; // of HTTP 1.0, which no page of the web speaks
     if (host.front() == '[') return parse_ip(host.substr(1, host.find(']') - 1)).has_value();
-    const auto name = lower(host.substr(0, host.find(':')));
-    return name == "localhost" || parse_ip(name) || name == lower(machine_name());
+    const auto name = host.substr(0, host.find(':'));
+    return is_same(name, "localhost") || parse_ip(name) || is_same(name, machine_name());
 }
 
 bool Admission::knows(const Ends& ends) const {
@@ -148,7 +147,7 @@ std::optional<Refusal> Admission::check(bool is_known, const Headers& headers) c
     constexpr std::string_view k_bearer = "bearer ";
     const auto& given = headers.authorization;
     const bool has_token =
-        given.size() > k_bearer.size() && lower(given.substr(0, k_bearer.size())) == k_bearer;
+        given.size() > k_bearer.size() && is_same(given.substr(0, k_bearer.size()), k_bearer);
     // Whoever knows the token is no page, whatever name it has used.
     if (has_token && is_same_secret(token_, given.substr(k_bearer.size()))) return std::nullopt;
     // Of an image a browser sends no origin, and asks as the owner. Source: Fetch Metadata, section 2.3.

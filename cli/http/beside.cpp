@@ -65,9 +65,6 @@ Run start(const std::vector<char*>& arguments) {
     return run;
 }
 
-/// Of a program that the loader cannot start, as where a library is missing. Source: glibc, elf/rtld.c.
-constexpr int k_status_not_loaded = 127;
-
 /// What an ended process has exited with; EXIT_FAILURE where a signal ended it.
 int exit_status_in(int waited) noexcept {
     return WIFEXITED(waited) ? WEXITSTATUS(waited) : EXIT_FAILURE;
@@ -154,11 +151,7 @@ Result<void> start_beside(std::vector<std::string> words) {
     ::waitpid(pid, &waited, __WCLONE);
     const auto status = exit_status_in(waited);
     return make_error(status == exit_status::usage ? ErrorCode::invalid_argument : ErrorCode::io_failed,
-                      "--http: {}",
-                      status == k_status_not_loaded
-                          ? "gpu-sleep-http cannot be started here; install libmicrohttpd, in this container "
-                            "if it is one"
-                          : "the door cannot be opened");
+                      "--http: the door cannot be opened");
 }
 
 } // namespace gpu_sleep::cli::http

@@ -38,15 +38,15 @@ public:
     [[nodiscard]] Outcomes ask() const;
     [[nodiscard]] static Answer look(const Route& route, const Outcomes& outcomes);
     [[nodiscard]] Answer measure() const;
-    /// Has each process that has the callback run it. 404 where none has.
-    [[nodiscard]] Answer call(const model::CallRequest& request, control::Interruptions& interruptions) const;
-    /// A sleep or a wake. 200 once the driver shows the memory free, or has it back with fingerprints that
-    /// agree; or where all is so already.
+    /// 200 to a sleep or a wake once the driver shows the memory free, or has it back with fingerprints that
+    /// agree; or where all is so already. Each process that has a callback runs it; 404 where none has.
     [[nodiscard]] Answer change(const Route& route, const Wish& wish,
                                 control::Interruptions& interruptions) const;
 
 private:
-    [[nodiscard]] std::optional<Answer> abort(control::Interruptions& interruptions) const;
+    [[nodiscard]] Answer call(const model::CallRequest& request, control::Interruptions& interruptions) const;
+    [[nodiscard]] std::optional<Answer> abort(control::Dispatch& dispatch,
+                                              control::Interruptions& interruptions) const;
     [[nodiscard]] protocol::Request request_for(const Route& route, const Wish& wish, const Plan& plan,
                                                 std::size_t processes) const;
 

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <optional>
 #include <set>
 #include <sstream>
 
@@ -21,22 +20,15 @@ using Json = nlohmann::json;
 using model::Level;
 
 // Of vLLM 0.30 and LMDeploy. `scheduling` is what vLLM calls the end of a pause.
-const Dialect k_vllm{"vLLM", {{"weights", ""}, {"kv_cache", ""}, {"scheduling", ""}}};
+const Dialect k_vllm{"vLLM", k_weights, {k_weights, "kv_cache", "scheduling"}};
 // Of SGLang, and of NVIDIA Dynamo's workers.
-const Dialect k_sglang{"SGLang", {{"weights", ""}, {"kv_cache", ""}, {"cuda_graph", ""}}};
-const Dialect k_fastdeploy{"FastDeploy", {{"weight", "weights"}, {"kv_cache", ""}}};
+const Dialect k_sglang{"SGLang", k_weights, {k_weights, "kv_cache", "cuda_graph"}};
+const Dialect k_fastdeploy{"FastDeploy", "weight", {"weight", "kv_cache"}};
 const Dialect k_tensorrt_llm{"TensorRT-LLM",
-                             {{"model_weights", "weights"},
-                              {"model", ""},
-                              {"draft_model_weights", ""},
-                              {"draft_model", ""},
-                              {"kv_cache", ""},
-                              {"sampler", ""},
-                              {"drafter", ""},
-                              {"guided_decoder", ""},
-                              {"spec_resource_manager", ""},
-                              {"model_extra", ""},
-                              {"executor_extra", ""}}};
+                             "model_weights",
+                             {"model_weights", "model", "draft_model_weights", "draft_model", "kv_cache",
+                              "sampler", "drafter", "guided_decoder", "spec_resource_manager", "model_extra",
+                              "executor_extra"}};
 
 constexpr std::string_view k_get = "GET, HEAD";
 constexpr std::string_view k_post = "POST";
@@ -44,53 +36,53 @@ constexpr std::string_view k_both = "GET, POST"; // it changes something, and HE
 
 /// The route to the callback of its name.
 Route callback(std::string_view path, std::string_view methods, const Dialect& dialect) {
-    return {path, methods, Action::call, Shape::results, &dialect, Level::keep, false, path.substr(1)};
+    return {path, methods, Action::call, &dialect, Level::keep, false, path.substr(1)};
 }
 
 const std::array k_routes{
     // llama-swap asks for it until a server is ready, and everybody else's probes do.
-    Route{"/health", k_get, Action::live, Shape::health, &k_vllm},
-    Route{"/metrics", k_get, Action::measure, Shape::metrics, &k_vllm},
+    Route{"/health", k_get, Action::live, &k_vllm},
+    Route{"/metrics", k_get, Action::measure, &k_vllm},
 
     // vLLM; its wrapper in llama-swap, llm-d's controllers, the production stack's router.
-    Route{"/sleep", k_post, Action::sleep, Shape::figures, &k_vllm},
-    Route{"/wake_up", k_post, Action::wake, Shape::figures, &k_vllm},
-    Route{"/is_sleeping", k_get, Action::look, Shape::is_sleeping, &k_vllm},
-    Route{"/collective_rpc", k_post, Action::call, Shape::results, &k_vllm},
+    Route{"/sleep", k_post, Action::sleep, &k_vllm},
+    Route{"/wake_up", k_post, Action::wake, &k_vllm},
+    Route{"/is_sleeping", k_get, Action::is_sleeping, &k_vllm},
+    Route{"/collective_rpc", k_post, Action::call, &k_vllm},
     callback("/reset_prefix_cache", k_post, k_vllm),
     callback("/reset_mm_cache", k_post, k_vllm),
 
     // LMDeploy, whose /sleep is vLLM's.
-    Route{"/wakeup", k_post, Action::wake, Shape::figures, &k_vllm},
+    Route{"/wakeup", k_post, Action::wake, &k_vllm},
 
     // SGLang
-    Route{"/release_memory_occupation", k_both, Action::sleep, Shape::figures, &k_sglang},
-    Route{"/resume_memory_occupation", k_both, Action::wake, Shape::figures, &k_sglang},
-    Route{"/pause_generation", k_post, Action::sleep, Shape::figures, &k_sglang, Level::pause, true},
-    Route{"/continue_generation", k_post, Action::wake, Shape::figures, &k_sglang, Level::pause, true},
+    Route{"/release_memory_occupation", k_both, Action::sleep, &k_sglang},
+    Route{"/resume_memory_occupation", k_both, Action::wake, &k_sglang},
+    Route{"/pause_generation", k_post, Action::sleep, &k_sglang, Level::pause, true},
+    Route{"/continue_generation", k_post, Action::wake, &k_sglang, Level::pause, true},
     callback("/flush_cache", k_both, k_sglang),
 
     // NVIDIA Dynamo
-    Route{"/engine/sleep", k_post, Action::sleep, Shape::figures, &k_vllm},
-    Route{"/engine/wake_up", k_post, Action::wake, Shape::figures, &k_vllm},
-    Route{"/engine/wake", k_post, Action::wake, Shape::figures, &k_vllm},
-    Route{"/engine/release_memory_occupation", k_post, Action::sleep, Shape::figures, &k_sglang},
-    Route{"/engine/resume_memory_occupation", k_post, Action::wake, Shape::figures, &k_sglang},
+    Route{"/engine/sleep", k_post, Action::sleep, &k_vllm},
+    Route{"/engine/wake_up", k_post, Action::wake, &k_vllm},
+    Route{"/engine/wake", k_post, Action::wake, &k_vllm},
+    Route{"/engine/release_memory_occupation", k_post, Action::sleep, &k_sglang},
+    Route{"/engine/resume_memory_occupation", k_post, Action::wake, &k_sglang},
 
     // TensorRT-LLM, but for its signatures.
-    Route{"/release_memory", k_post, Action::sleep, Shape::figures, &k_tensorrt_llm},
-    Route{"/resume_memory", k_post, Action::wake, Shape::figures, &k_tensorrt_llm},
-    Route{"/memory_status", k_get, Action::look, Shape::memory_status, &k_tensorrt_llm},
+    Route{"/release_memory", k_post, Action::sleep, &k_tensorrt_llm},
+    Route{"/resume_memory", k_post, Action::wake, &k_tensorrt_llm},
+    Route{"/memory_status", k_get, Action::memory_status, &k_tensorrt_llm},
 
     // FastDeploy
-    Route{"/v1/sleep", k_post, Action::sleep, Shape::figures, &k_fastdeploy},
-    Route{"/v1/wakeup", k_post, Action::wake, Shape::figures, &k_fastdeploy},
-    Route{"/v1/pause", k_post, Action::sleep, Shape::figures, &k_fastdeploy, Level::pause, true},
-    Route{"/v1/resume", k_post, Action::wake, Shape::figures, &k_fastdeploy, Level::pause, true},
-    Route{"/v1/is_paused", k_get, Action::look, Shape::is_paused, &k_fastdeploy},
+    Route{"/v1/sleep", k_post, Action::sleep, &k_fastdeploy},
+    Route{"/v1/wakeup", k_post, Action::wake, &k_fastdeploy},
+    Route{"/v1/pause", k_post, Action::sleep, &k_fastdeploy, Level::pause, true},
+    Route{"/v1/resume", k_post, Action::wake, &k_fastdeploy, Level::pause, true},
+    Route{"/v1/is_paused", k_get, Action::is_paused, &k_fastdeploy},
 
     // llama.cpp
-    Route{"/props", k_get, Action::look, Shape::is_sleeping, &k_vllm},
+    Route{"/props", k_get, Action::is_sleeping, &k_vllm},
 };
 
 Error wrong(std::string_view what, std::string_view value, std::string_view possible) {
@@ -120,14 +112,6 @@ Result<Level> read_level(const std::string& text) {
     if (text == "1") return Level::keep;
     if (text == "2") return Level::drop;
     return wrong("level", text, "0, 1 or 2");
-}
-
-/// Both of vLLM and of SGLang. All but an abort come to the same here: what the GPU has been given is
-/// awaited, and what comes later is held.
-Result<void> check_mode(const std::string& mode) {
-    constexpr std::array<std::string_view, 5> k_modes{"keep", "wait", "in_place", "retract", k_abort};
-    if (std::find(k_modes.begin(), k_modes.end(), mode) != k_modes.end()) return {};
-    return wrong("mode", mode, "abort, keep, wait, in_place or retract");
 }
 
 /// What is to be called, and how long that may take, as vLLM's clients say it.
@@ -160,20 +144,12 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
         std::istringstream words(value);
         for (std::string word; std::getline(words, word, ',');) {
             std::erase(word, ' '); // as in "a, b"
-            const auto is_it = [&](const KnownTag& known) { return known.name == word; };
-            if (std::none_of(dialect.tags.begin(), dialect.tags.end(), is_it))
+            if (std::find(dialect.tags.begin(), dialect.tags.end(), word) == dialect.tags.end())
                 return wrong("tags", word, fmt::format("a tag of {}", dialect.server));
             if (std::find(tags.begin(), tags.end(), word) == tags.end()) tags.push_back(word);
         }
     }
     return tags;
-}
-
-/// The program's name of the tag; nothing where it has none.
-std::optional<std::string> name_in(const std::map<std::string, std::size_t>& program, const KnownTag& tag) {
-    for (const auto name : {tag.name, tag.also})
-        if (program.contains(std::string(name))) return std::string(name);
-    return std::nullopt;
 }
 
 } // namespace
@@ -208,8 +184,12 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
         wish.call = *std::move(call);
         return wish;
     }
+    // Both of vLLM and of SGLang. All but an abort come to the same here: what the GPU has been given is
+    // awaited, and what comes later is held.
+    constexpr std::array<std::string_view, 5> k_modes{"keep", "wait", "in_place", "retract", k_abort};
     for (const auto& mode : values_of("mode", query, json)) {
-        GPU_SLEEP_TRY(check_mode(mode));
+        if (std::find(k_modes.begin(), k_modes.end(), mode) == k_modes.end())
+            return wrong("mode", mode, "abort, keep, wait, in_place or retract");
         wish.aborts = mode == k_abort && route.action == Action::sleep;
     }
     if (route.is_pause) return wish;
@@ -247,12 +227,15 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
     }
     std::set<std::string> wished;
     Plan plan;
-    for (const auto& tag : route.dialect->tags) {
-        const auto name = name_in(program, tag);
-        if (name) strange.erase(*name);
-        if (std::find(wish.tags.begin(), wish.tags.end(), tag.name) == wish.tags.end()) continue;
-        if (name) wished.insert(*name);
-        if (!name) plan.passed_over.emplace_back(tag.name);
+    for (const auto tag : route.dialect->tags) {
+        std::string name(tag);
+        if (tag == route.dialect->weights && !program.contains(name)) name = k_weights;
+        strange.erase(name);
+        if (std::find(wish.tags.begin(), wish.tags.end(), tag) == wish.tags.end()) continue;
+        if (program.contains(name))
+            wished.insert(name);
+        else
+            plan.passed_over.emplace_back(tag);
     }
     if (wish.level == Level::drop)
         for (const auto& [tag, processes] : program) {

@@ -17,37 +17,37 @@
 
 namespace gpu_sleep::cli::http {
 
-/// What a request has done.
-enum class Action : std::uint8_t { sleep, wake, look, measure, live, call };
-
-/// What the answer tells, in the server's own words.
-enum class Shape : std::uint8_t {
-    figures,       ///< what was done, in bytes and seconds, and how each process stands
-    results,       ///< {"results": [...]}, what callbacks replied, and how each process stands
+/// What a request has done, and in which of the servers' words it is answered.
+enum class Action : std::uint8_t {
+    live,
+    measure,
+    sleep,         ///< what was done, in bytes and seconds, and how each process stands
+    wake,          ///< as for a sleep
+    call,          ///< {"results": [...]}, what callbacks replied, and how each process stands
     is_sleeping,   ///< {"is_sleeping": true}
     is_paused,     ///< {"is_paused": true}
     memory_status, ///< {"state": "parked", "parked_tags": ["kv_cache"]}
-    metrics,
-    health,
 };
 
-/// A tag of a server, and what it is called in programs that have no tag of the server's name.
-struct KnownTag {
-    std::string_view name;
-    std::string_view also;
-};
+/// Such requests are carried out one after another.
+[[nodiscard]] constexpr bool is_change(Action action) noexcept {
+    return action == Action::sleep || action == Action::wake || action == Action::call;
+}
+
+/// A program may call its weights so, whatever a server calls them.
+inline constexpr std::string_view k_weights = "weights";
 
 /// The tags of one server.
 struct Dialect {
     std::string_view server;
-    std::vector<KnownTag> tags;
+    std::string_view weights; ///< its tag of them
+    std::vector<std::string_view> tags;
 };
 
 struct Route {
     std::string_view path;
     std::string_view methods; ///< as in the header Allow: "GET, POST"
     Action action;
-    Shape shape;
     const Dialect* dialect;
     model::Level level = model::Level::keep; ///< of a sleep, unless the request names one
     /// A pause, or its end: level and tags are not the request's to choose.

@@ -11,10 +11,8 @@
 #include <microhttpd.h>
 
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -116,13 +114,12 @@ public:
     Withdrawal() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
     void raise() noexcept {
         has_come_ = true;
-        const std::uint64_t one = 1;
-        static_cast<void>(::write(fd_.get(), &one, sizeof(one)));
+        ::eventfd_write(fd_.get(), 1);
     }
     [[nodiscard]] int fd() const noexcept override { return fd_.get(); }
     bool has_come() noexcept override {
-        std::uint64_t count = 0;
-        static_cast<void>(::read(fd_.get(), &count, sizeof(count)));
+        eventfd_t count = 0;
+        ::eventfd_read(fd_.get(), &count);
         return has_come_;
     }
 
@@ -279,28 +276,21 @@ MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exch
         return answer_now(refusal(k_too_large, ErrorCode::invalid_argument,
                                   fmt::format("a body has at most {} bytes", k_longest_body)));
     if (route.action == Action::live) return answer_now({k_ok, "{\"status\": \"ok\"}\n"});
-    Wish wish;
-    const bool is_call = route.action == Action::call;
-    const bool is_change = is_call || route.action == Action::sleep || route.action == Action::wake;
-    if (is_change) {
-        auto read = read_wish(route, method, query_of(connection), exchange.body);
-        if (!read) return answer_now(answer_of(k_bad_request, read.error()));
-        wish = *std::move(read);
-    }
+    Result<Wish> wish = Wish();
+    if (is_change(route.action)) wish = read_wish(route, method, query_of(connection), exchange.body);
+    if (!wish) return answer_now(answer_of(k_bad_request, wish.error()));
     exchange.is_given = true;
     connections_.limit(context_of(connection), std::nullopt);
     MHD_suspend_connection(connection); // first: the lane may be quick
-    const auto change = [this, connection, &exchange, &route, is_call, wish = std::move(wish)] {
-        exchange.answer = withdrawal_.has_come() ? ending()
-                          : is_call              ? program_.call(wish.call, withdrawal_)
-                                                 : program_.change(route, wish, withdrawal_);
+    const auto change = [this, connection, &exchange, &route, wish = *std::move(wish)] {
+        exchange.answer = withdrawal_.has_come() ? ending() : program_.change(route, wish, withdrawal_);
         MHD_resume_connection(connection);
     };
     const auto measure = [this, connection, &exchange] {
         exchange.answer = program_.measure();
         MHD_resume_connection(connection);
     };
-    const bool is_taken = is_change                         ? changes_.add(change)
+    const bool is_taken = is_change(route.action)           ? changes_.add(change)
                           : route.action == Action::measure ? measures_.add(measure)
                                                             : add_look(connection, exchange);
     if (is_taken) return MHD_YES;

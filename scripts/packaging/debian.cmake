@@ -22,6 +22,11 @@ Files: *
 Copyright: ${CPACK_PACKAGE_VENDOR}
 License: Apache-2.0
  The text is in /usr/share/common-licenses/Apache-2.0.
+
+Files: usr/bin/gpu-sleep-http
+Copyright: ${CPACK_PACKAGE_VENDOR}, and the authors of libmicrohttpd, which it contains
+License: Apache-2.0 and LGPL-2.1+
+ The texts are in /usr/share/common-licenses.
 ")
 file(GLOB pages "${tree}/share/man/man*/*")
 execute_process(COMMAND gzip -9n ${pages} "${documents}/changelog.Debian" COMMAND_ERROR_IS_FATAL ANY)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""The wheel, made of a build folder: installed by pip into a fresh environment without a network, used on the simulated
+"""The wheel of a build folder, or those in the directory WHEELS: installed by pip into a fresh environment without a network, used on the simulated
 driver, beside another version in another environment, and taken away again.
 
-Usage: wheel_test.py BUILD
+Usage: wheel_test.py BUILD [WHEELS]
 """
 
 import importlib.machinery
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import unittest
 
-BUILD = pathlib.Path(sys.argv.pop())
+BUILD, *WHEELS = (pathlib.Path(each).resolve() for each in sys.argv[1:])
 TREE = pathlib.Path(__file__).resolve().parents[2]
 SECONDS = 120
 NEWEST_LIBRARY = (2, 36) # what is built beside a later one asks for symbols that the wheel may not
@@ -79,9 +79,15 @@ class Wheel(unittest.TestCase):
         Environment.pip_path = str(next((cls.scratch / "pip").glob("lib*/python*/site-packages")))
         cls.environments = []
         for version in VERSIONS:
-            wheel = run(TREE / "scripts/packaging/wheel", cls.scratch, "--build", BUILD, "--version", version).strip()
             cls.environments.append(Environment(cls.scratch / version))
-            cls.environments[-1].pip("install", "--no-index", wheel)
+            cls.environments[-1].pip("install", "--no-index", cls.wheel("gpu_sleep", version))
+
+    @classmethod
+    def wheel(cls, name, version, *options):
+        for directory in WHEELS:
+            for wheel in directory.glob(f"{name}-{version}-*.whl"):
+                return shutil.copy(wheel, cls.scratch)
+        return run(TREE / "scripts/packaging/wheel", cls.scratch, "--build", BUILD, "--version", version, *options).strip()
 
     def test_runs_commands_and_package(self):
         for environment in self.environments:
@@ -92,7 +98,7 @@ class Wheel(unittest.TestCase):
             self.assertTrue(os.access(environment.directory / "libexec/gpu-sleep/gpu-sleep-outside", os.X_OK))
         environment = self.environments[0]
         for command in (BUILD / "bin").glob("gpu-*"):
-            if (TREE / f"cli/man/{command.name}.1").exists() and command.name != "gpu-sleep-http":
+            if (TREE / f"cli/man/{command.name}.1").exists():
                 self.assertIn(VERSION, environment.run(command.name, "--version"))
                 self.assertTrue((environment.directory / f"share/man/man1/{command.name}.1").is_file())
 
@@ -113,8 +119,7 @@ class Wheel(unittest.TestCase):
 
     def test_stands_in_for_torch_memory_saver(self):
         environment = Environment(self.scratch / "saver")
-        options = [self.scratch, "--build", BUILD, "--torch-memory-saver"]
-        wheel = run(TREE / "scripts/packaging/wheel", *options).strip()
+        wheel = self.wheel("gpu_sleep_torch_memory_saver", VERSION, "--torch-memory-saver")
         environment.pip("install", "--no-index", "--find-links", self.scratch, wheel)  # with what it needs
         packages = next(environment.directory.glob("lib*/python*/site-packages"))
         for cuda in ("_cu12", "_cu13", ""):  # of which callers try some
@@ -173,4 +178,4 @@ if __name__ == "__main__":
     if reason:
         print(f"skipped: {reason}")
         sys.exit(77)
-    unittest.main()
+    unittest.main(argv=sys.argv[:1])
