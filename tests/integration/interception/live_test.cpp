@@ -261,6 +261,18 @@ TEST_CASE("Live: what runs from host memory is shared as it is, and stays there"
     check_no_harm(taker);
 }
 
+TEST_CASE("Live: what a network card may reach stays on the GPU", "[live]") {
+    Host host(captured_launch(k_linked));
+    const auto piece = make_piece(host, "vmm2", k_piece_bytes);
+    const auto other = make_piece(host, "plain", k_piece_bytes);
+    host.tell("synchronous " + piece.number);
+    REQUIRE(go_live(host).status == 0);
+    CHECK(host.report("tags/0/resident_bytes") == "0");
+    CHECK(host.report("residual/0/kind") == "virtual");
+    for (const auto& each : {piece, other}) check_intact(host, each);
+    check_no_harm(host);
+}
+
 TEST_CASE("Live: what runs from host memory sleeps in files, and survives a fork", "[live]") {
     const Scratch scratch;
     Host host(captured_launch(k_linked));
