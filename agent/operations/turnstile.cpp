@@ -17,7 +17,7 @@ Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
         if (Clock::now() >= deadline)
             return make_error(
                 ErrorCode::timed_out, "{}",
-                busy_ ? "another sleep or wake of the process is still under way"
+                busy_ ? "another sleep, wake or move of the process is still under way"
                       : "the program holds sleeps back (gpu_sleep_hold) and did not resume in time");
         lock.unlock();
         const bool wanted = keep_going();

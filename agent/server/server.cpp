@@ -247,7 +247,7 @@ void Server::expire_jobs(bool own_alone) {
         }
         auto because = guarded([]() -> Result<void> {
             return make_error(ErrorCode::timed_out,
-                              "another sleep or wake of the process is still under way");
+                              "another sleep, wake or move of the process is still under way");
         });
         answer(late->job, failure(std::move(because).error()));
     }

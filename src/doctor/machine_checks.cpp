@@ -198,7 +198,8 @@ Findings judge_host_backing(const MachineFacts& machine) {
         if (!gpu.maps_host_memory)
             findings.push_back(
                 warn(fmt::format("GPU {}: the driver maps no host memory at its addresses", gpu.device),
-                     "gpu-sleep --live, which has programs run on from there, is refused"));
+                     "gpu-sleep --live, which has programs run on from there, is refused: that takes host "
+                     "memory of cuMemCreate (HOST_NUMA)"));
     return findings;
 }
 

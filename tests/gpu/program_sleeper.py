@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Putting a running program to sleep and waking it, again and again, by the commands."""
+"""Putting a running program to sleep and waking it, or moving its memory, again and again, by the commands."""
 
+import collections
 import os
 import random
 import subprocess
@@ -13,6 +14,8 @@ import gpu_commands
 ASLEEP_SECONDS = (0.05, 0.3)
 BETWEEN_SECONDS = (0.05, 0.5)
 OK, TIMED_OUT, NO_PROCESS = 0, 4, 3 # exit statuses of the commands
+MOVES = 0.75 # of what is done with a program, with --live
+NEVER = ("damaged", "driver_failed", "context_lost", "internal") # errors of a move
 
 
 def median(values):
@@ -29,6 +32,7 @@ class Sleeper:
         self.ranges = 0
         self.residual = {}
         self.refusal, self.deep_cycles = "", 0
+        self.bytes, self.moves, self.refused = {}, 0, collections.Counter()
 
     def command(self, name, *words):
         done, answer, seconds = gpu_commands.run(self.options.build, name, *words)
@@ -40,8 +44,10 @@ class Sleeper:
         found = []
         for process in answer["processes"]:
             report = process.get("report", {})
-            if sum(tag["bytes"] for tag in report.get("tags", [])) >= self.options.least:
-                found.append(str(process["pid"]))
+            pid = str(process["pid"])
+            self.bytes[pid] = sum(tag["bytes"] for tag in report.get("tags", []))
+            if self.bytes[pid] >= self.options.least:
+                found.append(pid)
             for each in report.get("residual", []):
                 self.residual[each["kind"]] = max(self.residual.get(each["kind"], 0), each["bytes"])
         return found
@@ -95,6 +101,25 @@ class Sleeper:
         else:
             self.problems.append(f"gpu-wake {pid} ended with {status}: {errors}")
 
+    def move(self, pid):
+        """Moves so much, or all, to host memory or back."""
+        command, *option = self.random.choice((("gpu-sleep", "--live", "--bytes"), ("gpu-wake", "--live-bytes")))
+        if self.random.random() < 0.25:
+            option.pop()
+        else:
+            option.append(str(self.random.randint(1, self.bytes[pid])))
+        status, answer, _, errors = self.command(command, pid, *option, "--timeout", self.options.timeout)
+        report = self.report_of(answer)
+        self.moves += report.get("changed", False)
+        if status == OK:
+            self.refused["written meanwhile"] += any("stay where they are" in note for note in report.get("notes", []))
+        elif status != NO_PROCESS: # it may just have ended
+            codes = [process["error"]["code"] for process in answer["processes"] if process.get("error")]
+            reason = codes[0] if codes else f"status {status}"
+            self.refused[reason] += 1
+            if reason in NEVER:
+                self.problems.append(f"{command} {pid} {' '.join(option)} ended with {status}: {errors}")
+
     def cycle(self, pids):
         outcomes = [(pid, *self.sleep(pid)) for pid in pids]
         asleep = [pid for pid, is_asleep, *_ in outcomes if is_asleep]
@@ -138,7 +163,11 @@ class Sleeper:
             if len(pids) < self.program.processes and self.program.quiet or not pids:
                 time.sleep(0.1)
                 continue
-            if self.program.together:
+            if self.options.live and self.random.random() < MOVES:
+                for pid in pids:
+                    self.move(pid)
+                self.cycles += 1
+            elif self.program.together:
                 if len(pids) == self.program.processes and not running.is_over():
                     self.cycle_together()
             else:

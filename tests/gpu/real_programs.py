@@ -124,6 +124,8 @@ class Result:
     plain_seconds: float = 0
     seconds: float = 0
     residual: str = ""
+    moves: int = 0 # to host memory and back, while it ran
+    refused: str = "" # moves, by the reason
     problems: list = dataclasses.field(default_factory=list)
 
     def is_good(self):
@@ -239,6 +241,8 @@ class Bench:
         if self.options.deep and bool(sleeper.refusal) != program.refuses_deep:
             result.problems.append(sleeper.refusal or "it was to refuse a deep sleep, and did not")
         result.deep = sleeper.deep_cycles
+        result.moves = sleeper.moves
+        result.refused = ", ".join(f"{count} {reason}" for reason, count in sorted((+sleeper.refused).items()))
         return digest
 
     def verdict(self, program, result, expected, digest):
@@ -270,14 +274,14 @@ class Bench:
 
 
 HEADINGS = ("program", "verdict", "cycles", "deep", "GiB slept", "ranges", "late", "sleep s", "wake s", "plain s",
-            "with cycles s", "stays with the driver")
+            "with cycles s", "stays with the driver", "moves", "refused")
 
 
 def row(result):
     return (result.program, result.verdict, str(result.cycles), str(result.deep), f"{result.slept_bytes / GIB:.2f}",
             str(result.slept_ranges), str(result.late), f"{result.sleep_seconds:.3f}",
             f"{result.wake_seconds:.3f}", f"{result.plain_seconds:.1f}",
-            f"{result.seconds:.1f}", result.residual)
+            f"{result.seconds:.1f}", result.residual, str(result.moves), result.refused)
 
 
 def markdown(results):
@@ -316,6 +320,8 @@ def parse_options():
     parser.add_argument("--run-option", action="append", default=[], help="an option for gpu-run: --run-option=--gate ...")
     parser.add_argument("--deep", action="store_true",
                         help="sleep deeply where the driver can, each time with another program that fills the GPUs")
+    parser.add_argument("--live", action="store_true",
+                        help="in between, move as much as comes to host memory and back while the program runs")
     parser.add_argument("--out", help="directory for real_programs.md and .json, and what a program that fails has printed")
     return parser.parse_args()
 

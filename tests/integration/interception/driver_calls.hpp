@@ -70,6 +70,7 @@ namespace gpu_sleep::test {
     X(cuMemcpyAtoH)                                                                                          \
     X(cuMemGetAddressRange)                                                                                  \
     X(cuPointerGetAttribute)                                                                                 \
+    X(cuPointerSetAttribute)                                                                                 \
     X(cuIpcGetMemHandle)                                                                                     \
     X(cuIpcOpenMemHandle)                                                                                    \
     X(cuIpcCloseMemHandle)                                                                                   \

@@ -253,6 +253,13 @@ Answer do_query(Memory& which, Words& words) {
     return fmt::format("type {} device {} from {:#x} bytes {}", type, device, begin, bytes);
 }
 
+/// synchronous NUMBER: as asked for before a network card is given the address
+Answer do_make_synchronous(Memory& which, Words&) {
+    unsigned value = 1;
+    GPU_SLEEP_TEST_CALL(cuPointerSetAttribute, &value, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, which.address);
+    return std::string();
+}
+
 /// share NUMBER: a handle for other processes, in hexadecimal
 Answer do_share(Memory& which, Words&) {
     CUipcMemHandle handle{};
@@ -540,6 +547,7 @@ const Commands& commands() {
         {"open", do_open},
         {"close", about(memory, do_close)},
         {"descriptors", do_descriptors},
+        {"synchronous", about(memory, do_make_synchronous)},
         {"share", about(memory, do_share)},
         {"export", about(memory, do_export)},
         {"import", do_import},

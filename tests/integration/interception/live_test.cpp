@@ -261,6 +261,18 @@ TEST_CASE("Live: what runs from host memory is shared as it is, and stays there"
     check_no_harm(taker);
 }
 
+TEST_CASE("Live: what a network card may reach stays on the GPU", "[live]") {
+    Host host(captured_launch(k_linked));
+    const auto piece = make_piece(host, "vmm2", k_piece_bytes);
+    const auto other = make_piece(host, "plain", k_piece_bytes);
+    host.tell("synchronous " + piece.number);
+    REQUIRE(go_live(host).status == 0);
+    CHECK(host.report("tags/0/resident_bytes") == "0");
+    CHECK(host.report("residual/0/kind") == "virtual");
+    for (const auto& each : {piece, other}) check_intact(host, each);
+    check_no_harm(host);
+}
+
 TEST_CASE("Live: what runs from host memory sleeps in files, and survives a fork", "[live]") {
     const Scratch scratch;
     Host host(captured_launch(k_linked));
@@ -286,5 +298,77 @@ TEST_CASE("Live: a program that runs from host memory goes deep, and nothing of 
     const bool goes_on = GENERATE(false, true);
     machine.wake(goes_on ? Arguments{"--live-bytes", "0"} : Arguments{});
     CHECK((host_backed(machine.host) > 0) == goes_on);
+    machine.expect_works();
+}
+
+TEST_CASE("Live: a program may fork, run another program or end amid a move", "[live]") {
+    LoadedHost host(captured());
+    const bool is_exchanged = GENERATE(false, true);
+    const auto delay = [&](int microseconds) {
+        host.tell(
+            fmt::format("delay {} {}", is_exchanged ? "cuMemUnmap" : "cuMemcpyDtoDAsync", microseconds));
+    };
+    delay(1'000'000);
+    auto moving = host.start("gpu-sleep", {"--live", "--json"});
+    await_request(moving);
+    if (is_exchanged) REQUIRE(becomes_true([&] { return host.moves_contents(); }));
+    SECTION("fork") {
+        host.tell("fork");
+        CHECK(moving.finish().status == 0);
+        CHECK(host_backed(host) > 0);
+        delay(0);
+        host.check_unharmed();
+    }
+    SECTION("exec") {
+        CHECK(host.ask("exec") == "ready");
+        CHECK(moving.finish().status == 3);
+        host.tell("alloc weights 4194304 0");
+        host.check_unharmed();
+    }
+    SECTION("exit") {
+        host.process().send("exit 3");
+        CHECK(host.wait() == 3);
+        CHECK(moving.finish().status == 3);
+    }
+}
+
+TEST_CASE("Live: work that never ends is not waited for, and nothing moves", "[live]") {
+    LoadedHost host(captured());
+    host.tell("spin 60000");
+    const auto moved = go_live(host);
+    CHECK(moved.status == 4);
+    CHECK(moved.json(k_code_of_error) == "timed_out");
+    CHECK(host_backed(host) == 0);
+    CHECK(host.state() == "awake");
+    CHECK(host.report("gate/state") == "open");
+    host.check_whole();
+}
+
+TEST_CASE("Live: when memory for the next piece cannot be made, what has moved stays there", "[live]") {
+    LoadedHost host(captured({"GPU_SLEEP_SIM_DEVICES=2"}));
+    host.tell("alloc weights 4194304 1"); // of another device: a piece of its own
+    host.tell("fail cuMemCreate 2 999");
+    const auto moved = go_live(host);
+    CHECK(moved.status == 1);
+    CHECK_THAT(moved.out, mentions("4.00 MiB moved to host memory before, and stay there"));
+    CHECK(host.report("tags/0/host_backed_bytes") == "4194304");
+    CHECK(host.report("tags/1/host_backed_bytes") == "0");
+    host.check_whole();
+    host.wake();
+    CHECK(host_backed(host) == 0);
+    host.check_whole();
+}
+
+TEST_CASE("Live: what is asked for amid a move waits for its turn", "[live]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=cuMemcpyDtoDAsync:2s"});
+    Process moving(machine.launch("gpu-sleep", {"--live"}));
+    await_request(moving);
+    const auto second = machine.command("gpu-sleep", {"--live", "--timeout", "100ms"});
+    CHECK(second.json(k_code_of_error) == "timed_out");
+    CHECK_THAT(second.out, mentions("move of the process is still under way"));
+    machine.fall_asleep();
+    CHECK(moving.finish().status == 0);
+    machine.wake({"--live-bytes", "0"});
+    CHECK(host_backed(machine.host) > 0); // it had moved before it slept
     machine.expect_works();
 }
