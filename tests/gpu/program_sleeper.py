@@ -13,7 +13,7 @@ import gpu_commands
 
 ASLEEP_SECONDS = (0.05, 0.3)
 BETWEEN_SECONDS = (0.05, 0.5)
-OK, TIMED_OUT, NO_PROCESS = 0, 4, 3 # exit statuses of the commands
+OK, FAILED, NO_PROCESS, TIMED_OUT = 0, 1, 3, 4 # exit statuses of the commands
 MOVES = 0.75 # of what is done with a program, with --live
 NEVER = ("damaged", "driver_failed", "context_lost", "internal") # errors of a move
 
@@ -52,23 +52,19 @@ class Sleeper:
                 self.residual[each["kind"]] = max(self.residual.get(each["kind"], 0), each["bytes"])
         return found
 
-    def report_of(self, answer):
-        processes = answer["processes"]
-        return processes[0].get("report", {}) if processes else {}
-
     def ask_to_sleep(self, *words):
-        """What command() returns; plainly, once it has refused to sleep deeply."""
-        words = (*words, "--timeout", self.options.timeout)
-        if self.options.deep and not self.refusal:
+        """What command() returns; plainly, once it has refused to sleep deeply, unless that was for the moment."""
+        words = (*words, "--timeout", self.options.timeout, *self.program.sleep_options)
+        if self.options.deep and (not self.refusal or self.program.refuses_at_times):
             done = self.command("gpu-sleep", *words, "--deep")
-            if "cannot sleep deeply" not in done[3]:
+            if "deeply" not in done[3]: # "cannot sleep deeply", or "asleep, but not deeply"
                 return done
             self.refusal = done[3]
         return self.command("gpu-sleep", *words)
 
     def stay_asleep(self, reports):
         seconds = self.random.uniform(*self.program.asleep)
-        if not all(report.get("deep") for report in reports):
+        if not any(report.get("deep") for report in reports):
             time.sleep(seconds)
             return
         self.deep_cycles += 1
@@ -83,14 +79,16 @@ class Sleeper:
     def sleep(self, pid):
         """Whether it sleeps now; the bytes that the agent gave back, in how many ranges, and the report."""
         status, answer, seconds, errors = self.ask_to_sleep(pid, "--level", "1")
-        report = self.report_of(answer)
-        if status == OK and report.get("changed"):
+        process = answer["processes"][0] if answer["processes"] else {}
+        report = process.get("report", {})
+        # A deep sleep that is refused late leaves it asleep.
+        if status == OK and (report.get("changed") or process["state"] == "asleep"):
             self.sleeps.append(seconds)
             return (True, sum(device["moved_bytes"] for device in report["devices"]),
                     sum(tag["ranges"] for tag in report["tags"]), report)
         if status == TIMED_OUT:
             self.late += 1
-        elif status not in (OK, NO_PROCESS): # it may just have ended
+        elif status not in (OK, NO_PROCESS) and not (status == FAILED and self.program.fails): # it may just have ended
             self.problems.append(f"gpu-sleep {pid} ended with {status}: {errors}")
         return False, 0, 0, report
 

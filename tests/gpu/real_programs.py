@@ -40,6 +40,7 @@ class Program:
     environment: dict = dataclasses.field(default_factory=dict)
     build: tuple = () # the compiler's words before the source
     libraries: tuple = ()
+    header: str = "" # of the toolkit, which not every one has
     gpus: int = 1
     ranks: int = 0 # processes that use GPUs; 0: as many as GPUs
     quiet: bool = False # put it to sleep only when it says "quiet"
@@ -47,6 +48,9 @@ class Program:
     asleep: tuple = ASLEEP_SECONDS # at least and at most
     most: int = 0 # cycles; 0: as many as the options say
     refuses_deep: bool = False # because of what the driver cannot checkpoint
+    refuses_at_times: bool = False # while it shares memory, or once a context has failed
+    sleep_options: tuple = ()
+    fails: bool = False # its contexts, of which gpu-sleep may complain
 
     @property
     def processes(self):
@@ -88,6 +92,11 @@ ALL = [
     cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
     cuda_program("textures", "textures.cu", "-cudart", "static"),
     cuda_program("shared_memory", "shared_memory.cpp", libraries=("-lcuda",), refuses_deep=True),
+    cuda_program("ipc_handles", "ipc_handles.cpp", libraries=("-lcuda",), refuses_at_times=True),
+    cuda_program("assertions", "assertions.cu", "-cudart", "static", arguments=("--steps", "20"), refuses_at_times=True,
+                 fails=True),
+    cuda_program("jpeg_decoder", "jpeg_decoder.cpp", "-cudart", "static", libraries=("-lnvjpeg",), header="nvjpeg.h",
+                 sleep_options=("--force",), refuses_deep=True), # the hardware decoder, which --force is for
     torch_program("torch_ddp_one_gpu", "torch_ddp.py", ranks=2, together=True, arguments=("--gpus", "1")),
     torch_program("torch_ddp", gpus=2, quiet=True, refuses_deep=True),
     torch_program("torch_ddp_together", "torch_ddp.py", gpus=2, together=True, refuses_deep=True),
@@ -186,12 +195,17 @@ class Bench:
                 return f"no module {module}"
         if program.build and self.compiler(program) is None:
             return f"no {program.build[0]}"
+        if program.header and not os.path.exists(os.path.join(self.toolkit(program), "include", program.header)):
+            return f"needs {program.header}"
         if program.gpus > self.options.gpus:
             return f"needs {program.gpus} GPUs"
         return ""
 
     def compiler(self, program):
         return shutil.which(program.build[0]) or shutil.which(program.build[0], path="/usr/local/cuda/bin")
+
+    def toolkit(self, program):
+        return os.path.dirname(os.path.dirname(self.compiler(program)))
 
     def command(self, program, seconds):
         words = ["--seconds", str(seconds), "--scale", str(self.options.scale), *program.arguments]
@@ -200,8 +214,7 @@ class Bench:
             return [sys.executable, source, *words]
         binary = os.path.join(self.scratch, program.name)
         if not os.path.exists(binary):
-            toolkit = os.path.dirname(os.path.dirname(self.compiler(program)))
-            stubs = "-L" + os.path.join(toolkit, "lib64", "stubs") # for the linker only
+            stubs = "-L" + os.path.join(self.toolkit(program), "lib64", "stubs") # for the linker only
             subprocess.run([self.compiler(program), *program.build[1:], source, "-o", binary, stubs,
                             *program.libraries], check=True)
         return [binary, *words]
@@ -238,11 +251,13 @@ class Bench:
         result.sleep_seconds, result.wake_seconds = median(sleeper.sleeps), median(sleeper.wakes)
         result.residual = ", ".join(f"{kind} {size / GIB:.2f} GiB" for kind, size in sorted(sleeper.residual.items()))
         result.problems = sleeper.problems + ([problem] if problem else [])
-        if self.options.deep and bool(sleeper.refusal) != program.refuses_deep:
-            result.problems.append(sleeper.refusal or "it was to refuse a deep sleep, and did not")
         result.deep = sleeper.deep_cycles
         result.moves = sleeper.moves
         result.refused = ", ".join(f"{count} {reason}" for reason, count in sorted((+sleeper.refused).items()))
+        if self.options.deep and program.refuses_at_times and not result.deep:
+            result.problems.append("it never slept deeply")
+        if self.options.deep and not program.refuses_at_times and bool(sleeper.refusal) != program.refuses_deep:
+            result.problems.append(sleeper.refusal or "it was to refuse a deep sleep, and did not")
         return digest
 
     def verdict(self, program, result, expected, digest):

@@ -387,6 +387,7 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
              {{"gpu-wake", k_nobody, "1", "--gpu", "0=1"}, "--gpu"},
              {{"gpu-ps", "--prometheus", "--watch"}, "--prometheus"},
              {{"gpu-reclaim", "--why", "--need", "1GiB"}, "--why"},
+             {{"gpu-reclaim", "--idle", "1h", "--engine", "driver"}, "--engine"},
              {{"gpu-inhibit"}, "PID"},
              {{"gpu-inhibit", "--"}, "PID"},
              {{"gpu-inhibit", "--all", "--", "true"}, "COMMAND"},

@@ -50,10 +50,15 @@ struct ProgramOptions {
     }
 };
 
+/// How long a step takes at least.
+inline std::chrono::duration<double> shortest_step(const ProgramOptions& options) {
+    return std::chrono::duration<double>(options.seconds / options.steps);
+}
+
 /// Runs `step(number)` for every step, with heartbeats, none faster than the options ask for.
 template <class Step>
 void run_paced(const ProgramOptions& options, Step&& step) {
-    const std::chrono::duration<double> shortest(options.seconds / options.steps);
+    const auto shortest = shortest_step(options);
     for (int i = 0; i < options.steps; ++i) {
         const auto start = std::chrono::steady_clock::now();
         std::fprintf(stderr, "step %d\n", i);

@@ -20,13 +20,6 @@ namespace {
 constexpr std::size_t k_mib = 1 << 20;
 constexpr std::size_t k_shared_bytes = 32 * k_mib;
 
-/// Ends the program when a system call failed.
-int checked(long result, const char* call) {
-    if (result >= 0) return static_cast<int>(result);
-    std::perror(call);
-    std::exit(1);
-}
-
 /// A byte, and a descriptor with it. Source: unix(7), SCM_RIGHTS.
 struct Message {
     char byte = 0;

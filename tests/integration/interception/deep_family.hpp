@@ -22,7 +22,8 @@ namespace gpu_sleep::test {
 class DeepFamily {
 public:
     /// All have `variables` in their environment, and the first also `its_own`.
-    explicit DeepFamily(std::size_t count, Arguments variables = {}, Arguments its_own = {}) {
+    explicit DeepFamily(std::size_t count, Arguments variables = {}, Arguments its_own = {})
+        : memory_(k_device_bytes / 2 * std::max<std::size_t>(count, 3)) {
         variables.push_back("GPU_SLEEP_GROUP=" + group());
         its_own.insert(its_own.end(), variables.begin(), variables.end());
         for (std::size_t i = 0; i < count; ++i) {
@@ -104,12 +105,12 @@ private:
     }
     [[nodiscard]] Launch here(Launch launch) const {
         launch.environment.push_back("GPU_SLEEP_SIM_STATE=" + scratch_.file("devices"));
-        // For four, of whom the last looks for more than it takes.
-        launch.environment.push_back(fmt::format("GPU_SLEEP_SIM_MEMORY={}", k_device_bytes / 2 * 3));
+        launch.environment.push_back(fmt::format("GPU_SLEEP_SIM_MEMORY={}", memory_));
         return launch;
     }
 
     Scratch scratch_;
+    std::uint64_t memory_; ///< more than all take: the last to wake looks for more
     std::deque<Host> hosts_;
     std::deque<Piece> pieces_;
 };

@@ -5,6 +5,7 @@
 
 #include "deep_family.hpp"
 
+#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -61,6 +62,16 @@ TEST_CASE("Deep room: where there is room for both, one comes back while another
     await_request(slow);
     pause_for(Milliseconds(300)); // it has its room by now
     CHECK(succeeded(run(family.launch("gpu-wake", {std::to_string(family[1].pid()), "--timeout", "20s"}))));
+}
+
+TEST_CASE("Deep room: eight that wake at once all come back", "[deep][deep_together]") {
+    DeepFamily family(8, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessRestore:100ms"});
+    REQUIRE(run(family.deep()).status == 0);
+    std::deque<Process> wakes;
+    for (std::size_t i = 0; i < family.size(); ++i)
+        wakes.emplace_back(family.launch("gpu-wake", {std::to_string(family[i].pid())}));
+    for (auto& wake : wakes) CHECK(succeeded(wake.finish()));
+    family.check_all_awake();
 }
 
 TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked for",

@@ -195,7 +195,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     const std::string why = kind == "managed"     ? "managed memory"
                             : kind == "multicast" ? "multicast memory"
                             : kind == "decoder"   ? "libnvcuvid.so.1 for the GPU's video and JPEG decoders"
-                                                  : "shares memory";
+                                                  : "NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
     if (kind == "managed") { // gpu-ps says so beforehand, and so does a rehearsal
         CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));
         CHECK(machine.command("deep", {"--force"}).status == 1);
@@ -327,6 +327,22 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
     CHECK(kept() == "0");
     CHECK(to_files({}).json("/processes/0/report/changed") == "false");
     CHECK(machine.command("gpu-sleep", {"--store", "host"}).status == 7);
+    machine.wake_whole();
+}
+
+TEST_CASE("Deep: what is kept goes to files where a budget for host memory has no room for it", "[deep]") {
+    const Scratch place;
+    DeepMachine machine;
+    machine.fall_asleep();
+    const auto pass = [&](const Arguments& more = {}) {
+        auto output = machine.command("gpu-reclaim", with({"--host-budget", "1MiB"}, more));
+        CHECK(output.json("/exit_status") == std::to_string(output.status));
+        return output.status;
+    };
+    CHECK(pass() == 8);
+    CHECK(pass({"--dir", place.file("files")}) == 0);
+    CHECK(machine.is_deep());
+    CHECK(machine.command("gpu-ps").json("/processes/0/report/host_bytes") == "0");
     machine.wake_whole();
 }
 

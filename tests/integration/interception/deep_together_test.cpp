@@ -41,11 +41,25 @@ Process start_checkpoints(const DeepFamily& family, const std::string& time) {
     return process;
 }
 
+/// Whether FREED and KEPT, or TAKEN and RESTORED, are of each alone: one has two pieces, and the others one.
+void check_own_bytes(const Output& output) {
+    INFO(output.out);
+    const auto rows = [&](const std::string& words) {
+        int count = 0;
+        for (auto at = output.out.find(words); at != output.out.npos; at = output.out.find(words, at + 1))
+            ++count;
+        return count;
+    };
+    CHECK(rows("6.00 MiB  6.00 MiB") == 2);
+    CHECK(rows("12.0 MiB  12.0 MiB") == 1);
+}
+
 } // namespace
 
 TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
           "[quick][deep][deep_together]") {
     DeepFamily family(3);
+    static_cast<void>(make_piece(family[1], "plain", k_piece_bytes));
     const bool is_tree = GENERATE(true, false);
     const auto who =
         is_tree ? Arguments{DeepFamily::root(), "--tree"} : Arguments{"--group", DeepFamily::group()};
@@ -57,7 +71,8 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
         trace = family.file(fmt::format("trace_{}", round));
         const auto slept = command("gpu-sleep", {"--deep"});
         REQUIRE(succeeded(slept));
-        CHECK_THAT(slept.out, mentions("3 processes are deeply asleep; 42.0 MiB of GPU memory freed"));
+        CHECK_THAT(slept.out, mentions("3 processes are deeply asleep; 48.0 MiB of GPU memory freed"));
+        check_own_bytes(slept);
         CHECK(family.states().deep == 3);
         // All are locked before one is checkpointed.
         auto calls = calls_in(trace);
@@ -66,7 +81,9 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
         CHECK(calls.size() == 6);
         CHECK(std::is_partitioned(calls.begin(), calls.end(),
                                   [](const auto& call) { return call.name == k_lock; }));
-        REQUIRE(command("gpu-wake").status == 0);
+        const auto woken = command("gpu-wake");
+        REQUIRE(woken.status == 0);
+        check_own_bytes(woken);
         family.check_all_awake();
     }
 }
