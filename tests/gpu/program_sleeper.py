@@ -107,12 +107,13 @@ class Sleeper:
         else:
             option.append(str(self.random.randint(1, self.bytes[pid])))
         status, answer, _, errors = self.command(command, pid, *option, "--timeout", self.options.timeout)
-        report = self.report_of(answer)
+        processes = answer["processes"]
+        report = processes[0].get("report", {}) if processes else {}
         self.moves += report.get("changed", False)
         if status == OK:
             self.refused["written meanwhile"] += any("stay where they are" in note for note in report.get("notes", []))
         elif status != NO_PROCESS: # it may just have ended
-            codes = [process["error"]["code"] for process in answer["processes"] if process.get("error")]
+            codes = [process["error"]["code"] for process in processes if process.get("error")]
             reason = codes[0] if codes else f"status {status}"
             self.refused[reason] += 1
             if reason in NEVER:
