@@ -85,11 +85,9 @@ usage::Table table_of(Options& options) {
         cli::k_exit_statuses};
 }
 
-std::vector<std::string> errors_in(const std::vector<control::Outcome>& outcomes) {
-    std::vector<std::string> errors;
-    for (const auto& outcome : outcomes)
-        if (peers::error_of(outcome.answer))
-            errors.push_back(cli::render_failure("gpu-ps", "ask {}", outcome));
+std::string errors_in(const std::vector<control::Outcome>& outcomes) {
+    std::string errors;
+    for (const auto& outcome : outcomes) errors += cli::render_failure("gpu-ps", "ask {}", outcome);
     return errors;
 }
 
@@ -180,7 +178,7 @@ Listed list(const Options& options) {
     const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
                                           : text_of(options, *outcomes, cli::Screen::size().columns);
     const auto listed = write(text, control::exit_status_of(*outcomes), is_all_absent(*outcomes));
-    for (const auto& error : errors_in(*outcomes)) cli::print_error(error);
+    cli::print_error(errors_in(*outcomes));
     return listed;
 }
 
@@ -214,9 +212,7 @@ int write_metrics(const Options& options) {
         if (options.metrics == "-") return cli::print_result("gpu-ps", text);
         written = replace_file(options.metrics, text);
     }
-    if (written) return exit_status::done;
-    cli::print_error(cli::render_error("gpu-ps", "", written.error()));
-    return traits(written.error().code).exit_status;
+    return written ? exit_status::done : cli::tell_failure("gpu-ps", {}, written.error());
 }
 
 /// Lists again and again, until the command is ended, or nobody reads any more, or there is nothing to list
@@ -234,10 +230,8 @@ int repeat(const Options& options, Milliseconds interval) {
 std::string live_text(const Options& options, const Result<std::vector<control::Outcome>>& outcomes,
                       std::size_t columns) {
     if (!outcomes) return cli::render_error("gpu-ps", "", outcomes.error());
-    auto text = text_of(options, *outcomes, columns);
-    if (is_short(options)) return text;
-    for (const auto& error : errors_in(*outcomes)) text += error;
-    return text;
+    const auto text = text_of(options, *outcomes, columns);
+    return is_short(options) ? text : text + errors_in(*outcomes);
 }
 
 /// The same on a terminal, in place, and at once after a change of its size.

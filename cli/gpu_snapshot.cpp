@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <variant>
 
 using namespace gpu_sleep;
 
@@ -57,13 +56,6 @@ bool is_directory(const fs::path& path) {
     return fs::is_directory(path, ignored);
 }
 
-/// The files that are meant, or the status to exit with where none can be found, which has been said.
-std::variant<std::vector<fs::path>, int> find(const Options& options) {
-    auto files = cli::find_snapshots(options.path);
-    if (files) return *std::move(files);
-    return cli::tell_failure(k_program, {.json = options.json}, files.error());
-}
-
 /// From a directory of which only the user may see anything; from any other, and from a single file, nothing.
 /// Returns those that were removed, or nothing where none were to be.
 std::optional<cli::Removed> remove_leftovers(const Options& options) {
@@ -79,11 +71,11 @@ std::optional<cli::Removed> remove_leftovers(const Options& options) {
 
 int list(const Options& options) {
     const auto removed = remove_leftovers(options);
-    const auto files = find(options);
-    if (const auto* status = std::get_if<int>(&files)) return *status;
+    const auto files = cli::find_snapshots(options.path);
+    if (!files) return cli::tell_failure(k_program, {.json = options.json}, files.error());
     std::vector<cli::SnapshotFacts> found;
     int status = exit_status::done;
-    for (const auto& file : std::get<std::vector<fs::path>>(files)) {
+    for (const auto& file : *files) {
         found.push_back(cli::look_at(file));
         // One that is being written, or was given up, has no header; that is no damage.
         if (const auto& facts = found.back(); facts.error && !facts.is_partial)
@@ -126,13 +118,13 @@ Result<void> read_all(const fs::path& file) {
 
 int verify(const Options& options) {
     const auto removed = remove_leftovers(options);
-    const auto files = find(options);
-    if (const auto* status = std::get_if<int>(&files)) return *status;
+    const auto files = cli::find_snapshots(options.path);
+    if (!files) return cli::tell_failure(k_program, {.json = options.json}, files.error());
     std::vector<cli::SnapshotFacts> found;
     int status = exit_status::done;
     if (removed && !options.json)
         keep_first(status, cli::print_result(k_program, cli::render_removed(*removed)));
-    for (const auto& file : std::get<std::vector<fs::path>>(files)) {
+    for (const auto& file : *files) {
         if (cli::is_partial(file) && is_directory(options.path)) continue;
         auto facts = cli::look_at(file);
         if (!facts.error)

@@ -165,19 +165,10 @@ std::string name_of(const control::Process& process, const Report* report) {
                      model::k_max_name_length);
 }
 
-/// The UUIDs of a report's devices, by their numbers.
-std::map<int, std::string> uuids_of(const Report& report) {
+void add_memory(Metrics& metrics, const Labels& whose, const Report& report) {
     std::map<int, std::string> uuids;
     for (const auto& device : report.devices) uuids[device.device] = device.uuid;
-    return uuids;
-}
-
-void add_memory(Metrics& metrics, const Labels& whose, const Report& report) {
-    const auto uuids = uuids_of(report);
-    const auto gpu_of = [&](int device) {
-        const auto found = uuids.find(device);
-        return found == uuids.end() ? std::string() : found->second;
-    };
+    const auto gpu_of = [&](int device) { return uuids[device]; };
     for (const auto& tag : report.tags) {
         const auto labels = whose.with("gpu", gpu_of(tag.device)).with("tag", tag.tag);
         metrics.memory.add(labels.with("place", "gpu"), tag.resident);

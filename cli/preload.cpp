@@ -20,8 +20,7 @@ constexpr std::string_view k_login = "libgpu-sleep-login.so";
 constexpr std::array k_places = {GPU_SLEEP_LIBRARIES_FROM_COMMANDS, "../lib", "../libexec/gpu-sleep"};
 
 bool is_library(std::string_view file, std::string_view library) {
-    const auto slash = file.rfind('/');
-    if (slash != std::string_view::npos) file.remove_prefix(slash + 1);
+    file.remove_prefix(file.rfind('/') + 1); // npos + 1 is 0
     return file == library || file.starts_with(std::string(library) + ".");
 }
 

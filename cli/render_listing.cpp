@@ -77,12 +77,6 @@ std::string state_column(const Report& report) {
     return may_work && idle >= k_least_idle ? fmt::format("{}, idle {}", state, format_seconds(idle)) : state;
 }
 
-/// Empty where nothing is known.
-std::string deep_refusal_line(const Report& report) {
-    return report.deep_refusal.empty() ? std::string()
-                                       : "cannot sleep deeply: " + printable(report.deep_refusal);
-}
-
 void add_origin(Table& table, const control::Process& process) {
     if (const auto text = to_text(process.origin); !text.empty()) table.add_line(text);
 }
@@ -135,8 +129,8 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
     if (report.deep) table.add_line(deep_line(report));
     if (outcome.gpu_bytes) table.add_line(use_line(*outcome.gpu_bytes));
-    if (const auto line = deep_refusal_line(report); detail == Detail::all && !line.empty())
-        table.add_line(line);
+    if (detail == Detail::all && !report.deep_refusal.empty())
+        table.add_line("cannot sleep deeply: " + report.deep_refusal);
     for (auto wake : report.wakes_waiting) {
         if (wake.by_touch && wake.place == 0) continue; // a note tells
         if (is_noted(report, wake.reason)) wake.reason.clear();

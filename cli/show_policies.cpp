@@ -120,10 +120,7 @@ int show_policies(const PassOptions& options) {
     control::Finder finder;
     const auto found = look(finder, *policies, options.request.whom);
     tell_complaints(options.program, *policies);
-    if (!found) {
-        print_error(render_error(options.program, "", found.error()));
-        return traits(found.error().code).exit_status;
-    }
+    if (!found) return tell_failure(options.program, {}, found.error());
     print_failures(options, *found);
     const auto budgets = policies->budgets(processes_of(*found));
     const auto text = options.output.json ? as_json(options, *found, *policies, budgets)

@@ -45,21 +45,6 @@ UniqueFd open_directory(uid_t owner, bool makes_it = false) {
     return tmp ? open_private_directory(tmp.get(), name, owner) : UniqueFd();
 }
 
-Error failed(int failure, std::string_view call, const std::string& name) {
-    return errno_error(ErrorCode::io_failed, failure, call, name);
-}
-
-/// Locks `file`, which others may hold. Errors: timed_out.
-Result<void> wait_for_lock(const LockedFile& file, Milliseconds timeout, const char* why) {
-    constexpr Milliseconds k_look_again{20};
-    const auto deadline = Clock::now() + timeout;
-    while (file.lock() != LockedFile::Lock::taken) {
-        if (Clock::now() >= deadline) return make_error(ErrorCode::timed_out, "{}", why);
-        std::this_thread::sleep_for(k_look_again);
-    }
-    return {};
-}
-
 peers::BytesByGpu parse(const std::string& text) {
     std::istringstream lines(text);
     std::string line;
@@ -110,17 +95,20 @@ void remove_leftovers(int directory) {
 } // namespace
 
 Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Milliseconds timeout) {
+    constexpr Milliseconds k_look_again{20};
     const auto name = name_of({process.pid, process.start_time});
     auto directory = open_directory(process.uid, true);
-    if (!directory) return failed(errno, "open", name);
+    if (!directory) return errno_error(ErrorCode::io_failed, errno, "open", name);
     remove_leftovers(directory.get());
     const auto deadline = Clock::now() + timeout;
     for (;;) {
         auto file = LockedFile::open(directory.get(), name);
         if (!file) return std::move(file).error();
-        const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
-        if (auto locked = wait_for_lock(*file, left, "another command is working on it"); !locked)
-            return std::move(locked).error();
+        while (file->lock() != LockedFile::Lock::taken) {
+            if (Clock::now() >= deadline)
+                return make_error(ErrorCode::timed_out, "another command is working on it");
+            std::this_thread::sleep_for(k_look_again);
+        }
         const bool is_removed = !file->is_named(directory.get(), name.c_str());
         if (!is_removed) return CheckpointRecord(std::move(directory), *std::move(file), name);
     }
@@ -146,10 +134,10 @@ Result<void> CheckpointRecord::write_lost() const {
 }
 
 Result<void> CheckpointRecord::write_text(const std::string& text) const {
-    if (::ftruncate(file_.get(), 0) != 0) return failed(errno, "ftruncate", name_);
+    if (::ftruncate(file_.get(), 0) != 0) return errno_error(ErrorCode::io_failed, errno, "ftruncate", name_);
     const auto written = ::pwrite(file_.get(), text.data(), text.size(), 0);
     if (written == static_cast<ssize_t>(text.size())) return {};
-    return failed(written < 0 ? errno : ENOSPC, "write", name_);
+    return errno_error(ErrorCode::io_failed, written < 0 ? errno : ENOSPC, "write", name_);
 }
 
 bool is_recorded_as_lost(const Process& process) {

@@ -122,7 +122,8 @@ private:
         if (auto locked = engine_->lock(request_.timeout, state); !locked)
             return failure(std::move(locked).error());
         times_.drain = seconds_since(begin_);
-        if (is_interrupted()) return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
+        if (interruptions_.has_come())
+            return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
         // Before the checkpoint, so that it is there whenever this command ends.
         if (!used.empty())
             if (auto written = record_->write(needs_of(used, before, before)); !written)
@@ -221,9 +222,13 @@ private:
         for (;;) {
             const auto is_set_aside = set_room_aside(needs);
             if (is_set_aside && *is_set_aside) return {};
-            if (Clock::now() >= deadline + (is_set_aside ? request_.timeout : Milliseconds(0)))
-                return is_set_aside ? is_taken() : is_set_aside.error();
-            if (is_interrupted()) return make_error(ErrorCode::cancelled, "the command was interrupted");
+            const auto now = Clock::now();
+            if (!is_set_aside && now >= deadline) return is_set_aside.error();
+            if (now >= deadline + request_.timeout)
+                return make_error(ErrorCode::out_of_device_memory,
+                                  "another process is waking on the same GPU, and did not finish in time");
+            if (interruptions_.has_come())
+                return make_error(ErrorCode::cancelled, "the command was interrupted");
             std::this_thread::sleep_for(k_look_again);
         }
     }
@@ -239,11 +244,6 @@ private:
         const auto checked = check_room(needs, *of_others);
         return peers::end_counting(lines, *of_others,
                                    checked ? Result<peers::BytesByGpu>(needs) : checked.error());
-    }
-
-    static Error is_taken() {
-        return make_error(ErrorCode::out_of_device_memory,
-                          "another process is waking on the same GPU, and did not finish in time");
     }
 
     static Result<void> check_room(const peers::BytesByGpu& needs, const peers::BytesByGpu& of_others) {
@@ -309,8 +309,6 @@ private:
             report.notes.push_back("the amount of memory is not known: " + after.why_not);
         return report;
     }
-
-    [[nodiscard]] bool is_interrupted() { return interruptions_.has_come(); }
 
     const Process& process_;
     const DriverRequest& request_;

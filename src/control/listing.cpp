@@ -24,8 +24,8 @@ class Driver {
 public:
     Driver() {
         auto checkpoint = driver::Checkpoint::load();
-        if (checkpoint) checkpoint_ = *checkpoint;
-        if (!checkpoint_) return;
+        if (!checkpoint) return;
+        checkpoint_ = *checkpoint;
         if (auto gpus = driver::look_at_gpus()) gpus_ = *std::move(gpus);
     }
 

@@ -64,8 +64,7 @@ int exit_status_of(const std::vector<Outcome>& outcomes) noexcept {
     int status = exit_status::done;
     int withdrawn = exit_status::done;
     for (const auto& outcome : outcomes) {
-        const auto* error = peers::error_of(outcome.answer);
-        auto& worst = error && error->code == ErrorCode::cancelled ? withdrawn : status;
+        auto& worst = is_withdrawn(outcome) ? withdrawn : status;
         worst = worse_of(worst, exit_status_of(outcome));
     }
     return status == exit_status::done ? withdrawn : status;

@@ -195,13 +195,12 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     return targets;
 }
 
-/// Those of `processes` that are a root, or descend from one, in their order.
-std::vector<Process> trees_of(const std::vector<pid_t>& roots, std::vector<Process> processes) {
+/// Leaves of `processes` those that are a root, or descend from one.
+void keep_trees(const std::vector<pid_t>& roots, std::vector<Process>& processes) {
     std::set<pid_t> members(roots.begin(), roots.end());
     for (const auto root : roots)
         for (const auto& each : descendants_of(root, processes)) members.insert(each.pid);
     std::erase_if(processes, [&](const Process& each) { return !members.contains(each.pid); });
-    return processes;
 }
 
 } // namespace
@@ -322,11 +321,11 @@ Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& s
         for (const auto& each : named->reached) roots.push_back(each.process.pid);
         why_none = make_error(ErrorCode::no_process, "the processes named '{}' have ended", text);
     }
-    auto processes = finder.proc().list();
-    if (!processes) return processes.error();
-    auto members = trees_of(roots, *std::move(processes));
-    if (search.user) std::erase_if(members, [&](const Process& each) { return each.uid != *search.user; });
-    auto targets = connect_to_those_with_agents(finder, std::move(members), true);
+    auto members = finder.proc().list();
+    if (!members) return std::move(members).error();
+    keep_trees(roots, *members);
+    if (search.user) std::erase_if(*members, [&](const Process& each) { return each.uid != *search.user; });
+    auto targets = connect_to_those_with_agents(finder, *std::move(members), true);
     if (targets && targets->is_empty()) return *std::move(why_none);
     return targets;
 }
@@ -354,7 +353,7 @@ Result<std::optional<Process>> find_newcomer(const Finder& finder, const Members
     auto processes = finder.proc().list();
     if (!processes) return std::move(processes).error();
     if (membership.group.empty())
-        *processes = trees_of(membership.roots, *std::move(processes));
+        keep_trees(membership.roots, *processes);
     else
         std::erase_if(*processes, [&](const Process& each) {
             return !was_named(finder, each, model::environment::k_group, membership.group);

@@ -78,8 +78,7 @@ std::optional<AllocationRule> parse_rule(std::string_view text) {
 } // namespace
 
 bool names_library(std::string_view name, std::string_view file) noexcept {
-    const auto slash = file.rfind('/');
-    if (slash != std::string_view::npos) file.remove_prefix(slash + 1);
+    file.remove_prefix(file.rfind('/') + 1); // npos + 1 is 0
     if (!file.starts_with(name)) return false;
     return file.size() == name.size() || file[name.size()] == '.' || file[name.size()] == '-';
 }

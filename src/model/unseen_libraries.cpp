@@ -4,6 +4,8 @@
 
 #include "model/unseen_libraries.hpp"
 
+#include "base/small_file.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -69,10 +71,8 @@ bool is_meant(const Row& row, const Mapping& mapping) {
 
 std::vector<UnseenUse> unseen_libraries(std::string_view mappings) {
     std::array<std::vector<UnseenUse>, k_rows.size()> found;
-    while (!mappings.empty()) {
-        const auto end = std::min(mappings.find('\n'), mappings.size());
-        const auto mapping = parse_line(mappings.substr(0, end));
-        mappings.remove_prefix(std::min(end + 1, mappings.size()));
+    while (const auto line = take_line(mappings)) {
+        const auto mapping = parse_line(*line);
         if (mapping.file.empty()) continue;
         for (std::size_t i = 0; i < k_rows.size(); ++i) {
             if (!is_meant(k_rows[i], mapping)) continue;

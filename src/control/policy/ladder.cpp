@@ -13,17 +13,6 @@ namespace {
 
 constexpr std::array k_depths{Depth::host, Depth::file, Depth::deep}; // that a rung may have
 
-/// Of several rungs, in the order of their times, only those that lead further down.
-Ladder leading_down(const std::vector<Rung>& rungs) {
-    Ladder ladder;
-    for (const auto& rung : rungs) {
-        if (!ladder.empty() && rung.depth <= ladder.back().depth) continue;
-        if (!ladder.empty() && ladder.back().idle == rung.idle) ladder.pop_back();
-        ladder.push_back(rung);
-    }
-    return ladder;
-}
-
 /// As a person would write it: "15m".
 std::string words_for(Milliseconds time) {
     struct Unit {
@@ -92,7 +81,13 @@ Ladder deeper_of(const Ladder& one, const Ladder& other) {
     std::vector<Rung> all = one;
     all.insert(all.end(), other.begin(), other.end());
     std::stable_sort(all.begin(), all.end(), is_earlier);
-    return leading_down(all);
+    Ladder ladder;
+    for (const auto& rung : all) {
+        if (!ladder.empty() && rung.depth <= ladder.back().depth) continue;
+        if (!ladder.empty() && ladder.back().idle == rung.idle) ladder.pop_back();
+        ladder.push_back(rung);
+    }
+    return ladder;
 }
 
 bool leads_to_files(const Ladder& ladder) noexcept {

@@ -70,8 +70,13 @@ const Configuration& Policies::file_of(uid_t user) {
     return file;
 }
 
-Policy Policies::policy_for(uid_t user, const Subject& subject) {
-    const auto& wishes = file_of(user);
+Policy Policies::of(const Process& process, const std::string& name) {
+    const auto known = names_.find(process.uid);
+    const auto& user = known != names_.end()
+                           ? known->second
+                           : names_.emplace(process.uid, user_name(process.uid)).first->second;
+    const Subject subject{user, name, program_of(process)};
+    const auto& wishes = file_of(process.uid);
     auto merged = merge(policy_of(limits_, subject), policy_of(wishes, subject));
     const auto says_when = [&](const Configuration& file) {
         const auto settings = settings_for(file, subject);
@@ -79,14 +84,6 @@ Policy Policies::policy_for(uid_t user, const Subject& subject) {
     };
     if (otherwise_ && !says_when(limits_) && !says_when(wishes)) merged.ladder = *otherwise_;
     return merged;
-}
-
-Policy Policies::of(const Process& process, const std::string& name) {
-    const auto known = names_.find(process.uid);
-    const auto& user = known != names_.end()
-                           ? known->second
-                           : names_.emplace(process.uid, user_name(process.uid)).first->second;
-    return policy_for(process.uid, {user, name, program_of(process)});
 }
 
 Budgets Policies::budgets(const std::vector<Process>& processes) {

@@ -53,7 +53,6 @@ private:
                                                             uid_t owner, bool has_directory = false);
     /// The user's own; empty where there is none, or none that can be used.
     [[nodiscard]] const Configuration& file_of(uid_t user);
-    [[nodiscard]] Policy policy_for(uid_t user, const Subject& subject);
 
     Configuration limits_;                  ///< the administrator's
     std::map<uid_t, Configuration> wishes_; ///< of the users that were looked for
