@@ -248,8 +248,7 @@ std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view 
                           header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
                           MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr,
                           header(connection, "Sec-Fetch-Site")};
-    if (const auto refused = admission_.check(context_of(connection).is_known, headers))
-        return refusal(refused->status, ErrorCode::not_permitted, refused->message);
+    if (auto refused = admission_.check(context_of(connection).is_known, headers)) return refused;
     connections_.admit(context_of(connection));
     exchange.route = find_route(path);
     if (!exchange.route)
@@ -282,18 +281,19 @@ MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exch
     exchange.is_given = true;
     connections_.limit(context_of(connection), std::nullopt);
     MHD_suspend_connection(connection); // first: the lane may be quick
-    const auto change = [this, connection, &exchange, &route, wish = *std::move(wish)] {
-        exchange.answer = withdrawal_.has_come() ? ending() : program_.change(route, wish, withdrawal_);
-        MHD_resume_connection(connection);
+    const auto add = [connection, &exchange](Lane& lane, auto work) {
+        return lane.add([connection, &exchange, work = std::move(work)] {
+            exchange.answer = work();
+            MHD_resume_connection(connection);
+        });
     };
-    const auto measure = [this, connection, &exchange] {
-        exchange.answer = program_.measure();
-        MHD_resume_connection(connection);
+    const auto change = [this, &route, wish = *std::move(wish)] {
+        return withdrawal_.has_come() ? ending() : program_.change(route, wish, withdrawal_);
     };
-    const bool is_taken = is_change(route.action)           ? changes_.add(change)
-                          : route.action == Action::measure ? measures_.add(measure)
-                                                            : add_look(connection, exchange);
-    if (is_taken) return MHD_YES;
+    if (is_change(route.action)           ? add(changes_, change)
+        : route.action == Action::measure ? add(measures_, [this] { return program_.measure(); })
+                                          : add_look(connection, exchange))
+        return MHD_YES;
     exchange.answer = withdrawal_.has_come() ? ending() : crowded();
     MHD_resume_connection(connection);
     return MHD_YES;
