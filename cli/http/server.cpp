@@ -89,25 +89,6 @@ Ends ends_of(int socket) {
     return {read(::getpeername), read(::getsockname)};
 }
 
-MHD_Result send_answer(MHD_Connection* connection, const Route* route, const Answer& answer) {
-    std::string body = answer.body;
-    auto* const response = MHD_create_response_from_buffer(body.size(), body.data(), MHD_RESPMEM_MUST_COPY);
-    if (!response) return MHD_NO;
-    const auto add = [&](const char* name, const std::string& value) {
-        MHD_add_response_header(response, name, value.c_str());
-    };
-    add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
-    add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
-    if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-    if (answer.status == k_unauthorized || answer.status == k_forbidden)
-        add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
-    if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
-    if (answer.status == k_wrong_method) add(MHD_HTTP_HEADER_ALLOW, std::string(route->methods));
-    const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
-    MHD_destroy_response(response);
-    return queued;
-}
-
 /// What ends the requests of a door that ends.
 class Withdrawal : public control::Interruptions {
 public:
@@ -156,7 +137,7 @@ private:
     static void noticed(void* door, MHD_Connection* connection, void** context,
                         MHD_ConnectionNotificationCode what);
 
-    [[nodiscard]] MHD_Result reply(MHD_Connection* connection, const Exchange& exchange);
+    [[nodiscard]] MHD_Result reply(MHD_Connection* connection, Exchange& exchange);
     /// Answers at once what takes no time, and has a lane do the rest.
     [[nodiscard]] MHD_Result serve(MHD_Connection* connection, std::string_view method, Exchange& exchange);
     [[nodiscard]] std::optional<Answer> refuse(MHD_Connection* connection, std::string_view method,
@@ -260,9 +241,25 @@ std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view 
     return std::nullopt;
 }
 
-MHD_Result Door::reply(MHD_Connection* connection, const Exchange& exchange) {
+MHD_Result Door::reply(MHD_Connection* connection, Exchange& exchange) {
     connections_.limit(context_of(connection), k_for_answer);
-    return send_answer(connection, exchange.route, exchange.answer);
+    auto& answer = exchange.answer;
+    auto* const response =
+        MHD_create_response_from_buffer(answer.body.size(), answer.body.data(), MHD_RESPMEM_MUST_COPY);
+    if (!response) return MHD_NO;
+    const auto add = [&](const char* name, const std::string& value) {
+        MHD_add_response_header(response, name, value.c_str());
+    };
+    add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
+    add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+    if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    if (answer.status == k_unauthorized || answer.status == k_forbidden)
+        add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
+    if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
+    if (answer.status == k_wrong_method) add(MHD_HTTP_HEADER_ALLOW, std::string(exchange.route->methods));
+    const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
+    MHD_destroy_response(response);
+    return queued;
 }
 
 MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exchange& exchange) {
