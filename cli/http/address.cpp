@@ -173,9 +173,6 @@ Result<Network> parse_network(std::string_view text) {
 
 Result<Address> parse_address(std::string_view text) {
     constexpr std::string_view k_unix = "unix:";
-    const auto wrong = [&] {
-        return make_error(ErrorCode::invalid_argument, "'{}' is not an address: {}", text, k_rule);
-    };
     Address address;
     if (text.starts_with(k_unix) || text.starts_with('/')) {
         address.path = text.starts_with('/') ? text : text.substr(k_unix.size());
@@ -193,7 +190,8 @@ Result<Address> parse_address(std::string_view text) {
     const auto ip = parse_ip(host == "localhost" ? "127.0.0.1" : host);
     const auto port =
         number_in<std::uint16_t>(colon == std::string_view::npos ? text : text.substr(colon + 1));
-    if (!ip || !port || (!ip->is_v4() && !has_brackets)) return wrong();
+    if (!ip || !port || (!ip->is_v4() && !has_brackets))
+        return make_error(ErrorCode::invalid_argument, "'{}' is not an address: {}", text, k_rule);
     address.endpoint = {*ip, *port};
     return address;
 }

@@ -6,7 +6,6 @@
 
 #include "base/fd.hpp"
 #include "base/small_file.hpp"
-#include "cli/http/answer.hpp"
 
 #include <fmt/format.h>
 
@@ -141,9 +140,12 @@ bool Admission::knows(const Ends& ends) const {
     return user && (*user == owner_ || *user == 0);
 }
 
-std::optional<Refusal> Admission::check(bool is_known, const Headers& headers) const {
-    const Refusal is_page{k_forbidden, "pages of the web may not call this door"};
-    if (headers.has_origin) return is_page;
+std::optional<Answer> Admission::check(bool is_known, const Headers& headers) const {
+    const auto refusal = [](int status, std::string_view message) {
+        return answer_of(status, make_error(ErrorCode::not_permitted, "{}", message));
+    };
+    constexpr std::string_view k_is_page = "pages of the web may not call this door";
+    if (headers.has_origin) return refusal(k_forbidden, k_is_page);
     constexpr std::string_view k_bearer = "bearer ";
     const auto& given = headers.authorization;
     const bool has_token =
@@ -152,15 +154,15 @@ std::optional<Refusal> Admission::check(bool is_known, const Headers& headers) c
     if (has_token && is_same_secret(token_, given.substr(k_bearer.size()))) return std::nullopt;
     // Of an image a browser sends no origin, and asks as the owner. Source: Fetch Metadata, section 2.3.
     const auto& site = headers.fetch_site;
-    if (!site.empty() && site != "none" && site != "same-origin") return is_page;
+    if (!site.empty() && site != "none" && site != "same-origin") return refusal(k_forbidden, k_is_page);
     if (!is_known && token_.empty())
-        return Refusal{k_forbidden, "only the owner of this door, on its machine, and root may call it"};
+        return refusal(k_forbidden, "only the owner of this door, on its machine, and root may call it");
     if (!is_known)
-        return Refusal{k_unauthorized,
-                       has_token ? "this is not the token of this door" : "this door needs its token"};
+        return refusal(k_unauthorized,
+                       has_token ? "this is not the token of this door" : "this door needs its token");
     if (is_unix_ || is_own_host(headers.host)) return std::nullopt;
-    return Refusal{k_forbidden,
-                   "this door is called by its address, by localhost, or by this machine's name"};
+    return refusal(k_forbidden,
+                   "this door is called by its address, by localhost, or by this machine's name");
 }
 
 } // namespace gpu_sleep::cli::http

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cli/http/address.hpp"
+#include "cli/http/answer.hpp"
 
 #include <sys/types.h>
 
@@ -41,12 +42,6 @@ struct Ends {
 /// page of the web can have a name of its own lead to any address, but not these. Without port or with any.
 [[nodiscard]] bool is_own_host(std::string_view host);
 
-/// What a request is refused with.
-struct Refusal {
-    int status = 0;
-    std::string message;
-};
-
 /// Decides on requests. Immutable; thread-safe.
 class Admission {
 public:
@@ -55,8 +50,8 @@ public:
 
     /// Whether the other end of a connection is one of those that need no token; to be asked once.
     [[nodiscard]] bool knows(const Ends& ends) const;
-    /// `is_known`: as knows() said.
-    [[nodiscard]] std::optional<Refusal> check(bool is_known, const Headers& headers) const;
+    /// What a request is refused with, or nothing. `is_known`: as knows() said.
+    [[nodiscard]] std::optional<Answer> check(bool is_known, const Headers& headers) const;
 
 private:
     bool is_unix_;

@@ -89,25 +89,6 @@ Ends ends_of(int socket) {
     return {read(::getpeername), read(::getsockname)};
 }
 
-MHD_Result send_answer(MHD_Connection* connection, const Route* route, const Answer& answer) {
-    std::string body = answer.body;
-    auto* const response = MHD_create_response_from_buffer(body.size(), body.data(), MHD_RESPMEM_MUST_COPY);
-    if (!response) return MHD_NO;
-    const auto add = [&](const char* name, const std::string& value) {
-        MHD_add_response_header(response, name, value.c_str());
-    };
-    add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
-    add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
-    if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-    if (answer.status == k_unauthorized || answer.status == k_forbidden)
-        add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
-    if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
-    if (answer.status == k_wrong_method) add(MHD_HTTP_HEADER_ALLOW, std::string(route->methods));
-    const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
-    MHD_destroy_response(response);
-    return queued;
-}
-
 /// What ends the requests of a door that ends.
 class Withdrawal : public control::Interruptions {
 public:
@@ -156,7 +137,7 @@ private:
     static void noticed(void* door, MHD_Connection* connection, void** context,
                         MHD_ConnectionNotificationCode what);
 
-    [[nodiscard]] MHD_Result reply(MHD_Connection* connection, const Exchange& exchange);
+    [[nodiscard]] MHD_Result reply(MHD_Connection* connection, Exchange& exchange);
     /// Answers at once what takes no time, and has a lane do the rest.
     [[nodiscard]] MHD_Result serve(MHD_Connection* connection, std::string_view method, Exchange& exchange);
     [[nodiscard]] std::optional<Answer> refuse(MHD_Connection* connection, std::string_view method,
@@ -248,8 +229,7 @@ std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view 
                           header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
                           MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr,
                           header(connection, "Sec-Fetch-Site")};
-    if (const auto refused = admission_.check(context_of(connection).is_known, headers))
-        return refusal(refused->status, ErrorCode::not_permitted, refused->message);
+    if (auto refused = admission_.check(context_of(connection).is_known, headers)) return refused;
     connections_.admit(context_of(connection));
     exchange.route = find_route(path);
     if (!exchange.route)
@@ -261,9 +241,25 @@ std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view 
     return std::nullopt;
 }
 
-MHD_Result Door::reply(MHD_Connection* connection, const Exchange& exchange) {
+MHD_Result Door::reply(MHD_Connection* connection, Exchange& exchange) {
     connections_.limit(context_of(connection), k_for_answer);
-    return send_answer(connection, exchange.route, exchange.answer);
+    auto& answer = exchange.answer;
+    auto* const response =
+        MHD_create_response_from_buffer(answer.body.size(), answer.body.data(), MHD_RESPMEM_MUST_COPY);
+    if (!response) return MHD_NO;
+    const auto add = [&](const char* name, const std::string& value) {
+        MHD_add_response_header(response, name, value.c_str());
+    };
+    add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
+    add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+    if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    if (answer.status == k_unauthorized || answer.status == k_forbidden)
+        add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
+    if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
+    if (answer.status == k_wrong_method) add(MHD_HTTP_HEADER_ALLOW, std::string(exchange.route->methods));
+    const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
+    MHD_destroy_response(response);
+    return queued;
 }
 
 MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exchange& exchange) {
@@ -282,18 +278,19 @@ MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exch
     exchange.is_given = true;
     connections_.limit(context_of(connection), std::nullopt);
     MHD_suspend_connection(connection); // first: the lane may be quick
-    const auto change = [this, connection, &exchange, &route, wish = *std::move(wish)] {
-        exchange.answer = withdrawal_.has_come() ? ending() : program_.change(route, wish, withdrawal_);
-        MHD_resume_connection(connection);
+    const auto add = [connection, &exchange](Lane& lane, auto work) {
+        return lane.add([connection, &exchange, work = std::move(work)] {
+            exchange.answer = work();
+            MHD_resume_connection(connection);
+        });
     };
-    const auto measure = [this, connection, &exchange] {
-        exchange.answer = program_.measure();
-        MHD_resume_connection(connection);
+    const auto change = [this, &route, wish = *std::move(wish)] {
+        return withdrawal_.has_come() ? ending() : program_.change(route, wish, withdrawal_);
     };
-    const bool is_taken = is_change(route.action)           ? changes_.add(change)
-                          : route.action == Action::measure ? measures_.add(measure)
-                                                            : add_look(connection, exchange);
-    if (is_taken) return MHD_YES;
+    if (is_change(route.action)           ? add(changes_, change)
+        : route.action == Action::measure ? add(measures_, [this] { return program_.measure(); })
+                                          : add_look(connection, exchange))
+        return MHD_YES;
     exchange.answer = withdrawal_.has_come() ? ending() : crowded();
     MHD_resume_connection(connection);
     return MHD_YES;

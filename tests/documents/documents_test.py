@@ -36,8 +36,8 @@ def shown_in(text):
 
 
 def printed_by(page):
-    """The lines of a manual page, without fonts and quotes."""
-    return re.sub(r'\\f[BIRP]|"', "", text_of(page).replace("\\-", "-")).splitlines()
+    """The lines of a manual page, without fonts and quotes; a command that goes on in the next is one."""
+    return re.sub(r'\\f[BIRP]|"', "", text_of(page).replace("\\-", "-").replace("\\e\n", "")).splitlines()
 
 
 def options_of(command):
