@@ -76,7 +76,7 @@ class Sleeper:
         process = answer["processes"][0] if answer["processes"] else {}
         report = process.get("report", {})
         # A deep sleep that is refused late leaves it asleep.
-        if status == OK and (report.get("changed") or process["state"] == "asleep"):
+        if status == OK and (report.get("changed") or process.get("state") == "asleep"):
             self.sleeps.append(seconds)
             return (True, sum(device["moved_bytes"] for device in report["devices"]),
                     sum(tag["ranges"] for tag in report["tags"]), report)

@@ -47,7 +47,7 @@ void add_failures(Digest& digest, Word* words, cudaStream_t stream, cudaEvent_t 
 
 int run_step(int number, const ProgramOptions& options, int pipe) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const auto count = (static_cast<std::size_t>(256 * options.scale) + 16) << 18;
+    const auto count = (static_cast<std::size_t>(64 * options.scale) + 16) << 18;
     Word* words = nullptr;
     cudaStream_t stream = nullptr;
     cudaEvent_t event = nullptr;
