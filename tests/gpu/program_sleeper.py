@@ -51,7 +51,8 @@ class Sleeper:
         words = (*words, "--timeout", self.options.timeout, *self.program.sleep_options)
         if self.options.deep and (not self.refusal or self.program.refuses_at_times):
             done = self.command("gpu-sleep", *words, "--deep")
-            if "deeply" not in done[3]: # "cannot sleep deeply", or "asleep, but not deeply"
+            late = self.program.refuses_at_times and "asleep, but not deeply" in done[3]
+            if not late and "cannot sleep deeply" not in done[3]:
                 return done
             self.refusal = done[3]
         return self.command("gpu-sleep", *words)
