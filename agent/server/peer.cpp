@@ -36,7 +36,7 @@ Result<void> wait_for(int socket, short events, Clock::time_point deadline) {
                    static_cast<int>(std::clamp<Milliseconds::rep>(left, 0, std::numeric_limits<int>::max())));
         if (ready > 0) return {};
         if (ready == 0 || errno != EINTR)
-            return make_error(ErrorCode::timed_out, "the other process did not answer in time");
+            return make_error(ErrorCode::timed_out, "it did not answer in time; is it stopped?");
     }
 }
 

@@ -57,7 +57,8 @@ class Sleeper:
         words = (*words, "--timeout", self.options.timeout, *self.program.sleep_options)
         if self.options.deep and (not self.refusal or self.program.refuses_at_times):
             done = self.command("gpu-sleep", *words, "--deep")
-            if "deeply" not in done[3]: # "cannot sleep deeply", or "asleep, but not deeply"
+            late = self.program.refuses_at_times and "asleep, but not deeply" in done[3]
+            if not late and "cannot sleep deeply" not in done[3]:
                 return done
             self.refusal = done[3]
         return self.command("gpu-sleep", *words)
@@ -82,7 +83,7 @@ class Sleeper:
         process = answer["processes"][0] if answer["processes"] else {}
         report = process.get("report", {})
         # A deep sleep that is refused late leaves it asleep.
-        if status == OK and (report.get("changed") or process["state"] == "asleep"):
+        if status == OK and (report.get("changed") or process.get("state") == "asleep"):
             self.sleeps.append(seconds)
             return (True, sum(device["moved_bytes"] for device in report["devices"]),
                     sum(tag["ranges"] for tag in report["tags"]), report)

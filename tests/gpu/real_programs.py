@@ -214,9 +214,10 @@ class Bench:
             return [sys.executable, source, *words]
         binary = os.path.join(self.scratch, program.name)
         if not os.path.exists(binary):
-            stubs = "-L" + os.path.join(self.toolkit(program), "lib64", "stubs") # for the linker only
-            subprocess.run([self.compiler(program), *program.build[1:], source, "-o", binary, stubs,
-                            *program.libraries], check=True)
+            libraries = os.path.join(self.toolkit(program), "lib64")
+            subprocess.run([self.compiler(program), *program.build[1:], source, "-o", binary,
+                            f"-L{libraries}/stubs", # for the linker only
+                            f"-Xlinker=-rpath={libraries}", *program.libraries], check=True)
         return [binary, *words]
 
     def start(self, program, prefix, seconds):

@@ -47,7 +47,7 @@ void add_failures(Digest& digest, Word* words, cudaStream_t stream, cudaEvent_t 
 
 int run_step(int number, const ProgramOptions& options, int pipe) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const auto count = (static_cast<std::size_t>(256 * options.scale) + 16) << 18;
+    const auto count = (static_cast<std::size_t>(64 * options.scale) + 16) << 18;
     Word* words = nullptr;
     cudaStream_t stream = nullptr;
     cudaEvent_t event = nullptr;
@@ -64,7 +64,7 @@ int run_step(int number, const ProgramOptions& options, int pipe) {
     digest.add(host.data(), count * sizeof(Word));
 
     expect_below<<<1, 32, 0, stream>>>(words, 1);
-    CHECKED(cudaEventRecord(event, stream));
+    static_cast<void>(cudaEventRecord(event, stream)); // which may hear of it already
     std::this_thread::sleep_for(shortest_step(options) / 4); // a sleep comes before anybody knows, too
     add_failures(digest, words, stream, event);
     const auto text = digest.finish();

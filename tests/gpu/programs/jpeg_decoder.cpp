@@ -60,7 +60,7 @@ private:
         CHECKED(nvjpegEncoderParamsCreate(library_, &parameters, stream_));
         CHECKED(nvjpegEncoderParamsSetQuality(parameters, 90, stream_));
         CHECKED(nvjpegEncoderParamsSetSamplingFactors(parameters, NVJPEG_CSS_420, stream_));
-        CHECKED(cudaMemcpy(image_.channel[0], pixels.data(), k_bytes, cudaMemcpyHostToDevice));
+        CHECKED(cudaMemcpyAsync(image_.channel[0], pixels.data(), k_bytes, cudaMemcpyDefault, stream_));
         CHECKED(nvjpegEncodeImage(library_, encoder, parameters, &image_, NVJPEG_INPUT_RGBI, k_side, k_side,
                                   stream_));
         std::size_t size = 0;
