@@ -4,15 +4,12 @@
 
 #include "cli/kernel_spec.hpp"
 
+#include "cli/json_value.hpp"
 #include "cli/preload.hpp"
 #include "model/environment.hpp"
 
-#include <nlohmann/json.hpp>
-
 namespace gpu_sleep::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* k_env = "env";
 constexpr const char* k_metadata = "metadata";
@@ -22,23 +19,23 @@ constexpr const char* k_library = "library";
 constexpr const char* k_preload = "LD_PRELOAD";
 
 /// Nothing if the text is no JSON object.
-std::optional<Json> parse(const std::string& text) {
-    auto json = Json::parse(text, nullptr, false);
+std::optional<OrderedJson> parse(const std::string& text) {
+    auto json = OrderedJson::parse(text, nullptr, false);
     return json.is_object() ? std::optional(std::move(json)) : std::nullopt;
 }
 
 /// The text of a member, or nothing.
-std::optional<std::string> text_of(const Json& object, const char* member) {
+std::optional<std::string> text_of(const OrderedJson& object, const char* member) {
     const auto found = object.is_object() ? object.find(member) : object.end();
     if (!object.is_object() || found == object.end() || !found->is_string()) return std::nullopt;
     return found->get<std::string>();
 }
 
-Json member_of(const Json& object, const char* member) {
-    return object.is_object() && object.contains(member) ? object.at(member) : Json();
+OrderedJson member_of(const OrderedJson& object, const char* member) {
+    return object.is_object() && object.contains(member) ? object.at(member) : OrderedJson();
 }
 
-std::string with_ours(Json json, const std::string& original, const std::string& library) {
+std::string with_ours(OrderedJson json, const std::string& original, const std::string& library) {
     auto& env = json[k_env];
     env[k_preload] = with_agent(library, text_of(env, k_preload).value_or(std::string()));
     if (!env.contains(model::environment::k_capture)) env[model::environment::k_capture] = "1";
@@ -47,14 +44,14 @@ std::string with_ours(Json json, const std::string& original, const std::string&
 }
 
 /// Removes a member, and the object if nothing else is in it and it was not there before.
-void remove(Json& json, const char* object, const char* member, const Json& before) {
+void remove(OrderedJson& json, const char* object, const char* member, const OrderedJson& before) {
     if (!json.contains(object) || !json[object].is_object()) return;
     json[object].erase(member);
     if (json[object].empty() && !before.contains(object)) json.erase(object);
 }
 
 /// An edited specification without our members.
-std::string without_ours(Json json, const Json& before) {
+std::string without_ours(OrderedJson json, const OrderedJson& before) {
     const auto preloaded = text_of(member_of(json, k_env), k_preload);
     const auto others = preloaded ? without_agent(*preloaded) : std::string();
     if (preloaded && !others.empty()) json[k_env][k_preload] = others;
@@ -79,7 +76,7 @@ std::optional<std::string> enabled_kernel(const std::string& text, const std::st
 
 std::optional<std::string> disabled_kernel(const std::string& text) {
     const auto json = parse(text);
-    const auto ours = json ? member_of(member_of(*json, k_metadata), k_ours) : Json();
+    const auto ours = json ? member_of(member_of(*json, k_metadata), k_ours) : OrderedJson();
     const auto original = text_of(ours, k_original);
     const auto library = text_of(ours, k_library);
     const auto before = original ? parse(*original) : std::nullopt;

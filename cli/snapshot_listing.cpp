@@ -21,7 +21,7 @@ using store::Owner;
 using store::SnapshotName;
 using Align = Table::Align;
 
-constexpr std::string_view k_program = "gpu-snapshot";
+constexpr std::string_view k_snapshot_program = "gpu-snapshot";
 
 std::string state_of(const SnapshotFacts& facts) {
     if (facts.is_misnamed) return "misnamed";
@@ -68,7 +68,7 @@ std::string render_extents(const store::SnapshotHeader& header) {
 
 OrderedJson to_value(const SnapshotFacts& facts) {
     OrderedJson json = {{"path", facts.path.string()}, {"state", state_of(facts)}};
-    if (facts.error) json["error"] = error_value(k_program, *facts.error);
+    if (facts.error) json["error"] = error_value(k_snapshot_program, *facts.error);
     if (facts.is_good) json["good"] = *facts.is_good;
     if (!facts.header) return json;
     const auto& description = facts.header->description;
@@ -186,7 +186,7 @@ std::string render_removed(const Removed& removed) {
 
 std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status,
                     const std::optional<Removed>& removed) {
-    auto json = document(k_program, exit_status);
+    auto json = document(k_snapshot_program, exit_status);
     for (const auto& facts : snapshots) json["snapshots"].push_back(to_value(facts));
     if (removed) json["removed"] = *removed;
     return written(json);
