@@ -352,10 +352,12 @@ inline constexpr unsigned k_teller = detail::Description<detail::Fields<T>>::k_t
 /// it gives true. Returns whether it did.
 template <HasFields T, class Test>
 bool any_field(T& value, const std::remove_const_t<T>& initial, const Test& test) {
-    return [&]<std::size_t... I>(std::index_sequence<I...>) {
-        return (test(std::get<I>(fields(value)), std::get<I>(fields(initial)).value) || ...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<detail::Fields<T>>>());
+    return std::apply(
+        [&](const auto&... field) {
+            return std::apply([&](const auto&... its) { return (test(field, its.value) || ...); },
+                              fields(initial));
+        },
+        fields(value));
 }
 
 /// Whether `value` is what a new struct has there, which is `initial`.
