@@ -23,17 +23,15 @@ namespace {
 
 constexpr Milliseconds k_answer_patience{2'000};
 
-/// The locks of one GPU, each user's whose processes have something of it: they let nobody wake meanwhile who
-/// makes room himself.
+/// The locks of one GPU, each user's who has processes on it, asleep or not: they let nobody wake meanwhile
+/// who makes room himself.
 class Locks {
 public:
     /// Errors: timed_out, out of descriptors.
     Result<void> take(Finder& finder, const std::string& gpu, const std::vector<Outcome>& processes) {
         std::set<std::pair<dev_t, ino_t>> known;
         for (const auto& each : processes) {
-            const auto* const report = std::get_if<model::Report>(&each.answer);
-            const bool has_some = report && peers::candidate_of(*report, {}).frees.contains(gpu);
-            if (!has_some) continue;
+            if (!is_on(gpu, each)) continue;
             const auto socket = finder.socket_of(each.process);
             struct stat status = {};
             if (!socket || ::fstat(socket->directory.get(), &status) != 0) continue;
@@ -45,6 +43,12 @@ public:
     }
 
 private:
+    static bool is_on(const std::string& gpu, const Outcome& process) {
+        const auto* const report = std::get_if<model::Report>(&process.answer);
+        return report && std::any_of(report->devices.begin(), report->devices.end(),
+                                     [&](const auto& device) { return device.uuid == gpu; });
+    }
+
     Result<void> lock_all() {
         constexpr Milliseconds k_lock_patience{10'000};
         constexpr Milliseconds k_between{20};
@@ -61,6 +65,12 @@ private:
 
     std::vector<peers::GpuLine> lines_;
 };
+
+Result<std::vector<Outcome>> ask_processes(Finder& finder, const Need& need) {
+    auto processes = ask_all(finder, need.user, k_answer_patience);
+    if (processes) drop_ended(*processes);
+    return processes;
+}
 
 /// The processes that `need` names; nothing if it names none. Errors: those of find_targets().
 Result<std::optional<std::set<pid_t>>> selected(Finder& finder, const Need& need) {
@@ -97,21 +107,34 @@ Error too_little(const Need& need, const GpuRoom& room) {
     return error;
 }
 
-} // namespace
+bool has_changed(const Outcome& outcome) {
+    const auto* const report = std::get_if<model::Report>(&outcome.answer);
+    return report && report->changed;
+}
 
-Result<Made> make_room(const Need& need) {
+/// Whether it slept before it was asked: others have changed who has the memory.
+bool slept_already(const Outcome& outcome) {
+    const auto* const report = std::get_if<model::Report>(&outcome.answer);
+    return report && !report->changed && !report->dry_run && report->notes.empty();
+}
+
+Result<Made> try_to_make_room(const Need& need) {
     Finder finder;
     const auto only = selected(finder, need);
     if (!only) return only.error();
-    auto found = ask_all(finder, need.user, k_answer_patience);
+    auto found = ask_processes(finder, need);
     if (!found) return std::move(found).error();
     auto& processes = *found;
-    drop_ended(processes);
     const Gpus gpus(finder, processes);
     auto gpu = gpus.choose(need.gpu);
     if (!gpu) return std::move(gpu).error();
     Locks locks;
-    if (!need.request.dry_run) GPU_SLEEP_TRY(locks.take(finder, gpu->uuid, processes));
+    if (!need.request.dry_run) {
+        GPU_SLEEP_TRY(locks.take(finder, gpu->uuid, processes));
+        auto now = ask_processes(finder, need); // who had the locks has moved memory
+        if (!now) return std::move(now).error();
+        processes = *std::move(now);
+    }
     Made done;
     done.room.needed = need.bytes;
     const auto look = [&]() -> Result<peers::BytesByGpu> {
@@ -135,6 +158,23 @@ Result<Made> make_room(const Need& need) {
     std::move(others.begin(), others.end(), std::back_inserter(done.room.against));
     done.error = too_little(need, done.room);
     return done;
+}
+
+} // namespace
+
+Result<Made> make_room(const Need& need) {
+    constexpr int k_tries = 3;
+    std::vector<Outcome> slept; // in the tries before
+    for (int tries = 1;; ++tries) {
+        auto made = try_to_make_room(need);
+        if (!made) return made;
+        auto& outcomes = made->outcomes;
+        const bool is_outdated = std::erase_if(outcomes, slept_already) > 0;
+        outcomes.insert(outcomes.begin(), slept.begin(), slept.end());
+        if (!made->error || !is_outdated || tries == k_tries) return made;
+        slept = std::move(outcomes);
+        std::erase_if(slept, [](const auto& each) { return !has_changed(each); });
+    }
 }
 
 Result<std::vector<driver::Gpu>> visible_gpus(const char* names, const char* order) {

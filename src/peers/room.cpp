@@ -10,12 +10,11 @@
 namespace gpu_sleep::peers {
 namespace {
 
-/// Why it still does not sleep; empty: it does, or would.
+/// Why it does not sleep; empty: it does, perhaps since before it was asked, or would.
 std::string refusal(const Answer& answer, bool is_dry_run) {
     if (const auto* const error = error_of(answer)) return error->message;
     const auto& report = std::get<model::Report>(answer);
-    if (report.changed || is_dry_run) return {};
-    return report.notes.empty() ? "it is already asleep" : report.notes.front();
+    return report.changed || is_dry_run || report.notes.empty() ? std::string() : report.notes.front();
 }
 
 /// Puts to sleep until there is room.

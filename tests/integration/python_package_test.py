@@ -160,6 +160,17 @@ class Package(unittest.TestCase):
         for named in ("", "/nowhere", "libc.so.6"):
             self.check(run(["-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=named, LD_LIBRARY_PATH=""))
 
+    def test_warns_where_torch_comes_within_a_tag(self):
+        program = """
+            import warnings, gpu_sleep, torch_stand_in
+            with warnings.catch_warnings(record=True) as caught:
+                for _ in range(2):
+                    with gpu_sleep.tag("weights"):
+                        torch_stand_in.install()
+            assert ["import torch before the first tag" in str(each.message) for each in caught] == [True], caught
+        """
+        self.check(run(["-W", "always", "-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=str(AGENT)))
+
     def test_without_a_driver(self):
         program = """
             import sys, gpu_sleep

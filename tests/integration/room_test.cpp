@@ -2,17 +2,20 @@
 // Copyright the gpu-sleep authors.
 // Room on demand: processes that do not fit together take turns, by touches and by commands.
 
+#include "peers/gpu_line.hpp"
 #include "shared_devices.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <csignal>
 #include <deque>
+#include <filesystem>
 #include <fstream>
 #include <utility>
 
@@ -173,6 +176,25 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
         {"--need", "40MiB", "--gpu", only.host.report(k_uuid), "--config", scratch.file("c.toml")}, true);
     INFO(by_file.err);
     if (by_file.err.find("toml++") == std::string::npos) CHECK(by_file.status == 0);
+}
+
+TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else makes room", "[room]") {
+    const Machine machine;
+    Model first(machine.model("first"));
+    Model second(machine.model("second"));
+    const auto gpu = second.host.report(k_uuid);
+    const auto path = std::filesystem::path(socket_file(second.host.pid())).parent_path();
+    const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    auto other = peers::GpuLine::open(directory.get(), gpu);
+    REQUIRE(other);
+    REQUIRE(other->lock());
+    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--min-awake", "0s"},
+                        machine.devices.environment()});
+    await_open(need, "room-" + gpu); // it knows how all stand, and waits for its turn
+    second.host.wake();
+    other->unlock();
+    CHECK(succeeded(need.finish()));
+    CHECK(second.host.state() == "asleep");
 }
 
 TEST_CASE("Room: gpu-run --need makes room before its command starts, or does not start it", "[room]") {

@@ -28,16 +28,20 @@ Launch host_launch(Arguments environment, Arguments prefix) {
 }
 
 void await_request(const Process& command) {
+    await_open(command, "socket:");
+    pause_for(Milliseconds(50));
+}
+
+void await_open(const Process& command, std::string_view part) {
     namespace fs = std::filesystem;
     const auto descriptors = fmt::format("/proc/{}/fd", command.pid());
-    const auto has_connected = [&] {
+    const auto has_opened = [&] {
         std::error_code ignored; // it is starting, or closes one at this moment
         for (fs::directory_iterator each(descriptors, ignored), end; each != end; each.increment(ignored))
-            if (fs::read_symlink(each->path(), ignored).native().starts_with("socket:")) return true;
+            if (fs::read_symlink(each->path(), ignored).native().find(part) != std::string::npos) return true;
         return false;
     };
-    CHECK(becomes_true(has_connected));
-    pause_for(Milliseconds(50));
+    CHECK(becomes_true(has_opened));
 }
 
 Host::Host(Arguments environment, Arguments prefix)

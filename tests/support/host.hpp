@@ -7,6 +7,8 @@
 #include "support/process.hpp"
 #include "support/sanitized.hpp"
 
+#include <string_view>
+
 namespace gpu_sleep::test {
 
 using Arguments = std::vector<std::string>;
@@ -93,6 +95,9 @@ void become_idle(const Host& host, double seconds = 0.05);
 /// Waits until `command` opens a connection, and gives its request a moment to arrive: how long a command
 /// takes to begin differs by machine.
 void await_request(const Process& command);
+
+/// Waits until `command` has opened a file, or a socket, in whose name `part` is.
+void await_open(const Process& command, std::string_view part);
 
 /// The environment of somebody else's program that runs with the agent: a sanitized agent brings its runtime
 /// along, which does not like to come late, and finds leaks in others' programs.

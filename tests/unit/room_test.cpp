@@ -152,6 +152,14 @@ TEST_CASE("Room: who refuses is replaced by others, and is told of", "[room]") {
     CHECK(made.against[1] == "early has 10 B: it was woken 1.00 s ago");
 }
 
+TEST_CASE("Room: who turns out to be asleep already is not said to have memory", "[room]") {
+    Crowd crowd;
+    crowd.add("asleep", 10, 500, model::Report());
+    const auto made = crowd.make_room(10);
+    CHECK_FALSE(made.is_enough());
+    CHECK(made.against.empty());
+}
+
 TEST_CASE("Room: nobody sleeps for what all together cannot give, and who has gone is passed over",
           "[room]") {
     Crowd crowd;

@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
 from . import _agent
@@ -45,7 +46,7 @@ class _Capture:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.entered: List[Tuple["Region", contextlib.ExitStack]] = []
+        self.entered: List[Tuple["Region", contextlib.ExitStack, bool]] = []  # at last whether PyTorch was there
         self.diversions: Dict[int, Union[_Diversion, _Capture]] = {}  # by device
 
 
@@ -216,21 +217,26 @@ class Region(contextlib.ContextDecorator):
                 devices = _current_devices(torch) if self._devices is None else self._devices
                 for device in devices | _thread.diversions.keys():  # the pool of another tag must not grow by this one
                     undo.enter_context(_diverted(torch, self.name, device))
-            _thread.entered.append((self, undo.pop_all()))
+            _thread.entered.append((self, undo.pop_all(), "torch" in sys.modules))
 
     def __exit__(self, *error: object) -> None:
         if not _thread.entered or _thread.entered[-1][0] is not self:
             raise InvalidArgument("regions of tags must end on the thread that entered them, the innermost first")
-        _thread.entered.pop()[1].close()
+        _, undo, had_torch = _thread.entered.pop()
+        undo.close()
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if not had_torch and cuda is not None and cuda.is_initialized():
+            warnings.warn(f"torch was imported inside the region, so PyTorch's memory is not from pools of the tag "
+                          f"'{self.name.decode()}': import torch before the first tag", RuntimeWarning, stacklevel=2)
 
 
 def tag(name: str, devices: Optional[Iterable[int]] = None) -> Region:
     """A region, for `with` or as a decorator: GPU memory that the calling thread allocates inside has this tag.
 
     `name` is 1 to 64 letters, digits, '_', '-', '.' or ':'. That applies to gpu_sleep_alloc(), any
-    library under gpu-run, and PyTorch if the program imported it before. PyTorch's memory comes from memory pools, one for
-    each tag and device (and for each thread that is inside at a time): what is freed goes back to the pool that it came
-    from. Regions nest, and the innermost counts. Other threads are not inside, those of autograd among them.
+    library under gpu-run, and PyTorch. Import torch before the first tag: a region within which it is imported warns at
+    its end. PyTorch's memory comes from memory pools, one for each tag and device (and for each thread that is inside
+    at a time): what is freed goes back to the pool that it came from. Regions nest, and the innermost counts. Other threads are not inside, those of autograd among them.
 
     `devices` are the CUDA ordinals for which PyTorch allocates from pools: by default the current device and every
     other that has a context, and in any case those of an enclosing region. Name a device here that is used inside for
