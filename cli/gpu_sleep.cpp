@@ -65,7 +65,7 @@ usage::Table table_of(Typed& typed) {
            {"--live", usage::flag(typed.runs_on),
             "Put nothing to sleep: have the program run on from host memory, slower"},
            {"--bytes", usage::size(typed.live_bytes),
-            "How much of it is to be in host memory (default: all; with --live)"},
+            "With --live: how much memory is to be in host memory (default: all)"},
            usage::brief({"--deep", usage::flag(request.deep), "Also free what the CUDA driver holds for it"}),
            usage::brief({"--engine", usage::choice("agent|driver|auto", set_engine),
                          "driver: for a process without an agent; slower"})}},

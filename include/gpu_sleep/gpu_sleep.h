@@ -268,13 +268,13 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_uninhibit(void);
 /** Puts this process to sleep, as `gpu-sleep --level LEVEL --tags TAGS` does from outside. `level` is 1 or 2,
  * or 0 for a pause; `tags` is a list separated by commas, or NULL for all (an empty name is an UNKNOWN_TAG).
  * `timeout_ms` bounds all until memory is released, copying included; with 0, callbacks and GPU work have 30
- * seconds, and copying takes as long as it takes. On return the memory is released, and no GPU work may touch
- * it until it is awake, by whichever library: unlike `gpu-sleep` without --force, this does not refuse where
- * use of the GPU cannot be seen. Work on memory that is awake goes on, as gpu_sleep_set_separable() has it.
- * Already asleep: OK. Errors: INVALID_ARGUMENT (another level), UNKNOWN_TAG, REFUSED (by a callback, or
- * called by one or for one), TIMED_OUT, CAPTURE_IN_PROGRESS, OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for
- * the agent's own fingerprints), IO (no random numbers for their key), DRIVER, NO_DRIVER, CONTEXT_LOST; after
- * each of them the memory is awake and unchanged.
+ * seconds together, and copying takes as long as it takes. On return the memory is released, and no GPU work
+ * may touch it until it is awake, by whichever library: unlike `gpu-sleep` without --force, this does not
+ * refuse where use of the GPU cannot be seen. Work on memory that is awake goes on, as
+ * gpu_sleep_set_separable() has it. Already asleep: OK. Errors: INVALID_ARGUMENT (another level),
+ * UNKNOWN_TAG, REFUSED (by a callback, or called by one or for one), TIMED_OUT, CAPTURE_IN_PROGRESS,
+ * OUT_OF_HOST_MEMORY, OUT_OF_DEVICE_MEMORY (for the agent's own fingerprints), IO (no random numbers for
+ * their key), DRIVER, NO_DRIVER, CONTEXT_LOST; after each of them the memory is awake and unchanged.
  *
  *  Level 0 releases nothing: the GPU finishes its work, and whatever this process would submit waits until a
  * wake of any tags. The program has to run under `gpu-run` (DRIVER), and `tags` must be NULL

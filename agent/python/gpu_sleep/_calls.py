@@ -69,8 +69,9 @@ def sleep(level: int = 1, tags: Tags = None, deep: bool = False, timeout: Option
     At `level` 1 contents are kept in host memory; at 2 they are dropped, except for what policy() and preserve() keep. At
     level 0, a pause, all memory stays, and GPU work waits until a wake; functions of on_sleep() are not called. A `deep`
     sleep takes contexts and modules from the GPU as well. Both need gpu-run, and exclude `tags`. `timeout`, in seconds,
-    covers everything until memory is released; without it callbacks and GPU work have 30 seconds each, and copying takes
-    as long as it takes. No GPU work, not even a library's, may use sleeping memory. Does nothing if it is asleep. Ctrl-C is heard at its end.
+    covers everything until memory is released; without it callbacks and GPU work have 30 seconds together, and copying
+    takes as long as it takes. No GPU work, not even a library's, may use sleeping memory. Does nothing if it is asleep.
+    Ctrl-C is heard at its end.
 
     Errors, after which all is awake and unchanged: NoAgent, InvalidArgument, UnknownTag, Refused (by a callback, whose
     exception is the cause; or if called from a callback), TimedOut, CaptureInProgress, OutOfHostMemory,
