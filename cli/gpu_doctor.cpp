@@ -3,6 +3,7 @@
 // gpu-doctor: says what this machine, its driver and a process can and cannot do, why, and what to do about
 // it.
 
+#include "base/exit_status.hpp"
 #include "cli/doctor/child.hpp"
 #include "cli/doctor/diagnosis.hpp"
 #include "cli/json.hpp"

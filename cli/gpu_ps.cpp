@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-ps: lists the processes that can be put to sleep, and how they stand.
 
+#include "base/exit_status.hpp"
 #include "base/fd.hpp"
 #include "base/whole_file.hpp"
 #include "cli/json.hpp"

@@ -3,6 +3,7 @@
 // gpu-run: starts a command with the agent inside, by preloading it.
 
 #include "base/agent_directory.hpp"
+#include "base/exit_status.hpp"
 #include "base/text.hpp"
 #include "cli/http/beside.hpp"
 #include "cli/http/options.hpp"

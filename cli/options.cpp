@@ -4,6 +4,7 @@
 
 #include "cli/options.hpp"
 
+#include "base/exit_status.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"

@@ -4,6 +4,7 @@
 
 #include "cli/output.hpp"
 
+#include "base/exit_status.hpp"
 #include "base/small_file.hpp"
 #include "base/text.hpp"
 #include "cli/render.hpp"

@@ -4,6 +4,7 @@
 
 #include "cli/pass.hpp"
 
+#include "base/exit_status.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
@@ -44,11 +45,11 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
         const auto* const report = std::get_if<model::Report>(&outcome.answer);
         if (report && is_told && (does_something(*report) || !options.request.whom.is_for_all()))
             text += render_operation(outcome.process, numbers.in(*report));
-        status = control::worse_of(status, exit_status_of(outcome));
+        status = worse_of(status, exit_status_of(outcome));
     }
     for (const auto& error : errors) {
         print_error(fmt::format("{}: {}\n", options.program, error.message));
-        status = control::worse_of(status, traits(error.code).exit_status);
+        status = worse_of(status, traits(error.code).exit_status);
     }
     if (failure) {
         print_error(render_error(options.program, "", *failure));

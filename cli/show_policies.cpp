@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What the policies are, for people and as JSON.
 
+#include "base/exit_status.hpp"
 #include "cli/json_value.hpp"
 #include "cli/output.hpp"
 #include "cli/pass.hpp"

@@ -4,6 +4,7 @@
 
 #include "cli/http/program.hpp"
 
+#include "base/exit_status.hpp"
 #include "cli/json_value.hpp"
 #include "cli/metrics.hpp"
 #include "driver/management.hpp"

@@ -44,20 +44,6 @@ enum class ErrorCode : std::uint16_t {
     stopped = 29,
 };
 
-/// The exit statuses of every command; README.md and gpu-sleep(1) describe them.
-namespace exit_status {
-inline constexpr int done = 0;
-inline constexpr int failed_awake = 1;
-inline constexpr int usage = 2;
-inline constexpr int no_process = 3;
-inline constexpr int timed_out = 4;
-inline constexpr int not_permitted = 5;
-inline constexpr int damaged = 6;
-inline constexpr int failed_asleep = 7;
-inline constexpr int no_host_memory = 8;
-inline constexpr int outcome_unknown = 9;
-} // namespace exit_status
-
 struct Error {
     ErrorCode code = ErrorCode::internal;
     std::string message;   ///< what happened, to which process and range, and what to do

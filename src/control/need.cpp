@@ -4,6 +4,7 @@
 
 #include "control/need.hpp"
 
+#include "base/exit_status.hpp"
 #include "control/gpus.hpp"
 #include "peers/gpu_line.hpp"
 #include "peers/room.hpp"

@@ -4,8 +4,9 @@
 
 #include "control/outcome.hpp"
 
+#include "base/exit_status.hpp"
+
 #include <algorithm>
-#include <iterator>
 
 namespace gpu_sleep::control {
 
@@ -48,16 +49,6 @@ int exit_status_of(const Outcome& outcome) noexcept {
         return model::exit_status_of(*failure, outcome.asked);
     if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
     return outcome.unreleased != 0 ? exit_status::failed_asleep : exit_status::done;
-}
-
-int worse_of(int one, int other) noexcept {
-    constexpr int k_worst_first[] = {exit_status::damaged,        exit_status::outcome_unknown,
-                                     exit_status::failed_asleep,  exit_status::timed_out,
-                                     exit_status::no_host_memory, exit_status::failed_awake,
-                                     exit_status::not_permitted,  exit_status::no_process,
-                                     exit_status::usage,          exit_status::done};
-    return *std::find_if(std::begin(k_worst_first), std::end(k_worst_first) - 1,
-                         [=](int status) { return status == one || status == other; });
 }
 
 int exit_status_of(const std::vector<Outcome>& outcomes) noexcept {

@@ -49,10 +49,6 @@ void drop_ended(std::vector<Outcome>& outcomes);
 /// What stands for the state of one that has not answered: "stopped" or "no answer".
 [[nodiscard]] const char* silence(const Outcome& outcome) noexcept;
 
-/// The one that matters more to who asked several, of two exit statuses: what may be lost comes first, then
-/// what is not known, and 0 last.
-[[nodiscard]] int worse_of(int one, int other) noexcept;
-
 /// The exit status for several: the worst of those that failed, and were not only withdrawn because another
 /// did; or 0.
 [[nodiscard]] int exit_status_of(const std::vector<Outcome>& outcomes) noexcept;

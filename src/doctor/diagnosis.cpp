@@ -4,6 +4,7 @@
 
 #include "doctor/diagnosis.hpp"
 
+#include "base/exit_status.hpp"
 #include "doctor/checks.hpp"
 
 #include <utility>

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/error.hpp"
+#include "base/exit_status.hpp"
 
 #include <cstdint>
 #include <string>

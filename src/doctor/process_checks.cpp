@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The checks of one process: their table, and what its agent's answers mean.
 
+#include "base/exit_status.hpp"
 #include "doctor/checks.hpp"
 
 #include "base/text.hpp"

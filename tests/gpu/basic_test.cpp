@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The promises about memory, on one device: contents, spans, damage, and small allocations.
 
+#include "base/exit_status.hpp"
 #include "support/gpu.hpp"
 
 #include <sys/mman.h>

@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot tidies up: what ended processes have left goes, and what living ones have stays.
 
+#include "base/exit_status.hpp"
 #include "snapshot_command.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"

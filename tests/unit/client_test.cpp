@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Conversations with agents that answer, err, fall silent and vanish; and the exit status of each end.
 
+#include "base/exit_status.hpp"
 #include "control/tasks.hpp"
 #include "peers/client.hpp"
 #include "protocol/version_7.hpp"
@@ -445,6 +446,7 @@ TEST_CASE("Exit status: of several processes, the worst decides that was not onl
     CHECK(worse_of(3, 1) == 1);
     CHECK(worse_of(2, 0) == 2);
     CHECK(worse_of(0, 0) == 0);
+    CHECK(worse_of(0, 99) == 99); // one that was forgotten
 }
 
 TEST_CASE("Exit status: a sleep whose memory the driver does not release has failed, and no other request",

@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What a command does, without a terminal: select, hear, withdraw.
 
+#include "base/exit_status.hpp"
 #include "find_fixture.hpp"
 
 #include "control/dispatch.hpp"
