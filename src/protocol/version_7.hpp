@@ -9,7 +9,6 @@
 
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace gpu_sleep::protocol {
@@ -77,7 +76,7 @@ public:
     }
     template <HasFields T>
     void read(T& parts) {
-        std::apply([this](auto... field) { (read_if_old(field), ...); }, fields(parts));
+        fields(parts)([this](auto... field) { (read_if_old(field), ...); });
     }
 
 private:

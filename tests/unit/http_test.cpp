@@ -5,7 +5,6 @@
 #include "cli/http/address.hpp"
 #include "cli/http/admission.hpp"
 #include "cli/http/answer.hpp"
-#include "cli/http/lane.hpp"
 #include "cli/http/options.hpp"
 #include "cli/http/routes.hpp"
 #include "support/catch.hpp"
@@ -13,8 +12,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <future>
 #include <set>
 
 using namespace gpu_sleep;
@@ -274,26 +271,4 @@ TEST_CASE("Plans: level 2 keeps what nobody has said how to fill again", "[http]
     const auto wish = read_wish(route("/sleep"), "POST", {{"level", "2"}}, "");
     made = plan_of(route("/sleep"), *wish, {report, program({"other"})});
     CHECK((made.kept == Tags{"default", "other", "scratch", "static"} && made.dropped.empty()));
-}
-
-TEST_CASE("Lanes: jobs run in their order, no more wait than may, and what waits is run at the end",
-          "[http]") {
-    std::atomic<int> done = 0;
-    std::promise<void> begun, go;
-    {
-        Lane lane(2);
-        REQUIRE(lane.add([&, gone = go.get_future().share()] {
-            begun.set_value();
-            gone.wait();
-            CHECK(done++ == 0);
-        }));
-        begun.get_future().wait();
-        CHECK(lane.add([&] { CHECK(done++ == 1); }));
-        CHECK(lane.add([&] { CHECK(done++ == 2); }));
-        CHECK_FALSE(lane.add([&] { ++done; }));
-        go.set_value();
-        lane.close();
-        CHECK_FALSE(lane.add([&] { ++done; }));
-    }
-    CHECK(done == 3);
 }

@@ -12,7 +12,6 @@
 
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 using namespace gpu_sleep;
@@ -218,7 +217,7 @@ struct Extended {
 };
 
 auto fields(Is<Extended> auto& e) {
-    return std::tuple(must<1>(e.old), must<k_first_after_7>(e.restricts), may<k_first_after_7 + 1>(e.tells));
+    return all_fields(must<1>(e.old), must<k_first_after_7>(e.restricts), may<k_first_after_7 + 1>(e.tells));
 }
 
 } // namespace

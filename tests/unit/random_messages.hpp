@@ -15,7 +15,6 @@
 #include <optional>
 #include <random>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -31,7 +30,7 @@ public:
     /// Gives every field of `message` a value.
     template <protocol::HasFields T>
     void fill(T& message) {
-        std::apply([this](auto... field) { (this->fill(field.value), ...); }, protocol::fields(message));
+        protocol::fields(message)([this](const auto&... field) { (this->fill(field.value), ...); });
     }
 
 private:
@@ -104,11 +103,8 @@ bool same(const std::vector<T>& left, const std::vector<T>& right) {
 /// Whether all fields are equal.
 template <protocol::HasFields T>
 bool same(const T& left, const T& right) {
-    return [&]<std::size_t... I>(std::index_sequence<I...>) {
-        return (same(std::get<I>(protocol::fields(left)).value, std::get<I>(protocol::fields(right)).value) &&
-                ...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<decltype(protocol::fields(left))>>());
+    return !protocol::any_field(
+        left, right, [](const auto& field, const auto& other) { return !same(field.value, other); });
 }
 template <class... T>
 bool same(const std::variant<T...>& left, const std::variant<T...>& right) {

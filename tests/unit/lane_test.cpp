@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The door's threads: apart from its other tests, for these are what the thread sanitizer can see.
+
+#include "cli/http/lane.hpp"
+#include "support/catch.hpp"
+
+#include <atomic>
+#include <future>
+
+using gpu_sleep::cli::http::Lane;
+
+TEST_CASE("Lanes: jobs run in their order, no more wait than may, and what waits is run at the end",
+          "[http]") {
+    std::atomic<int> done = 0;
+    std::promise<void> begun, go;
+    {
+        Lane lane(2);
+        REQUIRE(lane.add([&, gone = go.get_future().share()] {
+            begun.set_value();
+            gone.wait();
+            CHECK(done++ == 0);
+        }));
+        begun.get_future().wait();
+        CHECK(lane.add([&] { CHECK(done++ == 1); }));
+        CHECK(lane.add([&] { CHECK(done++ == 2); }));
+        CHECK_FALSE(lane.add([&] { ++done; }));
+        go.set_value();
+        lane.close();
+        CHECK_FALSE(lane.add([&] { ++done; }));
+    }
+    CHECK(done == 3);
+}
