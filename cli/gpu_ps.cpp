@@ -83,7 +83,8 @@ usage::Table table_of(Options& options) {
            usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
                          "Write metrics for Prometheus, to a file if one is given"})}}},
         k_examples,
-        cli::k_exit_statuses};
+        "0 done, 1 failed, 2 wrong usage, 3 no such process or no agent in it, 4 no answer in time, 5 not "
+        "permitted."};
 }
 
 std::string errors_in(const std::vector<control::Outcome>& outcomes) {

@@ -113,7 +113,8 @@ usage::Table table_of(Typed& typed) {
             "while copying advances)"}}},
          {"Output", {cli::json_row(typed.output.json), usage::brief(cli::quiet_row(typed.output.quiet))}}},
         k_examples,
-        fmt::format("the worst of these, over all processes (nothing to do counts as 0): {}",
+        fmt::format("with --need, 1 if there is no room; otherwise the worst of these, over all processes "
+                    "(nothing to do counts as 0): {}",
                     cli::k_exit_statuses)};
 }
 

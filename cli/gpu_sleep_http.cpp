@@ -45,15 +45,13 @@ struct Options {
 };
 
 usage::Table table_of(Options& options) {
-    auto door = http::rows(options.door);
-    door.front() = usage::brief(std::move(door.front()));
     return {k_name,
             "Puts a program to sleep and wakes it when controllers of model servers ask for that by HTTP.",
             {"[OPTION]... --http ADDRESS PID", "[OPTION]... --http ADDRESS --group GROUP"},
             {{"Which process",
               {usage::brief(cli::target_row(options.target)), usage::brief(cli::tree_row(options.whom)),
                cli::group_row(options.whom), cli::user_row(options.whom.user)}},
-             {"Who may call, and where", std::move(door)},
+             {"Who may call, and where", http::rows(options.door)},
              {"When GPU memory is short",
               {usage::brief({"--wait", usage::duration(options.wait),
                              "How long a wake tries again while GPU memory is short (default: 0 s)"}),

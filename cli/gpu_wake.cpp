@@ -64,7 +64,9 @@ usage::Table table_of(Typed& typed) {
                 "(default: 30 s for callbacks, none while copying advances)"}}},
              {"Output", {cli::json_row(typed.output.json), cli::quiet_row(typed.output.quiet)}}},
             k_examples,
-            cli::k_exit_statuses};
+            "0 done, 1 failed (the process is awake; what runs from host memory stays there), 2 wrong usage, "
+            "3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged contents, 7 failed "
+            "(the process is asleep), 8 not enough host memory, 9 outcome not known."};
 }
 
 } // namespace

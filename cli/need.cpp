@@ -41,7 +41,9 @@ int print_errors(const std::string& program, const control::Need& need, const co
         print_error(render_failure(program, "put {} to sleep", outcome));
     if (!done.error) return exit_status::done;
     const auto purpose = fmt::format("free {} on GPU {}", format_bytes(need.bytes), done.room.gpu.index);
-    if (program != k_program && done.wait.value_or(0) > 0)
+    if (need.bytes > done.room.gpu.total)
+        print_error(fmt::format("{}: cannot {}: {}; ask for less\n", program, purpose, done.error->message));
+    else if (program != k_program && done.wait.value_or(0) > 0)
         print_error(fmt::format("{}: cannot {}: {}; try again in {:.0f} s, or give --min-awake 0s\n", program,
                                 purpose, done.error->message, std::ceil(*done.wait)));
     else

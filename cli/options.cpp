@@ -78,6 +78,19 @@ std::string listed(const std::vector<const CLI::App*>& commands) {
     return text;
 }
 
+/// An option that `word` begins, or that begins it, as a question; or nothing.
+std::string likely_meant(const CLI::App& app, const std::string& word) {
+    for (const auto* each : all_of(app))
+        for (const auto* option : each->get_options())
+            for (const auto& name : option->get_lnames()) {
+                const auto full = "--" + name;
+                const bool is_shown = !option->get_group().empty();
+                if (is_shown && (full.starts_with(word) || word.starts_with(full)))
+                    return fmt::format(" (did you mean {}?)", full);
+            }
+    return {};
+}
+
 /// The first word that nobody wants, an option if there is one among them, or nothing.
 std::string unwanted_word(const CLI::App& app) {
     const auto words = app.remaining(true);
@@ -88,7 +101,8 @@ std::string unwanted_word(const CLI::App& app) {
     if (option == words.end() && !commands.empty() && app.get_subcommands().empty())
         return fmt::format("there is no subcommand '{}': use {}", words.front(), listed(commands));
     if (option == words.end()) return fmt::format("unexpected argument '{}'", words.front());
-    return fmt::format("there is no option {}", option->substr(0, option->find('=')));
+    const auto name = option->substr(0, option->find('='));
+    return fmt::format("there is no option {}{}", name, likely_meant(app, name));
 }
 
 std::string missing_word(const CLI::App& app) {

@@ -23,7 +23,7 @@ struct OutputOptions {
     bool quiet = false; ///< no progress and no report; errors are shown all the same
 };
 
-/// The exit statuses of the commands that send requests to processes.
+/// The exit statuses of the commands that put processes to sleep.
 inline constexpr const char* k_exit_statuses = "0 done, 1 failed (the process is awake), 2 wrong usage, 3 no "
                                                "such process or no agent in it, 4 timed out, "
                                                "5 not permitted, 6 damaged contents, 7 failed (the process "

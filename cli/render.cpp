@@ -81,6 +81,8 @@ std::string headline(const control::Process& process, const Report& report, bool
         return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
     if (!report.changed && sleeps && report.state != State::asleep && !report.notes.empty())
         return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
+    if (!report.changed && is_live && !model::is_resident(report.state))
+        return fmt::format("{} is {}, so nothing moved; wake it first:\n", subject, state_words(report));
     if (!report.changed)
         return fmt::format("{} is already {}, {}\n", subject, state_words(report),
                            report.notes.empty() ? "as asked; nothing to do" : "and nothing was changed:");
@@ -166,7 +168,7 @@ std::string render_reasons(const control::Process& process, const Report& report
     if (!report.idle_seconds)
         text += "  it is not known when it last worked\n";
     else if (*report.idle_seconds == 0)
-        text += "  it is at work\n";
+        text += "  it worked or woke within the last 4 s\n"; // which is how finely agents count
     else
         text += fmt::format("  it last worked {} ago\n", format_seconds(*report.idle_seconds));
     const auto kept = model::sum_of(report.tags, &model::TagReport::kept) + // of what sleeps

@@ -92,10 +92,12 @@ void add_without_agent(Table& table, const control::Process& process, const Repo
     for (const auto& note : report.notes) table.add_line(note);
 }
 
-/// "on the GPUs still: 524.0 MiB of contexts, modules and what stays".
+/// Agents do not tell of a wake that is under way.
 std::string use_line(Bytes bytes) {
     if (bytes == 0) return "it has nothing left on the GPUs";
-    return fmt::format("still on the GPUs: {} of contexts, modules and residual memory", format_bytes(bytes));
+    return fmt::format(
+        "still on the GPUs: {} (contexts, modules, residual memory; amid a wake contents, too)",
+        format_bytes(bytes));
 }
 
 /// Why the program may be slow.

@@ -100,8 +100,11 @@ std::string help(const Table& table, bool is_full) {
     if (!is_full && !table.examples.empty()) page += "\nExamples:\n" + table.examples;
     page += '\n';
     const auto manual = table.name.substr(0, table.name.find(' '));
+    const auto more = table.subcommands.empty()
+                          ? fmt::format("All options: {} --help-all", table.name)
+                          : fmt::format("Options of each: {} --help", table.subcommands.front().name);
     if (!is_full)
-        page += fmt::format("All options: {} --help-all. The manual: man {}\n", table.name, manual);
+        page += fmt::format("{}. The manual: man {}\n", more, manual);
     else if (!table.exit_statuses.empty())
         add_words(page, "Exit status: " + table.exit_statuses, 0);
     return page;
@@ -150,7 +153,7 @@ void add(CLI::App& app, Table table) {
     for (const auto& group : table.groups)
         for (const auto& row : group.rows)
             if (auto* const option = add_row(app, row))
-                option->group(group.heading)->required(row.is_required);
+                option->group(row.shown == Shown::never ? "" : group.heading)->required(row.is_required);
     for (const auto& [option, other] : table.needs) app.get_option(option)->needs(app.get_option(other));
     for (const auto& [option, other] : table.excludes)
         app.get_option(option)->excludes(app.get_option(other));
@@ -173,10 +176,10 @@ void add(CLI::App& app, Table table) {
     table.groups.push_back(std::move(information));
     if (!table.subcommands.empty()) app.require_subcommand(1);
     Group subcommands{"Subcommands", {}};
-    for (auto& each : std::exchange(table.subcommands, {})) {
+    for (const auto& each : table.subcommands) {
         auto* const command = app.add_subcommand(each.name.substr(each.name.rfind(' ') + 1));
         subcommands.rows.push_back({command->get_name(), {}, each.purpose, Shown::brief});
-        add(*command, std::move(each));
+        add(*command, each);
     }
     if (!subcommands.rows.empty()) table.groups.insert(table.groups.begin(), std::move(subcommands));
     const auto shared = std::make_shared<const Table>(std::move(table));

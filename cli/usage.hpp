@@ -100,7 +100,7 @@ template <class Parse, class T>
 }
 [[nodiscard]] Value size(auto& value) {
     auto size = parsed("SIZE", parse_bytes, value);
-    size.warning = [](const std::string& text) { return unit_warning(text, "B"); };
+    size.warning = [](const std::string& text) { return unit_warning(text, "bytes"); };
     return size;
 }
 /// Texts in one word each, or separated by `separator`; the option may be given again.

@@ -36,7 +36,7 @@ std::string Idleness::find() {
     if (parts_.turnstile.is_held()) return "the program holds sleeps back (gpu_sleep_hold)";
     const auto idle = parts_.idle.find();
     if (!idle) return "it is not known whether it is idle";
-    if (idle->seconds == 0) return "it is at work";
+    if (idle->seconds == 0) return "it is not idle";
     auto why = why_too_short(idle->seconds);
     if (why.empty()) idle_ = idle;
     return why;

@@ -43,9 +43,9 @@ std::vector<usage::Row> rows(Options& options) {
         return read_token(file, options.token);
     };
     return {
-        {"--http", usage::parsed("ADDRESS", parse_address, options.address),
-         "Answer requests by HTTP on this port of this machine, as in 8080, on a Unix socket, unix:/PATH, "
-         "or on an address and a port"},
+        usage::brief({"--http", usage::parsed("ADDRESS", parse_address, options.address),
+                      "Answer requests by HTTP on this port of this machine, as in 8080, on a Unix socket, "
+                      "unix:/PATH, or on an address and a port"}),
         {"--http-token", usage::text("FILE", set_token),
          "File with a token that opens the door to whoever sends it"},
         {"--http-open", usage::list("CIDR,...", options.open),

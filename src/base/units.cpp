@@ -62,8 +62,9 @@ std::string unit_warning(std::string_view text, std::string_view unit) {
     const bool has_unit = number.find_first_not_of("0123456789.") != std::string_view::npos;
     const bool is_zero = number.find_first_not_of("0.") == std::string_view::npos;
     if (has_unit || is_zero) return {};
-    return fmt::format("'{}' has no unit; write {}{}: the next release will refuse a value without one", text,
-                       number, unit);
+    return fmt::format("'{0}' was read as {1} {2}; give a unit, as in {1}{3}: the next release will refuse a "
+                       "value without one",
+                       text, number, unit, unit == "bytes" ? "B or 40GiB" : "s or 15m");
 }
 
 Result<Bytes> parse_bytes(std::string_view text) {

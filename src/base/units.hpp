@@ -52,8 +52,9 @@ inline constexpr Milliseconds k_max_duration = std::chrono::hours(24) * 10'000;
 [[nodiscard]] Result<Bytes> parse_bytes(std::string_view text);
 
 /// What is to be said to whoever has written a duration, or one before a colon, or a size, without its unit,
-/// which was taken for `unit`, and which the next release will refuse; empty where there is nothing to say.
-[[nodiscard]] std::string unit_warning(std::string_view text, std::string_view unit = "s");
+/// which was taken for `unit`, "seconds" or "bytes", and which the next release will refuse; empty where
+/// there is nothing to say.
+[[nodiscard]] std::string unit_warning(std::string_view text, std::string_view unit = "seconds");
 
 /// "61.2 GiB", "512 B": three or four significant digits, binary units.
 [[nodiscard]] std::string format_bytes(Bytes bytes);

@@ -101,9 +101,11 @@ std::vector<peers::Holder> holders_of(Finder& finder, const Need& need, const st
 }
 
 Error too_little(const Need& need, const GpuRoom& room) {
+    if (need.bytes > room.gpu.total) // whoever holds some of it
+        return make_error(ErrorCode::out_of_device_memory, "it has only {} in all",
+                          format_bytes(room.gpu.total));
     auto error = make_error(ErrorCode::out_of_device_memory, "{} of {} are free", format_bytes(room.gpu.free),
                             format_bytes(room.gpu.total));
-    if (need.bytes > room.gpu.total) error.message += ", and the GPU has no more";
     if (!room.against.empty()) error.message += fmt::format("; {}", fmt::join(room.against, "; "));
     return error;
 }

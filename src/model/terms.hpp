@@ -98,7 +98,7 @@ inline constexpr std::size_t k_max_name_length = 64;
 
 /// What is_valid_name() asks for, in words.
 inline constexpr std::string_view k_name_rule =
-    "a name: 1 to 64 printable bytes, and not a number, which would be a process id";
+    "a name: 1 to 64 bytes of printable UTF-8, and not a number, which would be a process id";
 
 /// Whether a person can read and type `name`: it has 1 to 64 bytes, is printable(), and is not a number,
 /// which commands read as a pid.

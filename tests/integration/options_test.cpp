@@ -288,8 +288,10 @@ TEST_CASE("Options: a help fits a terminal, and the short one shows the few that
     for (const auto& command : commands) {
         INFO(command.words.front() << ' ' << command.words.back());
         const auto help = printed(command, "--help");
+        const bool has_subcommands = command.rest.empty() && command.words.front() == "gpu-snapshot";
+        const auto* const more = has_subcommands ? "gpu-snapshot ls --help. " : " --help-all. ";
         CHECK(std::count(help.begin(), help.end(), '\n') <= k_lines);
-        CHECK_THAT(help, mentions("Usage: " + command.words.front()) && mentions(" --help-all"));
+        CHECK_THAT(help, mentions("Usage: " + command.words.front()) && mentions(more));
         std::istringstream lines(help + printed(command, "--help-all"));
         for (std::string line; std::getline(lines, line);) {
             INFO(line);
@@ -361,6 +363,7 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
     const std::string k_nobody = "999999999";
     for (const auto& [words, named] : std::vector<Mistake>{
              {{"gpu-sleep", "--tree"}, "PID is missing"},
+             {{"gpu-sleep", k_nobody, "--tag", "a"}, "no option --tag (did you mean --tags?)"},
              {{"gpu-sleep", k_nobody, "--group", "g"}, "--group"},
              {{"gpu-sleep", "--tree", "--group", "g"}, "--tree and --group"},
              {{"gpu-sleep", k_nobody, "1", "--tree"}, "--tree"},

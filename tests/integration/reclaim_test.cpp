@@ -114,7 +114,7 @@ TEST_CASE("Idle: a program that captures is at work, and its capture is whole", 
     for (const auto end = Clock::now() + Milliseconds(5'000); Clock::now() < end;
          pause_for(Milliseconds(500)))
         CHECK(idle_seconds(host) == 0);
-    CHECK(reclaim(host).json(k_note) == "it is at work");
+    CHECK(reclaim(host).json(k_note) == "it is not idle");
     host.tell("capture_end");
     host.tell("replay 1");
     become_idle(host);

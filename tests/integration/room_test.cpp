@@ -217,6 +217,7 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK(too_much.status == 1);
     CHECK(too_much.out.empty());
     CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.0 MiB on GPU"));
+    CHECK_THAT(start("1GiB", gpu).err, mentions(": it has only 64.0 MiB in all; ask for less\n"));
     const auto early = start("40MiB", gpu, "600s");
     CHECK(early.out.empty());
     CHECK_THAT(early.err, mentions("; try again in ") && mentions(" s, or give --min-awake 0s"));

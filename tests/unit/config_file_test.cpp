@@ -97,8 +97,8 @@ TEST_CASE("Configuration: times without a unit are taken still, with a warning e
     const auto sizes = parse_configuration("[host]\nper-user = \"4096\"\n", "c.toml", Author::user);
     REQUIRE(sizes);
     REQUIRE(sizes->warnings.size() == 1);
-    CHECK(sizes->warnings.front().starts_with("c.toml:2: host.per-user: '4096' has no unit; write 4096B"));
-    CHECK(file->warnings.front().starts_with("c.toml:2: reclaim.idle: '900' has no unit; write 900s"));
+    CHECK(sizes->warnings.front().starts_with("c.toml:2: host.per-user: '4096' was read as 4096 bytes"));
+    CHECK(file->warnings.front().starts_with("c.toml:2: reclaim.idle: '900' was read as 900 seconds"));
 }
 
 TEST_CASE("Configuration: a mistake is named with its file, line and key", "[config_file]") {

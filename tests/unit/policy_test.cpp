@@ -202,7 +202,7 @@ TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "
     const auto policy = with(ladder({"10s:host", "20s:file"}));
     using model::State;
     CHECK(decide(policy, report(State::awake, 9))->reason == "it has been idle for only 9.00 s");
-    CHECK(decide(policy, report(State::awake, 0))->reason == "it is at work");
+    CHECK(decide(policy, report(State::awake, 0))->reason == "it is not idle");
     const auto sleep = decide(policy, report(State::awake, 10))->request;
     REQUIRE(sleep);
     CHECK(sleep->only_if_idle == 10s);

@@ -63,13 +63,13 @@ TEST_CASE("Render: why a process sleeps or not, and how long it would take to wa
                                               "a sleep would free 15.0 GiB", "nothing prevents it",
                                               "the time to wake is not known: it has not woken yet"});
     report.idle_seconds = 0;
-    against = {"it is at work"};
+    against = {"it is not idle"};
     report.notes = {"needs host memory"};
     report.woken_bytes = 6 * k_gib;
     report.woken_seconds = 0.25;
     CHECK(lines() == std::vector<std::string>{
-                         "4242 llama: awake 1 h 0 min", "it is at work", "a sleep would free 15.0 GiB",
-                         "prevented by: it is at work", "needs host memory",
+                         "4242 llama: awake 1 h 0 min", "it worked or woke within the last 4 s",
+                         "a sleep would free 15.0 GiB", "prevented by: it is not idle", "needs host memory",
                          "waking would take 0.50 s for 12.0 GiB, as fast as last time (6.00 GiB in 0.25 s)"});
     report.idle_seconds.reset();
     CHECK(lines()[1] == "it is not known when it last worked");

@@ -149,7 +149,7 @@ TEST_CASE("Render: the listing says of a deep sleeper what the driver took, and 
                                          "it has nothing left on the GPUs"});
     outcome.gpu_bytes = 8 * k_mib;
     CHECK(Printed(render_listing({outcome})).sentences.at(1) ==
-          "still on the GPUs: 8.00 MiB of contexts, modules and residual memory");
+          "still on the GPUs: 8.00 MiB (contexts, modules, residual memory; amid a wake contents, too)");
 }
 
 TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render]") {
@@ -281,9 +281,13 @@ TEST_CASE("Render: what was so already is said to be so", "[render]") {
     CHECK(render_operation(listed_process(), report) ==
           "4242 python3 serve.py is already awake, as asked; nothing to do\n");
     report.operation = model::Operation::sleep;
-    report.notes = {"it is at work"};
+    report.state = model::State::asleep;
+    CHECK(render_operation(listed_process(), report, nullptr, true) ==
+          "4242 python3 serve.py is asleep, so nothing moved; wake it first\n");
+    report.state = model::State::awake;
+    report.notes = {"it is not idle"};
     CHECK(render_operation(listed_process(), report) ==
-          "4242 python3 serve.py stays awake; nothing was changed:\n  it is at work\n");
+          "4242 python3 serve.py stays awake; nothing was changed:\n  it is not idle\n");
 }
 
 TEST_CASE("Render: a pause says that it frees nothing, and its end that work goes on", "[render]") {

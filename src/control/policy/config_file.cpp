@@ -217,7 +217,7 @@ std::vector<std::string> unit_warnings(const Entry& entry) {
     std::vector<std::string> texts;
     if (const auto* const text = std::get_if<std::string>(&entry.value)) texts = {*text};
     if (const auto* const list = std::get_if<std::vector<std::string>>(&entry.value)) texts = *list;
-    for (auto& text : texts) text = unit_warning(text, is_time ? "s" : "B");
+    for (auto& text : texts) text = unit_warning(text, is_time ? "seconds" : "bytes");
     std::erase(texts, "");
     return texts;
 }

@@ -70,7 +70,8 @@ TEST_CASE("API: a name has 64 bytes at most, and is no number", "[api]") {
     const auto longest = std::string(62, 'n') + "\xC3\xBC"; // 63 characters
     CHECK(gpu_sleep_set_name(longest.c_str()) == GPU_SLEEP_OK);
     CHECK(gpu_sleep_set_name((longest + "n").c_str()) == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
-    CHECK(std::string_view(gpu_sleep_last_error()).find("64 printable bytes") != std::string_view::npos);
+    CHECK(std::string_view(gpu_sleep_last_error()).find("64 bytes of printable UTF-8") !=
+          std::string_view::npos);
     CHECK(gpu_sleep_set_name("1234") == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
     CHECK(std::string_view(gpu_sleep_last_error()).find("process id") != std::string_view::npos);
     CHECK(gpu_sleep_set_name("a\033[2J") == GPU_SLEEP_ERROR_INVALID_ARGUMENT);
