@@ -11,7 +11,7 @@ std::string_view advice_from(std::string_view program, ErrorCode code, bool has_
     if (is_door && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, or start the door with --make-room or a longer --wait";
     if (has_waited && code == ErrorCode::out_of_device_memory)
-        return "free GPU memory, or give gpu-wake a longer --wait";
+        return "free GPU memory, or give gpu-wake --make-room or a longer --wait";
     if ((program == "gpu-sleep" || program == "gpu-reclaim") && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, and try again"; // which the copying takes a little of
     if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)

@@ -64,6 +64,7 @@ struct Typed {
     std::optional<Bytes> need;
     std::string gpu;
     std::optional<Milliseconds> min_awake;
+    Milliseconds wait{};
     bool shows_policies = false; ///< the former --show-config
     cli::TypedStores stores;
     cli::TypedPolicy policy;
@@ -97,6 +98,7 @@ usage::Table table_of(Typed& typed) {
                {"--need", usage::size(typed.need), "Put processes to sleep until this much is free"}),
            {"--gpu", usage::text("GPU", read_gpu),
             "With --need: which GPU, by its number or UUID in nvidia-smi (default: the only GPU)"},
+           cli::wait_row(typed.wait),
            usage::old(cli::min_awake_row(typed.min_awake, "--need"))}},
          {"Which processes", {cli::target_row(typed.target), cli::user_row(typed.user)}},
          {"How they go to sleep",
@@ -115,7 +117,9 @@ usage::Table table_of(Typed& typed) {
         k_examples,
         fmt::format("with --need, 1 if there is no room; otherwise the worst of these, over all processes "
                     "(nothing to do counts as 0): {}",
-                    cli::k_exit_statuses)};
+                    cli::k_exit_statuses),
+        {},
+        {{"--wait", "--need"}}};
 }
 
 /// What is wrong with options that are good one by one, or nothing.
@@ -136,6 +140,7 @@ int make_room(const Typed& typed, const control::policy::Sources& sources) {
     auto policies = cli::load_policies(k_program, sources);
     if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
     control::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request};
+    need.until = Clock::now() + typed.wait;
     if (sources.ladder) need.only_if_idle = sources.ladder->front().idle;
     need.adapt = [&](const control::Process& process, const model::Report& report, auto& request) {
         heed(policies->of(process, report.name), report, request);

@@ -58,7 +58,8 @@ struct Options {
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
     std::optional<Milliseconds> touch_limit, min_awake, stop_grace, idle;
-    bool deep = false; ///< when it is idle
+    Milliseconds wait{}; ///< for room
+    bool deep = false;   ///< when it is idle
     cli::TypedStores stores;
     bool share = false, make_room = false;
     std::string on_stop; ///< empty for the default
@@ -120,6 +121,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
             "recently used first"},
            usage::brief(
                {"--need", usage::size(options.need), "First put others to sleep until this much is free"}),
+           cli::wait_row(options.wait),
            cli::min_awake_row(options.min_awake, "--make-room and --need")}},
          {"A door for controllers", cli::http::rows(options.door)},
          {"Host memory",
@@ -154,7 +156,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
         k_examples,
         k_exit_statuses,
         {},
-        {{"--deep", "--idle"}, {"--store", "--idle"}, {"--dir", "--idle"}},
+        {{"--deep", "--idle"}, {"--store", "--idle"}, {"--dir", "--idle"}, {"--wait", "--need"}},
         {{"--keep-gil", "--release-gil"},
          {"--no-capture", "--tag"}, // with the next three: what they say cannot be known then
          {"--no-capture", "--min-size"},
@@ -284,7 +286,7 @@ int run(const Options& options, std::vector<std::string> command) {
 
     if (options.need) {
         const auto min_awake = options.min_awake.value_or(model::WakeRequest().min_awake);
-        const int status = cli::make_room_for_command("gpu-run", *options.need, min_awake);
+        const int status = cli::make_room_for_command("gpu-run", *options.need, min_awake, options.wait);
         if (status != exit_status::done) return status;
     }
 

@@ -121,7 +121,8 @@ struct Metrics {
     Family unanswered{"gpu_sleep_unanswered", "gauge", "Processes whose agent did not answer."};
     Family inhibited{"gpu_sleep_inhibited", "gauge", "Processes that refuse sleeps from outside."};
     Family memory{"gpu_sleep_memory_bytes", "gauge",
-                  "Memory of a tag by the place of its contents: gpu, host or file (before compression)."};
+                  "Memory of a tag by the place of its contents: gpu, host_running (in use by the GPU), host "
+                  "or file (before compression)."};
     Family dropped{"gpu_sleep_dropped_bytes", "gauge", "Memory that is asleep without contents."};
     Family damaged{"gpu_sleep_damaged_bytes", "gauge", "Memory that is asleep with damaged contents."};
     Family residual{"gpu_sleep_residual_bytes", "gauge", "Memory that always stays on the GPU."};

@@ -44,14 +44,19 @@ int print_errors(const std::string& program, const control::Need& need, const co
     if (need.bytes > done.room.gpu.total)
         print_error(fmt::format("{}: cannot {}: {}; ask for less\n", program, purpose, done.error->message));
     else if (program != k_program && done.wait.value_or(0) > 0)
-        print_error(fmt::format("{}: cannot {}: {}; try again in {:.0f} s, or give --min-awake 0s\n", program,
-                                purpose, done.error->message, std::ceil(*done.wait)));
+        print_error(fmt::format("{}: cannot {}: {}; wait with --wait {:.0f}s, or give --min-awake 0s\n",
+                                program, purpose, done.error->message, std::ceil(*done.wait)));
     else
         print_error(render_error(program, purpose, *done.error));
     return traits(done.error->code).exit_status;
 }
 
 } // namespace
+
+usage::Row wait_row(Milliseconds& wait) {
+    return {"--wait", usage::duration(wait),
+            "With --need: how long to try again while too little can be freed (default: 0 s)"};
+}
 
 int run_need(const control::Need& need, const OutputOptions& output) {
     control::raise_descriptor_limit();
@@ -69,7 +74,8 @@ int run_need(const control::Need& need, const OutputOptions& output) {
     return status == exit_status::done ? written : status;
 }
 
-int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake) {
+int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,
+                          Milliseconds wait) {
     const auto failed = [](int status) {
         return status == exit_status::usage ? status : exit_status::failed_awake;
     };
@@ -78,6 +84,7 @@ int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds 
     if (!gpus) return failed(tell_failure(program, {}, gpus.error()));
     control::Need need;
     need.bytes = bytes;
+    need.until = Clock::now() + wait;
     need.request = peers::room_request(min_awake);
     const auto make_all = [&](bool dry_run) {
         need.request.dry_run = dry_run;

@@ -14,9 +14,13 @@ namespace gpu_sleep::cli {
 /// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.
 [[nodiscard]] int run_need(const control::Need& need, const OutputOptions& output);
 
+[[nodiscard]] usage::Row wait_row(Milliseconds& wait);
+
 /// The same before a command starts, on each GPU that it will see by CUDA_VISIBLE_DEVICES and
 /// CUDA_DEVICE_ORDER. Speaks on standard error, as `program`. Returns the exit status: 0 if each of them has
-/// so much free; otherwise nobody was put to sleep, unless somebody else took the room meanwhile.
-[[nodiscard]] int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake);
+/// so much free; otherwise nobody was put to sleep, unless somebody else took the room meanwhile. Tries for
+/// as long as `wait`.
+[[nodiscard]] int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,
+                                        Milliseconds wait);
 
 } // namespace gpu_sleep::cli

@@ -43,7 +43,7 @@ std::vector<Bytes> stored_bytes(const store::SnapshotHeader& header) {
     return stored;
 }
 
-std::string part(Bytes stored, Bytes contents) {
+std::string ratio(Bytes stored, Bytes contents) {
     if (contents == 0) return "-";
     return fmt::format("{:.3f}", static_cast<double>(stored) / static_cast<double>(contents));
 }
@@ -55,13 +55,13 @@ std::string render_extents(const store::SnapshotHeader& header) {
                  {"TAG", Align::left},
                  {"BYTES", Align::right},
                  {"STORED", Align::right},
-                 {"PART", Align::right}});
+                 {"STORED/BYTES", Align::right}});
     const auto stored = stored_bytes(header);
     for (std::size_t i = 0; i < stored.size(); ++i) {
         const auto& extent = header.description.extents[i];
         table.add({std::to_string(i), fmt::format("{:#x}", extent.address), std::to_string(extent.device),
                    extent.tag, format_bytes(extent.bytes), format_bytes(stored[i]),
-                   part(stored[i], extent.bytes)});
+                   ratio(stored[i], extent.bytes)});
     }
     return table.text(2);
 }
@@ -154,7 +154,7 @@ std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents) {
                  {"CREATED", Align::left},
                  {"CONTENTS", Align::right},
                  {"FILE", Align::right},
-                 {"PART", Align::right}});
+                 {"FILE/CONTENTS", Align::right}});
     std::string details;
     for (const auto& facts : snapshots) {
         const auto name = facts.path.filename().string();
@@ -166,7 +166,7 @@ std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents) {
         const auto contents = header.description.content_bytes();
         table.add({name, std::to_string(header.description.owner.pid), state_of(facts),
                    header.description.created, format_bytes(contents), format_bytes(header.file_bytes),
-                   part(header.file_bytes, contents)});
+                   ratio(header.file_bytes, contents)});
         if (extents) details += "\n" + render_extents(header);
     }
     return table.text() + details;

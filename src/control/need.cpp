@@ -167,16 +167,22 @@ Result<Made> try_to_make_room(const Need& need) {
 
 Result<Made> make_room(const Need& need) {
     constexpr int k_tries = 3;
+    constexpr Milliseconds k_between{200};
     std::vector<Outcome> slept; // in the tries before
     for (int tries = 1;; ++tries) {
         auto made = try_to_make_room(need);
-        if (!made) return made;
-        auto& outcomes = made->outcomes;
-        const bool is_outdated = std::erase_if(outcomes, slept_already) > 0;
-        outcomes.insert(outcomes.begin(), slept.begin(), slept.end());
-        if (!made->error || !is_outdated || tries == k_tries) return made;
-        slept = std::move(outcomes);
-        std::erase_if(slept, [](const auto& each) { return !has_changed(each); });
+        const bool is_over = Clock::now() >= need.until;
+        if (!made && (is_over || made.error().code != ErrorCode::timed_out)) return made;
+        if (made) {
+            auto& outcomes = made->outcomes;
+            const bool is_outdated = std::erase_if(outcomes, slept_already) > 0 && tries < k_tries;
+            outcomes.insert(outcomes.begin(), slept.begin(), slept.end());
+            const bool may_be_enough = need.bytes <= made->room.gpu.total;
+            if (!made->error || !may_be_enough || (is_over && !is_outdated)) return made;
+            slept = std::move(outcomes);
+            std::erase_if(slept, [](const auto& each) { return !has_changed(each); });
+        }
+        std::this_thread::sleep_for(k_between);
     }
 }
 

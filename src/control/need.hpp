@@ -22,6 +22,7 @@ struct Need {
     std::optional<uid_t> user{};                ///< whose processes; unset: all that may be asked
     model::SleepRequest request{};              ///< see peers::room_request()
     std::optional<Milliseconds> only_if_idle{}; ///< only those sleep that have been idle for so long
+    Clock::time_point until{};                  ///< when not to try again any more while there is too little
     /// Puts what holds for one process alone into its request; may be empty.
     std::function<void(const Process&, const model::Report&, model::SleepRequest&)> adapt{};
 };
@@ -42,7 +43,7 @@ struct Made {
 };
 
 /// Puts the least recently used to sleep, one after another, until there is room; a rehearsal only says whom.
-/// Cannot be interrupted: it takes until the one who is asked has answered, or has timed out.
+/// Cannot be interrupted: a try takes until the one who is asked has answered, or has timed out.
 /// Errors: those of Gpus::choose(), find_all() and find_targets(); timed_out (somebody else makes room
 /// there).
 [[nodiscard]] Result<Made> make_room(const Need& need);

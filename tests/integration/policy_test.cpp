@@ -125,7 +125,8 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     write_file(home.path() / "gpu-sleep.toml", "[command.the-server]\nexempt = true\n");
     output = reclaim_with(home.path(), {pid, "--default-idle", "10ms"});
     CHECK(output.status == 0);
-    CHECK_THAT(output.out, mentions("no policy puts it to sleep"));
+    CHECK_THAT(output.out, mentions(fmt::format("it is exempt by [command.the-server] of {}/gpu-sleep.toml",
+                                                home.path().string())));
     write_file(home.path() / "gpu-sleep.toml", "");
     CHECK(reclaim_with(home.path(), {pid, "--default-idle", "10ms"}).status == 0);
     CHECK(host.state() == "asleep");

@@ -220,13 +220,19 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK_THAT(start("1GiB", gpu).err, mentions(": it has only 64.0 MiB in all; ask for less\n"));
     const auto early = start("40MiB", gpu, "600s");
     CHECK(early.out.empty());
-    CHECK_THAT(early.err, mentions("; try again in ") && mentions(" s, or give --min-awake 0s"));
+    CHECK_THAT(early.err, mentions("; wait with --wait ") && mentions("s, or give --min-awake 0s"));
     CHECK(start("40MiB", "GPU-0000").status == 2);
     CHECK(only.host.state() == "awake");
     const auto done = start("40MiB", gpu);
     CHECK(done.out == "started\n");
     CHECK(only.host.state() == "asleep");
     only.request();
+    Process waiting(Launch{{command_file("gpu-run"), "--need", "40MiB", "--wait", "60s", "--min-awake",
+                            "600s", "--", "echo", "started"},
+                           with(machine.devices.environment(), {"CUDA_VISIBLE_DEVICES=" + gpu})});
+    await_open(waiting, "room-" + gpu);
+    only.host.sleep();
+    CHECK(waiting.finish().out == "started\n");
 }
 
 TEST_CASE("Room: an allocation that finds no memory has the agent say once who has it", "[room]") {

@@ -252,6 +252,15 @@ TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left
     CHECK(decide(policy, seen)->reason == "it has been awake for only 5.50 s");
     seen.state = model::State::awake;
     CHECK(decide(with({}), seen)->reason == "no policy puts it to sleep");
+    auto exempt = file({});
+    exempt.name = "/c.toml";
+    exempt.reclaim.exempt = true;
+    const auto reason = [&](const Configuration& limits, const Configuration& wishes) {
+        return decide(merge(policy_of(limits, k_subject), policy_of(wishes, k_subject)), seen)->reason;
+    };
+    CHECK(reason({}, exempt) == "it is exempt by [reclaim] of /c.toml");
+    exempt.commands["llama"].exempt = true;
+    CHECK(reason(exempt, {}) == "it is exempt by [command.llama] of /c.toml");
 }
 
 TEST_CASE("Decision: a ladder that leads to files is an error for whom no file names a directory",

@@ -365,7 +365,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(advice("gpu-sleep", ErrorCode::out_of_device_memory).find("gpu-wake") == std::string::npos);
     const auto error = make_error(ErrorCode::out_of_device_memory, "no");
     CHECK(render_error("gpu-wake", "wake 1", error, true) ==
-          "gpu-wake: cannot wake 1: no; free GPU memory, or give gpu-wake a longer --wait\n");
+          "gpu-wake: cannot wake 1: no; free GPU memory, or give gpu-wake --make-room or a longer --wait\n");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-sleep-http", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);

@@ -275,6 +275,7 @@ Result<Configuration> parse_configuration(std::string_view text, std::string_vie
     const auto entries = entries_of(text, name);
     if (!entries) return entries.error();
     Configuration file;
+    file.name = name;
     const auto at = [&](const Entry& entry) {
         return fmt::format("{}:{}: {}", name, entry.line, fmt::join(entry.path, "."));
     };

@@ -77,7 +77,10 @@ std::optional<double> unused_seconds(const model::Report& report) noexcept {
 }
 
 Result<Decision> decide(const Policy& policy, const model::Report& report) {
-    if (policy.ladder.empty()) return Decision{{}, "no policy puts it to sleep"};
+    if (policy.ladder.empty())
+        return Decision{{},
+                        policy.exempt_by.empty() ? "no policy puts it to sleep"
+                                                 : "it is exempt by " + policy.exempt_by};
     if (policy.directory.empty() && leads_to_files(policy.ladder))
         return make_error(ErrorCode::invalid_argument, "{}", k_directory_missing);
     const auto idle = unused_seconds(report);

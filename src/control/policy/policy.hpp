@@ -25,6 +25,7 @@ struct Settings {
     std::optional<Ladder> idle;
     std::optional<Milliseconds> min_awake;
     std::optional<bool> exempt;
+    std::string exempt_by;                ///< the section that has said `exempt`
     std::optional<std::string> directory; ///< absolute; "{user}" in it stands for the owner's name
     std::optional<bool> spill;
     std::optional<Bytes> host_budget; ///< of all processes of the user
@@ -38,6 +39,7 @@ struct TagSettings {
 
 /// What one file says.
 struct Configuration {
+    std::string name; ///< of the file
     Settings reclaim;
     std::map<std::string, Settings, std::less<>> users;    ///< by name
     std::map<std::string, Settings, std::less<>> commands; ///< by the name of a process or of its program
@@ -60,7 +62,8 @@ struct Subject {
 
 /// What holds for one process.
 struct Policy {
-    Ladder ladder; ///< empty: it is left alone
+    Ladder ladder;           ///< empty: it is left alone
+    std::string exempt_by{}; ///< where that is because it is exempt, the section and the file that say so
     std::optional<Milliseconds> min_awake;
     std::string directory; ///< may be empty
     bool spill = false;
