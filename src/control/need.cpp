@@ -167,7 +167,7 @@ Result<Made> try_to_make_room(const Need& need) {
 
 Result<Made> make_room(const Need& need) {
     constexpr int k_tries = 3;
-    constexpr Milliseconds k_between{200};
+    constexpr Milliseconds k_between{500};
     std::vector<Outcome> slept; // in the tries before
     for (int tries = 1;; ++tries) {
         auto made = try_to_make_room(need);
