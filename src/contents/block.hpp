@@ -32,10 +32,9 @@ struct Place {
 
 struct Block {
     driver::Fingerprint seal; ///< of the bytes as the GPU held them
-    Place place;              ///< no batch: all bytes are zero, or their own memory holds them
+    Place place;              ///< no batch: all bytes are zero, and are stored nowhere
 
     [[nodiscard]] bool is_stored() const noexcept { return place.batch != nullptr; }
-    [[nodiscard]] bool stays() const noexcept { return !is_stored() && !seal.is_zero; }
     [[nodiscard]] bool is_in(model::Store store) const noexcept;
 };
 

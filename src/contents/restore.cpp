@@ -73,13 +73,12 @@ Result<void> Restore::add(std::span<const Target> targets) {
     std::vector<Move> blocks;
     for (const auto& target : targets)
         for_each_block(contents_.at(target.range), [&](const Block& block, Span span, std::size_t) {
-            const Move move{target.range, block.place, {target.address + span.offset, span.bytes}};
-            if (!block.stays()) blocks.push_back(move);
-            if (comes_at_once(move)) {
+            blocks.push_back({target.range, block.place, {target.address + span.offset, span.bytes}});
+            if (comes_at_once(blocks.back())) {
                 arriving_.push_back(wanted_.size());
                 arriving_bytes_ += span.bytes;
             }
-            wanted_.push_back({move, block.seal, block.stays()});
+            wanted_.push_back({blocks.back(), block.seal});
         });
     GPU_SLEEP_TRY(give(blocks, true));
     GPU_SLEEP_TRY(zero(blocks));
@@ -138,8 +137,7 @@ Result<void> Restore::verify() {
 
     // A bit that flipped on the way is still right where it was kept.
     std::vector<Move> again;
-    for (const auto index : *damaged)
-        if (!wanted_[index].stays) again.push_back(wanted_[index]);
+    for (const auto index : *damaged) again.push_back(wanted_[index]);
     GPU_SLEEP_TRY(give(again, true));
     GPU_SLEEP_TRY(give(again, false));
     GPU_SLEEP_TRY(zero(again));

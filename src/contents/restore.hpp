@@ -23,8 +23,8 @@ public:
         Number range = 0;
         driver::DeviceAddress address = 0; ///< where the range begins; it is mapped
     };
-    /// Begins to bring the ranges back, but for what their memory holds. What can be queued at once is.
-    /// Errors: cancelled, timed_out, driver_failed, context_lost.
+    /// Begins to bring the ranges back. What can be queued at once is. Errors: cancelled, timed_out,
+    /// driver_failed, context_lost.
     [[nodiscard]] Result<void> add(std::span<const Target> targets);
     /// Brings back the rest, and compares the seals. What arrived damaged is brought once more. Errors: as
     /// add(); out_of_host_memory (for buffers).
@@ -37,7 +37,6 @@ public:
 private:
     struct Wanted : Move {
         driver::Fingerprint seal;
-        bool stays = false; ///< in its memory
     };
     using Indices = std::vector<std::size_t>; ///< of wanted_
     /// Has the keepers give what is wanted: those who do so at once, or the others.

@@ -47,7 +47,7 @@ Save::~Save() {
 }
 
 Number Save::add(Label label, model::Store store, driver::DeviceAddress address, std::vector<Span> spans,
-                 Number previous, bool stays) {
+                 Number previous) {
     auto& part = parts_[label.device];
     const auto number = contents_.next_number();
     auto& range = ranges_.emplace_hint(ranges_.end(), number, KeptRange{})->second;
@@ -58,7 +58,7 @@ Number Save::add(Label label, model::Store store, driver::DeviceAddress address,
         part.bytes += span.bytes;
     }
     range.blocks.resize(count);
-    part.items.push_back({number, address, &range, store, std::move(label.tag), previous, stays});
+    part.items.push_back({number, address, &range, store, std::move(label.tag), previous});
     return number;
 }
 
@@ -112,7 +112,6 @@ const KeptRange* Save::usable_previous(const Item& item, bool is_unchanged) cons
 }
 
 Bytes Save::new_bytes(const Item& item) const {
-    if (item.stays) return 0;
     const auto* const previous = usable_previous(item, false);
     Bytes sum = 0;
     for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
@@ -175,7 +174,6 @@ std::set<std::string> Save::unchanged_tags(const Part& part) {
 }
 
 void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes& allowance) {
-    if (item.stays) return;
     auto& range = *item.range;
     const auto* const previous = usable_previous(item, is_unchanged);
     Run run;

@@ -30,11 +30,9 @@ public:
 
     /// Adds what to keep of a range that begins at `address`: `spans` of it, sorted and disjoint, none empty.
     /// `previous`: the kept range of its last sleep, whose places are used again where it is retained; it is
-    /// forgotten with admit(). `stays`: the range's memory goes on holding them, so that they are sealed
-    /// alone.
+    /// forgotten with admit().
     [[nodiscard]] Number add(Label label, model::Store store, driver::DeviceAddress address,
-                             std::vector<Span> spans, Number previous = 0, bool stays = false);
-    [[nodiscard]] const KeptRange& at(Number range) const { return ranges_.at(range); }
+                             std::vector<Span> spans, Number previous = 0);
     /// Bytes that are to be kept of the device.
     [[nodiscard]] Bytes bytes(int device) const noexcept;
 
@@ -74,7 +72,6 @@ private:
         model::Store store = model::Store::host;
         std::string tag;
         Number previous = 0;
-        bool stays = false;
         Contents::Lent lent{};   ///< the previous range, from begin() to admit()
         bool overwrites = false; ///< places of the previous range
     };

@@ -333,21 +333,6 @@ Result<void> Engine::check_free_memory(const model::WakeRequest& request) {
     return sleep::check_free_memory(api_, *plan);
 }
 
-Result<void> Engine::read_asleep(Backing& backing, Span span, std::byte* to) {
-    const driver::RelaxedCaptureMode relaxed(api_);
-    auto done = guarded([&]() -> Result<void> {
-        if (!backing.mapped) GPU_SLEEP_TRY(map_sleeper(api_, backing));
-        model::DeviceReport unused;
-        const auto session = open_session(api_, backing.device, unused);
-        if (!session) return session.error();
-        const auto current = (*session)->enter();
-        GPU_SLEEP_TRY((*session)->copy_to_host(to, backing.address + span.offset, span.bytes));
-        return (*session)->synchronize();
-    });
-    if (backing.mapped) backing.mapped = !driver::unmap(api_, {backing.address, backing.bytes});
-    return done;
-}
-
 Result<void> Engine::check_room_in_host(Bytes more) {
     const auto room = contents_.options().room_for_contents(contents_.options().host_reserve);
     if (more <= room) return {};

@@ -4,8 +4,6 @@
 
 #include "sleep/per_device.hpp"
 
-#include "driver/memory.hpp"
-
 namespace gpu_sleep::sleep {
 
 Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
@@ -21,13 +19,6 @@ Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& a
     report.free_before = memory->free;
     report.total = memory->total;
     return session;
-}
-
-Result<void> map_sleeper(const driver::Api& api, ledger::Backing& backing) {
-    const driver::AddressSpan span{backing.address, backing.bytes};
-    GPU_SLEEP_TRY(driver::map(api, span, backing.handle));
-    backing.mapped = true;
-    return driver::set_access(api, span, backing.access);
 }
 
 void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session) {

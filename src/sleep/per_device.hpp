@@ -9,7 +9,6 @@
 #include "base/quiet_thread.hpp"
 #include "contents/progress.hpp"
 #include "driver/device_session.hpp"
-#include "ledger/ledger.hpp"
 #include "model/model.hpp"
 
 #include <memory>
@@ -23,9 +22,6 @@ namespace gpu_sleep::sleep {
 /// transaction, in `report`. Errors: those of PrimaryContext::retain() and DeviceSession::open().
 [[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
                                                                           model::DeviceReport& report);
-
-/// Maps what sleeps in its own memory. Errors: driver_failed.
-[[nodiscard]] Result<void> map_sleeper(const driver::Api& api, ledger::Backing& backing);
 
 /// Adds what was done on one device, and how long each step of it took.
 void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session);

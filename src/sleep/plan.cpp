@@ -32,7 +32,6 @@ Result<void> check_tags(const ledger::Ledger& ledger, const std::vector<std::str
 void add_to(SleepPlan& plan, Backing& backing, Action action) {
     switch (action) {
     case Action::leave: break;
-    case Action::stay: plan.stay.insert(&backing); [[fallthrough]];
     case Action::keep: plan.devices[backing.device].keep.push_back(&backing); break;
     case Action::drop: plan.devices[backing.device].drop.push_back(&backing); break;
     case Action::give_up: plan.give_up.push_back(&backing); break;
@@ -58,20 +57,15 @@ Result<void> check_directory(const model::Placement& placement) {
 } // namespace
 
 void SleepPlan::move_only() noexcept {
-    for (auto& [ordinal, part] : devices) {
-        std::erase_if(part.keep, [](const Backing* backing) { return !backing->is_asleep(); });
-        part.drop.clear();
-    }
-    std::erase_if(devices, [](const auto& device) { return device.second.keep.empty(); });
+    devices.clear();
     give_up.clear();
     without_refill.clear();
 }
 
 Action action_for(Residence residence, const Circumstances& it) noexcept {
-    const auto move = it.holds_contents ? Action::keep : Action::move;
-    const auto leave = it.is_elsewhere ? move : Action::leave;
+    const auto leave = it.is_elsewhere ? Action::move : Action::leave;
     switch (residence) {
-    case Residence::device: return !it.keep ? Action::drop : it.may_stay ? Action::stay : Action::keep;
+    case Residence::device: return it.keep ? Action::keep : Action::drop;
     case Residence::kept: return it.keep || it.has_preserved ? leave : Action::give_up;
     case Residence::dropped: return leave;
     case Residence::damaged:
@@ -99,10 +93,6 @@ bool keeps_contents(const model::SleepRequest& request, std::string_view name, m
 
 bool may_be_lost(model::Policy policy) noexcept {
     return policy.refillable || policy.retention == model::Retention::discard;
-}
-
-bool may_stay(const Backing& backing, const ledger::Tag& tag) noexcept {
-    return backing.host_backed && tag.live_bytes != 0;
 }
 
 std::optional<model::Store> store_named_for(const model::Placement& placement, std::string_view name) {
@@ -155,13 +145,10 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         const bool is_damaged = backing.residence() == Residence::damaged;
         const auto asked = store_asked_for(request, tag.name);
         const bool has_kept = backing.is_asleep() && backing.kept.range != 0;
-        Circumstances it{keep, !backing.preserved.empty(), is_damaged && is_mendable(backing.kept.range),
-                         asked && has_kept && is_elsewhere(backing.kept.range, *asked)};
-        it.holds_contents = backing.holds_contents && backing.host_backed;
-        if (it.holds_contents) it.is_elsewhere = request.deep || asked == model::Store::file;
-        it.may_stay = sleep::may_stay(backing, tag) && !request.deep &&
-                      store_for(request, tag.name) == model::Store::host;
-        const auto action = action_for(backing.residence(), it);
+        const auto action =
+            action_for(backing.residence(),
+                       {keep, !backing.preserved.empty(), is_damaged && is_mendable(backing.kept.range),
+                        asked && has_kept && is_elsewhere(backing.kept.range, *asked)});
         const bool has_all =
             backing.residence() == Residence::kept || (is_damaged && backing.kept.bytes == backing.bytes);
         const bool stays_asleep = action == Action::leave || action == Action::move;
@@ -172,10 +159,8 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
             plan.targets.emplace(backing.tag, SleepPlan::Target{tag.name, store_for(request, tag.name)});
         if (action == Action::move) continue;
         add_once(plan.tags, tag.name);
-        if (!backing.is_asleep()) plan.awake_tags.insert(tag.name);
-        if (action == Action::keep || action == Action::stay ||
-            (action == Action::drop && backing.is_wholly_preserved()))
-            continue;
+        if (action != Action::give_up) plan.awake_tags.insert(tag.name);
+        if (action == Action::keep || (action == Action::drop && backing.is_wholly_preserved())) continue;
         add_once(plan.dropped_tags, tag.name);
         if (!may_be_lost(tag.policy)) add_once(plan.without_refill, tag.name);
     }
@@ -192,9 +177,8 @@ std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::opt
         const auto& target = plan.targets.at(backing.tag);
         Bytes bytes = 0;
         for (const auto& span : spans) bytes += span.bytes;
-        const auto number =
-            save.add({backing.device, target.tag}, store.value_or(target.store), backing.address,
-                     std::move(spans), backing.kept.range, plan.stay.contains(&backing));
+        const auto number = save.add({backing.device, target.tag}, store.value_or(target.store),
+                                     backing.address, std::move(spans), backing.kept.range);
         drafted.push_back({&backing, {number, bytes}});
     };
     for (const auto& [ordinal, part] : plan.devices) {

@@ -22,7 +22,6 @@ namespace gpu_sleep::sleep {
 enum class Action : std::uint8_t {
     leave,   ///< nothing: it is as asked, or not asked for
     keep,    ///< keep all contents, release the memory
-    stay,    ///< keep all contents in that memory, which is the host's
     drop,    ///< keep preserved spans only, release the memory
     give_up, ///< asleep with contents: give them up
     move,    ///< asleep with contents: bring them to the store that was asked for, without waking
@@ -30,12 +29,10 @@ enum class Action : std::uint8_t {
 
 /// What a request says of a backing, and what is known of it.
 struct Circumstances {
-    bool keep = false;           ///< the request means to keep its tag
-    bool has_preserved = false;  ///< parts of it are kept whatever the request means
-    bool is_mendable = false;    ///< damaged, and it may have been put right since
-    bool is_elsewhere = false;   ///< the request names a store, and some of what is kept lies in another
-    bool may_stay = false;       ///< its memory is the host's, which the request does not want back
-    bool holds_contents = false; ///< asleep, in host memory of its own
+    bool keep = false;          ///< the request means to keep its tag
+    bool has_preserved = false; ///< parts of it are kept whatever the request means
+    bool is_mendable = false;   ///< damaged, and it may have been put right since
+    bool is_elsewhere = false;  ///< the request names a store, and some of what is kept lies in another
 };
 
 /// What a sleep does to a backing that is `residence`. This table and wake_action_for() are the whole meaning
@@ -49,9 +46,8 @@ struct Circumstances {
 ///     dropped     leave      leave
 ///     damaged     leave      give_up, unless it has preserved spans and may be mended: then leave
 ///
-/// A pause leaves all as it is. What would be kept stays in its own memory where it may. Where the table says
-/// leave, what is kept (preserved spans of what was dropped, too) moves if it is elsewhere, or is kept anew
-/// where its own memory holds it; but what is damaged stays where it can be put right.
+/// A pause leaves all as it is. Where the table says leave, what is kept (preserved spans of what was
+/// dropped, too) moves if it is elsewhere; but what is damaged stays where it can be put right.
 [[nodiscard]] Action action_for(model::Residence residence, const Circumstances& it) noexcept;
 
 /// What a wake does to a backing: kept and dropped ones wake, awake ones stay. Damaged ones keep all of their
@@ -66,10 +62,6 @@ enum class WakeAction : std::uint8_t { leave, restore, refuse };
 /// Whether the contents of a tag with this policy may be lost, and nobody misses them: the program has said
 /// that it fills the tag again, or that no sleep is to keep it.
 [[nodiscard]] bool may_be_lost(model::Policy policy) noexcept;
-
-/// Whether a sleep in host memory may leave the contents of the backing, which is of `tag`, where they are:
-/// it runs from there, and a wake puts it there again, whatever it is asked.
-[[nodiscard]] bool may_stay(const ledger::Backing& backing, const ledger::Tag& tag) noexcept;
 
 /// What `request` says of the store of the tag `name`, if it names that.
 [[nodiscard]] std::optional<model::Store> store_named_for(const model::Placement& placement,
@@ -104,7 +96,6 @@ struct SleepPlan {
         model::Store store = model::Store::host;
     };
     std::map<ledger::TagId, Target> targets;
-    std::set<const ledger::Backing*> stay; ///< of those to keep, the ones whose memory holds the contents
     std::vector<ledger::Backing*> give_up;
     std::vector<ledger::Backing*> move;    ///< to the store of their tag's target
     std::vector<std::string> tags;         ///< that have something to do, but for moves
@@ -116,7 +107,7 @@ struct SleepPlan {
         still_kept; ///< asleep with all contents, which were to be dropped but for preserved spans
     /// Whether anything goes to sleep, or to a deeper one: not if it only moves.
     [[nodiscard]] bool changes_sleep() const noexcept { return !devices.empty() || !give_up.empty(); }
-    /// Leaves what is awake as it is.
+    /// Has it do nothing but move.
     void move_only() noexcept;
     [[nodiscard]] bool is_empty() const noexcept { return !changes_sleep() && move.empty(); }
 };

@@ -36,40 +36,6 @@ Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
 
 } // namespace
 
-SleepTransaction::~SleepTransaction() {
-    for (const auto& device : devices_)
-        for (const auto& run : device.runs)
-            for (auto* backing : run.backings) {
-                if (!backing->is_asleep() || !backing->mapped || !device.session) continue;
-                const auto current = device.session->enter();
-                if (!device.session->synchronize()) continue; // it may be read still
-                ignoring_errors([&] {
-                    backing->mapped = !driver::unmap(api_, {backing->address, backing->bytes});
-                });
-            }
-}
-
-Result<void> SleepTransaction::map_sleepers() {
-    for (const auto& device : devices_)
-        for (const auto& run : device.runs)
-            for (auto* backing : run.backings)
-                if (!backing->mapped) GPU_SLEEP_TRY(map_sleeper(api_, *backing));
-    return {};
-}
-
-Result<void> SleepTransaction::check_sleepers() const {
-    const auto is_same = [](const contents::Block& a, const contents::Block& b) { return a.seal == b.seal; };
-    for (const auto& [backing, kept] : drafted_) {
-        if (!backing->is_asleep() || backing->kept.range == 0) continue;
-        const auto& before = contents_.at(backing->kept.range).blocks;
-        const auto& now = save_.at(kept.range).blocks;
-        if (!std::equal(before.begin(), before.end(), now.begin(), now.end(), is_same))
-            return make_error(ErrorCode::damaged, "range {:#x} of {} changed while asleep", backing->address,
-                              format_bytes(backing->bytes));
-    }
-    return {};
-}
-
 Result<void> SleepTransaction::prepare(const contents::Control& control) {
     drafted_ = draft(plan_, save_);
     for (const auto& [ordinal, part] : plan_.devices) {
@@ -86,11 +52,9 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
         if (!session) return std::move(session).error();
         device.session = *std::move(session);
     }
-    GPU_SLEEP_TRY(map_sleepers());
     contents::ProgressCounter sealing(control, 0);
     GPU_SLEEP_TRY(run_side_by_side(devices_, sealing,
                                    [&](DeviceSleep& device) { return save_.seal(*device.session); }));
-    GPU_SLEEP_TRY(check_sleepers());
     save_.lay_out();
     GPU_SLEEP_TRY(await_share(sealing));
     GPU_SLEEP_TRY(check_room());
@@ -166,7 +130,7 @@ std::size_t SleepTransaction::leave_asleep() {
             for (auto* backing : device.runs[i].backings) {
                 const bool is_kept = std::find(keep.begin(), keep.end(), backing) != keep.end();
                 if (is_kept)
-                    keep_asleep(*backing);
+                    Ledger::move(*backing, Residence::kept);
                 else
                     drop(*backing);
                 ++count;
@@ -196,23 +160,14 @@ Result<void> SleepTransaction::commit() {
     for (auto& device : devices_) {
         release(device);
         const auto& plan = plan_.devices.at(device.device);
-        for (auto* backing : plan.keep) keep_asleep(*backing);
+        for (auto* backing : plan.keep) Ledger::move(*backing, Residence::kept);
         for (auto* backing : plan.drop) drop(*backing);
     }
     for (auto* backing : plan_.give_up) {
         contents_.forget(std::exchange(backing->kept, {}).range);
-        if (backing->holds_contents && !backing->mapped && driver::release(api_, backing->handle)) {
-            backing->handle = 0;
-            backing->was_host_backed = std::exchange(backing->host_backed, false);
-        }
         Ledger::move(*backing, Residence::dropped);
     }
     return {};
-}
-
-void SleepTransaction::keep_asleep(Backing& backing) noexcept {
-    if (!backing.is_asleep()) Ledger::move(backing, Residence::kept);
-    backing.holds_contents = plan_.stay.contains(&backing);
 }
 
 void SleepTransaction::drop(Backing& backing) noexcept {
@@ -225,7 +180,6 @@ void SleepTransaction::release(DeviceSleep& device) {
     const model::StepClock::Timed timed(&device.session->steps(), model::Step::release);
     for (const auto& run : device.runs) {
         for (auto* backing : run.backings) {
-            if (plan_.stay.contains(backing)) continue;
             if (const auto released = driver::release(api_, backing->handle); !released) {
                 // Nothing is lost: the handle stays, and waking maps it again.
                 ++unreleased_;

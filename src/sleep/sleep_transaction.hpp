@@ -35,12 +35,8 @@ public:
                      contents::SaveOptions options, bool looks_for_room = false)
         : api_(api), contents_(contents), plan_(plan), looks_for_room_(looks_for_room),
           save_(contents, std::move(options), plan.devices.size()) {}
-    SleepTransaction(const SleepTransaction&) = delete;
-    SleepTransaction& operator=(const SleepTransaction&) = delete;
-    ~SleepTransaction();
 
-    /// Errors: out_of_host_memory, out_of_disk, io_failed, driver_failed, context_lost, damaged (what sleeps
-    /// in its own memory, and is to be kept elsewhere), cancelled, timed_out.
+    /// Errors: out_of_host_memory, out_of_disk, io_failed, driver_failed, context_lost, cancelled, timed_out.
     [[nodiscard]] Result<void> prepare(const contents::Control& control);
     /// Errors: out_of_host_memory, out_of_disk, io_failed (everything is still mapped), driver_failed (an
     /// unmap failed; everything is mapped again, but for what the driver refuses to map: that sleeps, and its
@@ -53,16 +49,11 @@ private:
     /// Waits for what others of the user's processes retain, where all may hold no more together.
     [[nodiscard]] Result<void> await_share(contents::ProgressCounter& progress) const;
     [[nodiscard]] Result<void> check_room() const;
-    /// Maps what sleeps in its own memory, to be copied. It is unmapped again, however this ends.
-    [[nodiscard]] Result<void> map_sleepers();
-    /// Whether that is what it was when it fell asleep.
-    [[nodiscard]] Result<void> check_sleepers() const;
     [[nodiscard]] Result<void> unmap_all();
     void map_again();
     /// What could not be mapped again sleeps: nobody may touch it, and a wake maps it. Returns how many
     /// ranges.
     std::size_t leave_asleep();
-    void keep_asleep(ledger::Backing& backing) noexcept;
     void drop(ledger::Backing& backing) noexcept;
     void release(DeviceSleep& device);
     /// Has the contents kept, and their owners know of it; forget_kept() takes it back.

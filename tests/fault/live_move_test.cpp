@@ -8,7 +8,6 @@
 #include "support/engine_fixture.hpp"
 #include "support/sweep.hpp"
 
-#include <cstring>
 #include <functional>
 #include <limits>
 
@@ -69,24 +68,6 @@ void add_some(EngineFixture& fixture) {
     fixture.add(1, "weights", 2 * k_mib);
     fixture.remove(1);
     REQUIRE(fixture.heap().allow_access(fixture.allocations()[0].address, 1));
-}
-
-/// Has all of it in host memory from the start.
-void start_in_host_memory(EngineFixture& fixture) {
-    REQUIRE(move(fixture, Direction::to_host));
-    for (const auto* tag : {"weights", "cache"})
-        fixture.ledger().set_live_bytes(fixture.ledger().tag_id(tag), k_all);
-}
-
-/// Changes a bit of allocation `index` while it sleeps in its own memory.
-void write_unseen(EngineFixture& fixture, std::size_t index) {
-    const auto& backing = *fixture.ledger().find(fixture.allocations()[index].address);
-    const auto aside = driver::VaReservation::create(fixture.api(), backing.bytes);
-    REQUIRE(aside);
-    REQUIRE(driver::map(fixture.api(), aside->span(), backing.handle));
-    REQUIRE(driver::set_access(fixture.api(), aside->span(), 1));
-    sim_flip_bit(aside->span().address, k_mib, 3);
-    REQUIRE(driver::unmap(fixture.api(), aside->span()));
 }
 
 } // namespace
@@ -184,9 +165,9 @@ TEST_CASE("Live: without host memory that can be mapped, nothing moves", "[live]
 TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it may and fits", "[live]") {
     EngineFixture fixture;
     add_some(fixture);
+    fixture.ledger().set_live_bytes(fixture.ledger().tag_id("weights"), k_all);
     REQUIRE(move(fixture, Direction::to_host));
     REQUIRE(fixture.sleep(level(1)));
-    fixture.ledger().set_live_bytes(fixture.ledger().tag_id("weights"), k_all);
     model::WakeRequest request{{}, {"weights"}};
     const auto wake = [&](bool is_dry, Bytes live_bytes, std::string_view note) {
         request.dry_run = is_dry;
@@ -209,100 +190,6 @@ TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it m
     CHECK(host_backed(fixture) == 0);
     REQUIRE(fixture.wake());
     CHECK(fixture.all_intact());
-}
-
-TEST_CASE("Live: what is in host memory from the start sleeps there", "[live]") {
-    EngineFixture fixture;
-    add_some(fixture);
-    start_in_host_memory(fixture);
-    const auto awake = sim_live_objects();
-    const auto backed = host_backed(fixture);
-    const auto fall_asleep = [&] {
-        model::Report report;
-        REQUIRE(fixture.sleep(level(1), &report));
-        CHECK(report.devices.at(0).kept > 0);
-        CHECK(report.devices.at(0).copied == 0);
-        CHECK(fixture.state() == State::asleep);
-        CHECK(sim_live_objects().mapped_bytes == 0);
-        CHECK(sim_live_objects().handles == awake.handles);
-        CHECK(host_backed(fixture) == backed);
-        CHECK(fixture.host_bytes() == 0);
-    };
-    fall_asleep();
-    std::vector<std::byte> read(k_mib);
-    auto& first = *fixture.ledger().find(fixture.allocations()[0].address);
-    REQUIRE(fixture.engine().read_asleep(first, {100, k_mib}, read.data()));
-    CHECK(std::memcmp(read.data(), fixture.allocations()[0].contents.data() + 100, k_mib) == 0);
-    CHECK(sim_live_objects().mapped_bytes == 0);
-    store::HostAccount::own().limit(0); // it takes nothing more to wake
-    REQUIRE(fixture.wake());
-    store::HostAccount::own().limit({});
-    CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
-    CHECK(fixture.all_intact());
-    fall_asleep();
-    SECTION("it goes elsewhere without waking") {
-        auto request = level(1);
-        request.deep = true;
-        REQUIRE(fixture.sleep(request));
-        CHECK(fixture.state() == State::asleep);
-        CHECK(sim_live_objects().handles == 0);
-        CHECK(fixture.host_bytes() > 0);
-        REQUIRE(fixture.wake());
-        CHECK(host_backed(fixture) == backed);
-        CHECK(fixture.all_intact());
-    }
-    SECTION("it is given up") {
-        REQUIRE(fixture.sleep(level(2)));
-        CHECK(sim_live_objects().handles == 0);
-        REQUIRE(fixture.wake());
-        CHECK(host_backed(fixture) == backed);
-    }
-    SECTION("what has changed meanwhile is damaged") {
-        write_unseen(fixture, 1);
-        auto request = level(1);
-        request.deep = true;
-        CHECK(fixture.sleep(request).error().code == ErrorCode::damaged);
-        CHECK(sim_live_objects().mapped_bytes == 0);
-        CHECK(fixture.wake().error().code == ErrorCode::damaged);
-        CHECK(fixture.state() == State::damaged);
-        REQUIRE(fixture.sleep(level(2)));
-        CHECK(fixture.wake());
-    }
-    CHECK(sim_fault_counts().illegal_accesses == 0);
-}
-
-TEST_CASE("Live: what sleeps in host memory survives the failure of every driver call", "[sweep][live]") {
-    const auto step = GENERATE(as<std::string>(), "sleep", "wake", "sleep elsewhere");
-    const unsigned lasts = GENERATE(unsigned{SIM_ONCE}, unsigned{SIM_FOREVER});
-    EngineFixture fixture;
-    for (const int device : {0, 0, 1}) fixture.add(device, "weights", 2 * k_mib);
-    start_in_host_memory(fixture);
-    const auto handles = sim_live_objects().handles;
-    const auto backed = host_backed(fixture);
-    std::uint64_t lost = 0;
-    int failures = 0;
-    for_each_call([&](int call) {
-        if (step != "sleep") REQUIRE(fixture.sleep(level(1)));
-        auto request = level(1);
-        request.deep = step == "sleep elsewhere";
-        std::string_view failed;
-        const auto done = with_driver_failure(
-            call, failed, [&] { return step == "wake" ? fixture.wake() : fixture.sleep(request); }, 999,
-            lasts);
-        INFO(failed);
-        fixture.await_devices();
-        failures += !done;
-        lost += lasts == SIM_FOREVER ? 16 : failed.find("Release") != std::string_view::npos;
-        if (!done && step != "sleep") CHECK(fixture.state() == State::asleep);
-        REQUIRE(fixture.wake());
-        CHECK(fixture.state() == State::awake);
-        CHECK(fixture.all_intact());
-        CHECK(host_backed(fixture) == backed);
-        CHECK(sim_live_objects().handles <= handles + lost);
-        CHECK(sim_fault_counts().illegal_accesses == 0);
-        return !failed.empty();
-    });
-    CHECK(failures > 10 / sweep_stride());
 }
 
 TEST_CASE("Live: a wake asks for host memory on no device where nothing runs from there", "[live]") {
