@@ -97,7 +97,7 @@ class Sleeper:
         status, _, seconds, errors = self.command("gpu-wake", pid, "--wait", "20s")
         if status == OK:
             self.wakes.append(seconds)
-        else:
+        elif status != NO_PROCESS: # it may have ended asleep
             self.problems.append(f"gpu-wake {pid} ended with {status}: {errors}")
 
     def move(self, pid):
@@ -106,7 +106,7 @@ class Sleeper:
         if self.random.random() < 0.25:
             option.pop()
         else:
-            option.append(str(self.random.randint(1, self.bytes[pid])))
+            option.append(f"{self.random.randint(1, self.bytes[pid])}B")
         status, answer, _, errors = self.command(command, pid, *option, "--timeout", self.options.timeout)
         processes = answer["processes"]
         report = processes[0].get("report", {}) if processes else {}
@@ -117,7 +117,7 @@ class Sleeper:
             codes = [process["error"]["code"] for process in processes if process.get("error")]
             reason = codes[0] if codes else f"status {status}"
             self.refused[reason] += 1
-            if reason in NEVER:
+            if reason in NEVER and not self.program.fails:
                 self.problems.append(f"{command} {pid} {' '.join(option)} ended with {status}: {errors}")
 
     def cycle(self, pids):
