@@ -4,6 +4,8 @@
 
 #include "base/error.hpp"
 
+#include "base/exit_status.hpp"
+
 #include <algorithm>
 #include <array>
 
