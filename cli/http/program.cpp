@@ -60,12 +60,13 @@ bool is_sleeping(const std::vector<model::Report>& reports) {
 
 /// In TensorRT-LLM's words. Of those under way there is none: they end before they are seen.
 OrderedJson memory_status(const Dialect& dialect, const std::vector<model::Report>& reports) {
+    const auto weights = weights_of(dialect, reports);
     auto tags = OrderedJson::array();
     bool is_damaged = false;
     for (const auto& report : reports) {
         is_damaged = is_damaged || report.state == State::damaged;
         for (const auto& row : report.tags) {
-            const auto name = row.tag == k_weights ? dialect.weights : row.tag;
+            const auto name = row.tag == weights ? dialect.weights : row.tag;
             if (!model::is_resident(row.state) && std::find(tags.begin(), tags.end(), name) == tags.end())
                 tags.push_back(name);
         }

@@ -7,8 +7,11 @@
 #include "cli/http/answer.hpp"
 #include "cli/http/lane.hpp"
 #include "cli/http/options.hpp"
+#include "cli/http/program.hpp"
 #include "cli/http/routes.hpp"
 #include "support/catch.hpp"
+
+#include <nlohmann/json.hpp>
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -269,6 +272,18 @@ TEST_CASE("Plans: tags of the dialect that the program has, or all of a program 
     CHECK((made.tags.empty() && !made.is_nothing));
     CHECK_FALSE(plan("/continue_generation", {}, paused).is_nothing);
     CHECK(plan("/continue_generation", {}, program({"weights"}, model::State::asleep)).is_nothing);
+}
+
+TEST_CASE("Status: `weights` has the dialect's name, unless the program has a tag of that name", "[http]") {
+    const auto parked_of = [](const Tags& tags) { // the first of them sleeps
+        auto report = program(tags);
+        report.tags.front().state = model::State::asleep;
+        const auto answer = Program::look(route("/memory_status"), std::vector{control::Outcome{{}, report}});
+        return nlohmann::json::parse(answer.body)["parked_tags"].get<Tags>();
+    };
+    CHECK(parked_of({"weights", "kv_cache"}) == Tags{"model_weights"});
+    CHECK(parked_of({"weights", "model_weights"}) == Tags{"weights"});
+    CHECK(parked_of({"model_weights", "weights"}) == Tags{"model_weights"});
 }
 
 TEST_CASE("Plans: level 2 keeps what nobody has said how to fill again", "[http]") {
