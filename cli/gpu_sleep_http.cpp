@@ -105,10 +105,11 @@ int run(Options& options) {
     cli::Signals signals;
     auto listener = http::listen_on(*door.address);
     if (!listener) return fail(listener.error());
-    auto server = http::Server::start(
-        *std::move(listener),
-        http::Admission(door.address->is_unix(), ::geteuid(), std::move(door.token), std::move(open)),
-        std::move(program));
+    auto server =
+        http::Server::start(*std::move(listener),
+                            http::Admission(door.address->is_unix(), ::geteuid(), std::move(door.token),
+                                            std::move(open), http::way_to_users(door.address->endpoint)),
+                            std::move(program));
     if (!server) return fail(server.error());
     static_cast<void>(cli::write_result(fmt::format("listening on {}\n", to_string(*door.address))));
     await_end(signals, *process);

@@ -350,7 +350,7 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
         report.operation = model::Operation::sleep;
         report.level = idle->sleep.level;
         report.dry_run = idle->sleep.dry_run;
-        report.notes.emplace_back("another sleep or wake of it is under way");
+        report.notes.emplace_back("another sleep, wake or move of it is under way");
         connection->answer(std::move(report));
         return false;
     }

@@ -71,9 +71,10 @@ struct Address {
 /// "127.0.0.1:8080", "unix:/path".
 [[nodiscard]] std::string to_string(const Address& address);
 
-/// A socket that listens there, non-blocking; `address` gets the port that the system chose for port 0, or
-/// the file. That of a path has mode 0600, and takes the place of one that nobody listens on. Changes the
-/// process's umask meanwhile. Errors: invalid_argument (it is taken, or cannot be), not_permitted, io_failed.
+/// Makes a non-blocking socket that listens at `address`, and notes there the port that the system chose for
+/// port 0, or the file of a path. That file has mode 0600; a socket's file that nobody listens on is
+/// replaced. Changes the process's umask while it binds: no other thread may make files then. Errors:
+/// invalid_argument (the address is taken, or is none of this machine's), not_permitted, io_failed.
 [[nodiscard]] Result<UniqueFd> listen_on(Address& address);
 
 /// Removes the file that listen_on() has made, and none that has taken its place. False where it did not, and

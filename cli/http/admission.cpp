@@ -48,8 +48,10 @@ bool is_same(std::string_view a, std::string_view b) {
     return a.size() == b.size() && ::strncasecmp(a.data(), b.data(), a.size()) == 0;
 }
 
-/// Asks the kernel for that very connection. Source: sock_diag(7), and linux/inet_diag.h.
-std::optional<uid_t> user_by(const UniqueFd& diagnosis, const Ends& ends) {
+} // namespace
+
+std::optional<uid_t> user_by_diagnosis(const Ends& ends) {
+    const UniqueFd diagnosis(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
     struct {
         nlmsghdr header{};
         inet_diag_req_v2 asked{};
@@ -75,7 +77,7 @@ std::optional<uid_t> user_by(const UniqueFd& diagnosis, const Ends& ends) {
         nlmsghdr header{};
         inet_diag_msg found{};
     } reply;
-    const auto got = ::recv(diagnosis.get(), &reply, sizeof(reply), 0);
+    const auto got = ::recv(diagnosis.get(), &reply, sizeof(reply), MSG_DONTWAIT); // it came by send()
     if (got < static_cast<ssize_t>(sizeof(reply)) || reply.header.nlmsg_type != SOCK_DIAG_BY_FAMILY)
         return std::nullopt;
     // Where there is none, one that listens on the client's port could be found. One that its process has
@@ -83,8 +85,6 @@ std::optional<uid_t> user_by(const UniqueFd& diagnosis, const Ends& ends) {
     if (reply.found.id.idiag_dport != id.idiag_dport || reply.found.idiag_inode == 0) return std::nullopt;
     return reply.found.idiag_uid;
 }
-
-} // namespace
 
 std::optional<uid_t> user_in(std::string_view table, const Ends& ends, bool is_v6) {
     // The client's socket has the client's address first.
@@ -102,10 +102,7 @@ std::optional<uid_t> user_in(std::string_view table, const Ends& ends, bool is_v
     return user;
 }
 
-std::optional<uid_t> user_of(const Ends& ends) {
-    // The tables take milliseconds where there are many connections; kernels may lack the other way.
-    const UniqueFd diagnosis(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-    if (const auto user = user_by(diagnosis, ends)) return user;
+std::optional<uid_t> user_by_tables(const Ends& ends) {
     for (const bool is_v6 : {false, true}) {
         if (!is_v6 && !ends.client.ip.is_v4()) continue;
         const auto table = read_small_file(is_v6 ? "/proc/net/tcp6" : "/proc/net/tcp");
@@ -113,6 +110,11 @@ std::optional<uid_t> user_of(const Ends& ends) {
         if (const auto user = user_in(*table, ends, is_v6)) return user;
     }
     return std::nullopt;
+}
+
+UserOf way_to_users(const Endpoint& listening) {
+    const Endpoint nobody{listening.ip, 0};
+    return user_by_diagnosis({listening, nobody}) ? user_by_diagnosis : user_by_tables;
 }
 
 bool is_same_secret(std::string_view secret, std::string_view given) noexcept {
@@ -136,7 +138,7 @@ bool Admission::knows(const Ends& ends) const {
     if (std::any_of(open_.begin(), open_.end(), [&](const Network& each) { return each.contains(ip); }))
         return true;
     if (!ip.is_loopback()) return false;
-    const auto user = user_of(ends);
+    const auto user = user_of_(ends);
     return user && (*user == owner_ || *user == 0);
 }
 

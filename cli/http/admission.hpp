@@ -29,10 +29,21 @@ struct Ends {
 };
 
 /// Which user's process has the other end of a connection within this machine; nothing where none is found
-/// that is still open. Sources: sock_diag(7); where there is none, proc_pid_net(5), /proc/net/tcp and tcp6.
-[[nodiscard]] std::optional<uid_t> user_of(const Ends& ends);
+/// that is still open. Thread-safe.
+using UserOf = std::optional<uid_t> (*)(const Ends& ends);
 
-/// The same, out of one table.
+/// The kernel is asked for that very connection. Sources: sock_diag(7), linux/inet_diag.h.
+[[nodiscard]] std::optional<uid_t> user_by_diagnosis(const Ends& ends);
+
+/// It is looked for among all, which takes milliseconds where there are many. Source: proc_pid_net(5),
+/// /proc/net/tcp and tcp6.
+[[nodiscard]] std::optional<uid_t> user_by_tables(const Ends& ends);
+
+/// The first of these, unless it does not know that there is a socket listening there: a kernel that lacks it
+/// answers as if there was none.
+[[nodiscard]] UserOf way_to_users(const Endpoint& listening);
+
+/// As user_by_tables(), out of one of them.
 [[nodiscard]] std::optional<uid_t> user_in(std::string_view table, const Ends& ends, bool is_v6);
 
 /// Takes as long whatever `given` is, but for its length.
@@ -45,8 +56,9 @@ struct Ends {
 /// Decides on requests. Immutable; thread-safe.
 class Admission {
 public:
-    Admission(bool is_unix, uid_t owner, std::string token, std::vector<Network> open)
-        : is_unix_(is_unix), owner_(owner), token_(std::move(token)), open_(std::move(open)) {}
+    Admission(bool is_unix, uid_t owner, std::string token, std::vector<Network> open, UserOf user_of)
+        : is_unix_(is_unix), owner_(owner), token_(std::move(token)), open_(std::move(open)),
+          user_of_(user_of) {}
 
     /// Whether the other end of a connection is one of those that need no token; to be asked once.
     [[nodiscard]] bool knows(const Ends& ends) const;
@@ -58,6 +70,7 @@ private:
     uid_t owner_;
     std::string token_; ///< empty for none
     std::vector<Network> open_;
+    UserOf user_of_;
 };
 
 } // namespace gpu_sleep::cli::http

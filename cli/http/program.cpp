@@ -60,12 +60,13 @@ bool is_sleeping(const std::vector<model::Report>& reports) {
 
 /// In TensorRT-LLM's words. Of those under way there is none: they end before they are seen.
 OrderedJson memory_status(const Dialect& dialect, const std::vector<model::Report>& reports) {
+    const auto weights = weights_of(dialect, reports);
     auto tags = OrderedJson::array();
     bool is_damaged = false;
     for (const auto& report : reports) {
         is_damaged = is_damaged || report.state == State::damaged;
         for (const auto& row : report.tags) {
-            const auto name = row.tag == k_weights ? dialect.weights : row.tag;
+            const auto name = row.tag == weights ? dialect.weights : row.tag;
             if (!model::is_resident(row.state) && std::find(tags.begin(), tags.end(), name) == tags.end())
                 tags.push_back(name);
         }
@@ -228,12 +229,12 @@ Answer Program::change(const Route& route, const Wish& wish, control::Interrupti
     if (route.action == Action::call) return call(wish.call, interruptions);
     Plan plan;
     std::vector<control::Outcome> outcomes;
+    if (wish.aborts)
+        if (auto failed = abort(interruptions)) return *std::move(failed);
     // Of a wake, also one without an agent, which the driver has put to sleep.
     const bool is_wake = route.action == Action::wake;
     auto dispatch = is_wake ? find(model::WakeRequest()) : find(model::SleepRequest());
     if (!dispatch) return answer_of(dispatch.error());
-    if (wish.aborts)
-        if (auto failed = abort(*dispatch, interruptions)) return *std::move(failed);
     // Else all is the program's to choose, whatever it has.
     const bool ends_pause = route.is_pause && is_wake;
     if (!wish.tags.empty() || wish.level == model::Level::drop || waking_.make_room || ends_pause) {
@@ -252,10 +253,11 @@ Answer Program::change(const Route& route, const Wish& wish, control::Interrupti
 
 /// Nothing where what is in flight has been aborted. What sleeps has nothing in flight, and may be out of
 /// reach.
-std::optional<Answer> Program::abort(control::Dispatch& dispatch,
-                                     control::Interruptions& interruptions) const {
+std::optional<Answer> Program::abort(control::Interruptions& interruptions) const {
+    const auto outcomes = ask();
+    if (!outcomes) return answer_of(outcomes.error());
     control::Selection awake{.user = whom_.user};
-    for (const auto& outcome : dispatch.ask_status(k_patience)) {
+    for (const auto& outcome : *outcomes) {
         if (const auto* const error = peers::error_of(outcome.answer)) return answer_of(*error);
         if (std::get<model::Report>(outcome.answer).state != State::asleep)
             awake.words.push_back(std::to_string(outcome.process.pid));

@@ -45,8 +45,7 @@ public:
 
 private:
     [[nodiscard]] Answer call(const model::CallRequest& request, control::Interruptions& interruptions) const;
-    [[nodiscard]] std::optional<Answer> abort(control::Dispatch& dispatch,
-                                              control::Interruptions& interruptions) const;
+    [[nodiscard]] std::optional<Answer> abort(control::Interruptions& interruptions) const;
     [[nodiscard]] protocol::Request request_for(const Route& route, const Wish& wish, const Plan& plan,
                                                 std::size_t processes) const;
 

@@ -19,6 +19,8 @@ namespace {
 using Json = nlohmann::json;
 using model::Level;
 
+constexpr std::string_view k_weights = "weights";
+
 // Of vLLM 0.30 and LMDeploy. `scheduling` is what vLLM calls the end of a pause.
 const Dialect k_vllm{"vLLM", k_weights, {k_weights, "kv_cache", "scheduling"}};
 // Of SGLang, and of NVIDIA Dynamo's workers.
@@ -206,6 +208,14 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
     return wish;
 }
 
+std::string_view weights_of(const Dialect& dialect, const std::vector<model::Report>& reports) {
+    const bool has_its_name = std::any_of(reports.begin(), reports.end(), [&](const model::Report& report) {
+        return std::any_of(report.tags.begin(), report.tags.end(),
+                           [&](const model::TagReport& row) { return row.tag == dialect.weights; });
+    });
+    return has_its_name ? dialect.weights : k_weights;
+}
+
 Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Report>& reports) {
     std::map<std::string, std::size_t> program; // how many processes have the tag
     std::set<std::string> strange;              // which the dialect cannot name
@@ -225,11 +235,11 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
         }
         strange.insert(its.begin(), its.end());
     }
+    const auto weights = weights_of(*route.dialect, reports);
     std::set<std::string> wished;
     Plan plan;
     for (const auto tag : route.dialect->tags) {
-        std::string name(tag);
-        if (tag == route.dialect->weights && !program.contains(name)) name = k_weights;
+        const std::string name(tag == route.dialect->weights ? weights : tag);
         strange.erase(name);
         if (std::find(wish.tags.begin(), wish.tags.end(), tag) == wish.tags.end()) continue;
         if (program.contains(name))

@@ -34,9 +34,6 @@ enum class Action : std::uint8_t {
     return action == Action::sleep || action == Action::wake || action == Action::call;
 }
 
-/// A program may call its weights so, whatever a server calls them.
-inline constexpr std::string_view k_weights = "weights";
-
 /// The tags of one server.
 struct Dialect {
     std::string_view server;
@@ -81,6 +78,9 @@ inline constexpr std::string_view k_abort = "abort";
 /// POST, or a tag that the dialect has not).
 [[nodiscard]] Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,
                                      std::string_view body);
+
+/// What a program calls the weights of a dialect: as the dialect does where it has such a tag, or "weights".
+[[nodiscard]] std::string_view weights_of(const Dialect& dialect, const std::vector<model::Report>& reports);
 
 /// What is asked of the program.
 struct Plan {

@@ -38,7 +38,7 @@ Answer refusal(int status, ErrorCode code, std::string_view message, std::string
     return answer_of(status, make_error(code, "{}", message), advice);
 }
 
-/// The first route of each action, which is the best known.
+/// A route for each action: the first, which is the best known.
 std::string known_routes() {
     std::set<Action> named;
     std::vector<std::string_view> paths;

@@ -62,5 +62,23 @@ set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/scripts/packaging/triggers)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS python3)
 set(CPACK_RPM_FILE_NAME RPM-DEFAULT)
-set(CPACK_RPM_PACKAGE_LICENSE "Apache-2.0 AND LGPL-2.1-or-later") # the door's library
+set(CPACK_RPM_PACKAGE_LICENSE Apache-2.0) # the wheel takes it from here, too
+if(contained_microhttpd) # what section 6 of its licence wants
+    string(APPEND CPACK_RPM_PACKAGE_LICENSE " AND LGPL-2.1-or-later")
+    file(STRINGS ${contained_microhttpd} version REGEX "^[0-9]+[.][0-9]+[.][0-9]+$" LIMIT_COUNT 1)
+    cmake_host_system_information(RESULT system QUERY DISTRIB_PRETTY_NAME)
+    set(CPACK_MICROHTTPD_NOTICE "\
+gpu-sleep-http contains libmicrohttpd ${version}, which is under the GNU Lesser
+General Public License, version 2.1 or later. objcopy has made the names of
+GnuTLS in it weak, and nothing else was changed. Its source:
+https://ftp.gnu.org/gnu/libmicrohttpd/libmicrohttpd-${version}.tar.gz
+or the source package of the system that it was taken from, ${system}.
+To exchange it, build gpu-sleep from its sources with -DMICROHTTPD=FILE.
+")
+    set(microhttpd_documents ${CMAKE_INSTALL_DOCDIR}/libmicrohttpd)
+    file(WRITE ${PROJECT_BINARY_DIR}/NOTICE "${CPACK_MICROHTTPD_NOTICE}")
+    find_file(MICROHTTPD_LICENSE LGPL-2.1 PATHS /usr/share/common-licenses NO_DEFAULT_PATH REQUIRED)
+    install(FILES ${PROJECT_BINARY_DIR}/NOTICE DESTINATION ${microhttpd_documents})
+    install(FILES ${MICROHTTPD_LICENSE} DESTINATION ${microhttpd_documents} RENAME LGPL-2.1)
+endif()
 include(CPack)

@@ -354,9 +354,9 @@ Result<void> Engine::count_host_backed_by(WakePlan& plan, const model::WakeReque
     auto on_gpu = plan;
     on_gpu.to_host.clear();
     if (!sleep::check_free_memory(api_, on_gpu)) return has_room;
-    report.notes.push_back("all wakes on the GPU: to run from host memory takes some that the driver makes, "
-                           "besides what is kept; " +
-                           has_room.error().message);
+    report.notes.push_back(
+        "all wakes on the GPU: running from host memory needs more of it, besides the kept contents; " +
+        has_room.error().message);
     plan = std::move(on_gpu);
     return {};
 }

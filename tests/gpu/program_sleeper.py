@@ -15,7 +15,7 @@ ASLEEP_SECONDS = (0.05, 0.3)
 BETWEEN_SECONDS = (0.05, 0.5)
 OK, FAILED, NO_PROCESS, TIMED_OUT = 0, 1, 3, 4 # exit statuses of the commands
 MOVES = 0.75 # of what is done with a program, with --live
-NEVER = ("damaged", "driver_failed", "context_lost", "internal") # errors of a move
+NEVER = ("damaged", "driver_failed", "context_lost", "internal", "outcome_unknown") # errors of a move
 
 
 def median(values):

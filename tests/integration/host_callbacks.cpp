@@ -23,7 +23,7 @@ Result<std::string> HostCallbacks::install(std::istream& words) {
     const auto add = [&](const char* name, gpu_sleep_callback callback) {
         return checked(gpu_sleep_add_named_callback(name, callback, this, deadline_ms, &ids_.emplace_back()));
     };
-    if (kind == "named") {
+    if (kind.starts_with("named")) {
         GPU_SLEEP_TRY(add("abort", before_sleep));
         GPU_SLEEP_TRY(add("reset_prefix_cache", reply));
         GPU_SLEEP_TRY(add("broken", [](const gpu_sleep_event*, void*) {
@@ -66,7 +66,7 @@ void HostCallbacks::note(const gpu_sleep_event& event, int& count) {
 int HostCallbacks::before_sleep(const gpu_sleep_event* event, void* self) {
     auto& callbacks = *static_cast<HostCallbacks*>(self);
     callbacks.note(*event, callbacks.before_);
-    if (callbacks.kind_ == "linger") return callbacks.linger();
+    if (callbacks.kind_.ends_with("linger")) return callbacks.linger();
     if (callbacks.kind_ == "touch") return spin(1) ? 0 : 1;
     return 0;
 }

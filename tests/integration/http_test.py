@@ -237,6 +237,20 @@ class Dialects(unittest.TestCase):
             self.assertEqual(command("gpu-sleep", "--live", host.pid).returncode, 0)
             self.assertEqual(host.tell("check_all"), "intact")
 
+    def test_a_process_ends_while_another_aborts(self):
+        group = {"GPU_SLEEP_GROUP": "http-abort"}
+        with Host("default", **group) as host, Host("default", **group) as asleep, Door("--group", "http-abort") as door:
+            host.tell("callback named_linger 0")
+            self.assertEqual(command("gpu-sleep", asleep.pid).returncode, 0)
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                answer = pool.submit(door.ask, "POST", "/sleep?mode=abort")
+                self.assertTrue(becomes_true(lambda: host.tell("calls").split()[0] == "1"))
+                asleep.process.kill()
+                asleep.process.wait(SECONDS)
+                host.tell("let_go")
+                status, said = answer.result()
+            self.assertEqual((status, said["freed_bytes"], len(said["processes"])), (200, SIZE, 1), said)
+
     def test_wakes_what_the_driver_has_put_to_sleep(self):
         with tempfile.TemporaryDirectory() as directory:
             devices = {**ENVIRONMENT, "GPU_SLEEP_SIM_STATE": f"{directory}/devices", "GPU_SLEEP_SIM_MEMORY": str(64 << 20)}

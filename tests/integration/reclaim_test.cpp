@@ -238,7 +238,7 @@ TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or sleeps
     host.tell("delay cuMemcpyDtoHAsync 2000000"); // longer than a busy machine takes for what follows
     auto sleep = host.start("gpu-sleep");
     REQUIRE(becomes_true([&] { return host.moves_contents(); }));
-    CHECK_THAT(reclaim(host).out, mentions("another sleep or wake of it is under way"));
+    CHECK_THAT(reclaim(host).out, mentions("another sleep, wake or move of it is under way"));
     CHECK(sleep.finish().status == 0);
     CHECK(host.state() == "asleep");
 }

@@ -6,8 +6,11 @@
 #include "cli/http/admission.hpp"
 #include "cli/http/answer.hpp"
 #include "cli/http/options.hpp"
+#include "cli/http/program.hpp"
 #include "cli/http/routes.hpp"
 #include "support/catch.hpp"
+
+#include <nlohmann/json.hpp>
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -120,7 +123,8 @@ TEST_CASE("Callers: the user of the other end is looked up, and a closed socket 
 }
 
 TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed", "[http]") {
-    for (const auto* text : {"127.0.0.1:0", "[::1]:0"}) {
+    for (const auto* text : {"127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"}) {
+        INFO(text);
         auto address = *parse_address(text);
         const auto listener = listen_on(address);
         if (!listener && !address.endpoint.ip.is_v4()) continue; // a machine without IPv6
@@ -131,13 +135,19 @@ TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed",
         REQUIRE(::getsockname(listener->get(), its, &size) == 0);
         UniqueFd client(::socket(its->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
         REQUIRE(::connect(client.get(), its, size) == 0);
+        REQUIRE(::getpeername(client.get(), its, &size) == 0);
+        const auto door = endpoint_of(its);
         REQUIRE(::getsockname(client.get(), its, &size) == 0);
-        const Ends ends{endpoint_of(its), address.endpoint};
-        CHECK(user_of(ends) == ::geteuid());
-        CHECK(user_of({ends.door, ends.client}) == std::nullopt);       // nobody has accepted it
-        CHECK(user_of({ends.door, {ends.door.ip, 9}}) == std::nullopt); // what listens is no client
+        const Ends ends{endpoint_of(its), door};
+        CHECK(way_to_users(address.endpoint) == user_by_diagnosis);
+        CHECK(way_to_users(ends.client) == user_by_tables); // where nobody listens
+        for (const auto user_of : {user_by_diagnosis, user_by_tables}) {
+            CHECK(user_of(ends) == ::geteuid());
+            CHECK(user_of({ends.door, ends.client}) == std::nullopt);       // nobody has accepted it
+            CHECK(user_of({ends.door, {ends.door.ip, 9}}) == std::nullopt); // what listens is no client
+        }
         client.reset();
-        CHECK(user_of(ends) == std::nullopt);
+        for (const auto user_of : {user_by_diagnosis, user_by_tables}) CHECK(user_of(ends) == std::nullopt);
     }
 }
 
@@ -145,7 +155,8 @@ TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") 
     const std::string secret = "0123456789abcdef";
     const std::string bearer = "Bearer " + secret;
     const std::string other = "bearer 0123456789abcdeX";
-    const Admission with_token(false, 1000, secret, {}), without(false, 1000, "", {}), local(true, 0, "", {});
+    const Admission with_token(false, 1000, secret, {}, user_by_tables),
+        without(false, 1000, "", {}, user_by_tables), local(true, 0, "", {}, user_by_tables);
     const auto status = [](const Admission& admission, bool is_known, const Headers& headers) {
         const auto refused = admission.check(is_known, headers);
         return refused ? refused->status : k_ok;
@@ -168,8 +179,9 @@ TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") 
     CHECK(status(with_token, false, {"door.example", bearer, true}) == k_forbidden);
     CHECK(status(local, true, {"any", "", false}) == k_ok);
     CHECK(status(local, true, {"any", "", true}) == k_forbidden);
-    CHECK(Admission(false, 0, "", {*parse_network("10.0.0.0/8")}).knows({{*parse_ip("10.9.9.9"), 1}, {}}));
-    CHECK_FALSE(Admission(false, 0, "", {}).knows({{*parse_ip("10.9.9.9"), 1}, {}}));
+    CHECK(Admission(false, 0, "", {*parse_network("10.0.0.0/8")}, user_by_tables)
+              .knows({{*parse_ip("10.9.9.9"), 1}, {}}));
+    CHECK_FALSE(Admission(false, 0, "", {}, user_by_tables).knows({{*parse_ip("10.9.9.9"), 1}, {}}));
     for (const auto* text : {"", "0123456789abcde", "0123456789abcdeff", "0123456789abcdeF"})
         CHECK_FALSE(is_same_secret(secret, text));
     CHECK_FALSE(is_same_secret("", ""));
@@ -257,6 +269,18 @@ TEST_CASE("Plans: tags of the dialect that the program has, or all of a program 
     CHECK((made.tags.empty() && !made.is_nothing));
     CHECK_FALSE(plan("/continue_generation", {}, paused).is_nothing);
     CHECK(plan("/continue_generation", {}, program({"weights"}, model::State::asleep)).is_nothing);
+}
+
+TEST_CASE("Status: `weights` has the dialect's name, unless the program has a tag of that name", "[http]") {
+    const auto parked_of = [](const Tags& tags) { // the first of them sleeps
+        auto report = program(tags);
+        report.tags.front().state = model::State::asleep;
+        const auto answer = Program::look(route("/memory_status"), std::vector{control::Outcome{{}, report}});
+        return nlohmann::json::parse(answer.body)["parked_tags"].get<Tags>();
+    };
+    CHECK(parked_of({"weights", "kv_cache"}) == Tags{"model_weights"});
+    CHECK(parked_of({"weights", "model_weights"}) == Tags{"weights"});
+    CHECK(parked_of({"model_weights", "weights"}) == Tags{"model_weights"});
 }
 
 TEST_CASE("Plans: level 2 keeps what nobody has said how to fill again", "[http]") {
