@@ -6,13 +6,16 @@
 
 namespace gpu_sleep::cli {
 
-std::string_view advice_from(std::string_view program, ErrorCode code, bool has_waited) noexcept {
+std::string_view advice_from(std::string_view program, ErrorCode code,
+                             const control::Outcome* outcome) noexcept {
     const bool is_door = program == "gpu-sleep-http";
-    if (is_door && code == ErrorCode::out_of_device_memory)
+    const bool is_wake = outcome && outcome->asked == model::Operation::wake;
+    if (is_door && is_wake && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, or start the door with --make-room or a longer --wait";
-    if (has_waited && code == ErrorCode::out_of_device_memory)
+    if (outcome && outcome->has_waited && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, or give gpu-wake --make-room or a longer --wait";
-    if ((program == "gpu-sleep" || program == "gpu-reclaim") && code == ErrorCode::out_of_device_memory)
+    if ((program == "gpu-sleep" || program == "gpu-reclaim" || is_door) &&
+        code == ErrorCode::out_of_device_memory)
         return "free GPU memory, and try again"; // which the copying takes a little of
     if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
         return "end what holds it, or ask for less with --need";

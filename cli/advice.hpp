@@ -4,15 +4,15 @@
 
 #pragma once
 
-#include "base/error.hpp"
+#include "control/outcome.hpp"
 
 #include <string_view>
 
 namespace gpu_sleep::cli {
 
 /// One line for the person who ran `program`; may be empty. That of the table of errors, unless it does
-/// not apply to this command. `has_waited`: the command has already tried again while GPU memory was short.
+/// not apply to this command, or to what a process was asked for, `outcome`, null where none was.
 [[nodiscard]] std::string_view advice_from(std::string_view program, ErrorCode code,
-                                           bool has_waited = false) noexcept;
+                                           const control::Outcome* outcome = nullptr) noexcept;
 
 } // namespace gpu_sleep::cli

@@ -136,9 +136,9 @@ OrderedJson to_value(std::string_view program, const control::Outcome& outcome) 
         value["report"] = to_value(*report);
     } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {
         value["state"] = model::to_string(failure->state);
-        value["error"] = error_value(program, failure->error, outcome.has_waited);
+        value["error"] = error_value(program, failure->error, &outcome);
     } else {
-        value["error"] = error_value(program, std::get<Error>(outcome.answer), outcome.has_waited);
+        value["error"] = error_value(program, std::get<Error>(outcome.answer), &outcome);
     }
     return value;
 }
@@ -169,10 +169,10 @@ std::string escaped(std::string_view json) {
 
 } // namespace
 
-OrderedJson error_value(std::string_view program, const Error& error, bool has_waited) {
+OrderedJson error_value(std::string_view program, const Error& error, const control::Outcome* outcome) {
     return {{"code", traits(error.code).name},
             {"message", error.message},
-            {"advice", advice_from(program, error.code, has_waited)},
+            {"advice", advice_from(program, error.code, outcome)},
             {"where", error.where},
             {"driver_status", error.driver_status}};
 }

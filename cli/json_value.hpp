@@ -17,8 +17,9 @@ namespace gpu_sleep::cli {
 
 using OrderedJson = nlohmann::ordered_json;
 
-/// `has_waited`: see advice_from().
-[[nodiscard]] OrderedJson error_value(std::string_view program, const Error& error, bool has_waited = false);
+/// `outcome`: see advice_from().
+[[nodiscard]] OrderedJson error_value(std::string_view program, const Error& error,
+                                      const control::Outcome* outcome = nullptr);
 
 /// The members that come first, and the empty list of what `program` is about: "snapshots" for gpu-snapshot,
 /// "processes" for all others.

@@ -61,6 +61,7 @@ usage::Row wait_row(Milliseconds& wait) {
 int run_need(const control::Need& need, const OutputOptions& output) {
     control::raise_descriptor_limit();
     const auto done = make_room(need);
+    // Of all that is chosen, only a GPU can be a wrong word: a PID or a name is found or is not.
     if (!done && done.error().code == ErrorCode::invalid_argument)
         return usage_error(k_program, "--gpu: " + done.error().message, output.json);
     if (!done) return tell_failure(k_program, output, done.error());

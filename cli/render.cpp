@@ -81,7 +81,7 @@ std::string headline(const control::Process& process, const Report& report, bool
         return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
     if (!report.changed && sleeps && report.state != State::asleep && !report.notes.empty())
         return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
-    if (!report.changed && is_live && !model::is_resident(report.state))
+    if (!report.changed && is_live && (report.state == State::asleep || report.state == State::damaged))
         return fmt::format("{} is {}, so nothing moved; wake it first:\n", subject, state_words(report));
     if (!report.changed)
         return fmt::format("{} is already {}, {}\n", subject, state_words(report),
@@ -187,11 +187,11 @@ std::string render_reasons(const control::Process& process, const Report& report
 }
 
 std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
-                         bool has_waited) {
+                         const control::Outcome* outcome) {
     auto text = fmt::format("{}: ", program);
     if (!purpose.empty()) text += fmt::format("cannot {}: ", purpose);
     text += error.message;
-    if (const auto advice = advice_from(program, error.code, has_waited); !advice.empty())
+    if (const auto advice = advice_from(program, error.code, outcome); !advice.empty())
         text += fmt::format("; {}", advice);
     return printable(text) + '\n';
 }
@@ -206,7 +206,7 @@ std::string render_failure(std::string_view program, std::string_view purpose,
             subject, format_bytes(outcome.unreleased));
     if (!error) return {};
     return render_error(program, fmt::format(fmt::runtime(purpose), subject), without(subject, *error),
-                        outcome.has_waited);
+                        &outcome);
 }
 
 Error without(const std::string& subject, Error error) {

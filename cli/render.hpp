@@ -51,9 +51,9 @@ enum class Detail : std::uint8_t {
 
 /// The line for standard error when a request failed: "PROGRAM: cannot PURPOSE: REASON; ADVICE\n". `purpose`
 /// names the process, such as "wake 4242 (python3 serve.py)"; empty when there was no process to speak of,
-/// and the line then begins with the reason. `has_waited`: see advice_from().
+/// and the line then begins with the reason. `outcome`: see advice_from().
 [[nodiscard]] std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
-                                       bool has_waited = false);
+                                       const control::Outcome* outcome = nullptr);
 
 /// The same of an outcome; empty where it did not fail. `purpose` has "{}" in place of the process.
 [[nodiscard]] std::string render_failure(std::string_view program, std::string_view purpose,

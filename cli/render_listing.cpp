@@ -92,7 +92,7 @@ void add_without_agent(Table& table, const control::Process& process, const Repo
     for (const auto& note : report.notes) table.add_line(note);
 }
 
-/// Agents do not tell of a wake that is under way.
+/// `bytes` are NVML's: amid a wake, of which agents do not tell, some of them are contents.
 std::string use_line(Bytes bytes) {
     if (bytes == 0) return "it has nothing left on the GPUs";
     return fmt::format(

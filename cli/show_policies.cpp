@@ -108,7 +108,7 @@ Result<policy::Policies> load_policies(const std::string& program, const policy:
     policy::Policies policies;
     auto loaded = policies.load(sources);
     tell_complaints(program, policies);
-    if (!loaded && sources.config && loaded.error().message.find(*sources.config) != std::string::npos)
+    if (!loaded && sources.config && loaded.error().message.starts_with(sources.config->native()))
         loaded.error().message.insert(0, "--config: ");
     if (!loaded) return std::move(loaded).error();
     return policies;

@@ -326,7 +326,7 @@ Result<Report> sleep_if_idle(Parts& parts, const model::IdleSleepRequest& reques
     if (auto why = idleness.find(); !why.empty()) return unchanged(parts, sleep, std::move(why), start);
     auto done = SleepOperation(parts, sleep, progress, joint, asker, &idleness).run();
     const bool is_refused = !done && done.error().code == ErrorCode::cancelled && idleness.is_over();
-    if (is_refused) return unchanged(parts, sleep, "it is at work again", start);
+    if (is_refused) return unchanged(parts, sleep, "it is no longer idle", start);
     return done;
 }
 

@@ -118,7 +118,7 @@ Answer confirmation(const Route& route, const Plan& plan, const std::vector<cont
     if (failed && status == exit_status::done) status = exit_status::failed_awake; // it was withdrawn
     auto value = document_of(k_program, outcomes, status);
     if (failed) {
-        value["error"] = error_value(k_program, *peers::error_of(failed->answer), failed->has_waited);
+        value["error"] = error_value(k_program, *peers::error_of(failed->answer), failed);
         return answer_with(value, http_status_of(status));
     }
     add_figures(route, plan, reports, value);

@@ -42,7 +42,7 @@ Clock::time_point end_of(const Command& command) {
 
 Error has_agent(const Process& process) {
     return make_error(ErrorCode::invalid_argument,
-                      "process {} has an agent, which puts it to sleep: do not ask the driver",
+                      "process {} has an agent: gpu-sleep without --engine driver puts it to sleep",
                       title(process));
 }
 

@@ -174,7 +174,8 @@ private:
         if (request_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
             return make_error(ErrorCode::invalid_argument,
-                              "it is locked but not checkpointed, so none of it can move");
+                              "it is locked but not checkpointed, so none of it can move: gpu-wake without "
+                              "--gpu unlocks it");
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed, "cannot find out which GPUs there are ({})",
                               look.why_not);

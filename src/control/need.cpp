@@ -29,7 +29,8 @@ constexpr Milliseconds k_answer_patience{2'000};
 class Locks {
 public:
     /// Errors: timed_out, out of descriptors.
-    Result<void> take(Finder& finder, const std::string& gpu, const std::vector<Outcome>& processes) {
+    Result<void> take(Finder& finder, const std::string& gpu, const std::vector<Outcome>& processes,
+                      Clock::time_point until) {
         std::set<std::pair<dev_t, ino_t>> known;
         for (const auto& each : processes) {
             if (!is_on(gpu, each)) continue;
@@ -40,7 +41,7 @@ public:
             auto line = peers::GpuLine::open(socket->directory.get(), gpu);
             if (line) lines_.push_back(*std::move(line));
         }
-        return lock_all();
+        return lock_all(until);
     }
 
 private:
@@ -50,13 +51,11 @@ private:
                                      [&](const auto& device) { return device.uuid == gpu; });
     }
 
-    Result<void> lock_all() {
-        constexpr Milliseconds k_lock_patience{10'000};
+    Result<void> lock_all(Clock::time_point until) {
         constexpr Milliseconds k_between{20};
-        const auto deadline = Clock::now() + k_lock_patience;
         for (auto& line : lines_)
             while (!line.lock()) {
-                if (Clock::now() >= deadline)
+                if (Clock::now() >= until)
                     return make_error(ErrorCode::timed_out, "process {} is already making room on the GPU",
                                       line.holder());
                 std::this_thread::sleep_for(k_between);
@@ -110,18 +109,7 @@ Error too_little(const Need& need, const GpuRoom& room) {
     return error;
 }
 
-bool has_changed(const Outcome& outcome) {
-    const auto* const report = std::get_if<model::Report>(&outcome.answer);
-    return report && report->changed;
-}
-
-/// Whether it slept before it was asked: others have changed who has the memory.
-bool slept_already(const Outcome& outcome) {
-    const auto* const report = std::get_if<model::Report>(&outcome.answer);
-    return report && !report->changed && !report->dry_run && report->notes.empty();
-}
-
-Result<Made> try_to_make_room(const Need& need) {
+Result<Made> try_to_make_room(const Need& need, Clock::time_point locked_until) {
     Finder finder;
     const auto only = selected(finder, need);
     if (!only) return only.error();
@@ -133,7 +121,7 @@ Result<Made> try_to_make_room(const Need& need) {
     if (!gpu) return std::move(gpu).error();
     Locks locks;
     if (!need.request.dry_run) {
-        GPU_SLEEP_TRY(locks.take(finder, gpu->uuid, processes));
+        GPU_SLEEP_TRY(locks.take(finder, gpu->uuid, processes, locked_until));
         auto now = ask_processes(finder, need); // who had the locks has moved memory
         if (!now) return std::move(now).error();
         processes = *std::move(now);
@@ -166,23 +154,27 @@ Result<Made> try_to_make_room(const Need& need) {
 } // namespace
 
 Result<Made> make_room(const Need& need) {
-    constexpr int k_tries = 3;
     constexpr Milliseconds k_between{500};
-    std::vector<Outcome> slept; // in the tries before
-    for (int tries = 1;; ++tries) {
-        auto made = try_to_make_room(need);
-        const bool is_over = Clock::now() >= need.until;
-        if (!made && (is_over || made.error().code != ErrorCode::timed_out)) return made;
-        if (made) {
-            auto& outcomes = made->outcomes;
-            const bool is_outdated = std::erase_if(outcomes, slept_already) > 0 && tries < k_tries;
-            outcomes.insert(outcomes.begin(), slept.begin(), slept.end());
-            const bool may_be_enough = need.bytes <= made->room.gpu.total;
-            if (!made->error || !may_be_enough || (is_over && !is_outdated)) return made;
-            slept = std::move(outcomes);
-            std::erase_if(slept, [](const auto& each) { return !has_changed(each); });
+    constexpr Milliseconds k_lock_patience{10'000};
+    const auto locked_until = std::max(Clock::now() + k_lock_patience, need.until);
+    std::optional<Made> before;
+    for (;;) {
+        auto made = try_to_make_room(need, locked_until);
+        if (!made && before) {
+            before->error = std::move(made).error();
+            return *std::move(before);
         }
-        std::this_thread::sleep_for(k_between);
+        if (!made) return made;
+        if (before)
+            made->outcomes.insert(made->outcomes.begin(), before->outcomes.begin(), before->outcomes.end());
+        const bool may_be_enough = need.bytes <= made->room.gpu.total;
+        if (!made->error || !may_be_enough || Clock::now() >= need.until) return made;
+        before = *std::move(made);
+        std::erase_if(before->outcomes, [](const auto& each) {
+            const auto* const report = std::get_if<model::Report>(&each.answer);
+            return !report || !report->changed; // it is asked again
+        });
+        std::this_thread::sleep_until(std::min(Clock::now() + k_between, need.until));
     }
 }
 

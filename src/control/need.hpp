@@ -38,14 +38,14 @@ struct GpuRoom {
 struct Made {
     std::vector<Outcome> outcomes; ///< of those that were asked to sleep
     GpuRoom room;
-    std::optional<Error> error; ///< there is too little
+    std::optional<Error> error; ///< there is too little, or why the last try failed
     std::optional<double> wait; ///< until there may be enough, in seconds: some were woken just now
 };
 
 /// Puts the least recently used to sleep, one after another, until there is room; a rehearsal only says whom.
 /// Cannot be interrupted: a try takes until the one who is asked has answered, or has timed out.
 /// Errors: those of Gpus::choose(), find_all() and find_targets(); timed_out (somebody else makes room
-/// there).
+/// there for 10 s, and until `until`). What fails in a later try is in Made::error.
 [[nodiscard]] Result<Made> make_room(const Need& need);
 
 /// The GPUs that a program with these values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER would see; null

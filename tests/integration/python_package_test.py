@@ -162,12 +162,24 @@ class Package(unittest.TestCase):
 
     def test_warns_where_torch_comes_within_a_tag(self):
         program = """
-            import warnings, gpu_sleep, torch_stand_in
+            import sys, warnings, gpu_sleep, torch_stand_in
+            build = gpu_sleep.tag("weights")(torch_stand_in.install)
             with warnings.catch_warnings(record=True) as caught:
                 for _ in range(2):
                     with gpu_sleep.tag("weights"):
                         torch_stand_in.install()
-            assert ["import torch before the first tag" in str(each.message) for each in caught] == [True], caught
+                del sys.modules["torch"]
+                build()
+            assert all("import torch before the first tag" in str(each.message) for each in caught), caught
+            assert [each.filename for each in caught] == ["<string>", "<string>"], caught
+            del sys.modules["torch"]
+            warnings.simplefilter("error")
+            try:
+                with gpu_sleep.tag("weights"):
+                    torch_stand_in.install()
+                    raise KeyError
+            except KeyError:
+                pass
         """
         self.check(run(["-W", "always", "-c", textwrap.dedent(program)], GPU_SLEEP_AGENT=str(AGENT)))
 

@@ -130,7 +130,7 @@ TEST_CASE("Idle: is not known of a program whose calls are not intercepted", "[r
     CHECK(host.state() == "awake");
 }
 
-TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is at work again",
+TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is no longer idle",
           "[quick][threads][reclaim]") {
     LoadedHost host(captured());
     become_idle(host);
@@ -174,7 +174,7 @@ TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[rec
         const auto output = pass.finish();
         CHECK(output.status == 0);
         CHECK(output.json(k_changed) == "false");
-        CHECK(output.json(k_note) == "it is at work again");
+        CHECK(output.json(k_note) == "it is no longer idle");
         CHECK(host.tell("calls").starts_with("1 1 ")); // it has heard that no sleep came
     }
     SECTION("while contents are moved") {
@@ -186,7 +186,7 @@ TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[rec
         const auto output = pass.finish();
         CHECK(output.status == 0);
         CHECK(output.json(k_changed) == "false");
-        CHECK(output.json(k_note) == "it is at work again");
+        CHECK(output.json(k_note) == "it is no longer idle");
         host.tell("delay cuMemcpyDtoHAsync 0");
     }
     CHECK(host.state() == "awake");

@@ -197,6 +197,25 @@ TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else
     CHECK(second.host.state() == "asleep");
 }
 
+TEST_CASE("Room: gpu-reclaim --need --wait tells also of whom it put to sleep before it waited", "[room]") {
+    const Machine machine;
+    Host first(machine.model("first"));
+    Host second(machine.model("second"));
+    for (auto* const host : {&first, &second}) host->tell("alloc weights 16777216 0");
+    second.tell("callback linger 100");
+    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", first.report(k_uuid),
+                         "--wait", "60s", "--min-awake", "0s", "--json"},
+                        machine.devices.environment()});
+    REQUIRE(becomes_true([&] { return first.state() == "asleep"; }));
+    pause_for(Milliseconds(500)); // longer than the callback may take
+    second.tell("let_go");
+    second.tell("callback none");
+    const auto done = need.finish();
+    CHECK(succeeded(done));
+    CHECK(done.json("/processes/0/pid") == std::to_string(first.pid()));
+    CHECK(done.json("/processes/1/pid") == std::to_string(second.pid()));
+}
+
 TEST_CASE("Room: gpu-run --need makes room before its command starts, or does not start it", "[room]") {
     const Machine machine;
     Model only(machine.model("only"));

@@ -284,6 +284,9 @@ TEST_CASE("Render: what was so already is said to be so", "[render]") {
     report.state = model::State::asleep;
     CHECK(render_operation(listed_process(), report, nullptr, true) ==
           "4242 python3 serve.py is asleep, so nothing moved; wake it first\n");
+    report.state = model::State::partial;
+    CHECK(render_operation(listed_process(), report, nullptr, true) ==
+          "4242 python3 serve.py is already partly asleep, as asked; nothing to do\n");
     report.state = model::State::awake;
     report.notes = {"it is not idle"};
     CHECK(render_operation(listed_process(), report) ==
@@ -364,8 +367,11 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(advice("gpu-wake", ErrorCode::out_of_device_memory).find("--wait 60s") != std::string::npos);
     CHECK(advice("gpu-sleep", ErrorCode::out_of_device_memory).find("gpu-wake") == std::string::npos);
     const auto error = make_error(ErrorCode::out_of_device_memory, "no");
-    CHECK(render_error("gpu-wake", "wake 1", error, true) ==
+    const control::Outcome waited{listed_process(), error, model::Operation::wake, true};
+    CHECK(render_error("gpu-wake", "wake 1", error, &waited) ==
           "gpu-wake: cannot wake 1: no; free GPU memory, or give gpu-wake --make-room or a longer --wait\n");
+    CHECK(advice_from("gpu-sleep-http", error.code, &waited).find("--make-room") != std::string::npos);
+    CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-sleep-http", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);

@@ -225,18 +225,21 @@ class Region(contextlib.ContextDecorator):
         _, undo, had_torch = _thread.entered.pop()
         undo.close()
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if not had_torch and cuda is not None and cuda.is_initialized():
+        # As an error, the warning would hide an exception that is under way.
+        if not had_torch and not any(error) and cuda is not None and cuda.is_initialized():
+            level = 3 if sys._getframe(1).f_globals.get("__name__") == "contextlib" else 2  # it is a decorator
             warnings.warn(f"torch was imported inside the region, so PyTorch's memory is not from pools of the tag "
-                          f"'{self.name.decode()}': import torch before the first tag", RuntimeWarning, stacklevel=2)
+                          f"'{self.name.decode()}': import torch before the first tag", RuntimeWarning, level)
 
 
 def tag(name: str, devices: Optional[Iterable[int]] = None) -> Region:
     """A region, for `with` or as a decorator: GPU memory that the calling thread allocates inside has this tag.
 
-    `name` is 1 to 64 letters, digits, '_', '-', '.' or ':'. That applies to gpu_sleep_alloc(), any
-    library under gpu-run, and PyTorch. Import torch before the first tag: a region within which it is imported warns at
-    its end. PyTorch's memory comes from memory pools, one for each tag and device (and for each thread that is inside
-    at a time): what is freed goes back to the pool that it came from. Regions nest, and the innermost counts. Other threads are not inside, those of autograd among them.
+    `name` is 1 to 64 letters, digits, '_', '-', '.' or ':'. That applies to gpu_sleep_alloc(), any library under
+    gpu-run, and PyTorch. Import torch before the first tag: a region within which it is imported warns at its end.
+    PyTorch's memory comes from memory pools, one for each tag and device (and for each thread that is inside at a
+    time): what is freed goes back to the pool that it came from. Regions nest, and the innermost counts. Other threads
+    are not inside, those of autograd among them.
 
     `devices` are the CUDA ordinals for which PyTorch allocates from pools: by default the current device and every
     other that has a context, and in any case those of an enclosing region. Name a device here that is used inside for

@@ -126,7 +126,7 @@ TEST_CASE("Driver engine: a command that is killed amid a move leaves it to the 
     CHECK(wake.wait() == 128 + SIGKILL);
     const auto locked = machine.command("gpu-wake", {"--gpu", "1=0"});
     CHECK(locked.status == 2);
-    CHECK_THAT(locked.err, mentions("not checkpointed"));
+    CHECK_THAT(locked.err, mentions("gpu-wake without --gpu unlocks it"));
     REQUIRE(machine.command("gpu-wake").status == 0);
     CHECK(gpu_of(machine) == "1");
     machine.expect_awake();

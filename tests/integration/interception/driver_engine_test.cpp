@@ -93,7 +93,7 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     CHECK(refused.status == 2);
     const auto by_name = run({{command_file("gpu-sleep"), name, "--engine", "driver"}});
     CHECK(by_name.status == 2);
-    CHECK_THAT(by_name.err, mentions("has an agent"));
+    CHECK_THAT(by_name.err, mentions("has an agent: gpu-sleep without --engine driver"));
     const auto automatic = with_agent.command("gpu-sleep", {"--engine", "auto", "--json"});
     CHECK(automatic.status == 0);
     CHECK(automatic.json("/processes/0/engine") == "agent");
