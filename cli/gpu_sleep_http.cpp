@@ -3,6 +3,8 @@
 // gpu-sleep-http: a door to a program for the controllers of model servers, which speak HTTP.
 
 #include "base/exit_status.hpp"
+#include "base/process.hpp"
+#include "base/small_file.hpp"
 #include "cli/http/options.hpp"
 #include "cli/http/server.hpp"
 #include "cli/options.hpp"
@@ -105,11 +107,13 @@ int run(Options& options) {
     cli::Signals signals;
     auto listener = http::listen_on(*door.address);
     if (!listener) return fail(listener.error());
-    auto server =
-        http::Server::start(*std::move(listener),
-                            http::Admission(door.address->is_unix(), ::geteuid(), std::move(door.token),
-                                            std::move(open), http::way_to_users(door.address->endpoint)),
-                            std::move(program));
+    const bool is_unix = door.address->is_unix();
+    const auto owner =
+        http::known_owner(::geteuid(), overflow_uid(), read_small_file("/proc/self/uid_map").value_or(""));
+    const auto user_of = is_unix ? http::user_by_tables : http::way_to_users(door.address->endpoint);
+    auto server = http::Server::start(
+        *std::move(listener),
+        http::Admission(is_unix, owner, std::move(door.token), std::move(open), user_of), std::move(program));
     if (!server) return fail(server.error());
     static_cast<void>(cli::write_result(fmt::format("listening on {}\n", to_string(*door.address))));
     await_end(signals, *process);

@@ -84,7 +84,7 @@ std::string likely_meant(const CLI::App& app, const std::string& word) {
         for (const auto* option : each->get_options())
             for (const auto& name : option->get_lnames()) {
                 const auto full = "--" + name;
-                const bool is_shown = !option->get_group().empty();
+                const bool is_shown = option->get_group() != usage::k_unseen;
                 if (is_shown && (full.starts_with(word) || word.starts_with(full)))
                     return fmt::format(" (did you mean {}?)", full);
             }

@@ -153,7 +153,8 @@ void add(CLI::App& app, Table table) {
     for (const auto& group : table.groups)
         for (const auto& row : group.rows)
             if (auto* const option = add_row(app, row))
-                option->group(row.shown == Shown::never ? "" : group.heading)->required(row.is_required);
+                option->group(row.shown == Shown::never ? k_unseen : group.heading)
+                    ->required(row.is_required);
     for (const auto& [option, other] : table.needs) app.get_option(option)->needs(app.get_option(other));
     for (const auto& [option, other] : table.excludes)
         app.get_option(option)->excludes(app.get_option(other));

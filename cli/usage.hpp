@@ -39,6 +39,9 @@ struct Value {
 /// Where an option is shown: in --help, in --help-all and the manual page alone, or nowhere.
 enum class Shown : std::uint8_t { brief, fully, never };
 
+/// CLI11's group of the options that are never shown; in one without a name they would lose theirs.
+inline constexpr const char* k_unseen = "unseen";
+
 /// A row of the table.
 struct Row {
     std::string names; ///< "-q,--quiet"; without dashes: a word that is no option

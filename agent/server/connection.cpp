@@ -6,6 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/process.hpp"
 #include "base/small_file.hpp"
 #include "protocol/fitting.hpp"
 
@@ -18,7 +19,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstring>
 #include <string>
@@ -26,15 +26,6 @@
 
 namespace gpu_sleep::agent::server {
 namespace {
-
-/// The user id that stands for every user whom this user namespace does not know.
-uid_t overflow_uid() {
-    constexpr uid_t k_default = 65534;
-    const auto text = read_small_file("/proc/sys/kernel/overflowuid").value_or("");
-    uid_t uid = k_default;
-    std::from_chars(text.data(), text.data() + text.size(), uid); // leaves it alone where there is no number
-    return uid;
-}
 
 /// The socket lies in a directory that only its owner may enter, so whoever gets here is this user, or holds
 /// the capability to pass: root. Root of an outer user namespace shows as the overflow user.

@@ -71,6 +71,7 @@ std::optional<uid_t> user_by_diagnosis(const Ends& ends) {
     put(ends.door.ip, id.idiag_dst);
     id.idiag_sport = htons(ends.client.port);
     id.idiag_dport = htons(ends.door.port);
+    id.idiag_if = 1; // loopback, to which a caller's socket may be bound
     id.idiag_cookie[0] = id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
     if (::send(diagnosis.get(), &request, sizeof(request), 0) < 0) return std::nullopt;
     struct {
@@ -117,6 +118,15 @@ UserOf way_to_users(const Endpoint& listening) {
     return user_by_diagnosis({listening, nobody}) ? user_by_diagnosis : user_by_tables;
 }
 
+std::optional<uid_t> known_owner(uid_t user, uid_t overflow, std::string_view map) {
+    std::istringstream words{std::string(map)};
+    std::uint64_t inside = 1, outside = 1, count = 0;
+    words >> inside >> outside >> count;
+    constexpr std::uint64_t k_all = 4294967295;
+    const bool knows_all = inside == 0 && outside == 0 && count == k_all;
+    return user == overflow && !knows_all ? std::nullopt : std::optional(user);
+}
+
 bool is_same_secret(std::string_view secret, std::string_view given) noexcept {
     unsigned difference = secret.size() == given.size() ? 0 : 1;
     for (std::size_t i = 0; i < given.size(); ++i)
@@ -139,7 +149,7 @@ bool Admission::knows(const Ends& ends) const {
         return true;
     if (!ip.is_loopback()) return false;
     const auto user = user_of_(ends);
-    return user && (*user == owner_ || *user == 0);
+    return user && (user == owner_ || *user == 0);
 }
 
 std::optional<Answer> Admission::check(bool is_known, const Headers& headers) const {

@@ -39,9 +39,13 @@ using UserOf = std::optional<uid_t> (*)(const Ends& ends);
 /// /proc/net/tcp and tcp6.
 [[nodiscard]] std::optional<uid_t> user_by_tables(const Ends& ends);
 
-/// The first of these, unless it does not know that there is a socket listening there: a kernel that lacks it
-/// answers as if there was none.
+/// By diagnosis, if that finds the door's own listener; else by the tables. A kernel without it answers as if
+/// there were no such socket.
 [[nodiscard]] UserOf way_to_users(const Endpoint& listening);
+
+/// `user`, unless callers whom a namespace does not know have the same id, which is `overflow`. `map` is that
+/// of the namespace. Source: user_namespaces(7).
+[[nodiscard]] std::optional<uid_t> known_owner(uid_t user, uid_t overflow, std::string_view map);
 
 /// As user_by_tables(), out of one of them.
 [[nodiscard]] std::optional<uid_t> user_in(std::string_view table, const Ends& ends, bool is_v6);
@@ -56,7 +60,8 @@ using UserOf = std::optional<uid_t> (*)(const Ends& ends);
 /// Decides on requests. Immutable; thread-safe.
 class Admission {
 public:
-    Admission(bool is_unix, uid_t owner, std::string token, std::vector<Network> open, UserOf user_of)
+    Admission(bool is_unix, std::optional<uid_t> owner, std::string token, std::vector<Network> open,
+              UserOf user_of)
         : is_unix_(is_unix), owner_(owner), token_(std::move(token)), open_(std::move(open)),
           user_of_(user_of) {}
 
@@ -67,8 +72,8 @@ public:
 
 private:
     bool is_unix_;
-    uid_t owner_;
-    std::string token_; ///< empty for none
+    std::optional<uid_t> owner_; ///< nothing: none is told from others
+    std::string token_;          ///< empty for none
     std::vector<Network> open_;
     UserOf user_of_;
 };

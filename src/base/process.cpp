@@ -57,6 +57,14 @@ Result<std::uint64_t> start_time_in(const std::string& stat_line, std::string_vi
 
 } // namespace
 
+uid_t overflow_uid() {
+    constexpr uid_t k_default = 65534;
+    const auto text = read_small_file("/proc/sys/kernel/overflowuid").value_or("");
+    uid_t uid = k_default;
+    std::from_chars(text.data(), text.data() + text.size(), uid); // leaves it alone where there is no number
+    return uid;
+}
+
 std::string agent_directory(uid_t uid) {
     return fmt::format("/tmp/{}{}", k_agent_directory_prefix, uid);
 }

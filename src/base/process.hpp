@@ -24,6 +24,9 @@ inline constexpr std::string_view k_agent_directory_prefix = "gpu-sleep-";
 /// digits follow it.
 [[nodiscard]] std::string agent_directory(uid_t uid);
 
+/// The user id that stands for every user whom this user namespace does not know. Source: proc(5).
+[[nodiscard]] uid_t overflow_uid();
+
 /// Identifies a process, also after its pid is used again.
 struct ProcessIdentity {
     pid_t pid = 0;

@@ -3,6 +3,7 @@
 """Putting a running program to sleep and waking it, or moving its memory, again and again, by the commands."""
 
 import collections
+import json
 import os
 import random
 import subprocess
@@ -13,7 +14,7 @@ import gpu_commands
 
 ASLEEP_SECONDS = (0.05, 0.3)
 BETWEEN_SECONDS = (0.05, 0.5)
-OK, FAILED, NO_PROCESS, TIMED_OUT = 0, 1, 3, 4 # exit statuses of the commands
+OK, NO_PROCESS, TIMED_OUT = 0, 3, 4 # exit statuses of the commands
 MOVES = 0.75 # of what is done with a program, with --live
 NEVER = ("damaged", "driver_failed", "context_lost", "internal", "outcome_unknown") # errors of a move
 
@@ -83,15 +84,20 @@ class Sleeper:
         process = answer["processes"][0] if answer["processes"] else {}
         report = process.get("report", {})
         # A deep sleep that is refused late leaves it asleep.
-        if status == OK and (report.get("changed") or process.get("state") == "asleep"):
+        is_left = self.program.refuses_at_times and process.get("state") == "asleep"
+        if status == OK and (report.get("changed") or is_left):
             self.sleeps.append(seconds)
             return (True, sum(device["moved_bytes"] for device in report["devices"]),
                     sum(tag["ranges"] for tag in report["tags"]), report)
         if status == TIMED_OUT:
             self.late += 1
-        elif status not in (OK, NO_PROCESS) and not (status == FAILED and self.program.fails): # it may just have ended
+        elif status not in (OK, NO_PROCESS) and not self.has_failed(process): # it may just have ended
             self.problems.append(f"gpu-sleep {pid} ended with {status}: {errors}")
         return False, 0, 0, report
+
+    def has_failed(self, process):
+        """Whether the program's context has, as it is meant to."""
+        return self.program.fails and "CUDA_ERROR_ASSERT" in json.dumps(process)
 
     def wake(self, pid):
         status, _, seconds, errors = self.command("gpu-wake", pid, "--wait", "20s")
@@ -117,7 +123,7 @@ class Sleeper:
             codes = [process["error"]["code"] for process in processes if process.get("error")]
             reason = codes[0] if codes else f"status {status}"
             self.refused[reason] += 1
-            if reason in NEVER and not self.program.fails:
+            if reason in NEVER and not self.has_failed(*processes):
                 self.problems.append(f"{command} {pid} {' '.join(option)} ended with {status}: {errors}")
 
     def cycle(self, pids):

@@ -56,7 +56,7 @@ private:
     }
     static bool is_title(const std::string& line) {
         return line.find("  ") != std::string::npos && std::all_of(line.begin(), line.end(), [](char c) {
-                   return c == ' ' || (c >= 'A' && c <= 'Z');
+                   return c == ' ' || c == '/' || (c >= 'A' && c <= 'Z');
                });
     }
     /// Each piece begins or ends where its title does, and a row has several. Empty unless that holds.

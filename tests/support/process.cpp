@@ -192,6 +192,11 @@ std::string Process::read_line() {
     }
 }
 
+bool Process::has_output_within(Milliseconds limit) const {
+    pollfd readable{output_.get(), POLLIN, 0};
+    return !unread_.empty() || ::poll(&readable, 1, static_cast<int>(limit.count())) == 1;
+}
+
 void Process::signal(int number) const {
     if (::kill(pid_, number) != 0) fail("cannot be sent a signal");
     siginfo_t info{};

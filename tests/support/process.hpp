@@ -71,6 +71,7 @@ public:
     void send(const std::string& line) const;
     /// The next line of its standard output.
     [[nodiscard]] std::string read_line();
+    [[nodiscard]] bool has_output_within(Milliseconds limit) const;
     void close_input() { input_.reset(); }
     /// After SIGSTOP it has stopped.
     void signal(int number) const;

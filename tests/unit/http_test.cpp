@@ -123,8 +123,9 @@ TEST_CASE("Callers: the user of the other end is looked up, and a closed socket 
 }
 
 TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed", "[http]") {
+    const bool is_bound = GENERATE(false, true); // to the device
     for (const auto* text : {"127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"}) {
-        INFO(text);
+        INFO(text << (is_bound ? ", bound" : ""));
         auto address = *parse_address(text);
         const auto listener = listen_on(address);
         if (!listener && !address.endpoint.ip.is_v4()) continue; // a machine without IPv6
@@ -134,6 +135,7 @@ TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed",
         auto* const its = reinterpret_cast<sockaddr*>(&name);
         REQUIRE(::getsockname(listener->get(), its, &size) == 0);
         UniqueFd client(::socket(its->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        if (is_bound) REQUIRE(::setsockopt(client.get(), SOL_SOCKET, SO_BINDTODEVICE, "lo", 2) == 0);
         REQUIRE(::connect(client.get(), its, size) == 0);
         REQUIRE(::getpeername(client.get(), its, &size) == 0);
         const auto door = endpoint_of(its);
@@ -149,6 +151,21 @@ TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed",
         client.reset();
         for (const auto user_of : {user_by_diagnosis, user_by_tables}) CHECK(user_of(ends) == std::nullopt);
     }
+}
+
+TEST_CASE("Callers: where all users whom a namespace does not know have the owner's id, none is the owner",
+          "[http]") {
+    static constexpr uid_t k_nobody = 65534;
+    constexpr const char* k_all = "         0          0 4294967295\n";
+    constexpr const char* k_one = "     65534       1000          1\n";
+    CHECK(known_owner(k_nobody, k_nobody, k_all) == k_nobody);
+    CHECK(known_owner(k_nobody, k_nobody, k_one) == std::nullopt);
+    CHECK(known_owner(k_nobody, k_nobody, "") == std::nullopt);
+    CHECK(known_owner(1000, k_nobody, k_one) == 1000U);
+    const auto nobody = [](const Ends&) { return std::optional(k_nobody); };
+    const Ends ends{{*parse_ip("127.0.0.1"), 1}, {*parse_ip("127.0.0.1"), 2}};
+    CHECK(Admission(false, k_nobody, "", {}, nobody).knows(ends));
+    CHECK_FALSE(Admission(false, std::nullopt, "", {}, nobody).knows(ends));
 }
 
 TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") {
