@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Room on demand: processes that do not fit together take turns, by touches and by commands.
 
+#include "peer.hpp"
 #include "peers/gpu_line.hpp"
 #include "shared_devices.hpp"
 #include "support/catch.hpp"
@@ -101,6 +102,24 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     CHECK_THAT(made.out, mentions("first was put to sleep for it"));
     second.end_request();
     CHECK(first.host.state() == "asleep");
+}
+
+TEST_CASE("Room: it is the process itself that decides whether it was woken just now", "[room]") {
+    const Machine machine;
+    Model model(machine.model("model"));
+    model.request();
+    model::SleepRequest request;
+    request.min_awake = Milliseconds(600'000);
+    Peer peer(model.host);
+    peer.send(request);
+    auto reply = peer.next();
+    while (reply && std::holds_alternative<model::Progress>(*reply)) reply = peer.next();
+    REQUIRE(reply);
+    const auto& report = std::get<model::Report>(*reply);
+    CHECK_FALSE(report.changed);
+    REQUIRE_FALSE(report.notes.empty());
+    CHECK_THAT(report.notes.front(), mentions("it was woken"));
+    CHECK(model.host.state() == "awake");
 }
 
 TEST_CASE("Room: those who wait have their turns in the order in which they came", "[room]") {
