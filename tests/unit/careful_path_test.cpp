@@ -84,6 +84,8 @@ TEST_CASE("Careful paths: links of root and of the user are followed, others' ar
     REQUIRE(::lchown((common / "link").c_str(), test::k_other_user, test::k_other_user) == 0);
     CHECK(user_is_refused());
     CHECK(is_refused(way));
+    REQUIRE(::chmod(common.c_str(), 0755) == 0); // moved here by root, perhaps
+    CHECK(is_refused(way));
     // A directory of somebody else's.
     REQUIRE(::lchown((common / "link").c_str(), 0, 0) == 0);
     REQUIRE(::chown(common.c_str(), test::k_other_user, test::k_other_user) == 0);
