@@ -355,6 +355,7 @@ TEST_CASE("Live: what sleeps in place survives the failure of every driver call"
     const auto step = GENERATE(as<std::string>(), "sleep", "wake", "deep", "files", "read");
     // The call alone, it and all after it, or what undoes the rest: only unmapping, or only mapping, fails.
     const auto fails = GENERATE(as<std::string>(), "once", "*", "cuMemUnmap", "cuMemMap", "cuMemSetAccess");
+    if (step == "files" && fails == "*") return; // as "deep", in ten times the time
     sleep::Engine::Options options{2, 0};
     EngineFixture fixture(options);
     for (const int device : {0, 0, 1}) fixture.add(device, "weights", 2 * k_mib);
