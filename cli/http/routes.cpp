@@ -109,13 +109,6 @@ std::vector<std::string> values_of(std::string_view name, const Query& query, co
     return values;
 }
 
-Result<Level> read_level(const std::string& text) {
-    if (text == "0") return Level::pause;
-    if (text == "1") return Level::keep;
-    if (text == "2") return Level::drop;
-    return wrong("level", text, "0, 1 or 2");
-}
-
 /// What is to be called, and how long that may take, as vLLM's clients say it.
 Result<model::CallRequest> read_call(const Route& route, const Query& query, const Json& body,
                                      std::string_view text) {
@@ -151,6 +144,31 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
             if (std::find(tags.begin(), tags.end(), word) == tags.end()) tags.push_back(word);
         }
     }
+    return tags;
+}
+
+/// A tag of the program.
+struct Tag {
+    bool is_in_all = false; ///< of its processes; any other refuses to be asked for it
+    bool sleeps = false, is_irreplaceable = false, is_preserved = false;
+    bool is_nameable = false; ///< by the dialect
+    bool is_wished = false;
+};
+
+/// What the processes say of them.
+std::map<std::string, Tag> tags_of(const std::vector<model::Report>& reports) {
+    std::map<std::string, Tag> tags;
+    std::map<std::string, std::set<const model::Report*>> processes; // a tag has a row for each device
+    for (const auto& report : reports)
+        for (const auto& row : report.tags) {
+            auto& tag = tags[row.tag];
+            processes[row.tag].insert(&report);
+            tag.is_in_all = processes[row.tag].size() == reports.size();
+            tag.sleeps |= !model::is_resident(row.state);
+            tag.is_irreplaceable |=
+                !row.policy.refillable && row.policy.retention == model::Retention::offload;
+            tag.is_preserved |= row.policy.retention == model::Retention::preserve;
+        }
     return tags;
 }
 
@@ -196,9 +214,8 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
     }
     if (route.is_pause) return wish;
     for (const auto& text : values_of("level", query, json)) {
-        const auto level = read_level(text);
-        if (!level) return level.error();
-        wish.level = *level;
+        if (text != "0" && text != "1" && text != "2") return wrong("level", text, "0, 1 or 2");
+        wish.level = static_cast<Level>(text.front() - '0');
     }
     if (wish.level == Level::drop && method != "POST")
         return make_error(ErrorCode::invalid_argument, "level 2 drops contents, and is asked for by POST");
@@ -217,54 +234,45 @@ std::string_view weights_of(const Dialect& dialect, const std::vector<model::Rep
 }
 
 Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Report>& reports) {
-    std::map<std::string, std::size_t> program; // how many processes have the tag
-    std::set<std::string> strange;              // which the dialect cannot name
-    std::set<std::string> irreplaceable, preserved;
-    bool is_all_paused = true, is_any_paused = false;
-    for (const auto& report : reports) {
-        const bool is_paused = report.state == model::State::paused;
-        is_all_paused = is_all_paused && is_paused;
-        is_any_paused = is_any_paused || is_paused;
-        std::set<std::string> its; // a tag has a row for each device
-        for (const auto& row : report.tags) {
-            if (its.insert(row.tag).second) ++program[row.tag];
-            const bool is_declared =
-                row.policy.refillable || row.policy.retention != model::Retention::offload;
-            if (!is_declared) irreplaceable.insert(row.tag);
-            if (row.policy.retention == model::Retention::preserve) preserved.insert(row.tag);
-        }
-        strange.insert(its.begin(), its.end());
-    }
+    auto program = tags_of(reports);
     const auto weights = weights_of(*route.dialect, reports);
-    std::set<std::string> wished;
     Plan plan;
-    for (const auto tag : route.dialect->tags) {
-        const std::string name(tag == route.dialect->weights ? weights : tag);
-        strange.erase(name);
-        if (std::find(wish.tags.begin(), wish.tags.end(), tag) == wish.tags.end()) continue;
-        if (program.contains(name))
-            wished.insert(name);
-        else
-            plan.passed_over.emplace_back(tag);
+    for (const auto name : route.dialect->tags) {
+        const auto found = program.find(std::string(name == route.dialect->weights ? weights : name));
+        const bool is_wished = std::find(wish.tags.begin(), wish.tags.end(), name) != wish.tags.end();
+        if (found == program.end() && is_wished) plan.passed_over.emplace_back(name);
+        if (found == program.end()) continue;
+        found->second.is_nameable = true;
+        found->second.is_wished = is_wished;
     }
     if (wish.level == Level::drop)
-        for (const auto& [tag, processes] : program) {
-            if (preserved.contains(tag)) continue; // as at every level
-            const bool is_kept = strange.contains(tag) && irreplaceable.contains(tag);
-            // A process refuses what it has no such tag for.
-            const bool is_known_to_all = processes == reports.size();
-            (is_kept || !is_known_to_all ? plan.kept : plan.dropped).push_back(tag);
+        for (const auto& [name, tag] : program) {
+            if (tag.is_preserved) continue; // as at every level
+            const bool is_kept = !tag.is_nameable && tag.is_irreplaceable;
+            (is_kept || !tag.is_in_all ? plan.kept : plan.dropped).push_back(name);
         }
-    if (route.is_pause && route.action == Action::wake) plan.is_nothing = !is_any_paused;
+    const auto any = [&](bool Tag::*what) {
+        return std::any_of(program.begin(), program.end(),
+                           [&](const auto& each) { return each.second.*what; });
+    };
+    const auto is_paused = [](const model::Report& report) { return report.state == model::State::paused; };
+    const bool is_wake = route.action == Action::wake;
+    if (route.is_pause && is_wake) { // which a wake of what is awake ends
+        const bool sleeps = any(&Tag::sleeps);
+        for (const auto& [name, tag] : program)
+            if (sleeps && !tag.sleeps && tag.is_in_all) plan.tags.push_back(name);
+        plan.is_nothing =
+            sleeps ? plan.tags.empty() : std::none_of(reports.begin(), reports.end(), is_paused);
+        return plan;
+    }
     if (wish.tags.empty() || wish.level == Level::pause) return plan;
-    if (route.action == Action::wake && is_all_paused) return plan;
-    const bool is_unchanged = strange.size() == program.size(); // it has no tag that the dialect can name
-    plan.takes_all = is_unchanged;
-    plan.is_nothing = !is_unchanged && wished.empty();
-    if (is_unchanged || plan.is_nothing) return plan;
+    if (is_wake && std::all_of(reports.begin(), reports.end(), is_paused)) return plan;
+    plan.takes_all = !any(&Tag::is_nameable);
+    plan.is_nothing = !plan.takes_all && !any(&Tag::is_wished);
+    if (plan.takes_all || plan.is_nothing) return plan;
     // Nobody could name the rest, and the program would wait for it for ever.
-    if (route.action == Action::wake) wished.insert(strange.begin(), strange.end());
-    plan.tags.assign(wished.begin(), wished.end());
+    for (const auto& [name, tag] : program)
+        if (tag.is_wished || (is_wake && !tag.is_nameable)) plan.tags.push_back(name);
     return plan;
 }
 
