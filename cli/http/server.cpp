@@ -101,9 +101,8 @@ private:
 /// One request on its way.
 struct Exchange {
     const Route* route = nullptr;
-    bool is_given = false; ///< to a lane
-    std::string body;      ///< of one that is too long, more than k_longest_body
-    Answer answer;
+    std::string body;             ///< of one that is too long, more than k_longest_body
+    std::optional<Answer> answer; ///< once a lane has found it
 };
 
 class Door {
@@ -204,8 +203,7 @@ MHD_Result Door::answer(void* door, MHD_Connection* connection, const char* url,
         *upload_size = 0;
         return MHD_YES;
     }
-    return its.is_given ? self.reply(connection, its, std::move(its.answer))
-                        : self.serve(connection, method, its);
+    return its.answer ? self.reply(connection, its, *its.answer) : self.serve(connection, method, its);
 }
 
 /// What needs nothing but the headers.
@@ -257,7 +255,6 @@ MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exch
     Result<Wish> wish = Wish();
     if (is_change(route.action)) wish = read_wish(route, method, query_of(connection), exchange.body);
     if (!wish) return reply(connection, exchange, answer_of(k_bad_request, wish.error()));
-    exchange.is_given = true;
     connections_.limit(context_of(connection), std::nullopt);
     MHD_suspend_connection(connection); // first: the lane may be quick
     const auto add = [connection, &exchange](Lane& lane, auto work) {
