@@ -22,12 +22,11 @@ using model::Level;
 constexpr std::string_view k_weights = "weights";
 
 // Of vLLM 0.30 and LMDeploy. `scheduling` is what vLLM calls the end of a pause.
-const Dialect k_vllm{"vLLM", k_weights, {k_weights, "kv_cache", "scheduling"}};
+const Dialect k_vllm{"vLLM", {k_weights, "kv_cache", "scheduling"}};
 // Of SGLang, and of NVIDIA Dynamo's workers.
-const Dialect k_sglang{"SGLang", k_weights, {k_weights, "kv_cache", "cuda_graph"}};
-const Dialect k_fastdeploy{"FastDeploy", "weight", {"weight", "kv_cache"}};
+const Dialect k_sglang{"SGLang", {k_weights, "kv_cache", "cuda_graph"}};
+const Dialect k_fastdeploy{"FastDeploy", {"weight", "kv_cache"}};
 const Dialect k_tensorrt_llm{"TensorRT-LLM",
-                             "model_weights",
                              {"model_weights", "model", "draft_model_weights", "draft_model", "kv_cache",
                               "sampler", "drafter", "guided_decoder", "spec_resource_manager", "model_extra",
                               "executor_extra"}};
@@ -38,7 +37,7 @@ constexpr std::string_view k_both = "GET, POST"; // it changes something, and HE
 
 /// The route to the callback of its name.
 Route callback(std::string_view path, std::string_view methods, const Dialect& dialect) {
-    return {path, methods, Action::call, &dialect, Level::keep, false, path.substr(1)};
+    return {path, methods, Action::call, &dialect, Level::keep, path.substr(1)};
 }
 
 const std::array k_routes{
@@ -60,8 +59,8 @@ const std::array k_routes{
     // SGLang
     Route{"/release_memory_occupation", k_both, Action::sleep, &k_sglang},
     Route{"/resume_memory_occupation", k_both, Action::wake, &k_sglang},
-    Route{"/pause_generation", k_post, Action::sleep, &k_sglang, Level::pause, true},
-    Route{"/continue_generation", k_post, Action::wake, &k_sglang, Level::pause, true},
+    Route{"/pause_generation", k_post, Action::sleep, &k_sglang, Level::pause},
+    Route{"/continue_generation", k_post, Action::wake, &k_sglang, Level::pause},
     callback("/flush_cache", k_both, k_sglang),
 
     // NVIDIA Dynamo
@@ -79,8 +78,8 @@ const std::array k_routes{
     // FastDeploy
     Route{"/v1/sleep", k_post, Action::sleep, &k_fastdeploy},
     Route{"/v1/wakeup", k_post, Action::wake, &k_fastdeploy},
-    Route{"/v1/pause", k_post, Action::sleep, &k_fastdeploy, Level::pause, true},
-    Route{"/v1/resume", k_post, Action::wake, &k_fastdeploy, Level::pause, true},
+    Route{"/v1/pause", k_post, Action::sleep, &k_fastdeploy, Level::pause},
+    Route{"/v1/resume", k_post, Action::wake, &k_fastdeploy, Level::pause},
     Route{"/v1/is_paused", k_get, Action::is_paused, &k_fastdeploy},
 
     // llama.cpp
@@ -212,7 +211,7 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
             return wrong("mode", mode, "abort, keep, wait, in_place or retract");
         wish.aborts = mode == k_abort && route.action == Action::sleep;
     }
-    if (route.is_pause) return wish;
+    if (route.is_pause()) return wish;
     for (const auto& text : values_of("level", query, json)) {
         if (text != "0" && text != "1" && text != "2") return wrong("level", text, "0, 1 or 2");
         wish.level = static_cast<Level>(text.front() - '0');
@@ -228,9 +227,9 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
 std::string_view weights_of(const Dialect& dialect, const std::vector<model::Report>& reports) {
     const bool has_its_name = std::any_of(reports.begin(), reports.end(), [&](const model::Report& report) {
         return std::any_of(report.tags.begin(), report.tags.end(),
-                           [&](const model::TagReport& row) { return row.tag == dialect.weights; });
+                           [&](const model::TagReport& row) { return row.tag == dialect.tags.front(); });
     });
-    return has_its_name ? dialect.weights : k_weights;
+    return has_its_name ? dialect.tags.front() : k_weights;
 }
 
 Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Report>& reports) {
@@ -238,7 +237,7 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
     const auto weights = weights_of(*route.dialect, reports);
     Plan plan;
     for (const auto name : route.dialect->tags) {
-        const auto found = program.find(std::string(name == route.dialect->weights ? weights : name));
+        const auto found = program.find(std::string(name == route.dialect->tags.front() ? weights : name));
         const bool is_wished = std::find(wish.tags.begin(), wish.tags.end(), name) != wish.tags.end();
         if (found == program.end() && is_wished) plan.passed_over.emplace_back(name);
         if (found == program.end()) continue;
@@ -257,7 +256,7 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
     };
     const auto is_paused = [](const model::Report& report) { return report.state == model::State::paused; };
     const bool is_wake = route.action == Action::wake;
-    if (route.is_pause && is_wake) { // which a wake of what is awake ends
+    if (route.is_pause() && is_wake) { // which a wake of what is awake ends
         const bool sleeps = any(&Tag::sleeps);
         for (const auto& [name, tag] : program)
             if (sleeps && !tag.sleeps && tag.is_in_all) plan.tags.push_back(name);
