@@ -111,7 +111,7 @@ int run(Options& options) {
     const auto owner =
         http::known_owner(::geteuid(), overflow_uid(), read_small_file("/proc/self/uid_map").value_or(""));
     const auto user_of = is_unix ? http::user_by_tables : http::way_to_users(door.address->endpoint);
-    auto server = http::Server::start(
+    const auto server = http::serve(
         *std::move(listener),
         http::Admission(is_unix, owner, std::move(door.token), std::move(open), user_of), std::move(program));
     if (!server) return fail(server.error());

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -39,6 +40,12 @@ Ip mapped(const in_addr& v4) noexcept {
     std::copy(k_v4_prefix.begin(), k_v4_prefix.end(), ip.bytes.begin());
     std::memcpy(ip.bytes.data() + k_v4_prefix.size(), &v4, sizeof(v4));
     return ip;
+}
+
+/// The first bit is the highest of the first byte.
+bool has_bit(const Ip& ip, unsigned bit) noexcept {
+    constexpr unsigned k_byte = 8;
+    return (ip.bytes.at(bit / k_byte) >> (k_byte - 1 - bit % k_byte) & 1) != 0;
 }
 
 /// The address for the system, and its length.
@@ -83,26 +90,22 @@ Error cannot_listen(const Address& address, int reason) {
     const auto code = reason == EACCES || reason == EPERM               ? ErrorCode::not_permitted
                       : reason == EADDRINUSE || reason == EADDRNOTAVAIL ? ErrorCode::invalid_argument
                                                                         : ErrorCode::io_failed;
-    auto error = make_error(code, "cannot listen on {}: {}", to_string(address), std::strerror(reason));
-    error.driver_status = reason;
-    return error;
+    return make_error(code, "cannot listen on {}: {}", to_string(address), std::strerror(reason));
 }
 
-/// What lies at the path, of whichever kind; nothing if nothing does.
-std::optional<File> file_at(const std::string& path, mode_t kind = 0) {
-    struct stat status = {};
-    if (::lstat(path.c_str(), &status) != 0 || (kind != 0 && (status.st_mode & S_IFMT) != kind))
-        return std::nullopt;
-    return File{status.st_dev, status.st_ino};
+/// What lies at the path; nothing if nothing does.
+std::optional<FileIdentity> file_at(const std::string& path) noexcept {
+    return FileIdentity::of(AT_FDCWD, path.c_str());
 }
 
 /// Removes the socket that a door which is gone has left. Errors: as those of listen_on().
 Result<void> remove_leftover(Address address, Name name) {
-    if (!file_at(address.path)) return {};
-    address.file = file_at(address.path, S_IFSOCK);
-    if (!address.file) return cannot_listen(address, EADDRINUSE);
+    address.file = file_at(address.path);
+    if (!address.file) return {};
+    struct stat status = {};
+    const bool is_socket = ::lstat(address.path.c_str(), &status) == 0 && S_ISSOCK(status.st_mode);
     const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (::connect(probe.get(), name.get(), name.length) == 0 || errno != ECONNREFUSED)
+    if (!is_socket || ::connect(probe.get(), name.get(), name.length) == 0 || errno != ECONNREFUSED)
         return cannot_listen(address, EADDRINUSE);
     if (!remove_file(address)) return cannot_listen(address, errno);
     return {};
@@ -143,13 +146,9 @@ Endpoint endpoint_of(const sockaddr* address) noexcept {
 }
 
 bool Network::contains(const Ip& other) const noexcept {
-    if (ip.is_v4() != other.is_v4()) return false; // those of IPv6 would contain what is mapped
-    constexpr unsigned k_byte = 8;
-    const auto whole = bits / k_byte;
-    if (!std::equal(ip.bytes.begin(), ip.bytes.begin() + whole, other.bytes.begin())) return false;
-    if (bits % k_byte == 0) return true;
-    const auto difference = static_cast<unsigned>(ip.bytes.at(whole) ^ other.bytes.at(whole));
-    return difference >> (k_byte - bits % k_byte) == 0;
+    for (unsigned bit = 0; bit < bits; ++bit)
+        if (has_bit(ip, bit) != has_bit(other, bit)) return false;
+    return ip.is_v4() == other.is_v4(); // those of IPv6 would contain what is mapped
 }
 
 Result<Network> parse_network(std::string_view text) {
@@ -164,7 +163,7 @@ Result<Network> parse_network(std::string_view text) {
         return make_error(ErrorCode::invalid_argument, "'{}' is not a network, such as 10.0.0.0/8", text);
     const Network network{*ip, *bits + skipped};
     for (unsigned bit = network.bits; bit < k_all; ++bit)
-        if ((ip->bytes.at(bit / 8) >> (7 - bit % 8) & 1) != 0)
+        if (has_bit(*ip, bit))
             return make_error(ErrorCode::invalid_argument,
                               "'{}' is a machine's address, not a network's: its last {} bits are not all 0",
                               text, k_all - network.bits);
@@ -230,7 +229,7 @@ Result<UniqueFd> listen_on(Address& address) {
     ::umask(before);
     if (bound != 0) return cannot_listen(address, reason);
     if (address.is_unix())
-        address.file = file_at(address.path, S_IFSOCK);
+        address.file = file_at(address.path);
     else if (::getsockname(socket.get(), name.get(), &name.length) == 0)
         address.endpoint.port = endpoint_of(name.get()).port;
     if (::listen(socket.get(), SOMAXCONN) != 0) return cannot_listen(address, errno);

@@ -12,10 +12,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include <sys/socket.h>
-#include <sys/types.h>
 
 namespace gpu_sleep::cli::http {
 
@@ -50,14 +48,11 @@ struct Network {
 /// Reads "10.0.0.0/8", "fd00::/8", or one address. Errors: invalid_argument.
 [[nodiscard]] Result<Network> parse_network(std::string_view text);
 
-/// Which file, of whatever path: its device and its number there.
-using File = std::pair<dev_t, ino_t>;
-
 /// Where the door listens.
 struct Address {
     std::string path; ///< of a Unix socket; empty where it is the endpoint
     Endpoint endpoint;
-    std::optional<File> file{}; ///< that of the path, once it is bound
+    std::optional<FileIdentity> file{}; ///< that of the path, once it is bound
 
     [[nodiscard]] bool is_unix() const noexcept { return !path.empty(); }
     /// Only processes of this machine reach it.

@@ -10,15 +10,6 @@
 
 namespace gpu_sleep::cli::http {
 
-Connections::~Connections() {
-    {
-        const std::lock_guard guard(mutex_);
-        is_closed_ = true;
-    }
-    changed_.notify_one();
-    thread_.join();
-}
-
 Connection* Connections::add(int socket, bool is_known, Milliseconds limit) {
     const std::lock_guard guard(mutex_);
     all_.push_back({socket, is_known, !is_known, Clock::now() + limit});
@@ -48,14 +39,12 @@ void Connections::limit(Connection& connection, std::optional<Milliseconds> time
     connection.deadline = time ? Clock::now() + *time : Clock::time_point::max();
 }
 
-void Connections::run() {
+void Connections::run(const std::stop_token& stop) {
     constexpr Milliseconds k_between{200};
     std::unique_lock guard(mutex_);
-    while (!is_closed_) {
-        if (all_.empty())
-            changed_.wait(guard);
-        else
-            changed_.wait_for(guard, k_between, [&] { return is_closed_; });
+    while (changed_.wait(guard, stop, [&] { return !all_.empty(); })) {
+        changed_.wait_for(guard, stop, k_between, [] { return false; });
+        if (stop.stop_requested()) return;
         const auto now = Clock::now();
         for (auto& each : all_) {
             if (each.deadline > now) continue;

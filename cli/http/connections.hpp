@@ -11,6 +11,7 @@
 #include <list>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <thread>
 
 namespace gpu_sleep::cli::http {
@@ -28,14 +29,9 @@ struct Connection {
 /// and the oldest of them makes way for the next, who may have the token. Has a thread. Thread-safe.
 class Connections {
 public:
-    explicit Connections(std::size_t most_strangers)
-        : most_strangers_(most_strangers), thread_([this] { run(); }) {}
-    Connections(const Connections&) = delete;
-    Connections& operator=(const Connections&) = delete;
-    /// All were removed.
-    ~Connections();
+    explicit Connections(std::size_t most_strangers) : most_strangers_(most_strangers) {}
 
-    /// The connection stays where it is until it is removed, before `socket` is closed.
+    /// The connection stays where it is until it is removed, before `socket` is closed, and this ends.
     [[nodiscard]] Connection* add(int socket, bool is_known, Milliseconds limit);
     void remove(Connection* connection);
     /// It has sent the token.
@@ -44,14 +40,13 @@ public:
     void limit(Connection& connection, std::optional<Milliseconds> time);
 
 private:
-    void run();
+    void run(const std::stop_token& stop);
 
     const std::size_t most_strangers_;
     std::mutex mutex_; ///< of all but the thread
-    std::condition_variable changed_;
+    std::condition_variable_any changed_;
     std::list<Connection> all_;
-    bool is_closed_ = false;
-    std::thread thread_;
+    std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }}; // the last: it uses the others
 };
 
 } // namespace gpu_sleep::cli::http

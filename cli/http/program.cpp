@@ -66,7 +66,7 @@ OrderedJson memory_status(const Dialect& dialect, const std::vector<model::Repor
     for (const auto& report : reports) {
         is_damaged = is_damaged || report.state == State::damaged;
         for (const auto& row : report.tags) {
-            const auto name = row.tag == weights ? dialect.weights : row.tag;
+            const auto name = row.tag == weights ? dialect.tags.front() : row.tag;
             if (!model::is_resident(row.state) && std::find(tags.begin(), tags.end(), name) == tags.end())
                 tags.push_back(name);
         }
@@ -236,7 +236,7 @@ Answer Program::change(const Route& route, const Wish& wish, control::Interrupti
     auto dispatch = is_wake ? find(model::WakeRequest()) : find(model::SleepRequest());
     if (!dispatch) return answer_of(dispatch.error());
     // Else all is the program's to choose, whatever it has.
-    const bool ends_pause = route.is_pause && is_wake;
+    const bool ends_pause = route.is_pause() && is_wake;
     if (!wish.tags.empty() || wish.level == model::Level::drop || waking_.make_room || ends_pause) {
         outcomes = dispatch->ask_status(k_patience);
         plan = plan_of(route, wish, reports_in(outcomes));

@@ -22,12 +22,11 @@ using model::Level;
 constexpr std::string_view k_weights = "weights";
 
 // Of vLLM 0.30 and LMDeploy. `scheduling` is what vLLM calls the end of a pause.
-const Dialect k_vllm{"vLLM", k_weights, {k_weights, "kv_cache", "scheduling"}};
+const Dialect k_vllm{"vLLM", {k_weights, "kv_cache", "scheduling"}};
 // Of SGLang, and of NVIDIA Dynamo's workers.
-const Dialect k_sglang{"SGLang", k_weights, {k_weights, "kv_cache", "cuda_graph"}};
-const Dialect k_fastdeploy{"FastDeploy", "weight", {"weight", "kv_cache"}};
+const Dialect k_sglang{"SGLang", {k_weights, "kv_cache", "cuda_graph"}};
+const Dialect k_fastdeploy{"FastDeploy", {"weight", "kv_cache"}};
 const Dialect k_tensorrt_llm{"TensorRT-LLM",
-                             "model_weights",
                              {"model_weights", "model", "draft_model_weights", "draft_model", "kv_cache",
                               "sampler", "drafter", "guided_decoder", "spec_resource_manager", "model_extra",
                               "executor_extra"}};
@@ -38,7 +37,7 @@ constexpr std::string_view k_both = "GET, POST"; // it changes something, and HE
 
 /// The route to the callback of its name.
 Route callback(std::string_view path, std::string_view methods, const Dialect& dialect) {
-    return {path, methods, Action::call, &dialect, Level::keep, false, path.substr(1)};
+    return {path, methods, Action::call, &dialect, Level::keep, path.substr(1)};
 }
 
 const std::array k_routes{
@@ -60,8 +59,8 @@ const std::array k_routes{
     // SGLang
     Route{"/release_memory_occupation", k_both, Action::sleep, &k_sglang},
     Route{"/resume_memory_occupation", k_both, Action::wake, &k_sglang},
-    Route{"/pause_generation", k_post, Action::sleep, &k_sglang, Level::pause, true},
-    Route{"/continue_generation", k_post, Action::wake, &k_sglang, Level::pause, true},
+    Route{"/pause_generation", k_post, Action::sleep, &k_sglang, Level::pause},
+    Route{"/continue_generation", k_post, Action::wake, &k_sglang, Level::pause},
     callback("/flush_cache", k_both, k_sglang),
 
     // NVIDIA Dynamo
@@ -79,8 +78,8 @@ const std::array k_routes{
     // FastDeploy
     Route{"/v1/sleep", k_post, Action::sleep, &k_fastdeploy},
     Route{"/v1/wakeup", k_post, Action::wake, &k_fastdeploy},
-    Route{"/v1/pause", k_post, Action::sleep, &k_fastdeploy, Level::pause, true},
-    Route{"/v1/resume", k_post, Action::wake, &k_fastdeploy, Level::pause, true},
+    Route{"/v1/pause", k_post, Action::sleep, &k_fastdeploy, Level::pause},
+    Route{"/v1/resume", k_post, Action::wake, &k_fastdeploy, Level::pause},
     Route{"/v1/is_paused", k_get, Action::is_paused, &k_fastdeploy},
 
     // llama.cpp
@@ -107,13 +106,6 @@ std::vector<std::string> values_of(std::string_view name, const Query& query, co
     if (found->is_array())
         for (const auto& each : *found) add(each);
     return values;
-}
-
-Result<Level> read_level(const std::string& text) {
-    if (text == "0") return Level::pause;
-    if (text == "1") return Level::keep;
-    if (text == "2") return Level::drop;
-    return wrong("level", text, "0, 1 or 2");
 }
 
 /// What is to be called, and how long that may take, as vLLM's clients say it.
@@ -151,6 +143,31 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
             if (std::find(tags.begin(), tags.end(), word) == tags.end()) tags.push_back(word);
         }
     }
+    return tags;
+}
+
+/// A tag of the program.
+struct Tag {
+    bool is_in_all = false; ///< of its processes; any other refuses to be asked for it
+    bool sleeps = false, is_irreplaceable = false, is_preserved = false;
+    bool is_nameable = false; ///< by the dialect
+    bool is_wished = false;
+};
+
+/// What the processes say of them.
+std::map<std::string, Tag> tags_of(const std::vector<model::Report>& reports) {
+    std::map<std::string, Tag> tags;
+    std::map<std::string, std::set<const model::Report*>> processes; // a tag has a row for each device
+    for (const auto& report : reports)
+        for (const auto& row : report.tags) {
+            auto& tag = tags[row.tag];
+            processes[row.tag].insert(&report);
+            tag.is_in_all = processes[row.tag].size() == reports.size();
+            tag.sleeps |= !model::is_resident(row.state);
+            tag.is_irreplaceable |=
+                !row.policy.refillable && row.policy.retention == model::Retention::offload;
+            tag.is_preserved |= row.policy.retention == model::Retention::preserve;
+        }
     return tags;
 }
 
@@ -194,11 +211,10 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
             return wrong("mode", mode, "abort, keep, wait, in_place or retract");
         wish.aborts = mode == k_abort && route.action == Action::sleep;
     }
-    if (route.is_pause) return wish;
+    if (route.is_pause()) return wish;
     for (const auto& text : values_of("level", query, json)) {
-        const auto level = read_level(text);
-        if (!level) return level.error();
-        wish.level = *level;
+        if (text != "0" && text != "1" && text != "2") return wrong("level", text, "0, 1 or 2");
+        wish.level = static_cast<Level>(text.front() - '0');
     }
     if (wish.level == Level::drop && method != "POST")
         return make_error(ErrorCode::invalid_argument, "level 2 drops contents, and is asked for by POST");
@@ -211,60 +227,51 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
 std::string_view weights_of(const Dialect& dialect, const std::vector<model::Report>& reports) {
     const bool has_its_name = std::any_of(reports.begin(), reports.end(), [&](const model::Report& report) {
         return std::any_of(report.tags.begin(), report.tags.end(),
-                           [&](const model::TagReport& row) { return row.tag == dialect.weights; });
+                           [&](const model::TagReport& row) { return row.tag == dialect.tags.front(); });
     });
-    return has_its_name ? dialect.weights : k_weights;
+    return has_its_name ? dialect.tags.front() : k_weights;
 }
 
 Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Report>& reports) {
-    std::map<std::string, std::size_t> program; // how many processes have the tag
-    std::set<std::string> strange;              // which the dialect cannot name
-    std::set<std::string> irreplaceable, preserved;
-    bool is_all_paused = true, is_any_paused = false;
-    for (const auto& report : reports) {
-        const bool is_paused = report.state == model::State::paused;
-        is_all_paused = is_all_paused && is_paused;
-        is_any_paused = is_any_paused || is_paused;
-        std::set<std::string> its; // a tag has a row for each device
-        for (const auto& row : report.tags) {
-            if (its.insert(row.tag).second) ++program[row.tag];
-            const bool is_declared =
-                row.policy.refillable || row.policy.retention != model::Retention::offload;
-            if (!is_declared) irreplaceable.insert(row.tag);
-            if (row.policy.retention == model::Retention::preserve) preserved.insert(row.tag);
-        }
-        strange.insert(its.begin(), its.end());
-    }
+    auto program = tags_of(reports);
     const auto weights = weights_of(*route.dialect, reports);
-    std::set<std::string> wished;
     Plan plan;
-    for (const auto tag : route.dialect->tags) {
-        const std::string name(tag == route.dialect->weights ? weights : tag);
-        strange.erase(name);
-        if (std::find(wish.tags.begin(), wish.tags.end(), tag) == wish.tags.end()) continue;
-        if (program.contains(name))
-            wished.insert(name);
-        else
-            plan.passed_over.emplace_back(tag);
+    for (const auto name : route.dialect->tags) {
+        const auto found = program.find(std::string(name == route.dialect->tags.front() ? weights : name));
+        const bool is_wished = std::find(wish.tags.begin(), wish.tags.end(), name) != wish.tags.end();
+        if (found == program.end() && is_wished) plan.passed_over.emplace_back(name);
+        if (found == program.end()) continue;
+        found->second.is_nameable = true;
+        found->second.is_wished = is_wished;
     }
     if (wish.level == Level::drop)
-        for (const auto& [tag, processes] : program) {
-            if (preserved.contains(tag)) continue; // as at every level
-            const bool is_kept = strange.contains(tag) && irreplaceable.contains(tag);
-            // A process refuses what it has no such tag for.
-            const bool is_known_to_all = processes == reports.size();
-            (is_kept || !is_known_to_all ? plan.kept : plan.dropped).push_back(tag);
+        for (const auto& [name, tag] : program) {
+            if (tag.is_preserved) continue; // as at every level
+            const bool is_kept = !tag.is_nameable && tag.is_irreplaceable;
+            (is_kept || !tag.is_in_all ? plan.kept : plan.dropped).push_back(name);
         }
-    if (route.is_pause && route.action == Action::wake) plan.is_nothing = !is_any_paused;
+    const auto any = [&](bool Tag::*what) {
+        return std::any_of(program.begin(), program.end(),
+                           [&](const auto& each) { return each.second.*what; });
+    };
+    const auto is_paused = [](const model::Report& report) { return report.state == model::State::paused; };
+    const bool is_wake = route.action == Action::wake;
+    if (route.is_pause() && is_wake) { // which a wake of what is awake ends
+        const bool sleeps = any(&Tag::sleeps);
+        for (const auto& [name, tag] : program)
+            if (sleeps && !tag.sleeps && tag.is_in_all) plan.tags.push_back(name);
+        plan.is_nothing =
+            sleeps ? plan.tags.empty() : std::none_of(reports.begin(), reports.end(), is_paused);
+        return plan;
+    }
     if (wish.tags.empty() || wish.level == Level::pause) return plan;
-    if (route.action == Action::wake && is_all_paused) return plan;
-    const bool is_unchanged = strange.size() == program.size(); // it has no tag that the dialect can name
-    plan.takes_all = is_unchanged;
-    plan.is_nothing = !is_unchanged && wished.empty();
-    if (is_unchanged || plan.is_nothing) return plan;
+    if (is_wake && std::all_of(reports.begin(), reports.end(), is_paused)) return plan;
+    plan.takes_all = !any(&Tag::is_nameable);
+    plan.is_nothing = !plan.takes_all && !any(&Tag::is_wished);
+    if (plan.takes_all || plan.is_nothing) return plan;
     // Nobody could name the rest, and the program would wait for it for ever.
-    if (route.action == Action::wake) wished.insert(strange.begin(), strange.end());
-    plan.tags.assign(wished.begin(), wished.end());
+    for (const auto& [name, tag] : program)
+        if (tag.is_wished || (is_wake && !tag.is_nameable)) plan.tags.push_back(name);
     return plan;
 }
 

@@ -37,8 +37,7 @@ enum class Action : std::uint8_t {
 /// The tags of one server.
 struct Dialect {
     std::string_view server;
-    std::string_view weights; ///< its tag of them
-    std::vector<std::string_view> tags;
+    std::vector<std::string_view> tags; ///< the first is that of the weights
 };
 
 struct Route {
@@ -46,11 +45,13 @@ struct Route {
     std::string_view methods; ///< as in the header Allow: "GET, POST"
     Action action;
     const Dialect* dialect;
-    model::Level level = model::Level::keep; ///< of a sleep, unless the request names one
-    /// A pause, or its end: level and tags are not the request's to choose.
-    bool is_pause = false;
+    /// Of a sleep, unless the request names one. A pause's, or of its end, is not the request's to choose,
+    /// nor are the tags.
+    model::Level level = model::Level::keep;
     /// The callback that it is for; empty: the body's `method` names it.
     std::string_view callback{};
+
+    [[nodiscard]] bool is_pause() const noexcept { return level == model::Level::pause; }
 };
 
 [[nodiscard]] std::span<const Route> all_routes();

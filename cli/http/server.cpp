@@ -15,7 +15,6 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,31 +27,21 @@ constexpr unsigned k_most_connections = 512;
 constexpr std::size_t k_most_strangers = k_most_connections / 2; ///< who have yet to send a token
 constexpr std::size_t k_most_headers = 16 * k_kib; ///< of a connection, and what else the library keeps of it
 constexpr std::size_t k_longest_body = 64 * k_kib;
-constexpr std::size_t k_most_waiting = 256; ///< requests for a lane
 constexpr Milliseconds k_for_headers{2'000};
-constexpr Milliseconds k_for_body{5'000};
-constexpr Milliseconds k_for_answer{5'000}; ///< to take it
-constexpr Milliseconds k_for_next{5'000};   ///< until the headers of another request are whole
+constexpr Milliseconds k_for_rest{5'000}; ///< for a body, an answer, the headers of another request
 
 Answer refusal(int status, ErrorCode code, std::string_view message, std::string_view advice = {}) {
     return answer_of(status, make_error(code, "{}", message), advice);
 }
 
-/// A route for each action: the first, which is the best known.
 std::string known_routes() {
-    std::set<Action> named;
     std::vector<std::string_view> paths;
-    for (const auto& route : all_routes())
-        if (named.insert(route.action).second) paths.push_back(route.path);
-    return fmt::format("it has {}, and those of gpu-sleep-http(1)", fmt::join(paths, ", "));
+    for (const auto& route : all_routes()) paths.push_back(route.path);
+    return fmt::format("it has {}", fmt::join(paths, ", "));
 }
 
 Answer ending() {
     return refusal(k_unavailable, ErrorCode::cancelled, "the door is about to end");
-}
-
-Answer crowded() {
-    return refusal(k_unavailable, ErrorCode::timed_out, "too many requests wait already");
 }
 
 std::string_view header(MHD_Connection* connection, const char* name) {
@@ -112,19 +101,17 @@ private:
 /// One request on its way.
 struct Exchange {
     const Route* route = nullptr;
-    bool is_too_large = false;
-    bool is_given = false; ///< to a lane
-    std::string body;
-    Answer answer;
+    std::string body;             ///< of one that is too long, more than k_longest_body
+    std::optional<Answer> answer; ///< once a lane has found it
 };
 
-class Door final : public Server {
+class Door {
 public:
     Door(Admission admission, Program program)
         : admission_(std::move(admission)), program_(std::move(program)) {}
     Door(const Door&) = delete;
     Door& operator=(const Door&) = delete;
-    ~Door() override;
+    ~Door();
 
     [[nodiscard]] Result<void> listen(UniqueFd listener);
 
@@ -137,7 +124,7 @@ private:
     static void noticed(void* door, MHD_Connection* connection, void** context,
                         MHD_ConnectionNotificationCode what);
 
-    [[nodiscard]] MHD_Result reply(MHD_Connection* connection, Exchange& exchange);
+    [[nodiscard]] MHD_Result reply(MHD_Connection* connection, const Exchange& exchange, Answer answer);
     /// Answers at once what takes no time, and has a lane do the rest.
     [[nodiscard]] MHD_Result serve(MHD_Connection* connection, std::string_view method, Exchange& exchange);
     [[nodiscard]] std::optional<Answer> refuse(MHD_Connection* connection, std::string_view method,
@@ -155,7 +142,7 @@ private:
     Connections connections_{k_most_strangers};
     MHD_Daemon* daemon_ = nullptr;
     // The last, for their jobs use the others.
-    Lane looks_{k_most_waiting}, measures_{k_most_waiting}, changes_{k_most_waiting};
+    Lane looks_, measures_, changes_;
 };
 
 Result<void> Door::listen(UniqueFd listener) {
@@ -194,7 +181,7 @@ void Door::noticed(void* door, MHD_Connection* connection, void** context,
 void Door::completed(void* door, MHD_Connection* connection, void** exchange,
                      MHD_RequestTerminationCode /*how*/) {
     delete static_cast<Exchange*>(std::exchange(*exchange, nullptr));
-    static_cast<Door*>(door)->connections_.limit(context_of(connection), k_for_next);
+    static_cast<Door*>(door)->connections_.limit(context_of(connection), k_for_rest);
 }
 
 /// The library calls it once the headers are whole, for each part of the body, after the body, and once the
@@ -206,20 +193,17 @@ MHD_Result Door::answer(void* door, MHD_Connection* connection, const char* url,
     if (!*exchange) {
         auto* const begun = new Exchange;
         *exchange = begun;
-        self.connections_.limit(context_of(connection), k_for_body);
-        auto refused = self.refuse(connection, method, url, *begun);
-        if (!refused) return MHD_YES;
-        begun->answer = *std::move(refused);
-        return self.reply(connection, *begun);
+        self.connections_.limit(context_of(connection), k_for_rest);
+        const auto refused = self.refuse(connection, method, url, *begun);
+        return refused ? self.reply(connection, *begun, *refused) : MHD_YES;
     }
     auto& its = *static_cast<Exchange*>(*exchange);
     if (*upload_size > 0) {
-        its.is_too_large = its.is_too_large || its.body.size() + *upload_size > k_longest_body;
-        if (!its.is_too_large) its.body.append(upload, *upload_size);
+        if (its.body.size() <= k_longest_body) its.body.append(upload, *upload_size);
         *upload_size = 0;
         return MHD_YES;
     }
-    return its.is_given ? self.reply(connection, its) : self.serve(connection, method, its);
+    return its.answer ? self.reply(connection, its, *its.answer) : self.serve(connection, method, its);
 }
 
 /// What needs nothing but the headers.
@@ -241,9 +225,8 @@ std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view 
     return std::nullopt;
 }
 
-MHD_Result Door::reply(MHD_Connection* connection, Exchange& exchange) {
-    connections_.limit(context_of(connection), k_for_answer);
-    auto& answer = exchange.answer;
+MHD_Result Door::reply(MHD_Connection* connection, const Exchange& exchange, Answer answer) {
+    connections_.limit(context_of(connection), k_for_rest);
     auto* const response =
         MHD_create_response_from_buffer(answer.body.size(), answer.body.data(), MHD_RESPMEM_MUST_COPY);
     if (!response) return MHD_NO;
@@ -264,18 +247,14 @@ MHD_Result Door::reply(MHD_Connection* connection, Exchange& exchange) {
 
 MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exchange& exchange) {
     const auto& route = *exchange.route;
-    const auto answer_now = [&](Answer answer) {
-        exchange.answer = std::move(answer);
-        return reply(connection, exchange);
-    };
-    if (exchange.is_too_large)
-        return answer_now(refusal(k_too_large, ErrorCode::invalid_argument,
-                                  fmt::format("a body has at most {} bytes", k_longest_body)));
-    if (route.action == Action::live) return answer_now({k_ok, "{\"status\": \"ok\"}\n"});
+    if (exchange.body.size() > k_longest_body)
+        return reply(connection, exchange,
+                     refusal(k_too_large, ErrorCode::invalid_argument,
+                             fmt::format("a body has at most {} bytes", k_longest_body)));
+    if (route.action == Action::live) return reply(connection, exchange, {k_ok, "{\"status\": \"ok\"}\n"});
     Result<Wish> wish = Wish();
     if (is_change(route.action)) wish = read_wish(route, method, query_of(connection), exchange.body);
-    if (!wish) return answer_now(answer_of(k_bad_request, wish.error()));
-    exchange.is_given = true;
+    if (!wish) return reply(connection, exchange, answer_of(k_bad_request, wish.error()));
     connections_.limit(context_of(connection), std::nullopt);
     MHD_suspend_connection(connection); // first: the lane may be quick
     const auto add = [connection, &exchange](Lane& lane, auto work) {
@@ -291,7 +270,7 @@ MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exch
         : route.action == Action::measure ? add(measures_, [this] { return program_.measure(); })
                                           : add_look(connection, exchange))
         return MHD_YES;
-    exchange.answer = withdrawal_.has_come() ? ending() : crowded();
+    exchange.answer = ending();
     MHD_resume_connection(connection);
     return MHD_YES;
 }
@@ -318,10 +297,10 @@ void Door::look() {
 
 } // namespace
 
-Result<std::unique_ptr<Server>> Server::start(UniqueFd listener, Admission admission, Program program) {
-    auto door = std::make_unique<Door>(std::move(admission), std::move(program));
+Result<std::shared_ptr<void>> serve(UniqueFd listener, Admission admission, Program program) {
+    auto door = std::make_shared<Door>(std::move(admission), std::move(program));
     GPU_SLEEP_TRY(door->listen(std::move(listener)));
-    return std::unique_ptr<Server>(std::move(door));
+    return std::shared_ptr<void>(std::move(door));
 }
 
 } // namespace gpu_sleep::cli::http

@@ -13,18 +13,10 @@
 
 namespace gpu_sleep::cli::http {
 
-/// Answers until it is destroyed. One thread speaks HTTP and waits for nothing else; one asks how the program
-/// stands, one measures, and one puts it to sleep and wakes it, in the order of the requests.
-class Server {
-public:
-    /// `listener` listens, and has a non-blocking socket. Errors: io_failed.
-    [[nodiscard]] static Result<std::unique_ptr<Server>> start(UniqueFd listener, Admission admission,
-                                                               Program program);
-    Server() = default;
-    Server(const Server&) = delete;
-    Server& operator=(const Server&) = delete;
-    /// Withdraws what is under way, as far as that goes, and answers what waits.
-    virtual ~Server() = default;
-};
+/// Answers until what it returns is let go, which withdraws what is under way, as far as that goes, and
+/// answers what waits. One thread speaks HTTP and waits for nothing else; one asks how the program stands,
+/// one measures, and one puts it to sleep and wakes it, in the order of the requests. `listener` listens, and
+/// has a non-blocking socket. Errors: io_failed.
+[[nodiscard]] Result<std::shared_ptr<void>> serve(UniqueFd listener, Admission admission, Program program);
 
 } // namespace gpu_sleep::cli::http

@@ -14,25 +14,6 @@ gpu-sleep (${CPACK_PACKAGE_VERSION}-${CPACK_DEBIAN_PACKAGE_RELEASE}) unstable; u
 
  -- ${CPACK_PACKAGE_CONTACT}  ${date}
 ")
-file(WRITE "${documents}/copyright" "\
-Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
-Upstream-Name: gpu-sleep
-
-Files: *
-Copyright: ${CPACK_PACKAGE_VENDOR}
-License: Apache-2.0
- The text is in /usr/share/common-licenses/Apache-2.0.
-")
-if(CPACK_MICROHTTPD_NOTICE)
-    string(REGEX REPLACE "\n(.)" "\n \\1" notice "${CPACK_MICROHTTPD_NOTICE}")
-    file(APPEND "${documents}/copyright" "
-Files: usr/bin/gpu-sleep-http
-Copyright: ${CPACK_PACKAGE_VENDOR}, and the authors of libmicrohttpd
-License: Apache-2.0 and LGPL-2.1+
- The texts are in /usr/share/common-licenses.
-Comment:
- ${notice}")
-endif()
 file(GLOB pages "${tree}/share/man/man*/*")
 execute_process(COMMAND gzip -9n ${pages} "${documents}/changelog.Debian" COMMAND_ERROR_IS_FATAL ANY)
 file(RENAME "${tree}/share/zsh/site-functions" "${tree}/share/zsh/vendor-completions") # where Debian's zsh looks

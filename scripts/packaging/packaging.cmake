@@ -62,27 +62,38 @@ set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/scripts/packaging/triggers)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS python3)
 set(CPACK_RPM_FILE_NAME RPM-DEFAULT)
-set(CPACK_RPM_PACKAGE_LICENSE Apache-2.0) # the wheel takes it from here, too
-if(contained_microhttpd) # what section 6 of its licence wants
+set(CPACK_RPM_PACKAGE_LICENSE "Apache-2.0 AND BSD-3-Clause AND MIT") # the wheel takes it from here, too
+
+# What is built contains code of other libraries, whose licences want to be told of.
+set(microhttpd_stanzas "")
+if(contained_microhttpd) # section 6 of its licence
     string(APPEND CPACK_RPM_PACKAGE_LICENSE " AND LGPL-2.1-or-later")
     file(STRINGS ${contained_microhttpd} version REGEX "^[0-9]+[.][0-9]+[.][0-9]+$" LIMIT_COUNT 1)
     cmake_host_system_information(RESULT system QUERY DISTRIB_PRETTY_NAME)
-    set(CPACK_MICROHTTPD_NOTICE "\
-gpu-sleep-http contains libmicrohttpd ${version}, which is under the GNU Lesser
-General Public License, version 2.1 or later. objcopy has made the names of
-GnuTLS in it weak, and nothing else was changed. Its source:
-https://ftp.gnu.org/gnu/libmicrohttpd/libmicrohttpd-${version}.tar.gz
-or the source package of the system that it was taken from, ${system}.
-To exchange it, build gpu-sleep from its sources with -DMICROHTTPD=FILE.
+    set(microhttpd_stanzas "
+Files: */gpu-sleep-http
+Copyright: the gpu-sleep authors and those named above, and the authors of libmicrohttpd (microhttpd)
+License: Apache-2.0 and BSD-3-clause and Expat and LGPL-2.1+
+Comment:
+ gpu-sleep-http contains libmicrohttpd ${version}, which is under the GNU Lesser
+ General Public License, version 2.1 or later. objcopy has made the names of
+ GnuTLS in it weak, and nothing else was changed. Its source:
+ https://ftp.gnu.org/gnu/libmicrohttpd/libmicrohttpd-${version}.tar.gz
+ or the source package of the system that it was taken from, ${system}.
+ To exchange it, build gpu-sleep from its sources with -DMICROHTTPD=FILE.
+
+License: LGPL-2.1+
+ The text is in LGPL-2.1 beside this file.
 ")
-    set(microhttpd_documents ${CMAKE_INSTALL_DOCDIR}/libmicrohttpd)
-    file(WRITE ${PROJECT_BINARY_DIR}/NOTICE "${CPACK_MICROHTTPD_NOTICE}")
     find_file(MICROHTTPD_LICENSE LGPL-2.1 PATHS /usr/share/common-licenses NO_DEFAULT_PATH)
-    install(FILES ${PROJECT_BINARY_DIR}/NOTICE DESTINATION ${microhttpd_documents})
-    if(MICROHTTPD_LICENSE)
-        install(FILES ${MICROHTTPD_LICENSE} DESTINATION ${microhttpd_documents} RENAME LGPL-2.1)
-    else()
+    if(NOT version)
+        install(CODE "message(FATAL_ERROR \"the door contains libmicrohttpd, and ${contained_microhttpd} does not say which version\")")
+    elseif(NOT MICROHTTPD_LICENSE)
         install(CODE "message(FATAL_ERROR \"the door contains libmicrohttpd: name the text of the LGPL 2.1 by -DMICROHTTPD_LICENSE=FILE\")")
+    else()
+        install(FILES ${MICROHTTPD_LICENSE} DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME LGPL-2.1)
     endif()
 endif()
+configure_file(scripts/packaging/copyright.in ${PROJECT_BINARY_DIR}/copyright @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/copyright LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 include(CPack)

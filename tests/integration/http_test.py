@@ -212,6 +212,14 @@ class Dialects(unittest.TestCase):
             door.ask("POST", "/sleep")
             self.assertEqual(door.ask("POST", "/continue_generation")[1]["taken_bytes"], 0)
 
+    def test_a_pause_beside_what_sleeps(self):
+        with Host("weights", "kv_cache") as host, Door(host.pid) as door:
+            self.assertEqual(command("gpu-sleep", host.pid, "--tags", "kv_cache", "--gate", "checked").returncode, 0)
+            for end in ("/continue_generation", "/resume_memory_occupation?tags=weights"):
+                for path, gate in (("/pause_generation", "shut"), (end, "checked")):  # then the weights may be updated
+                    process = door.ask("POST", path)[1]["processes"][0]
+                    self.assertEqual((process["report"]["gate"]["state"], process["state"]), (gate, "partial"))
+
     def test_callbacks_by_name(self):
         with Host("default") as host, Door(host.pid) as door:
             host.tell("callback named 0")

@@ -105,6 +105,7 @@ class Wheel(unittest.TestCase):
                     command, *arguments = [*prefix, "python", "-c", FOUND]
                     self.assertIn(str(environment.directory), environment.run(command, *arguments))
             self.assertTrue(os.access(environment.directory / "libexec/gpu-sleep/gpu-sleep-outside", os.X_OK))
+            self.assertTrue((environment.directory / "share/doc/gpu-sleep/copyright").is_file())
         environment = self.environments[0]
         for command in (BUILD / "bin").glob("gpu-*"):
             left_out = command.name == "gpu-sleep-http" and packaging().foreign_libraries(command)

@@ -286,6 +286,11 @@ TEST_CASE("Plans: tags of the dialect that the program has, or all of a program 
     CHECK((made.tags.empty() && !made.is_nothing));
     CHECK_FALSE(plan("/continue_generation", {}, paused).is_nothing);
     CHECK(plan("/continue_generation", {}, program({"weights"}, model::State::asleep)).is_nothing);
+    CHECK(plan("/continue_generation", {}, tagged).is_nothing);
+    auto partial = tagged; // which may be paused besides
+    partial.state = model::State::partial;
+    partial.tags[1].state = model::State::asleep;
+    CHECK(plan("/continue_generation", {}, partial).tags == Tags{"default", "weights"});
 }
 
 TEST_CASE("Status: `weights` has the dialect's name, unless the program has a tag of that name", "[http]") {
