@@ -136,15 +136,15 @@ private:
 
 } // namespace
 
-int run(const std::string& program, const control::Command& command, const OutputOptions& output,
+int run(const std::string& program, control::Command command, const OutputOptions& output,
         bool accepts_losses) {
     control::raise_descriptor_limit();
-    auto dispatch = control::Dispatch::select(command);
+    auto dispatch = control::Dispatch::select(std::move(command));
     if (!dispatch) return tell_failure(program, output, dispatch.error());
     if (!accepts_losses && !accepts(program, output.quiet, dispatch->losses()))
         return exit_status::failed_awake;
     Signals signals;
-    Teller teller(program, command, output);
+    Teller teller(program, dispatch->command(), output);
     const auto outcomes = dispatch->carry_out(teller, signals);
     if (!outcomes) return tell_failure(program, output, outcomes.error());
     teller.tell_all(*outcomes);

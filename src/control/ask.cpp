@@ -69,10 +69,10 @@ Error with_last_state(Finder& finder, const Process& process, Error failure) {
     return failure;
 }
 
-peers::Question question_for(Finder& finder, Target& target, protocol::Request request,
+peers::Question question_for(Finder& finder, Target& target, const protocol::Request& request,
                              const peers::AnswerTimeout::Limits& limits) {
     return {std::move(target.socket),
-            std::move(request),
+            &request,
             limits,
             [&finder, &process = target.process] { return finder.proc().is_stopped(process); },
             {},

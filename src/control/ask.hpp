@@ -28,8 +28,8 @@ struct Targets {
     [[nodiscard]] bool contains(const Process& process) const noexcept;
 };
 
-/// A question to `target`, whose connection it takes, and which, as `finder`, outlives it.
-[[nodiscard]] peers::Question question_for(Finder& finder, Target& target, protocol::Request request,
+/// A question to `target`, whose connection it takes. All three outlive it.
+[[nodiscard]] peers::Question question_for(Finder& finder, Target& target, const protocol::Request& request,
                                            const peers::AnswerTimeout::Limits& limits);
 
 /// Asks each target by `request`, which is answered at once; the outcomes are in the same order. no_process

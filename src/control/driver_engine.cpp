@@ -76,8 +76,8 @@ Result<void> check_not_stopped(const Process& process) {
 /// The operation on one process.
 class Run {
 public:
-    Run(const Process& process, const DriverRequest& request, Interruptions& interruptions)
-        : process_(process), request_(request), interruptions_(interruptions) {}
+    Run(const Process& process, const Command& command, Interruptions& interruptions)
+        : process_(process), command_(command), interruptions_(interruptions) {}
 
     Answer answer() {
         if (::geteuid() != 0 && ::geteuid() != process_.uid)
@@ -89,7 +89,7 @@ public:
         if (!loaded) return std::move(loaded).error();
         checkpoint_ = *loaded;
         engine_.emplace(*checkpoint_, process_.pid, Kept::nothing);
-        auto record = CheckpointRecord::open(process_, request_.timeout);
+        auto record = CheckpointRecord::open(process_, terms_.timeout);
         if (!record) return std::move(record).error();
         record_ = *std::move(record);
         auto answer = begin();
@@ -106,7 +106,7 @@ private:
             return failure(checkpoint::lost(checkpoint::k_failed_partway, Kept::nothing));
         if (*state == checkpoint::State::checkpointed && record_->is_lost())
             return failure(checkpoint::lost(checkpoint::k_found_too_little, Kept::nothing));
-        return request_.operation == Operation::sleep ? sleep(*state) : wake(*state);
+        return wake_ ? wake(*state) : sleep(*state);
     }
 
     // ---- Sleeping
@@ -118,8 +118,8 @@ private:
         if (const auto mappings = read_small_file(fmt::format("/proc/{}/maps", process_.pid)))
             if (const auto why = model::why_not_restored(model::unseen_libraries(*mappings)); !why.empty())
                 return make_error(ErrorCode::driver_failed, "{}", why);
-        if (request_.dry_run) return report(State::awake, true, used, before, before);
-        if (auto locked = engine_->lock(request_.timeout, state); !locked)
+        if (terms_.dry_run) return report(State::awake, true, used, before, before);
+        if (auto locked = engine_->lock(terms_.timeout, state); !locked)
             return failure(std::move(locked).error());
         times_.drain = seconds_since(begin_);
         if (interruptions_.has_come())
@@ -153,7 +153,7 @@ private:
         auto moves = plan_moves(restores, needs, before);
         if (!moves) return failure(std::move(moves).error());
         needs = moved(needs, *moves);
-        if (request_.dry_run) return report(State::asleep, true, needs, before, before);
+        if (terms_.dry_run) return report(State::asleep, true, needs, before, before);
         if (restores) {
             // Before the look for room, after which others may take it.
             if (auto ready = initialise(before); !ready) return failure(std::move(ready).error());
@@ -171,7 +171,7 @@ private:
 
     /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
     Result<std::vector<GpuPair>> plan_moves(bool restores, const peers::BytesByGpu& needs, const Look& look) {
-        if (request_.moves.empty()) return std::vector<GpuPair>{};
+        if (command_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
             return make_error(ErrorCode::invalid_argument,
                               "it is locked but not checkpointed, so none of it can move: gpu-wake without "
@@ -179,7 +179,7 @@ private:
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed, "cannot find out which GPUs there are ({})",
                               look.why_not);
-        return plan_gpu_moves(request_.moves, look.gpus, needs);
+        return plan_gpu_moves(command_.moves, look.gpus, needs);
     }
 
     Result<void> initialise(const Look& look) {
@@ -205,7 +205,7 @@ private:
     /// Waits for as long as asked until there is room for all, and sets that aside. A restore that finds too
     /// little ends the process.
     Result<void> wait_for_room(const peers::BytesByGpu& needs) {
-        if (request_.force) {
+        if (command_.force) {
             auto gpus = needs;
             if (gpus.empty())
                 for (const auto& gpu : Look().gpus) gpus[gpu.uuid] = 0;
@@ -219,13 +219,13 @@ private:
                 "its need for GPU memory is not known, and a restore that finds too little cannot be "
                 "undone; make sure that there is enough, then use gpu-wake --force");
         constexpr Milliseconds k_look_again{100};
-        const auto deadline = Clock::now() + request_.wait;
+        const auto deadline = Clock::now() + wake_->wait;
         for (;;) {
             const auto is_set_aside = set_room_aside(needs);
             if (is_set_aside && *is_set_aside) return {};
             const auto now = Clock::now();
             if (!is_set_aside && now >= deadline) return is_set_aside.error();
-            if (now >= deadline + request_.timeout)
+            if (now >= deadline + terms_.timeout)
                 return make_error(ErrorCode::out_of_device_memory,
                                   "another process is waking on the same GPU, and did not finish in time");
             if (interruptions_.has_come())
@@ -290,9 +290,9 @@ private:
     [[nodiscard]] Answer report(State state, bool changed, const peers::BytesByGpu& moved, const Look& before,
                                 const Look& after) const {
         model::Report report;
-        report.operation = request_.operation;
-        report.dry_run = request_.dry_run;
-        report.changed = changed && !request_.dry_run;
+        report.operation = wake_ ? Operation::wake : Operation::sleep;
+        report.dry_run = terms_.dry_run;
+        report.changed = changed && !terms_.dry_run;
         report.pid = process_.inner_pid;
         report.state = state;
         report.times = times_;
@@ -312,7 +312,9 @@ private:
     }
 
     const Process& process_;
-    const DriverRequest& request_;
+    const Command& command_;
+    const model::Terms& terms_ = *model::terms_in(command_.request);
+    const model::WakeRequest* const wake_ = std::get_if<model::WakeRequest>(&command_.request);
     Interruptions& interruptions_;
     std::optional<Checkpoint> checkpoint_;
     std::optional<checkpoint::Engine> engine_; ///< that drives checkpoint_
@@ -333,9 +335,8 @@ Error not_deeply(Error error) {
 
 } // namespace
 
-Outcome run_by_driver(const Process& process, const DriverRequest& request, Interruptions& interruptions) {
-    return {process, Run(process, request, interruptions).answer(), request.operation,
-            request.wait.count() > 0, true};
+Answer run_by_driver(const Process& process, const Command& command, Interruptions& interruptions) {
+    return Run(process, command, interruptions).answer();
 }
 
 DeepLocker::DeepLocker() : loaded_(std::async(std::launch::async, [] { return Checkpoint::load(); })) {}

@@ -9,6 +9,7 @@
 #include "peers/room.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <filesystem>
 #include <fmt/ranges.h>
@@ -105,7 +106,7 @@ bool is_meant(const driver::Gpu& gpu, const std::string& text) {
 
 /// Requests that change nothing: an agent answers one of them with the figures of its GPUs, whether its
 /// process sleeps or not.
-std::vector<protocol::Request> rehearsals() {
+std::array<protocol::Request, 2> rehearsals() {
     model::SleepRequest sleep;
     sleep.dry_run = true;
     sleep.ignore_inhibitors = true;
@@ -187,12 +188,13 @@ Result<driver::Gpu> Gpus::look(const std::string& uuid) const {
 
 Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
     auto gpu = *find_gpu(all_, uuid);
+    const auto requests = rehearsals();
     for (const auto& process : processes_) {
         if (!device_of(process.answer, uuid)) continue;
         std::vector<peers::Question> questions;
-        for (const auto& request : rehearsals())
+        for (const auto& request : requests)
             if (auto socket = finder_.connect(process.process))
-                questions.push_back({*std::move(socket), request, {.answer = k_agent_patience}});
+                questions.push_back({*std::move(socket), &request, {.answer = k_agent_patience}});
         for (const auto& answer : peers::ask_all(std::move(questions))) {
             const auto* const device = device_of(answer, uuid);
             if (!device || device->total == 0) continue;

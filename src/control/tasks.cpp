@@ -48,8 +48,8 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     questions.reserve(tasks.size());
     std::optional<DeepLocker> locker;
     for (auto& [target, request] : tasks) {
-        questions.push_back(question_for(finder, target, request, limits_of(request)));
-        const auto* const sleep = model::sleep_in(request);
+        questions.push_back(question_for(finder, target, *request, limits_of(*request)));
+        const auto* const sleep = model::sleep_in(*request);
         if (!sleep || !sleep->deep || sleep->dry_run) continue;
         if (!locker) locker.emplace();
         questions.back().deep_steps = locker->steps(target.process, sleep->timeout);
@@ -65,8 +65,8 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     observer.answered = [&](std::size_t index, const peers::Answer& answer) {
         if (manner.joint || is_lost(answer)) return;
         const auto& [target, request] = tasks[index];
-        auto& outcome = told[index].emplace(outcome_of(finder, request, target.process, answer));
-        add_holders(request, outcome);
+        auto& outcome = told[index].emplace(outcome_of(finder, *request, target.process, answer));
+        add_holders(*request, outcome);
         tell(outcome);
     };
     observer.past_return = [&](std::size_t index) { listener.past_return(tasks[index].target.process); };
@@ -77,7 +77,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     for (std::size_t i = 0; i < tasks.size(); ++i)
         outcomes.push_back(
             told[i] ? std::move(*told[i])
-                    : outcome_of(finder, tasks[i].request, tasks[i].target.process, std::move(answers[i])));
+                    : outcome_of(finder, *tasks[i].request, tasks[i].target.process, std::move(answers[i])));
     ask_again(finder, outcomes);
     for (std::size_t i = 0; i < tasks.size(); ++i)
         if (!told[i]) tell(outcomes[i]);

@@ -14,7 +14,7 @@ namespace gpu_sleep::control {
 /// An operation of one process.
 struct Task {
     Target target;
-    protocol::Request request;
+    const protocol::Request* request = nullptr; ///< outlives the task
 };
 
 /// What holds for all of several tasks.

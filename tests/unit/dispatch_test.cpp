@@ -63,18 +63,16 @@ public:
     Interrupted() {
         int ends[2] = {-1, -1};
         REQUIRE(::pipe(ends) == 0);
-        read_.reset(ends[0]);
+        fd_.reset(ends[0]);
         write_.reset(ends[1]);
     }
     void interrupt() const { CHECK(::write(write_.get(), "!", 1) == 1); }
-    [[nodiscard]] int fd() const noexcept override { return read_.get(); }
     bool has_come() noexcept override {
         char taken = 0;
-        return ::read(read_.get(), &taken, 1) == 1;
+        return ::read(fd(), &taken, 1) == 1;
     }
 
 private:
-    UniqueFd read_;
     UniqueFd write_;
 };
 

@@ -6,7 +6,7 @@
 
 #include "control/policy/decision.hpp"
 #include "control/policy/policies.hpp"
-#include "control/selection.hpp"
+#include "control/command.hpp"
 #include "control/targets.hpp"
 
 #include <optional>

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Whom a request is for, as a person names them.
+// What is asked, and of whom, as a person says it.
 
 #pragma once
 
+#include "control/gpu_moves.hpp"
+#include "protocol/messages.hpp"
+
 #include <sys/types.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace gpu_sleep::control {
 
+/// Of whom.
 struct Selection {
     /// Pids and names. None, where no group is named: all processes with an agent that may be asked. Nothing
     /// is said then of one that is_passed_over().
@@ -25,6 +30,21 @@ struct Selection {
     [[nodiscard]] bool is_joint() const noexcept { return tree || !group.empty(); }
     /// Whether nobody in particular is named.
     [[nodiscard]] bool is_for_all() const noexcept { return words.empty() && group.empty(); }
+};
+
+/// What puts a process to sleep.
+enum class Engine : std::uint8_t {
+    agent,
+    driver,    ///< its checkpoint of a process that has no agent
+    automatic, ///< the agent, or the driver if there is none
+};
+
+struct Command {
+    Selection whom{};
+    protocol::Request request{};   ///< an operation; `joint` where the processes go together
+    Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
+    bool force = false;            ///< the driver restores also where it is not known whether there is room
+    std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
 };
 
 } // namespace gpu_sleep::control
