@@ -83,7 +83,7 @@ void add_origin(Table& table, const control::Process& process) {
 
 /// Of one that has no agent: its GPUs in one line, for it has no tags.
 void add_without_agent(Table& table, const control::Process& process, const Report& report) {
-    const auto bytes = released(report);
+    const auto bytes = report.devices.empty() ? report.host_bytes : released(report);
     table.add({std::to_string(process.pid), control::user_name(process.uid), label(process, report),
                std::string(state_words(report)), "-",
                report.devices.empty() ? "-" : counted(report.devices.size(), "GPU"),

@@ -45,25 +45,25 @@ UniqueFd open_directory(uid_t owner, bool makes_it = false) {
     return tmp ? open_private_directory(tmp.get(), name, owner) : UniqueFd();
 }
 
-peers::BytesByGpu parse(const std::string& text) {
-    std::istringstream lines(text);
+Recorded read_file(int file) {
+    std::array<char, 16'384> text{};
+    const auto got = ::pread(file, text.data(), text.size(), 0);
+    std::istringstream lines(std::string(text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))));
     std::string line;
     if (!std::getline(lines, line) || line != k_first_line) return {};
-    peers::BytesByGpu needs;
+    Recorded recorded;
     while (std::getline(lines, line) && line != k_last_line) {
         std::istringstream words(line);
         std::string uuid;
         Bytes bytes = 0;
-        if (!(words >> uuid >> bytes)) return {};
-        needs[uuid] = bytes;
+        if (words >> uuid >> bytes)
+            recorded.needs[uuid] = bytes;
+        else if (line == k_lost)
+            recorded.is_lost = true;
+        else
+            return {};
     }
-    return line == k_last_line ? needs : peers::BytesByGpu();
-}
-
-std::string read_file(int file) {
-    std::array<char, 16'384> text{};
-    const auto got = ::pread(file, text.data(), text.size(), 0);
-    return {text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))};
+    return line == k_last_line ? recorded : Recorded();
 }
 
 std::string text_of(const std::vector<std::string>& lines) {
@@ -114,12 +114,8 @@ Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Millisec
     }
 }
 
-peers::BytesByGpu CheckpointRecord::read() const {
-    return parse(read_file(file_.get()));
-}
-
-bool CheckpointRecord::is_lost() const {
-    return read_file(file_.get()) == text_of({k_lost});
+Recorded CheckpointRecord::read() const {
+    return read_file(file_.get());
 }
 
 Result<void> CheckpointRecord::write(const peers::BytesByGpu& needs) const {
@@ -140,11 +136,11 @@ Result<void> CheckpointRecord::write_text(const std::string& text) const {
     return errno_error(ErrorCode::io_failed, written < 0 ? errno : ENOSPC, "write", name_);
 }
 
-bool is_recorded_as_lost(const Process& process) {
+Recorded recorded_of(const Process& process) {
     const auto directory = open_directory(process.uid);
     const auto name = name_of({process.pid, process.start_time});
     const auto file = directory ? LockedFile::find(directory.get(), name.c_str()) : LockedFile();
-    return file && read_file(file.get()) == text_of({k_lost});
+    return file ? read_file(file.get()) : Recorded();
 }
 
 std::set<pid_t> recorded_processes() {

@@ -104,7 +104,7 @@ private:
         if (!state) return state.error();
         if (*state == checkpoint::State::failed)
             return failure(checkpoint::lost(checkpoint::k_failed_partway, Kept::nothing));
-        if (*state == checkpoint::State::checkpointed && record_->is_lost())
+        if (*state == checkpoint::State::checkpointed && record_->read().is_lost)
             return failure(checkpoint::lost(checkpoint::k_found_too_little, Kept::nothing));
         return wake_ ? wake(*state) : sleep(*state);
     }
@@ -148,7 +148,7 @@ private:
     Answer wake(checkpoint::State state) {
         const Look before;
         if (state == checkpoint::State::running) return report(State::awake, false, {}, before, before);
-        auto needs = record_->read();
+        auto needs = record_->read().needs;
         const bool restores = state == checkpoint::State::checkpointed;
         auto moves = plan_moves(restores, needs, before);
         if (!moves) return failure(std::move(moves).error());

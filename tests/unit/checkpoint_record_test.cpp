@@ -82,12 +82,12 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     }
     CHECK(as_user(k_one_user, comes_back));
     CHECK(recorded_processes().contains(process.pid));
-    CHECK_FALSE(is_recorded_as_lost(process));
+    CHECK(recorded_of(process).needs == k_needs);
     CHECK(as_user(k_one_user, [&] {
         const auto record = CheckpointRecord::open(process, k_moment);
-        return record && record->read() == k_needs && record->write_lost();
+        return record && record->read().needs == k_needs && record->write_lost();
     }));
-    CHECK(is_recorded_as_lost(process));
+    CHECK(recorded_of(process).is_lost);
     CHECK_FALSE(as_user(k_other_user, [&] { return CheckpointRecord::open(process, k_moment).has_value(); }));
     CHECK_FALSE(as_user(k_other_user, [&] { return recorded_processes().contains(process.pid); }));
 }
