@@ -339,7 +339,9 @@ Answer run_by_driver(const Process& process, const Command& command, Interruptio
     return Run(process, command, interruptions).answer();
 }
 
-DeepLocker::DeepLocker() : loaded_(std::async(std::launch::async, [] { return Checkpoint::load(); })) {}
+// Deferred where the system has no thread left: the first step says so, then.
+DeepLocker::DeepLocker()
+    : loaded_(std::async(std::launch::async | std::launch::deferred, [] { return Checkpoint::load(); })) {}
 
 std::vector<std::function<Result<void>()>> DeepLocker::steps(const Process& process,
                                                              Milliseconds timeout) const {
