@@ -161,9 +161,7 @@ int tell_all(const std::string& program, const OutputOptions& output,
         if (report && !output.quiet) text += words(outcome.process, *report);
     }
     if (output.json) text = to_json(program, outcomes) + '\n';
-    const int written = print_result(program, text);
-    const int status = exit_status_of(outcomes);
-    return status == exit_status::done ? written : status;
+    return print_result(program, text, exit_status_of(outcomes));
 }
 
 } // namespace gpu_sleep::cli

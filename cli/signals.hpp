@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "control/listener.hpp"
+#include "control/command.hpp"
 
 namespace gpu_sleep::cli {
 

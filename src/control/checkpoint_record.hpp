@@ -32,9 +32,7 @@ public:
     /// What was written last.
     [[nodiscard]] Recorded read() const;
     /// Errors: io_failed (what was there is gone).
-    [[nodiscard]] Result<void> write(const peers::BytesByGpu& needs) const;
-    /// Errors: as write().
-    [[nodiscard]] Result<void> write_lost() const;
+    [[nodiscard]] Result<void> write(const Recorded& recorded) const;
     /// Removes the file: the process is awake.
     void remove() const;
 
@@ -44,7 +42,6 @@ public:
 private:
     CheckpointRecord(UniqueFd directory, LockedFile file, std::string name)
         : directory_(std::move(directory)), file_(std::move(file)), name_(std::move(name)) {}
-    [[nodiscard]] Result<void> write_text(const std::string& text) const;
 
     UniqueFd directory_;
     LockedFile file_;

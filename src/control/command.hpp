@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is asked, and of whom, as a person says it.
+// What is asked and of whom, as a person says it, and what whoever asks is told meanwhile.
 
 #pragma once
 
 #include "control/gpu_moves.hpp"
-#include "protocol/messages.hpp"
+#include "control/outcome.hpp"
+#include "peers/client.hpp"
 
 #include <sys/types.h>
 
@@ -15,6 +16,8 @@
 #include <vector>
 
 namespace gpu_sleep::control {
+
+using peers::Interruptions;
 
 /// Of whom.
 struct Selection {
@@ -45,6 +48,21 @@ struct Command {
     Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
     bool force = false;            ///< the driver restores also where it is not known whether there is room
     std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
+};
+
+/// Hears of the processes that are asked, on the thread that asks. This one takes no notice.
+class Listener {
+public:
+    Listener() = default;
+    Listener(const Listener&) = delete;
+    Listener& operator=(const Listener&) = delete;
+    virtual ~Listener() = default;
+
+    virtual void progress(const Process& /*process*/, const model::Progress& /*progress*/) {}
+    /// An interruption comes too late for the process.
+    virtual void past_return(const Process& /*process*/) {}
+    /// Once for each process.
+    virtual void ended(const Outcome& /*outcome*/) {}
 };
 
 } // namespace gpu_sleep::control

@@ -186,8 +186,8 @@ Result<void> Dispatch::plan_moves() {
 // ---- Asking
 
 std::vector<Outcome> Dispatch::ask(const protocol::Request& question, Milliseconds patience) {
-    std::vector<Target> asked; // an agent waits for another request less long than a person thinks
-    for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
+    Targets asked; // an agent waits for another request less long than a person thinks
+    for (auto& target : targets_.reached) asked.reached.push_back({target.process, std::move(target.socket)});
     return ask_each(finder_, std::move(asked), question, patience);
 }
 

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "control/listener.hpp"
 #include "control/command.hpp"
 #include "control/targets.hpp"
 

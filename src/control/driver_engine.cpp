@@ -126,19 +126,17 @@ private:
             return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
         // Before the checkpoint, so that it is there whenever this command ends.
         if (!used.empty())
-            if (auto written = record_->write(needs_of(used, before, before)); !written)
+            if (auto written = record_->write({needs_of(used, before, before)}); !written)
                 return undo(std::move(written).error());
         const auto copying = Clock::now();
         if (auto done = engine_->checkpoint(); !done) return failure(std::move(done).error());
         times_.transfer = seconds_since(copying);
         const Look after;
         const auto needs = needs_of(used, before, after);
-        std::string note;
-        if (auto written = record_->write(needs); !written && !needs.empty())
-            note = "what it needs to wake could not be recorded: " + written.error().message;
-        auto answer = report(State::asleep, true, needs, before, after);
-        if (!note.empty()) std::get<model::Report>(answer).notes.push_back(note);
-        return answer;
+        auto done = report(State::asleep, true, needs, before, after);
+        if (auto written = record_->write({needs}); !written && !needs.empty())
+            done.notes.push_back("what it needs to wake could not be recorded: " + written.error().message);
+        return done;
     }
 
     Answer undo(Error error) { return failure(engine_->undo(std::move(error))); }
@@ -162,11 +160,11 @@ private:
         }
         times_.transfer = seconds_since(begin_);
         if (auto unlocked = engine_->unlock(); !unlocked) return failure(std::move(unlocked).error());
-        auto answer = report(State::awake, true, restores ? needs : peers::BytesByGpu(), before, Look());
+        auto done = report(State::awake, true, restores ? needs : peers::BytesByGpu(), before, Look());
         if (!restores)
-            std::get<model::Report>(answer).notes.emplace_back(
+            done.notes.emplace_back(
                 "a command that ended too early had left it locked, with all of its memory on the GPU");
-        return answer;
+        return done;
     }
 
     /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
@@ -194,7 +192,7 @@ private:
         if (restored) return restored;
         auto error = std::move(restored).error();
         if (error.code == ErrorCode::context_lost) {
-            if (auto noted = record_->write_lost(); !noted)
+            if (auto noted = record_->write({.is_lost = true}); !noted)
                 error.message += "; that could not be noted: " + noted.error().message;
         } else if (error.code != ErrorCode::invalid_argument) {
             error.message += "; if an earlier restore found too little memory, it is lost: end it then";
@@ -287,8 +285,8 @@ private:
                               now == checkpoint::State::running ? State::awake : State::asleep};
     }
 
-    [[nodiscard]] Answer report(State state, bool changed, const peers::BytesByGpu& moved, const Look& before,
-                                const Look& after) const {
+    [[nodiscard]] model::Report report(State state, bool changed, const peers::BytesByGpu& moved,
+                                       const Look& before, const Look& after) const {
         model::Report report;
         report.operation = wake_ ? Operation::wake : Operation::sleep;
         report.dry_run = terms_.dry_run;

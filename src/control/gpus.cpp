@@ -5,12 +5,12 @@
 #include "control/gpus.hpp"
 
 #include "base/process.hpp"
+#include "base/text.hpp"
 #include "control/gpu_moves.hpp"
 #include "peers/room.hpp"
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <filesystem>
 #include <fmt/ranges.h>
 #include <iterator>
@@ -71,15 +71,6 @@ const model::Report* report_of(const Outcome& outcome) {
     return std::get_if<model::Report>(&outcome.answer);
 }
 
-/// What an agent says of a GPU, or null.
-const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) {
-    const auto* const report = std::get_if<model::Report>(&answer);
-    if (!report) return nullptr;
-    const auto found = std::find_if(report->devices.begin(), report->devices.end(),
-                                    [&](const auto& device) { return device.uuid == uuid; });
-    return found == report->devices.end() ? nullptr : &*found;
-}
-
 /// What agents know of GPUs, without figures.
 std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
     std::vector<driver::Gpu> all;
@@ -98,9 +89,7 @@ Error nobody_knows() {
 }
 
 bool is_meant(const driver::Gpu& gpu, const std::string& text) {
-    int index = -1;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), index);
-    if (failure == std::errc{} && end == text.data() + text.size()) return gpu.index == index;
+    if (const auto index = parse_number<int>(text)) return gpu.index == *index;
     return gpu.uuid.starts_with(text);
 }
 
@@ -116,6 +105,14 @@ std::array<protocol::Request, 2> rehearsals() {
 }
 
 } // namespace
+
+const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) noexcept {
+    const auto* const report = std::get_if<model::Report>(&answer);
+    if (!report) return nullptr;
+    const auto found = std::find_if(report->devices.begin(), report->devices.end(),
+                                    [&](const auto& device) { return device.uuid == uuid; });
+    return found == report->devices.end() ? nullptr : &*found;
+}
 
 void note_gpu_use(std::vector<Outcome>& outcomes) {
     if (std::none_of(outcomes.begin(), outcomes.end(), sleeper)) return;

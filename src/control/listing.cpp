@@ -136,7 +136,7 @@ Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t
         if (outcome) return std::vector{*std::move(outcome)};
     }
     if (!targets) return std::move(targets).error();
-    auto outcomes = ask_status(finder, *std::move(targets), timeout);
+    auto outcomes = ask_each(finder, *std::move(targets), model::StatusRequest(), timeout);
     for (auto& outcome : outcomes) note_version(outcome);
     if (!target.empty()) return outcomes;
     drop_ended(outcomes);

@@ -43,7 +43,8 @@ std::string file_name(std::string_view path) {
     return std::string(path.size() > 1 ? path.substr(path.rfind('/') + 1) : path); // npos + 1 is 0
 }
 
-/// "sshd: user@pts/0" and "/opt/bin/python serve.py /data" are titles, and "/opt/my programs/serve" is a path.
+/// "sshd: user@pts/0" and "/opt/bin/python serve.py /data" are titles, and "/opt/my programs/serve" is a
+/// path.
 std::string program_of(std::string_view word) {
     const auto first = word.substr(0, word.find(' '));
     const auto rest = word.substr(first.size());

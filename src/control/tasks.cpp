@@ -99,7 +99,7 @@ Outcome outcome_of(Finder& finder, const protocol::Request& request, Process pro
 
 void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
     constexpr Milliseconds k_patience{2'000};
-    std::vector<Target> targets;
+    Targets targets;
     std::vector<Outcome*> asked;
     for (auto& outcome : outcomes) {
         if (!is_lost(outcome.answer)) continue;
@@ -115,7 +115,7 @@ void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
         // What an agent says while it is still at work is how all was before.
         const bool is_unknown = std::get<Error>(outcome.answer).code == ErrorCode::outcome_unknown;
         if (!socket || is_unknown || finder.proc().is_stopped(outcome.process)) continue;
-        targets.push_back({outcome.process, *std::move(socket)});
+        targets.reached.push_back({outcome.process, *std::move(socket)});
         asked.push_back(&outcome);
     }
     const auto found = ask_each(finder, std::move(targets), model::StatusRequest(), k_patience);

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "control/ask.hpp"
-#include "control/listener.hpp"
+#include "control/command.hpp"
 
 #include <vector>
 

@@ -74,7 +74,7 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     {
         auto record = CheckpointRecord::open(process, k_moment);
         REQUIRE(record);
-        REQUIRE(record->write(k_needs));
+        REQUIRE(record->write({k_needs}));
         std::vector<peers::GpuLine> lines;
         REQUIRE(has_room(*record, lines));
         CHECK(as_user(k_one_user, [&] { return is_late(CheckpointRecord::open(process, k_moment)); }));
@@ -85,7 +85,7 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     CHECK(recorded_of(process).needs == k_needs);
     CHECK(as_user(k_one_user, [&] {
         const auto record = CheckpointRecord::open(process, k_moment);
-        return record && record->read().needs == k_needs && record->write_lost();
+        return record && record->read().needs == k_needs && record->write({.is_lost = true});
     }));
     CHECK(recorded_of(process).is_lost);
     CHECK_FALSE(as_user(k_other_user, [&] { return CheckpointRecord::open(process, k_moment).has_value(); }));

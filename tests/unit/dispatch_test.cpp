@@ -202,7 +202,8 @@ TEST_CASE("Dispatch: where one of those that go together cannot be asked, nobody
     CHECK(peers::error_of(heard.outcomes[1].answer)->code == ErrorCode::cancelled);
 }
 
-TEST_CASE("Dispatch: without a thread to open the driver on, a deep sleep still has its steps", "[dispatch]") {
+TEST_CASE("Dispatch: without a thread to open the driver on, a deep sleep still has its steps",
+          "[dispatch]") {
     bool has_steps = false;
     const auto make = [&] {
         try {
