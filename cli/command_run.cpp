@@ -136,15 +136,15 @@ private:
 
 } // namespace
 
-int run(const std::string& program, const control::Command& command, const OutputOptions& output,
+int run(const std::string& program, control::Command command, const OutputOptions& output,
         bool accepts_losses) {
     control::raise_descriptor_limit();
-    auto dispatch = control::Dispatch::select(command);
+    auto dispatch = control::Dispatch::select(std::move(command));
     if (!dispatch) return tell_failure(program, output, dispatch.error());
     if (!accepts_losses && !accepts(program, output.quiet, dispatch->losses()))
         return exit_status::failed_awake;
     Signals signals;
-    Teller teller(program, command, output);
+    Teller teller(program, dispatch->command(), output);
     const auto outcomes = dispatch->carry_out(teller, signals);
     if (!outcomes) return tell_failure(program, output, outcomes.error());
     teller.tell_all(*outcomes);
@@ -161,9 +161,7 @@ int tell_all(const std::string& program, const OutputOptions& output,
         if (report && !output.quiet) text += words(outcome.process, *report);
     }
     if (output.json) text = to_json(program, outcomes) + '\n';
-    const int written = print_result(program, text);
-    const int status = exit_status_of(outcomes);
-    return status == exit_status::done ? written : status;
+    return print_result(program, text, exit_status_of(outcomes));
 }
 
 } // namespace gpu_sleep::cli

@@ -17,8 +17,8 @@ namespace gpu_sleep::cli {
 /// progress and errors on standard error. Returns the exit status, unless a signal that has withdrawn the
 /// requests ends the command. `accepts_losses`: a sleep drops what is not declared refillable without a word
 /// before.
-[[nodiscard]] int run(const std::string& program, const control::Command& command,
-                      const OutputOptions& output, bool accepts_losses = false);
+[[nodiscard]] int run(const std::string& program, control::Command command, const OutputOptions& output,
+                      bool accepts_losses = false);
 
 /// What is said of a process that has answered with a report.
 using Words = std::function<std::string(const control::Process&, const model::Report&)>;

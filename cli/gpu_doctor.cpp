@@ -3,7 +3,6 @@
 // gpu-doctor: says what this machine, its driver and a process can and cannot do, why, and what to do about
 // it.
 
-#include "base/exit_status.hpp"
 #include "cli/doctor/child.hpp"
 #include "cli/doctor/diagnosis.hpp"
 #include "cli/json.hpp"
@@ -63,9 +62,7 @@ int examine(const Options& options) {
     if (!diagnosis) return cli::tell_failure(k_program, options.output, diagnosis.error());
     const auto text = options.output.json ? cli::doctor::to_json(*diagnosis) + '\n'
                                           : cli::doctor::render(*diagnosis, options.output.quiet);
-    const int written = cli::print_result(k_program, text);
-    const int status = exit_status_of(*diagnosis);
-    return status == exit_status::done ? written : status;
+    return cli::print_result(k_program, text, exit_status_of(*diagnosis));
 }
 
 } // namespace

@@ -5,8 +5,8 @@
 #include "cli/command_run.hpp"
 #include "cli/need.hpp"
 #include "cli/options.hpp"
+#include "cli/output.hpp"
 #include "cli/pass.hpp"
-#include "cli/policy_options.hpp"
 #include "cli/render.hpp"
 #include "control/listing.hpp"
 #include "control/policy/decision.hpp"
@@ -22,6 +22,7 @@ using namespace gpu_sleep;
 
 namespace {
 
+namespace policy = control::policy;
 namespace usage = cli::usage;
 
 constexpr const char* k_examples =
@@ -54,6 +55,19 @@ int explain(const control::Selection& whom, const model::IdleSleepRequest& reque
         });
 }
 
+/// What was typed of policies.
+struct TypedPolicy {
+    std::vector<std::string> idle;
+    std::string config;
+    std::optional<Milliseconds> otherwise;
+    std::optional<Bytes> host_budget;
+
+    /// Whether it is one time for all processes, which needs no policies.
+    [[nodiscard]] bool is_plain() const {
+        return idle.size() == 1 && idle.front().find(':') == std::string::npos && !host_budget;
+    }
+};
+
 /// What was typed.
 struct Typed {
     std::string target;
@@ -67,7 +81,7 @@ struct Typed {
     Milliseconds wait{};
     bool shows_policies = false; ///< the former --show-config
     cli::TypedStores stores;
-    cli::TypedPolicy policy;
+    TypedPolicy policy;
     cli::OutputOptions output;
 
     /// Whether it is about all policies, and no process.
@@ -77,6 +91,17 @@ struct Typed {
         return is_about_policies() || (!why && !need && !policy.is_plain());
     }
 };
+
+/// --idle, --config, and the former --default-idle and --host-budget.
+usage::Group policy_rows(TypedPolicy& typed) {
+    return {"When processes sleep",
+            {usage::brief({"--idle", usage::list("DURATION", typed.idle, '\0'),
+                           "Put to sleep processes without GPU work for this long"}),
+             {"--config", usage::path("FILE", typed.config),
+              "The administrator's configuration, instead of /etc/gpu-sleep.toml"},
+             usage::old({"--default-idle", usage::duration(typed.otherwise), {}}),
+             usage::old({"--host-budget", usage::size(typed.host_budget), {}})}};
+}
 
 usage::Table table_of(Typed& typed) {
     auto& request = typed.request;
@@ -92,7 +117,7 @@ usage::Table table_of(Typed& typed) {
         k_program,
         "Puts idle GPU processes to sleep until they are used again; for cron or a timer.",
         {"[OPTION]... [PID]", "--need SIZE [OPTION]... [PID]", "--why [OPTION]... [PID]"},
-        {cli::policy_rows(typed.policy),
+        {policy_rows(typed.policy),
          {"Room on a GPU",
           {usage::brief(
                {"--need", usage::size(typed.need), "Put processes to sleep until this much is free"}),
@@ -135,8 +160,47 @@ std::string problem(const Typed& typed) {
     return {};
 }
 
+/// Puts what was typed into `sources`. Returns what is wrong with it, or nothing.
+std::string read_policy(const TypedPolicy& typed, policy::Sources& sources) {
+    std::vector<policy::Rung> rungs;
+    for (const auto& text : typed.idle) {
+        const auto rung = policy::parse_rung(text);
+        if (!rung) return "--idle: " + rung.error().message;
+        rungs.push_back(*rung);
+        if (const auto warning = unit_warning(text); !warning.empty())
+            cli::print_error(fmt::format("gpu-reclaim: --idle: {}\n", warning));
+    }
+    auto ladder = make_ladder(std::move(rungs));
+    if (!ladder) return "--idle: " + ladder.error().message;
+    if (!ladder->empty()) sources.ladder = *std::move(ladder);
+    sources.host_budget = typed.host_budget;
+    const bool is_typed = sources.ladder || sources.host_budget;
+    if (is_typed && !typed.config.empty()) return "--config has no effect with --idle or --host-budget";
+    if (is_typed && typed.otherwise) return "--default-idle has no effect with --idle or --host-budget";
+    if (!typed.config.empty()) sources.config = typed.config;
+    if (typed.otherwise) sources.otherwise = {{*typed.otherwise, policy::Depth::host}};
+    return {};
+}
+
+/// Puts what was typed of a directory into `sources`. Returns which option is for a plain time alone, or
+/// nothing.
+std::string read_rest(const model::SleepRequest& request, const cli::TypedStores& stores,
+                      policy::Sources& sources) {
+    if (!request.tags.empty()) return "--tags is only for --idle DURATION";
+    if (request.level != model::Level::keep) return "--level is for --idle DURATION and --need";
+    if (!stores.stores.empty()) return "--store is only for --idle DURATION";
+    if (stores.directory.empty()) return {};
+    if (!sources.ladder && !sources.host_budget)
+        return "--dir is for --idle and --need; set directory in the configuration";
+    std::error_code failure;
+    sources.directory = std::filesystem::absolute(stores.directory, failure).lexically_normal();
+    if (!failure) return {};
+    return fmt::format("the directory '{}' is relative to a working directory that is gone",
+                       stores.directory);
+}
+
 /// Room on a GPU, by sleeps that heed the policy of each process.
-int make_room(const Typed& typed, const control::policy::Sources& sources) {
+int make_room(const Typed& typed, const policy::Sources& sources) {
     auto policies = cli::load_policies(k_program, sources);
     if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
     control::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request};
@@ -151,7 +215,7 @@ int make_room(const Typed& typed, const control::policy::Sources& sources) {
     return status;
 }
 
-int run(Typed typed, control::policy::Sources sources) {
+int run(Typed typed, policy::Sources sources) {
     auto& request = typed.request;
     const bool is_one_time = sources.ladder.has_value();
     control::Selection whom{.user = typed.user};
@@ -180,8 +244,8 @@ int main(int argc, char** argv) {
     Typed typed;
     typed.request.on_touch = model::OnTouch::wake;
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
-    control::policy::Sources sources;
-    auto text = cli::read_policy(typed.policy, sources);
+    policy::Sources sources;
+    auto text = read_policy(typed.policy, sources);
     if (text.empty()) text = problem(typed);
     if (text.empty())
         text = typed.is_by_policies() ? read_rest(typed.request, typed.stores, sources)

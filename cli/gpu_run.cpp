@@ -311,6 +311,40 @@ int run_gpu_enable(const LoginOptions& login) {
     return execute(command.native(), words);
 }
 
+/// What is wrong with options of gpu-enable beside these and a command, or nothing.
+std::string problem(const cli::Given& given, const std::vector<std::string>& command) {
+    if (!command.empty()) return "--enable-for, --disable-for and --show-enabled take no COMMAND";
+    for (const auto& option : given.options)
+        if (std::find(k_login_options.begin(), k_login_options.end(), option) == k_login_options.end())
+            return option + " is for a COMMAND: programs of a login use the agent's defaults";
+    return {};
+}
+
+/// Puts in what follows from other options. Returns what is wrong with them, or nothing.
+std::string complete(Options& options) {
+    if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
+        return "--share means --on-touch wake, and excludes other values of it";
+    options.make_room |= options.share;
+    if (options.share) options.on_touch = model::OnTouch::wake;
+    if (auto text = cli::touch_problem(options.on_touch, options.touch_limit); !text.empty()) return text;
+    if (auto text = cli::http::complete(options.door); !text.empty()) return text;
+    if (options.min_awake && !options.make_room && !options.need)
+        return "--min-awake can be used only with --share, --make-room or --need";
+    if (options.idle && options.idle->count() == 0)
+        return "--idle: the time must be more than 0, such as 15m";
+    model::Placement placement;
+    if (auto text = cli::read_stores(options.stores, placement); !text.empty()) return text;
+    if (options.stores.stores.empty() && placement.store_is_named) options.stores.stores = {"file"};
+    options.stores.directory = placement.directory; // absolute
+    if (const auto opened = open_private_directory(AT_FDCWD, placement.directory, ::geteuid());
+        !placement.directory.empty() && !opened && errno == EPERM)
+        return "--dir: " + placement.directory + " is not a directory that only you can enter";
+    const auto sizes = model::parse_live_bytes(fmt::format("{}", fmt::join(options.live_bytes, ",")),
+                                               options.tag.value_or(std::string(model::k_default_tag)));
+    if (!options.live_bytes.empty() && !sizes) return "--live-bytes: " + sizes.error().message;
+    return options.stop_grace && options.on_stop != "sleep" ? "--stop-grace needs --on-stop sleep" : "";
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -325,48 +359,13 @@ int main(int argc, char** argv) {
     if (const auto status = cli::parse(std::move(table), own, argv, &given)) return *status;
     std::vector<std::string> command(
         words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
-    if (login.is_given() && !command.empty())
-        return cli::usage_error("gpu-run", "--enable-for, --disable-for and --show-enabled take no COMMAND",
-                                false);
+    const auto refuse = [](const std::string& text) { return cli::usage_error("gpu-run", text, false); };
     if (login.is_given()) {
-        for (const auto& option : given.options)
-            if (std::find(k_login_options.begin(), k_login_options.end(), option) == k_login_options.end())
-                return cli::usage_error(
-                    "gpu-run", option + " is for a COMMAND: programs of a login use the agent's defaults",
-                    false);
-        return run_gpu_enable(login);
+        const auto text = problem(given, command);
+        return text.empty() ? run_gpu_enable(login) : refuse(text);
     }
-    if (!login.root.empty()) return cli::usage_error("gpu-run", "--root is for gpu-enable", false);
-    if (command.empty()) return cli::usage_error("gpu-run", "COMMAND is missing", false);
-    if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
-        return cli::usage_error("gpu-run", "--share means --on-touch wake, and excludes other values of it",
-                                false);
-    options.make_room |= options.share;
-    if (options.share && !options.on_touch) options.on_touch = model::OnTouch::wake;
-    if (const auto problem = cli::touch_problem(options.on_touch, options.touch_limit); !problem.empty())
-        return cli::usage_error("gpu-run", problem, false);
-    if (const auto problem = cli::http::complete(options.door); !problem.empty())
-        return cli::usage_error("gpu-run", problem, false);
-    if (options.min_awake && !options.make_room && !options.need)
-        return cli::usage_error("gpu-run", "--min-awake can be used only with --share, --make-room or --need",
-                                false);
-    if (options.idle && options.idle->count() == 0)
-        return cli::usage_error("gpu-run", "--idle: the time must be more than 0, such as 15m", false);
-    model::Placement placement;
-    if (const auto problem = cli::read_stores(options.stores, placement); !problem.empty())
-        return cli::usage_error("gpu-run", problem, false);
-    if (options.stores.stores.empty() && placement.store_is_named) options.stores.stores = {"file"};
-    options.stores.directory = placement.directory; // absolute
-    if (const auto opened = open_private_directory(AT_FDCWD, placement.directory, ::geteuid());
-        !placement.directory.empty() && !opened && errno == EPERM)
-        return cli::usage_error(
-            "gpu-run", "--dir: " + placement.directory + " is not a directory that only you can enter",
-            false);
-    const auto sizes = model::parse_live_bytes(fmt::format("{}", fmt::join(options.live_bytes, ",")),
-                                               options.tag.value_or(std::string(model::k_default_tag)));
-    if (!options.live_bytes.empty() && !sizes)
-        return cli::usage_error("gpu-run", "--live-bytes: " + sizes.error().message, false);
-    if (options.stop_grace && options.on_stop != "sleep")
-        return cli::usage_error("gpu-run", "--stop-grace needs --on-stop sleep", false);
-    return run(options, std::move(command));
+    if (!login.root.empty()) return refuse("--root is for gpu-enable");
+    if (command.empty()) return refuse("COMMAND is missing");
+    const auto text = complete(options);
+    return text.empty() ? run(options, std::move(command)) : refuse(text);
 }

@@ -21,10 +21,9 @@ constexpr const char* k_examples =
     "  gpu-sleep 4242 --on-touch wake            until it uses the GPU again\n"
     "  gpu-sleep 4242 --engine driver            a process without an agent\n";
 
-/// What was typed, as far as it is not read into a request at once.
+/// What was typed, as far as it is not read into the command at once.
 struct Typed {
-    control::Command command;
-    model::SleepRequest request;
+    control::Command command{.request = model::SleepRequest()};
     bool releases = false;
     bool runs_on = false;
     std::optional<Bytes> live_bytes;
@@ -37,7 +36,7 @@ struct Typed {
 usage::Table table_of(Typed& typed) {
     auto& command = typed.command;
     auto& whom = command.whom;
-    auto& request = typed.request;
+    auto& request = std::get<model::SleepRequest>(command.request);
     const auto set_engine = [&command](const std::string& word) {
         command.engine = word == "auto"     ? Engine::automatic
                          : word == "driver" ? Engine::driver
@@ -122,7 +121,7 @@ bool asks_for_sleep(model::SleepRequest request) {
 
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Typed& typed) {
-    const auto& request = typed.request;
+    const auto& request = std::get<model::SleepRequest>(typed.command.request);
     const bool is_by_agent = typed.command.engine == Engine::agent;
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
@@ -145,7 +144,8 @@ std::string problem(const Typed& typed) {
 
 int main(int argc, char** argv) {
     Typed typed;
-    auto& [command, request, releases, runs_on, live_bytes, timeout, stores, accepts_losses, output] = typed;
+    auto& [command, releases, runs_on, live_bytes, timeout, stores, accepts_losses, output] = typed;
+    auto& request = std::get<model::SleepRequest>(command.request);
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
     const bool is_by_agent = command.engine == Engine::agent;
     auto text = cli::selection_problem(command.whom);
@@ -165,7 +165,5 @@ int main(int argc, char** argv) {
     else if (runs_on)
         command.request = model::LiveRequest{terms, request.tags, live_bytes.value_or(model::k_all_bytes),
                                              request.force, request.ignore_inhibitors};
-    else
-        command.request = std::move(request);
-    return cli::run(k_program, command, output, accepts_losses);
+    return cli::run(k_program, std::move(command), output, accepts_losses);
 }

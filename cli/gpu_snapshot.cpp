@@ -3,6 +3,7 @@
 // gpu-snapshot: looks at the files that hold contents of sleeping processes. Needs no GPU and no process.
 
 #include "base/exit_status.hpp"
+#include "base/text.hpp"
 #include "base/whole_file.hpp"
 #include "cli/json.hpp"
 #include "cli/options.hpp"
@@ -15,7 +16,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 
 using namespace gpu_sleep;
 
@@ -47,11 +47,6 @@ int print_error(const std::string& purpose, const Error& error) {
     return traits(error.code).exit_status;
 }
 
-/// The first status that is not 0.
-void keep_first(int& status, int next) {
-    if (status == exit_status::done) status = next;
-}
-
 bool is_directory(const fs::path& path) {
     std::error_code ignored;
     return fs::is_directory(path, ignored);
@@ -68,26 +63,6 @@ std::optional<cli::Removed> remove_leftovers(const Options& options) {
         for (const auto& name : *names) removed.push_back(name.text());
     std::sort(removed.begin(), removed.end());
     return removed;
-}
-
-int list(const Options& options) {
-    const auto removed = remove_leftovers(options);
-    const auto files = cli::find_snapshots(options.path);
-    if (!files) return cli::tell_failure(k_program, {.json = options.json}, files.error());
-    std::vector<cli::SnapshotFacts> found;
-    int status = exit_status::done;
-    for (const auto& file : *files) {
-        found.push_back(cli::look_at(file));
-        // One that is being written, or was given up, has no header; that is no damage.
-        if (const auto& facts = found.back(); facts.error && !facts.is_partial)
-            keep_first(status,
-                       print_error("read " + file.string(), cli::without(file.string(), *facts.error)));
-    }
-    const auto text = options.json ? cli::to_json(found, status, removed) + '\n'
-                                   : cli::render_removed(removed.value_or(cli::Removed())) +
-                                         cli::render(found, !is_directory(options.path));
-    keep_first(status, cli::print_result(k_program, text));
-    return status;
 }
 
 /// Takes contents and forgets them.
@@ -117,32 +92,37 @@ Result<void> read_all(const fs::path& file) {
     return reader->read(sink, reading);
 }
 
-int verify(const Options& options) {
+/// Looks at the headers; or reads all, too, and says of each whether it is good.
+int look(const Options& options, bool verifies) {
     const auto removed = remove_leftovers(options);
     const auto files = cli::find_snapshots(options.path);
     if (!files) return cli::tell_failure(k_program, {.json = options.json}, files.error());
     std::vector<cli::SnapshotFacts> found;
     int status = exit_status::done;
-    if (removed && !options.json)
-        keep_first(status, cli::print_result(k_program, cli::render_removed(*removed)));
+    if (removed && !options.json) status = cli::print_result(k_program, cli::render_removed(*removed));
     for (const auto& file : *files) {
-        if (cli::is_partial(file) && is_directory(options.path)) continue;
+        if (verifies && cli::is_partial(file) && is_directory(options.path)) continue;
         auto facts = cli::look_at(file);
-        if (!facts.error)
+        if (verifies && !facts.error)
             if (const auto read = read_all(file); !read) facts.error = read.error();
-        facts.is_good = !facts.error;
+        if (verifies) facts.is_good = !facts.error;
         const auto name = file.string();
-        if (facts.error)
-            keep_first(status, print_error("verify " + name, cli::without(name, *facts.error)));
-        else if (!options.json)
-            keep_first(status, cli::print_result(k_program, cli::render_good(facts)));
+        // One that is being written, or was given up, has no header; that is no damage.
+        if (facts.error && (verifies || !facts.is_partial)) {
+            const int failed =
+                print_error((verifies ? "verify " : "read ") + name, cli::without(name, *facts.error));
+            if (status == exit_status::done) status = failed;
+        } else if (verifies && !options.json) {
+            status = cli::print_result(k_program, cli::render_good(facts), status);
+        }
         found.push_back(std::move(facts));
     }
-    const auto text = options.json    ? cli::to_json(found, status, removed) + '\n'
-                      : found.empty() ? cli::render(found, false)
-                                      : std::string();
-    keep_first(status, cli::print_result(k_program, text));
-    return status;
+    std::string text;
+    if (options.json)
+        text = cli::to_json(found, status, removed) + '\n';
+    else if (!verifies || found.empty())
+        text = cli::render(found, !verifies && !is_directory(options.path));
+    return cli::print_result(k_program, text, status);
 }
 
 /// Writes contents to a file, one piece after the other.
@@ -199,27 +179,23 @@ int extract(const Options& options) {
     if (options.json && options.output == "-")
         return cli::usage_error(k_program, "--json and --output - both write to standard output", true);
     const auto bytes = extract_to_output(options);
-    int status = bytes
-                     ? exit_status::done
-                     : print_error("extract from " + options.path, cli::without(options.path, bytes.error()));
+    const int status =
+        bytes ? exit_status::done
+              : print_error("extract from " + options.path, cli::without(options.path, bytes.error()));
     if (!options.json) return status;
     auto facts = cli::look_at(options.path);
     if (bytes)
         facts.extracted = {*options.extent, options.output, *bytes};
     else
         facts.error = bytes.error();
-    keep_first(status, cli::print_result(k_program, cli::to_json({std::move(facts)}, status) + '\n'));
-    return status;
+    return cli::print_result(k_program, cli::to_json({std::move(facts)}, status) + '\n', status);
 }
 
 /// Takes the number of an extent. Returns what is wrong with it, or nothing.
 std::string read_extent(const std::string& text, Options& options) {
-    std::size_t number = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (failure != std::errc{} || end != text.data() + text.size())
-        return fmt::format("'{}' is not the number of an extent; gpu-snapshot ls FILE shows them", text);
-    options.extent = number;
-    return {};
+    options.extent = parse_number<std::size_t>(text);
+    if (options.extent) return {};
+    return fmt::format("'{}' is not the number of an extent; gpu-snapshot ls FILE shows them", text);
 }
 
 usage::Row path_row(Options& options) {
@@ -272,5 +248,5 @@ int main(int argc, char** argv) {
     cli::Given given;
     if (const auto status = cli::parse(table_of(options), argc, argv, &given)) return *status;
     if (given.subcommand == "extract") return extract(options);
-    return given.subcommand == "ls" ? list(options) : verify(options);
+    return look(options, given.subcommand == "verify");
 }

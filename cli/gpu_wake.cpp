@@ -16,10 +16,9 @@ constexpr const char* k_examples = "  gpu-wake 4242                  everything 
                                    "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n"
                                    "  gpu-wake 4242 --gpu 0=1        from a deep sleep: on another GPU\n";
 
-/// What was typed, as far as it is not read into a request at once.
+/// What was typed, as far as it is not read into the command at once.
 struct Typed {
-    control::Command command;
-    model::WakeRequest request;
+    control::Command command{.request = model::WakeRequest()};
     std::optional<Milliseconds> timeout, wait, min_awake;
     std::vector<std::string> moves;
     cli::OutputOptions output;
@@ -27,7 +26,7 @@ struct Typed {
 
 usage::Table table_of(Typed& typed) {
     auto& whom = typed.command.whom;
-    auto& request = typed.request;
+    auto& request = std::get<model::WakeRequest>(typed.command.request);
     return {k_program,
             "Wakes a process that gpu-sleep has put to sleep: its GPU memory returns.",
             {"[OPTION]... PID...", "[OPTION]... --all|--group GROUP"},
@@ -73,7 +72,8 @@ usage::Table table_of(Typed& typed) {
 
 int main(int argc, char** argv) {
     Typed typed;
-    auto& [command, request, timeout, wait, min_awake, moves, output] = typed;
+    auto& [command, timeout, wait, min_awake, moves, output] = typed;
+    auto& request = std::get<model::WakeRequest>(command.request);
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
     const auto& whom = command.whom;
     auto text = cli::selection_problem(whom);
@@ -95,6 +95,5 @@ int main(int argc, char** argv) {
     request.joint = whom.is_joint() && !request.dry_run;
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
-    command.request = std::move(request);
-    return cli::run(k_program, command, output);
+    return cli::run(k_program, std::move(command), output);
 }

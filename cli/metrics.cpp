@@ -230,6 +230,7 @@ std::string render_metrics(const std::vector<control::Outcome>& outcomes,
         if (outcome.by_driver) {
             const auto state = report ? model::to_string(report->state) : std::string_view("unknown");
             metrics.processes.add(whose.with("engine", "driver").with("state", state), 1);
+            if (report && report->host_bytes != 0) metrics.host_held.add(whose, report->host_bytes);
         } else if (report) {
             add_process(metrics, whose, *report, now);
         } else {

@@ -71,8 +71,7 @@ int run_need(const control::Need& need, const OutputOptions& output) {
         text = to_json(k_program, done->outcomes, done->room, done->error) + '\n';
     else if (!output.quiet)
         text = words(need, *done);
-    const int written = print_result(k_program, text);
-    return status == exit_status::done ? written : status;
+    return print_result(k_program, text, status);
 }
 
 int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,

@@ -292,8 +292,7 @@ usage::Row quiet_row(bool& quiet) {
 int tell_failure(std::string_view program, const OutputOptions& output, const Error& error) {
     print_error(render_error(program, "", error));
     const auto text = output.json ? to_json(program, error) + '\n' : std::string();
-    [[maybe_unused]] const int written = print_result(program, text); // it has failed anyway
-    return traits(error.code).exit_status;
+    return print_result(program, text, traits(error.code).exit_status);
 }
 
 int usage_error(std::string_view program, const std::string& problem, bool json) {

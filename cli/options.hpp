@@ -6,7 +6,7 @@
 
 #include "base/units.hpp"
 #include "cli/usage.hpp"
-#include "control/selection.hpp"
+#include "control/command.hpp"
 #include "model/request.hpp"
 
 #include <optional>

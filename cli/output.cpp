@@ -4,7 +4,6 @@
 
 #include "cli/output.hpp"
 
-#include "base/exit_status.hpp"
 #include "base/small_file.hpp"
 #include "base/text.hpp"
 #include "cli/render.hpp"
@@ -53,11 +52,11 @@ Result<void> write_result(std::string_view text) {
     return write_all(printable_lines(text));
 }
 
-int print_result(std::string_view program, std::string_view text) {
+int print_result(std::string_view program, std::string_view text, int status) {
     const auto written = write_result(text);
-    if (written) return exit_status::done;
+    if (written) return status;
     print_error(render_error(program, "write the result", written.error()));
-    return traits(written.error().code).exit_status;
+    return status == exit_status::done ? traits(written.error().code).exit_status : status;
 }
 
 void print_error(std::string_view text) {

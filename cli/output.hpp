@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "base/exit_status.hpp"
 #include "base/result.hpp"
 
 #include <cstddef>
@@ -15,8 +16,10 @@ namespace gpu_sleep::cli {
 /// Writes all of printable_lines(text) to standard output. Errors: io_failed.
 [[nodiscard]] Result<void> write_result(std::string_view text);
 
-/// The same, and reports a failure on standard error. Returns the exit status.
-[[nodiscard]] int print_result(std::string_view program, std::string_view text);
+/// The same, and reports a failure on standard error. Returns the exit status: `status`, or if all else is
+/// done that of the failure.
+[[nodiscard]] int print_result(std::string_view program, std::string_view text,
+                               int status = exit_status::done);
 
 /// Writes printable_lines(text) to standard error. Ignores failures.
 void print_error(std::string_view text);

@@ -64,8 +64,7 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
         text = "nothing to do\n";
     else if (is_told)
         text += render_total(outcomes);
-    const int written = print_result(options.program, text);
-    return status == exit_status::done ? written : status;
+    return print_result(options.program, text, status);
 }
 
 } // namespace

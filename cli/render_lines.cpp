@@ -10,9 +10,6 @@
 
 #include <fmt/ranges.h>
 
-#include <cstdint>
-#include <iterator>
-
 namespace gpu_sleep::cli {
 
 using model::GateState;
@@ -38,15 +35,6 @@ std::string_view words_for(GateState gate) noexcept {
     case GateState::shut: return "shut: work on the GPU";
     }
     return "unknown";
-}
-
-/// "2nd".
-std::string ordinal(std::uint32_t number) {
-    constexpr std::uint32_t k_ten = 10;
-    constexpr std::string_view k_ends[] = {"th", "st", "nd", "rd"};
-    const bool is_teen = number / k_ten % k_ten == 1;
-    const auto last = number % k_ten;
-    return fmt::format("{}{}", number, k_ends[is_teen || last >= std::size(k_ends) ? 0 : last]);
 }
 
 } // namespace
@@ -107,24 +95,9 @@ Bytes in_files(const Report& report) {
     return model::sum_of(report.tags, &model::TagReport::in_files);
 }
 
-std::string files_line(const Report& report) {
-    const auto where = report.directories.empty() ? std::string() : " in " + joined(report.directories);
-    return fmt::format("contents in files{}: {}, {} on disk", where, format_bytes(in_files(report)),
-                       format_bytes(report.file_bytes));
-}
-
 std::string retained_line(const Report& report) {
     return fmt::format("{} of host memory is retained for the next sleep",
                        format_bytes(report.retained_bytes));
-}
-
-std::string waiting_line(const model::WaitingWake& wake) {
-    const auto what = wake.place == 0 ? std::string("GPU memory")
-                                      : fmt::format("room, {} in the queue", ordinal(wake.place));
-    auto text =
-        fmt::format("a wake of {} has waited {} for {}", wake.tags.empty() ? "all tags" : joined(wake.tags),
-                    format_seconds(wake.seconds), what);
-    return wake.reason.empty() ? text : text + fmt::format(": {}", printable(wake.reason));
 }
 
 std::string deep_line(const Report& report) {

@@ -40,14 +40,8 @@ inline constexpr std::size_t k_label_columns = 40;
 [[nodiscard]] std::string residual_line(const model::Residual& residual);
 /// What the process keeps in files.
 [[nodiscard]] Bytes in_files(const model::Report& report);
-/// "contents in files in /scratch: 5.00 GiB, 3.00 GiB on disk"; without the directory if the agent is too old
-/// to say it.
-[[nodiscard]] std::string files_line(const model::Report& report);
 /// "13.0 GiB of host memory is retained for the next sleep".
 [[nodiscard]] std::string retained_line(const model::Report& report);
-/// "a wake of weights has waited 12.50 s for GPU memory: waking needs 32.0 MiB on GPU 0, ...", or "for room,
-/// 2nd in the queue".
-[[nodiscard]] std::string waiting_line(const model::WaitingWake& wake);
 /// "the driver has also removed the rest from the GPU: 524.0 MiB".
 [[nodiscard]] std::string deep_line(const model::Report& report);
 

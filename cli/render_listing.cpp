@@ -10,6 +10,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <iterator>
 #include <set>
 
 namespace gpu_sleep::cli {
@@ -56,13 +58,10 @@ struct Sums {
         for (const auto& tag : report.tags) {
             tags.insert(tag.tag);
             devices.insert(tag.device);
-            all.bytes += tag.bytes;
-            all.resident += tag.resident;
-            all.host_backed += tag.host_backed;
-            all.kept += tag.kept;
-            all.in_files += tag.in_files;
-            all.dropped += tag.dropped;
-            all.damaged += tag.damaged;
+            for (const auto figure :
+                 {&TagReport::bytes, &TagReport::resident, &TagReport::host_backed, &TagReport::kept,
+                  &TagReport::in_files, &TagReport::dropped, &TagReport::damaged})
+                all.*figure += tag.*figure;
             all.needs_refill = all.needs_refill || tag.needs_refill;
         }
     }
@@ -83,7 +82,7 @@ void add_origin(Table& table, const control::Process& process) {
 
 /// Of one that has no agent: its GPUs in one line, for it has no tags.
 void add_without_agent(Table& table, const control::Process& process, const Report& report) {
-    const auto bytes = released(report);
+    const auto bytes = report.devices.empty() ? report.host_bytes : released(report);
     table.add({std::to_string(process.pid), control::user_name(process.uid), label(process, report),
                std::string(state_words(report)), "-",
                report.devices.empty() ? "-" : counted(report.devices.size(), "GPU"),
@@ -104,6 +103,26 @@ std::string use_line(Bytes bytes) {
 std::string host_backed_line(Bytes bytes, double link_rate) {
     return fmt::format("runs from host memory: reading all of it once takes {} at least, over PCIe",
                        format_seconds(static_cast<double>(bytes) / link_rate));
+}
+
+/// "2nd".
+std::string ordinal(std::uint32_t number) {
+    constexpr std::uint32_t k_ten = 10;
+    constexpr std::string_view k_ends[] = {"th", "st", "nd", "rd"};
+    const bool is_teen = number / k_ten % k_ten == 1;
+    const auto last = number % k_ten;
+    return fmt::format("{}{}", number, k_ends[is_teen || last >= std::size(k_ends) ? 0 : last]);
+}
+
+/// "a wake of weights has waited 12.50 s for GPU memory: waking needs 32.0 MiB on GPU 0, ...", or "for room,
+/// 2nd in the queue".
+std::string waiting_line(const model::WaitingWake& wake) {
+    const auto what = wake.place == 0 ? std::string("GPU memory")
+                                      : fmt::format("room, {} in the queue", ordinal(wake.place));
+    auto text = fmt::format("a wake of {} has waited {} for {}",
+                            wake.tags.empty() ? "all tags" : cli::joined(wake.tags),
+                            format_seconds(wake.seconds), what);
+    return wake.reason.empty() ? text : text + fmt::format(": {}", printable(wake.reason));
 }
 
 bool is_noted(const Report& report, const std::string& reason) {

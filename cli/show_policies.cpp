@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // What the policies are, for people and as JSON.
 
-#include "base/exit_status.hpp"
 #include "cli/json_value.hpp"
 #include "cli/output.hpp"
 #include "cli/pass.hpp"
@@ -89,12 +88,17 @@ std::string as_text(const policy::Look& look, const policy::Policies& policies,
     return text;
 }
 
-/// Says of which processes nothing is known, and why.
-void print_failures(const PassOptions& options, const policy::Look& look) {
-    for (const auto& each : look.failed) {
+/// Looks, and says what is wrong with files, and of which processes nothing is known, and why.
+Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies& policies) {
+    control::Finder finder;
+    auto found = look(finder, policies, options.request.whom);
+    tell_complaints(options.program, policies);
+    if (!found) return found;
+    for (const auto& each : found->failed) {
         const auto purpose = fmt::format("say what becomes of {}", title(each.process));
         print_error(render_error(options.program, purpose, *peers::error_of(each.answer)));
     }
+    return found;
 }
 
 } // namespace
@@ -118,17 +122,12 @@ int show_policies(const PassOptions& options) {
     control::raise_descriptor_limit();
     auto policies = load_policies(options.program, options.sources);
     if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
-    control::Finder finder;
-    const auto found = look(finder, *policies, options.request.whom);
-    tell_complaints(options.program, *policies);
+    const auto found = look_and_tell(options, *policies);
     if (!found) return tell_failure(options.program, {}, found.error());
-    print_failures(options, *found);
     const auto budgets = policies->budgets(processes_of(*found));
     const auto text = options.output.json ? as_json(options, *found, *policies, budgets)
                                           : as_text(*found, *policies, budgets);
-    const int written = print_result(options.program, text);
-    const int status = exit_status_of(found->failed);
-    return status == exit_status::done ? written : status;
+    return print_result(options.program, text, exit_status_of(found->failed));
 }
 
 std::map<pid_t, std::string> describe_policies(const PassOptions& options) {
@@ -136,11 +135,8 @@ std::map<pid_t, std::string> describe_policies(const PassOptions& options) {
     auto policies = load_policies(options.program, options.sources);
     if (!policies) print_error(render_error(options.program, "", policies.error()));
     if (!policies) return lines;
-    control::Finder finder;
-    const auto found = look(finder, *policies, options.request.whom);
-    tell_complaints(options.program, *policies);
+    const auto found = look_and_tell(options, *policies);
     if (!found) return lines; // who asks about the process itself says why
-    print_failures(options, *found);
     for (const auto& [process, report, policy, decision] : found->seen)
         lines[process.pid] = fmt::format(
             "  policy: {}\n  {}\n", words_for(policy, control::user_name(process.uid)), words_for(decision));

@@ -4,8 +4,7 @@
 
 #pragma once
 
-#include "base/fd.hpp"
-#include "control/listener.hpp"
+#include "control/command.hpp"
 
 namespace gpu_sleep::cli {
 
@@ -16,7 +15,6 @@ public:
     Signals() noexcept;
     ~Signals() override;
 
-    [[nodiscard]] int fd() const noexcept override { return fd_.get(); }
     bool has_come() noexcept override;
     /// Ends the command by the first signal that was taken; returns if none was.
     void end_by_first() noexcept;
@@ -24,7 +22,6 @@ public:
 private:
     void restore() noexcept;
 
-    UniqueFd fd_;
     int first_ = 0; ///< signal; 0 before one was taken
 };
 

@@ -100,6 +100,7 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
         return std::any_of(silent_.begin(), silent_.end(),
                            [&](const auto& each) { return each.first == process; });
     };
+    const protocol::Request request = model::StatusRequest();
     std::vector<ProcessIdentity> asked;
     std::vector<peers::Question> questions;
     for (const auto& process : *listed) {
@@ -107,7 +108,7 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
         auto socket = neighbours.connect(process);
         if (!socket) continue;
         asked.push_back(process);
-        questions.push_back({*std::move(socket), model::StatusRequest{}, {k_status_patience}});
+        questions.push_back({*std::move(socket), &request, {k_status_patience}});
     }
     auto answers = peers::ask_all(std::move(questions));
     std::vector<peers::Holder> holders;

@@ -81,12 +81,11 @@ Ends ends_of(int socket) {
 /// What ends the requests of a door that ends.
 class Withdrawal : public control::Interruptions {
 public:
-    Withdrawal() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+    Withdrawal() { fd_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
     void raise() noexcept {
         has_come_ = true;
         ::eventfd_write(fd_.get(), 1);
     }
-    [[nodiscard]] int fd() const noexcept override { return fd_.get(); }
     bool has_come() noexcept override {
         eventfd_t count = 0;
         ::eventfd_read(fd_.get(), &count);
@@ -94,7 +93,6 @@ public:
     }
 
 private:
-    UniqueFd fd_;
     std::atomic<bool> has_come_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include "base/process.hpp"
 
 #include "base/small_file.hpp"
+#include "base/text.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,12 +18,6 @@
 
 namespace gpu_sleep {
 namespace {
-
-template <class T>
-bool parse_number(std::string_view text, T& value) {
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-    return failure == std::errc{} && end == text.data() + text.size();
-}
 
 /// The first line of a file, or nothing, with errno set.
 std::optional<std::string> first_line(const std::filesystem::path& path) {
@@ -77,11 +72,11 @@ std::optional<ProcessIdentity> parse_agent_socket_name(std::string_view name) {
     constexpr std::string_view k_suffix = ".sock";
     const auto dash = name.find('-');
     if (dash == std::string_view::npos || !name.ends_with(k_suffix)) return std::nullopt;
-    ProcessIdentity identity;
-    const auto start_time = name.substr(dash + 1, name.size() - dash - 1 - k_suffix.size());
-    if (!parse_number(name.substr(0, dash), identity.pid) || !parse_number(start_time, identity.start_time))
-        return std::nullopt;
-    return identity.pid > 0 ? std::optional(identity) : std::nullopt;
+    const auto pid = parse_number<pid_t>(name.substr(0, dash));
+    const auto start_time =
+        parse_number<std::uint64_t>(name.substr(dash + 1, name.size() - dash - 1 - k_suffix.size()));
+    if (!pid || *pid <= 0 || !start_time) return std::nullopt;
+    return ProcessIdentity{*pid, *start_time};
 }
 
 Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc) {

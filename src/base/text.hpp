@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Foreign text made safe for a person's terminal, and how wide it is there; numbers with their nouns.
+// Foreign text made safe for a person's terminal, and how wide it is there; numbers as text.
 
 #pragma once
 
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace gpu_sleep {
 
@@ -50,5 +53,14 @@ struct Character {
 
 /// "1 byte", "2 bytes". The noun's plural is formed by an s.
 [[nodiscard]] std::string counted(std::uint64_t count, std::string_view noun);
+
+/// The whole number that all of `text` is, or nothing.
+template <class Number>
+[[nodiscard]] std::optional<Number> parse_number(std::string_view text) noexcept {
+    Number number{};
+    const auto* const end = text.data() + text.size();
+    const auto read = std::from_chars(text.data(), end, number);
+    return read.ec == std::errc{} && read.ptr == end ? std::optional(number) : std::nullopt;
+}
 
 } // namespace gpu_sleep

@@ -69,43 +69,33 @@ Error with_last_state(Finder& finder, const Process& process, Error failure) {
     return failure;
 }
 
-peers::Question question_for(Finder& finder, Target& target, protocol::Request request,
+peers::Question question_for(Finder& finder, Target& target, const protocol::Request& request,
                              const peers::AnswerTimeout::Limits& limits) {
     return {std::move(target.socket),
-            std::move(request),
+            &request,
             limits,
             [&finder, &process = target.process] { return finder.proc().is_stopped(process); },
             {},
             [&finder, &process = target.process] { return finder.connect(process); }};
 }
 
-std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets, const protocol::Request& request,
+std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
                               Milliseconds timeout) {
     std::vector<peers::Question> questions;
-    questions.reserve(targets.size());
-    for (auto& target : targets)
+    questions.reserve(targets.reached.size());
+    for (auto& target : targets.reached)
         questions.push_back(question_for(finder, target, request, {.answer = timeout}));
     auto answers = peers::ask_all(std::move(questions));
     std::vector<Outcome> outcomes;
-    for (std::size_t i = 0; i < targets.size(); ++i) {
-        if (const auto* report = std::get_if<model::Report>(&answers[i]))
-            targets[i].process.name = report->name;
+    for (std::size_t i = 0; i < answers.size(); ++i) {
+        auto& process = targets.reached[i].process;
+        if (const auto* report = std::get_if<model::Report>(&answers[i])) process.name = report->name;
         if (const auto* error = std::get_if<Error>(&answers[i]))
-            answers[i] = explain(finder, targets[i].process, *error);
-        outcomes.push_back({std::move(targets[i].process), std::move(answers[i])});
+            answers[i] = explain(finder, process, *error);
+        outcomes.push_back({std::move(process), std::move(answers[i])});
     }
-    return outcomes;
-}
-
-std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
-                              Milliseconds timeout) {
-    auto outcomes = ask_each(finder, std::move(targets.reached), request, timeout);
     std::move(targets.unreached.begin(), targets.unreached.end(), std::back_inserter(outcomes));
     return outcomes;
-}
-
-std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout) {
-    return ask_each(finder, std::move(targets), model::StatusRequest{}, timeout);
 }
 
 } // namespace gpu_sleep::control

@@ -28,21 +28,15 @@ struct Targets {
     [[nodiscard]] bool contains(const Process& process) const noexcept;
 };
 
-/// A question to `target`, whose connection it takes, and which, as `finder`, outlives it.
-[[nodiscard]] peers::Question question_for(Finder& finder, Target& target, protocol::Request request,
+/// A question to `target`, whose connection it takes. All three outlive it.
+[[nodiscard]] peers::Question question_for(Finder& finder, Target& target, const protocol::Request& request,
                                            const peers::AnswerTimeout::Limits& limits);
 
-/// Asks each target by `request`, which is answered at once; the outcomes are in the same order. no_process
-/// stands for one that has ended meanwhile, no_agent for one that runs another program now.
-[[nodiscard]] std::vector<Outcome> ask_each(Finder& finder, std::vector<Target> targets,
-                                            const protocol::Request& request, Milliseconds timeout);
-
-/// The same, followed by those that were not reached.
+/// Asks each target by `request`, which is answered at once; the outcomes are in the same order, those that
+/// were not reached last. no_process stands for one that has ended meanwhile, no_agent for one that runs
+/// another program now.
 [[nodiscard]] std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
                                             Milliseconds timeout);
-
-/// The same for their status.
-[[nodiscard]] std::vector<Outcome> ask_status(Finder& finder, Targets targets, Milliseconds timeout);
 
 /// `failure`, and if the process is stopped how it was before, and since when, as far as it has said.
 [[nodiscard]] Error with_last_state(Finder& finder, const Process& process, Error failure);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The file: a line that says what it is, a line a GPU, and a last one without which it is not whole.
+// The file: a line that says what it is, a line a GPU, or "lost", and a last one without which it is not
+// whole.
 
 #include "control/checkpoint_record.hpp"
 
@@ -19,15 +20,12 @@
 #include <string_view>
 #include <thread>
 #include <utility>
-#include <vector>
 
 namespace gpu_sleep::control {
 namespace {
 
 constexpr const char* k_first_line = "gpu-sleep checkpoint 1";
 constexpr const char* k_last_line = "end";
-/// In place of the GPUs.
-constexpr const char* k_lost = "lost";
 constexpr std::string_view k_ending = ".checkpoint";
 
 UniqueFd open_tmp() {
@@ -45,31 +43,25 @@ UniqueFd open_directory(uid_t owner, bool makes_it = false) {
     return tmp ? open_private_directory(tmp.get(), name, owner) : UniqueFd();
 }
 
-peers::BytesByGpu parse(const std::string& text) {
-    std::istringstream lines(text);
+Recorded read_file(int file) {
+    std::array<char, 16'384> text{};
+    const auto got = ::pread(file, text.data(), text.size(), 0);
+    std::istringstream lines(std::string(text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))));
     std::string line;
     if (!std::getline(lines, line) || line != k_first_line) return {};
-    peers::BytesByGpu needs;
+    Recorded recorded;
     while (std::getline(lines, line) && line != k_last_line) {
         std::istringstream words(line);
         std::string uuid;
         Bytes bytes = 0;
-        if (!(words >> uuid >> bytes)) return {};
-        needs[uuid] = bytes;
+        if (words >> uuid >> bytes)
+            recorded.needs[uuid] = bytes;
+        else if (line == "lost")
+            recorded.is_lost = true;
+        else
+            return {};
     }
-    return line == k_last_line ? needs : peers::BytesByGpu();
-}
-
-std::string read_file(int file) {
-    std::array<char, 16'384> text{};
-    const auto got = ::pread(file, text.data(), text.size(), 0);
-    return {text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))};
-}
-
-std::string text_of(const std::vector<std::string>& lines) {
-    std::string text = fmt::format("{}\n", k_first_line);
-    for (const auto& line : lines) text += line + '\n';
-    return text + fmt::format("{}\n", k_last_line);
+    return line == k_last_line ? recorded : Recorded();
 }
 
 /// Of a process as this command's pid namespace numbers it.
@@ -114,37 +106,25 @@ Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Millisec
     }
 }
 
-peers::BytesByGpu CheckpointRecord::read() const {
-    return parse(read_file(file_.get()));
+Recorded CheckpointRecord::read() const {
+    return read_file(file_.get());
 }
 
-bool CheckpointRecord::is_lost() const {
-    return read_file(file_.get()) == text_of({k_lost});
-}
-
-Result<void> CheckpointRecord::write(const peers::BytesByGpu& needs) const {
-    std::vector<std::string> lines;
-    lines.reserve(needs.size());
-    for (const auto& [uuid, bytes] : needs) lines.push_back(fmt::format("{} {}", uuid, bytes));
-    return write_text(text_of(lines));
-}
-
-Result<void> CheckpointRecord::write_lost() const {
-    return write_text(text_of({k_lost}));
-}
-
-Result<void> CheckpointRecord::write_text(const std::string& text) const {
+Result<void> CheckpointRecord::write(const Recorded& recorded) const {
+    auto text = fmt::format("{}\n", k_first_line);
+    for (const auto& [uuid, bytes] : recorded.needs) text += fmt::format("{} {}\n", uuid, bytes);
+    text += fmt::format("{}{}\n", recorded.is_lost ? "lost\n" : "", k_last_line);
     if (::ftruncate(file_.get(), 0) != 0) return errno_error(ErrorCode::io_failed, errno, "ftruncate", name_);
     const auto written = ::pwrite(file_.get(), text.data(), text.size(), 0);
     if (written == static_cast<ssize_t>(text.size())) return {};
     return errno_error(ErrorCode::io_failed, written < 0 ? errno : ENOSPC, "write", name_);
 }
 
-bool is_recorded_as_lost(const Process& process) {
+Recorded recorded_of(const Process& process) {
     const auto directory = open_directory(process.uid);
     const auto name = name_of({process.pid, process.start_time});
     const auto file = directory ? LockedFile::find(directory.get(), name.c_str()) : LockedFile();
-    return file && read_file(file.get()) == text_of({k_lost});
+    return file ? read_file(file.get()) : Recorded();
 }
 
 std::set<pid_t> recorded_processes() {

@@ -15,6 +15,12 @@
 
 namespace gpu_sleep::control {
 
+/// What a record says.
+struct Recorded {
+    peers::BytesByGpu needs{}; ///< empty where they are not known
+    bool is_lost = false;      ///< a restore has found too little: the driver tries no other
+};
+
 /// The file /tmp/gpu-sleep-UID/PID-STARTTIME-NAMESPACE.checkpoint of the process's owner, whoever asks,
 /// locked while this lives: one command at a time is at work with a process. It stays while the process is
 /// checkpointed, and names the process beyond its end. The owner can change it, and hold its locks for ever.
@@ -23,13 +29,10 @@ public:
     /// Makes the file if it is missing. Errors: io_failed, timed_out (another command has it).
     [[nodiscard]] static Result<CheckpointRecord> open(const Process& process, Milliseconds timeout);
 
-    /// What was written last; none if that is not known, or it is lost.
-    [[nodiscard]] peers::BytesByGpu read() const;
+    /// What was written last.
+    [[nodiscard]] Recorded read() const;
     /// Errors: io_failed (what was there is gone).
-    [[nodiscard]] Result<void> write(const peers::BytesByGpu& needs) const;
-    /// A restore has found too little: the driver tries no other. Errors: io_failed.
-    [[nodiscard]] Result<void> write_lost() const;
-    [[nodiscard]] bool is_lost() const;
+    [[nodiscard]] Result<void> write(const Recorded& recorded) const;
     /// Removes the file: the process is awake.
     void remove() const;
 
@@ -39,15 +42,14 @@ public:
 private:
     CheckpointRecord(UniqueFd directory, LockedFile file, std::string name)
         : directory_(std::move(directory)), file_(std::move(file)), name_(std::move(name)) {}
-    [[nodiscard]] Result<void> write_text(const std::string& text) const;
 
     UniqueFd directory_;
     LockedFile file_;
     std::string name_;
 };
 
-/// Whether its record says so. Waits for no command that is at work with it.
-[[nodiscard]] bool is_recorded_as_lost(const Process& process);
+/// Of a process, if there is any. Waits for no command that is at work with it.
+[[nodiscard]] Recorded recorded_of(const Process& process);
 
 /// The processes of this user, for root of all users, of which there is such a file; they may have ended
 /// since.

@@ -64,13 +64,6 @@ Result<void> check_wake_by_driver(const Command& command, const Process& process
     return {};
 }
 
-DriverRequest driver_request(const Command& command) {
-    const auto& terms = *model::terms_in(command.request);
-    const auto* const wake = wake_of(command);
-    if (!wake) return {model::Operation::sleep, terms.dry_run, terms.timeout, {}, false};
-    return {model::Operation::wake, terms.dry_run, terms.timeout, wake->wait, command.force, command.moves};
-}
-
 /// The error of tags that none of the processes has, so that somebody may have mistyped one; nothing if there
 /// is none.
 std::optional<Error> error_of_tags(const std::vector<Outcome>& outcomes) {
@@ -193,8 +186,8 @@ Result<void> Dispatch::plan_moves() {
 // ---- Asking
 
 std::vector<Outcome> Dispatch::ask(const protocol::Request& question, Milliseconds patience) {
-    std::vector<Target> asked; // an agent waits for another request less long than a person thinks
-    for (auto& target : targets_.reached) asked.push_back({target.process, std::move(target.socket)});
+    Targets asked; // an agent waits for another request less long than a person thinks
+    for (auto& target : targets_.reached) asked.reached.push_back({target.process, std::move(target.socket)});
     return ask_each(finder_, std::move(asked), question, patience);
 }
 
@@ -250,7 +243,7 @@ std::vector<Outcome> Dispatch::ask_agents(Listener& listener, Interruptions& int
     for (const auto& each : unreached)
         if (!is_for_all || !is_passed_over(each)) listener.ended(each);
     std::vector<Task> tasks;
-    for (auto& target : targets_.reached) tasks.push_back({std::move(target), command_.request});
+    for (auto& target : targets_.reached) tasks.push_back({std::move(target), &command_.request});
     auto outcomes =
         control::carry_out(finder_, std::move(tasks), {.passes_over = is_for_all}, listener, interruptions);
     std::move(unreached.begin(), unreached.end(), std::back_inserter(outcomes));
@@ -271,7 +264,7 @@ std::vector<Outcome> Dispatch::ask_together(Listener& listener, Interruptions& i
     std::vector<Task> tasks;
     for (auto& target : targets_.reached) {
         members.push_back(target.process);
-        tasks.push_back({std::move(target), command_.request});
+        tasks.push_back({std::move(target), &command_.request});
     }
     const peers::Joint joint{sleep_of(command_) != nullptr, end_of(command_),
                              [&] { return check_members(members); }};
@@ -303,12 +296,12 @@ Result<void> Dispatch::check_members(const std::vector<Process>& members) const 
 
 /// One process after another. An interruption is for the rest, too.
 void Dispatch::ask_driver(Listener& listener, Interruptions& interruptions, std::vector<Outcome>& outcomes) {
-    const auto request = driver_request(command_);
     bool is_over = false;
     for (auto& process : without_agent_) {
-        outcomes.push_back(is_over ? outcome_of(finder_, command_.request, std::move(process),
-                                                make_error(ErrorCode::cancelled, "it was not started"))
-                                   : run_by_driver(process, request, interruptions));
+        auto answer = is_over ? make_error(ErrorCode::cancelled, "it was not started")
+                              : run_by_driver(process, command_, interruptions);
+        outcomes.push_back(outcome_of(finder_, command_.request, std::move(process), std::move(answer)));
+        outcomes.back().by_driver = !is_over;
         listener.ended(outcomes.back());
         is_over = is_over || is_withdrawn(outcomes.back());
     }

@@ -5,33 +5,13 @@
 
 #pragma once
 
-#include "control/gpu_moves.hpp"
-#include "control/listener.hpp"
-#include "control/selection.hpp"
+#include "control/command.hpp"
 #include "control/targets.hpp"
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace gpu_sleep::control {
-
-/// What puts a process to sleep.
-enum class Engine : std::uint8_t {
-    agent,
-    driver,    ///< its checkpoint of a process that has no agent
-    automatic, ///< the agent, or the driver if there is none
-};
-
-/// What is asked, and of whom.
-struct Command {
-    Selection whom{};
-    protocol::Request request{};   ///< an operation; `joint` where the processes go together
-    Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
-    bool force = false;            ///< the driver restores also where it is not known whether there is room
-    std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
-};
 
 /// Contents that a sleep would drop, and that the program has not declared refillable.
 struct Loss {
@@ -47,6 +27,7 @@ public:
     /// (moves that cannot be); what the process to be moved answers.
     [[nodiscard]] static Result<Dispatch> select(Command command, Finder finder = Finder());
 
+    [[nodiscard]] const Command& command() const noexcept { return command_; }
     /// How they stand now, and those that cannot be asked.
     [[nodiscard]] std::vector<Outcome> ask_status(Milliseconds patience);
     /// Has `request` carried out in place of the command's.

@@ -76,8 +76,8 @@ Result<void> check_not_stopped(const Process& process) {
 /// The operation on one process.
 class Run {
 public:
-    Run(const Process& process, const DriverRequest& request, Interruptions& interruptions)
-        : process_(process), request_(request), interruptions_(interruptions) {}
+    Run(const Process& process, const Command& command, Interruptions& interruptions)
+        : process_(process), command_(command), interruptions_(interruptions) {}
 
     Answer answer() {
         if (::geteuid() != 0 && ::geteuid() != process_.uid)
@@ -89,7 +89,7 @@ public:
         if (!loaded) return std::move(loaded).error();
         checkpoint_ = *loaded;
         engine_.emplace(*checkpoint_, process_.pid, Kept::nothing);
-        auto record = CheckpointRecord::open(process_, request_.timeout);
+        auto record = CheckpointRecord::open(process_, terms_.timeout);
         if (!record) return std::move(record).error();
         record_ = *std::move(record);
         auto answer = begin();
@@ -104,9 +104,9 @@ private:
         if (!state) return state.error();
         if (*state == checkpoint::State::failed)
             return failure(checkpoint::lost(checkpoint::k_failed_partway, Kept::nothing));
-        if (*state == checkpoint::State::checkpointed && record_->is_lost())
+        if (*state == checkpoint::State::checkpointed && record_->read().is_lost)
             return failure(checkpoint::lost(checkpoint::k_found_too_little, Kept::nothing));
-        return request_.operation == Operation::sleep ? sleep(*state) : wake(*state);
+        return wake_ ? wake(*state) : sleep(*state);
     }
 
     // ---- Sleeping
@@ -118,27 +118,25 @@ private:
         if (const auto mappings = read_small_file(fmt::format("/proc/{}/maps", process_.pid)))
             if (const auto why = model::why_not_restored(model::unseen_libraries(*mappings)); !why.empty())
                 return make_error(ErrorCode::driver_failed, "{}", why);
-        if (request_.dry_run) return report(State::awake, true, used, before, before);
-        if (auto locked = engine_->lock(request_.timeout, state); !locked)
+        if (terms_.dry_run) return report(State::awake, true, used, before, before);
+        if (auto locked = engine_->lock(terms_.timeout, state); !locked)
             return failure(std::move(locked).error());
         times_.drain = seconds_since(begin_);
         if (interruptions_.has_come())
             return undo(make_error(ErrorCode::cancelled, "the command was interrupted"));
         // Before the checkpoint, so that it is there whenever this command ends.
         if (!used.empty())
-            if (auto written = record_->write(needs_of(used, before, before)); !written)
+            if (auto written = record_->write({needs_of(used, before, before)}); !written)
                 return undo(std::move(written).error());
         const auto copying = Clock::now();
         if (auto done = engine_->checkpoint(); !done) return failure(std::move(done).error());
         times_.transfer = seconds_since(copying);
         const Look after;
         const auto needs = needs_of(used, before, after);
-        std::string note;
-        if (auto written = record_->write(needs); !written && !needs.empty())
-            note = "what it needs to wake could not be recorded: " + written.error().message;
-        auto answer = report(State::asleep, true, needs, before, after);
-        if (!note.empty()) std::get<model::Report>(answer).notes.push_back(note);
-        return answer;
+        auto done = report(State::asleep, true, needs, before, after);
+        if (auto written = record_->write({needs}); !written && !needs.empty())
+            done.notes.push_back("what it needs to wake could not be recorded: " + written.error().message);
+        return done;
     }
 
     Answer undo(Error error) { return failure(engine_->undo(std::move(error))); }
@@ -148,12 +146,12 @@ private:
     Answer wake(checkpoint::State state) {
         const Look before;
         if (state == checkpoint::State::running) return report(State::awake, false, {}, before, before);
-        auto needs = record_->read();
+        auto needs = record_->read().needs;
         const bool restores = state == checkpoint::State::checkpointed;
         auto moves = plan_moves(restores, needs, before);
         if (!moves) return failure(std::move(moves).error());
         needs = moved(needs, *moves);
-        if (request_.dry_run) return report(State::asleep, true, needs, before, before);
+        if (terms_.dry_run) return report(State::asleep, true, needs, before, before);
         if (restores) {
             // Before the look for room, after which others may take it.
             if (auto ready = initialise(before); !ready) return failure(std::move(ready).error());
@@ -162,16 +160,16 @@ private:
         }
         times_.transfer = seconds_since(begin_);
         if (auto unlocked = engine_->unlock(); !unlocked) return failure(std::move(unlocked).error());
-        auto answer = report(State::awake, true, restores ? needs : peers::BytesByGpu(), before, Look());
+        auto done = report(State::awake, true, restores ? needs : peers::BytesByGpu(), before, Look());
         if (!restores)
-            std::get<model::Report>(answer).notes.emplace_back(
+            done.notes.emplace_back(
                 "a command that ended too early had left it locked, with all of its memory on the GPU");
-        return answer;
+        return done;
     }
 
     /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
     Result<std::vector<GpuPair>> plan_moves(bool restores, const peers::BytesByGpu& needs, const Look& look) {
-        if (request_.moves.empty()) return std::vector<GpuPair>{};
+        if (command_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
             return make_error(ErrorCode::invalid_argument,
                               "it is locked but not checkpointed, so none of it can move: gpu-wake without "
@@ -179,7 +177,7 @@ private:
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed, "cannot find out which GPUs there are ({})",
                               look.why_not);
-        return plan_gpu_moves(request_.moves, look.gpus, needs);
+        return plan_gpu_moves(command_.moves, look.gpus, needs);
     }
 
     Result<void> initialise(const Look& look) {
@@ -194,7 +192,7 @@ private:
         if (restored) return restored;
         auto error = std::move(restored).error();
         if (error.code == ErrorCode::context_lost) {
-            if (auto noted = record_->write_lost(); !noted)
+            if (auto noted = record_->write({.is_lost = true}); !noted)
                 error.message += "; that could not be noted: " + noted.error().message;
         } else if (error.code != ErrorCode::invalid_argument) {
             error.message += "; if an earlier restore found too little memory, it is lost: end it then";
@@ -205,7 +203,7 @@ private:
     /// Waits for as long as asked until there is room for all, and sets that aside. A restore that finds too
     /// little ends the process.
     Result<void> wait_for_room(const peers::BytesByGpu& needs) {
-        if (request_.force) {
+        if (command_.force) {
             auto gpus = needs;
             if (gpus.empty())
                 for (const auto& gpu : Look().gpus) gpus[gpu.uuid] = 0;
@@ -219,13 +217,13 @@ private:
                 "its need for GPU memory is not known, and a restore that finds too little cannot be "
                 "undone; make sure that there is enough, then use gpu-wake --force");
         constexpr Milliseconds k_look_again{100};
-        const auto deadline = Clock::now() + request_.wait;
+        const auto deadline = Clock::now() + wake_->wait;
         for (;;) {
             const auto is_set_aside = set_room_aside(needs);
             if (is_set_aside && *is_set_aside) return {};
             const auto now = Clock::now();
             if (!is_set_aside && now >= deadline) return is_set_aside.error();
-            if (now >= deadline + request_.timeout)
+            if (now >= deadline + terms_.timeout)
                 return make_error(ErrorCode::out_of_device_memory,
                                   "another process is waking on the same GPU, and did not finish in time");
             if (interruptions_.has_come())
@@ -287,12 +285,12 @@ private:
                               now == checkpoint::State::running ? State::awake : State::asleep};
     }
 
-    [[nodiscard]] Answer report(State state, bool changed, const peers::BytesByGpu& moved, const Look& before,
-                                const Look& after) const {
+    [[nodiscard]] model::Report report(State state, bool changed, const peers::BytesByGpu& moved,
+                                       const Look& before, const Look& after) const {
         model::Report report;
-        report.operation = request_.operation;
-        report.dry_run = request_.dry_run;
-        report.changed = changed && !request_.dry_run;
+        report.operation = wake_ ? Operation::wake : Operation::sleep;
+        report.dry_run = terms_.dry_run;
+        report.changed = changed && !terms_.dry_run;
         report.pid = process_.inner_pid;
         report.state = state;
         report.times = times_;
@@ -312,7 +310,9 @@ private:
     }
 
     const Process& process_;
-    const DriverRequest& request_;
+    const Command& command_;
+    const model::Terms& terms_ = *model::terms_in(command_.request);
+    const model::WakeRequest* const wake_ = std::get_if<model::WakeRequest>(&command_.request);
     Interruptions& interruptions_;
     std::optional<Checkpoint> checkpoint_;
     std::optional<checkpoint::Engine> engine_; ///< that drives checkpoint_
@@ -333,12 +333,13 @@ Error not_deeply(Error error) {
 
 } // namespace
 
-Outcome run_by_driver(const Process& process, const DriverRequest& request, Interruptions& interruptions) {
-    return {process, Run(process, request, interruptions).answer(), request.operation,
-            request.wait.count() > 0, true};
+Answer run_by_driver(const Process& process, const Command& command, Interruptions& interruptions) {
+    return Run(process, command, interruptions).answer();
 }
 
-DeepLocker::DeepLocker() : loaded_(std::async(std::launch::async, [] { return Checkpoint::load(); })) {}
+// Deferred where the system has no thread left: the first step says so, then.
+DeepLocker::DeepLocker()
+    : loaded_(std::async(std::launch::async | std::launch::deferred, [] { return Checkpoint::load(); })) {}
 
 std::vector<std::function<Result<void>()>> DeepLocker::steps(const Process& process,
                                                              Milliseconds timeout) const {

@@ -5,33 +5,21 @@
 
 #pragma once
 
-#include "control/gpu_moves.hpp"
-#include "control/listener.hpp"
-#include "control/targets.hpp"
+#include "control/command.hpp"
 #include "driver/checkpoint.hpp"
 
 #include <functional>
 #include <future>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::control {
 
-/// What is asked of the driver.
-struct DriverRequest {
-    model::Operation operation = model::Operation::sleep;
-    bool dry_run = false;
-    Milliseconds timeout{30'000}; ///< for the lock, which waits for GPU work, and for other commands
-    Milliseconds wait{0};         ///< how long a wake tries again while GPU memory is short
-    bool force = false;           ///< restore also where it is not known whether there is room
-    std::vector<GpuMove> moves{}; ///< of a wake: on other GPUs
-};
-
 /// Finds how `process` stands by asking the driver, and completes what is asked from there, also what a
 /// command before left half done. The answer is a report, or a failure with how the process stands
-/// afterwards. `interruptions` are obeyed between the steps, and undo what was done of a sleep.
-[[nodiscard]] Outcome run_by_driver(const Process& process, const DriverRequest& request,
-                                    Interruptions& interruptions);
+/// afterwards. The request's `timeout` is for the lock, which waits for GPU work, and for other commands.
+/// `interruptions` are obeyed between the steps, and undo what was done of a sleep.
+[[nodiscard]] Answer run_by_driver(const Process& process, const Command& command,
+                                   Interruptions& interruptions);
 
 /// The driver's part of a deep sleep: opens the driver, which takes a while, on a thread of its own.
 class DeepLocker {

@@ -5,11 +5,12 @@
 #include "control/gpus.hpp"
 
 #include "base/process.hpp"
+#include "base/text.hpp"
 #include "control/gpu_moves.hpp"
 #include "peers/room.hpp"
 
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <filesystem>
 #include <fmt/ranges.h>
 #include <iterator>
@@ -70,15 +71,6 @@ const model::Report* report_of(const Outcome& outcome) {
     return std::get_if<model::Report>(&outcome.answer);
 }
 
-/// What an agent says of a GPU, or null.
-const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) {
-    const auto* const report = std::get_if<model::Report>(&answer);
-    if (!report) return nullptr;
-    const auto found = std::find_if(report->devices.begin(), report->devices.end(),
-                                    [&](const auto& device) { return device.uuid == uuid; });
-    return found == report->devices.end() ? nullptr : &*found;
-}
-
 /// What agents know of GPUs, without figures.
 std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
     std::vector<driver::Gpu> all;
@@ -97,15 +89,13 @@ Error nobody_knows() {
 }
 
 bool is_meant(const driver::Gpu& gpu, const std::string& text) {
-    int index = -1;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), index);
-    if (failure == std::errc{} && end == text.data() + text.size()) return gpu.index == index;
+    if (const auto index = parse_number<int>(text)) return gpu.index == *index;
     return gpu.uuid.starts_with(text);
 }
 
 /// Requests that change nothing: an agent answers one of them with the figures of its GPUs, whether its
 /// process sleeps or not.
-std::vector<protocol::Request> rehearsals() {
+std::array<protocol::Request, 2> rehearsals() {
     model::SleepRequest sleep;
     sleep.dry_run = true;
     sleep.ignore_inhibitors = true;
@@ -115,6 +105,14 @@ std::vector<protocol::Request> rehearsals() {
 }
 
 } // namespace
+
+const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) noexcept {
+    const auto* const report = std::get_if<model::Report>(&answer);
+    if (!report) return nullptr;
+    const auto found = std::find_if(report->devices.begin(), report->devices.end(),
+                                    [&](const auto& device) { return device.uuid == uuid; });
+    return found == report->devices.end() ? nullptr : &*found;
+}
 
 void note_gpu_use(std::vector<Outcome>& outcomes) {
     if (std::none_of(outcomes.begin(), outcomes.end(), sleeper)) return;
@@ -187,12 +185,13 @@ Result<driver::Gpu> Gpus::look(const std::string& uuid) const {
 
 Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
     auto gpu = *find_gpu(all_, uuid);
+    const auto requests = rehearsals();
     for (const auto& process : processes_) {
         if (!device_of(process.answer, uuid)) continue;
         std::vector<peers::Question> questions;
-        for (const auto& request : rehearsals())
+        for (const auto& request : requests)
             if (auto socket = finder_.connect(process.process))
-                questions.push_back({*std::move(socket), request, {.answer = k_agent_patience}});
+                questions.push_back({*std::move(socket), &request, {.answer = k_agent_patience}});
         for (const auto& answer : peers::ask_all(std::move(questions))) {
             const auto* const device = device_of(answer, uuid);
             if (!device || device->total == 0) continue;

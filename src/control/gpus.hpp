@@ -15,6 +15,9 @@
 
 namespace gpu_sleep::control {
 
+/// What an agent says of a GPU, or null.
+[[nodiscard]] const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) noexcept;
+
 /// Notes of each of which all sleeps what NVML says that it has of the GPUs: contexts, modules, and what
 /// stays. Asks NVML only if there is one. Leaves unset what NVML does not know, as in a container, where its
 /// pids are others. Not thread-safe.

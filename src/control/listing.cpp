@@ -48,7 +48,9 @@ public:
         report.pid = process.inner_pid;
         const bool runs = *state == checkpoint::State::running;
         report.state = runs ? model::State::awake : model::State::asleep;
-        report.notes.push_back(note(process, *state));
+        const auto recorded = *state == checkpoint::State::checkpointed ? recorded_of(process) : Recorded();
+        for (const auto& [gpu, bytes] : recorded.needs) report.host_bytes += bytes;
+        report.notes.push_back(note(process.pid, *state, recorded.is_lost));
         for (const auto& gpu : gpus_)
             for (const auto& user : gpu.processes)
                 if (user.pid == process.pid) {
@@ -60,8 +62,7 @@ public:
     }
 
 private:
-    static std::string note(const Process& process, checkpoint::State state) {
-        const auto pid = process.pid;
+    static std::string note(pid_t pid, checkpoint::State state, bool is_lost) {
         switch (state) {
         case checkpoint::State::running:
             return fmt::format("no agent; gpu-sleep {} --engine driver puts it to sleep as a whole", pid);
@@ -70,7 +71,7 @@ private:
                                "gpu-wake {} unlocks it",
                                pid);
         case checkpoint::State::checkpointed:
-            if (is_recorded_as_lost(process))
+            if (is_lost)
                 return "lost: a restore found too little GPU memory, and the driver allows no second one; "
                        "what it had on the GPU cannot be saved; end it";
             return fmt::format(
@@ -135,7 +136,7 @@ Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t
         if (outcome) return std::vector{*std::move(outcome)};
     }
     if (!targets) return std::move(targets).error();
-    auto outcomes = ask_status(finder, *std::move(targets), timeout);
+    auto outcomes = ask_each(finder, *std::move(targets), model::StatusRequest(), timeout);
     for (auto& outcome : outcomes) note_version(outcome);
     if (!target.empty()) return outcomes;
     drop_ended(outcomes);

@@ -24,47 +24,31 @@ namespace {
 
 constexpr Milliseconds k_answer_patience{2'000};
 
-/// The locks of one GPU, each user's who has processes on it, asleep or not: they let nobody wake meanwhile
-/// who makes room himself.
-class Locks {
-public:
-    /// Errors: timed_out, out of descriptors.
-    Result<void> take(Finder& finder, const std::string& gpu, const std::vector<Outcome>& processes,
-                      Clock::time_point until) {
-        std::set<std::pair<dev_t, ino_t>> known;
-        for (const auto& each : processes) {
-            if (!is_on(gpu, each)) continue;
-            const auto socket = finder.socket_of(each.process);
-            struct stat status = {};
-            if (!socket || ::fstat(socket->directory.get(), &status) != 0) continue;
-            if (!known.emplace(status.st_dev, status.st_ino).second) continue;
-            auto line = peers::GpuLine::open(socket->directory.get(), gpu);
-            if (line) lines_.push_back(*std::move(line));
+/// Takes the locks of one GPU, each user's who has processes on it, asleep or not: they let nobody wake
+/// meanwhile who makes room himself. Errors: timed_out, out of descriptors.
+Result<std::vector<peers::GpuLine>> lock_gpu(Finder& finder, const std::string& gpu,
+                                             const std::vector<Outcome>& processes, Clock::time_point until) {
+    constexpr Milliseconds k_between{20};
+    std::vector<peers::GpuLine> lines;
+    std::set<std::pair<dev_t, ino_t>> known;
+    for (const auto& each : processes) {
+        if (!device_of(each.answer, gpu)) continue;
+        const auto socket = finder.socket_of(each.process);
+        struct stat status = {};
+        if (!socket || ::fstat(socket->directory.get(), &status) != 0) continue;
+        if (!known.emplace(status.st_dev, status.st_ino).second) continue;
+        auto line = peers::GpuLine::open(socket->directory.get(), gpu);
+        if (line) lines.push_back(*std::move(line));
+    }
+    for (auto& line : lines)
+        while (!line.lock()) {
+            if (Clock::now() >= until)
+                return make_error(ErrorCode::timed_out, "process {} is already making room on the GPU",
+                                  line.holder());
+            std::this_thread::sleep_for(k_between);
         }
-        return lock_all(until);
-    }
-
-private:
-    static bool is_on(const std::string& gpu, const Outcome& process) {
-        const auto* const report = std::get_if<model::Report>(&process.answer);
-        return report && std::any_of(report->devices.begin(), report->devices.end(),
-                                     [&](const auto& device) { return device.uuid == gpu; });
-    }
-
-    Result<void> lock_all(Clock::time_point until) {
-        constexpr Milliseconds k_between{20};
-        for (auto& line : lines_)
-            while (!line.lock()) {
-                if (Clock::now() >= until)
-                    return make_error(ErrorCode::timed_out, "process {} is already making room on the GPU",
-                                      line.holder());
-                std::this_thread::sleep_for(k_between);
-            }
-        return {};
-    }
-
-    std::vector<peers::GpuLine> lines_;
-};
+    return lines;
+}
 
 Result<std::vector<Outcome>> ask_processes(Finder& finder, const Need& need) {
     auto processes = ask_all(finder, need.user, k_answer_patience);
@@ -119,9 +103,10 @@ Result<Made> try_to_make_room(const Need& need, Clock::time_point locked_until) 
     const Gpus gpus(finder, processes);
     auto gpu = gpus.choose(need.gpu);
     if (!gpu) return std::move(gpu).error();
-    Locks locks;
+    Result<std::vector<peers::GpuLine>> locks = std::vector<peers::GpuLine>();
     if (!need.request.dry_run) {
-        GPU_SLEEP_TRY(locks.take(finder, gpu->uuid, processes, locked_until));
+        locks = lock_gpu(finder, gpu->uuid, processes, locked_until);
+        if (!locks) return std::move(locks).error();
         auto now = ask_processes(finder, need); // who had the locks has moved memory
         if (!now) return std::move(now).error();
         processes = *std::move(now);

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -104,11 +103,9 @@ Result<std::vector<Process>> ProcFs::list() const {
     if (failure && lacks_descriptors(failure.value())) return lack_of_descriptors(failure.value());
     if (failure) return errno_error(ErrorCode::io_failed, failure.value(), "opendir", root_.string());
     for (const std::filesystem::directory_iterator end; entry != end; entry.increment(failure)) {
-        const auto name = entry->path().filename().string();
-        pid_t pid = 0;
-        const auto [rest, bad] = std::from_chars(name.data(), name.data() + name.size(), pid);
-        if (bad != std::errc{} || rest != name.data() + name.size()) continue;
-        auto process = read(pid);
+        const auto pid = parse_number<pid_t>(entry->path().filename().native());
+        if (!pid) continue;
+        auto process = read(*pid);
         if (process)
             processes.push_back(*std::move(process));
         else if (lacks_descriptors(process.error().driver_status))
@@ -276,9 +273,7 @@ Result<uid_t> parse_user(const std::string& text) {
     passwd* found = nullptr;
     if (::getpwnam_r(text.c_str(), &entry, buffer.data(), buffer.size(), &found) == 0 && found)
         return found->pw_uid;
-    uid_t uid = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), uid);
-    if (failure == std::errc{} && end == text.data() + text.size()) return uid;
+    if (const auto uid = parse_number<uid_t>(text)) return *uid;
     return make_error(ErrorCode::invalid_argument, "there is no user '{}'", text);
 }
 

@@ -43,9 +43,14 @@ std::string file_name(std::string_view path) {
     return std::string(path.size() > 1 ? path.substr(path.rfind('/') + 1) : path); // npos + 1 is 0
 }
 
-/// "sshd: user@pts/0" is a title, and no path.
+/// "sshd: user@pts/0" and "/opt/bin/python serve.py /data" are titles, and "/opt/my programs/serve" is a
+/// path.
 std::string program_of(std::string_view word) {
-    return word.find(' ') < word.find('/') ? std::string(word) : file_name(word);
+    const auto first = word.substr(0, word.find(' '));
+    const auto rest = word.substr(first.size());
+    const auto slash = rest.find('/');
+    const bool is_path = first.find('/') != first.npos && slash != rest.npos && slash > 1;
+    return is_path && slash < rest.find(' ', 1) ? file_name(word) : file_name(first) + std::string(rest);
 }
 
 /// Whether a long option's value is the next word.

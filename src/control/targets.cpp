@@ -4,12 +4,12 @@
 
 #include "control/targets.hpp"
 
+#include "base/text.hpp"
 #include "model/environment.hpp"
 
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <set>
 
@@ -215,11 +215,11 @@ Result<void> add_found(Finder& finder, const std::vector<std::string>& words, st
                        Result<Targets> found, Targets& all) {
     if (!found) {
         if (words.size() == 1 || !model::is_number(word)) return std::move(found).error();
+        const auto pid = parse_number<pid_t>(word);
+        if (!pid) return make_error(ErrorCode::invalid_argument, "'{}' is not a process id", word);
         Process process;
-        const auto* const end = word.data() + word.size();
-        if (std::from_chars(word.data(), end, process.pid).ec != std::errc{})
-            return make_error(ErrorCode::invalid_argument, "'{}' is not a process id", word);
-        if (auto known = finder.proc().read(process.pid)) process = *std::move(known);
+        process.pid = *pid;
+        if (auto known = finder.proc().read(*pid)) process = *std::move(known);
         auto error = std::move(found).error();
         found = Targets{};
         found->unreached.push_back({std::move(process), std::move(error)});
@@ -257,10 +257,9 @@ void identify(const ProcFs& proc, Process& process) {
 }
 
 Result<Process> find_process(const Finder& finder, std::string_view text, std::optional<uid_t> user) {
-    pid_t pid = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), pid);
-    if (failure != std::errc{}) return make_error(ErrorCode::no_process, "there is no process {}", text);
-    auto process = finder.proc().read(pid);
+    const auto pid = parse_number<pid_t>(text);
+    if (!pid) return make_error(ErrorCode::no_process, "there is no process {}", text);
+    auto process = finder.proc().read(*pid);
     if (process) identify(finder.proc(), *process);
     if (!process || !user || process->uid == *user) return process;
     return make_error(ErrorCode::no_process, "process {} belongs to {}, not to {}", title(*process),
@@ -301,7 +300,7 @@ Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
 Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user, Milliseconds timeout) {
     auto all = find_all(finder, user);
     if (!all) return std::move(all).error();
-    return ask_status(finder, *std::move(all), timeout);
+    return ask_each(finder, *std::move(all), model::StatusRequest(), timeout);
 }
 
 // ---- Those that go together

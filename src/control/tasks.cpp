@@ -48,8 +48,8 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     questions.reserve(tasks.size());
     std::optional<DeepLocker> locker;
     for (auto& [target, request] : tasks) {
-        questions.push_back(question_for(finder, target, request, limits_of(request)));
-        const auto* const sleep = model::sleep_in(request);
+        questions.push_back(question_for(finder, target, *request, limits_of(*request)));
+        const auto* const sleep = model::sleep_in(*request);
         if (!sleep || !sleep->deep || sleep->dry_run) continue;
         if (!locker) locker.emplace();
         questions.back().deep_steps = locker->steps(target.process, sleep->timeout);
@@ -65,8 +65,8 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     observer.answered = [&](std::size_t index, const peers::Answer& answer) {
         if (manner.joint || is_lost(answer)) return;
         const auto& [target, request] = tasks[index];
-        auto& outcome = told[index].emplace(outcome_of(finder, request, target.process, answer));
-        add_holders(request, outcome);
+        auto& outcome = told[index].emplace(outcome_of(finder, *request, target.process, answer));
+        add_holders(*request, outcome);
         tell(outcome);
     };
     observer.past_return = [&](std::size_t index) { listener.past_return(tasks[index].target.process); };
@@ -77,7 +77,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     for (std::size_t i = 0; i < tasks.size(); ++i)
         outcomes.push_back(
             told[i] ? std::move(*told[i])
-                    : outcome_of(finder, tasks[i].request, tasks[i].target.process, std::move(answers[i])));
+                    : outcome_of(finder, *tasks[i].request, tasks[i].target.process, std::move(answers[i])));
     ask_again(finder, outcomes);
     for (std::size_t i = 0; i < tasks.size(); ++i)
         if (!told[i]) tell(outcomes[i]);
@@ -99,7 +99,7 @@ Outcome outcome_of(Finder& finder, const protocol::Request& request, Process pro
 
 void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
     constexpr Milliseconds k_patience{2'000};
-    std::vector<Target> targets;
+    Targets targets;
     std::vector<Outcome*> asked;
     for (auto& outcome : outcomes) {
         if (!is_lost(outcome.answer)) continue;
@@ -115,7 +115,7 @@ void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
         // What an agent says while it is still at work is how all was before.
         const bool is_unknown = std::get<Error>(outcome.answer).code == ErrorCode::outcome_unknown;
         if (!socket || is_unknown || finder.proc().is_stopped(outcome.process)) continue;
-        targets.push_back({outcome.process, *std::move(socket)});
+        targets.reached.push_back({outcome.process, *std::move(socket)});
         asked.push_back(&outcome);
     }
     const auto found = ask_each(finder, std::move(targets), model::StatusRequest(), k_patience);

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "control/ask.hpp"
-#include "control/listener.hpp"
+#include "control/command.hpp"
 
 #include <vector>
 
@@ -14,7 +14,7 @@ namespace gpu_sleep::control {
 /// An operation of one process.
 struct Task {
     Target target;
-    protocol::Request request;
+    const protocol::Request* request = nullptr; ///< outlives the task
 };
 
 /// What holds for all of several tasks.

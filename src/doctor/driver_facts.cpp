@@ -104,8 +104,8 @@ ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome, 
     request.dry_run = true;
     request.ignore_inhibitors = true; // whether there are any, the status says
     request.timeout = timeout / 2;    // to wait for another operation
-    std::vector<control::Target> target;
-    target.push_back({facts.process, *std::move(socket)});
+    control::Targets target;
+    target.reached.push_back({facts.process, *std::move(socket)});
     facts.rehearsal = ask_each(finder, std::move(target), request, timeout).front().answer;
     return facts;
 }

@@ -22,9 +22,12 @@ public:
     virtual ~Interruptions() = default;
 
     /// Readable when one has come; negative if none can.
-    [[nodiscard]] virtual int fd() const noexcept { return -1; }
+    [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     /// Whether one has come, now or before. Takes one, so that fd() tells of the next.
     virtual bool has_come() noexcept { return false; }
+
+protected:
+    UniqueFd fd_;
 };
 
 /// Receives the events of the questions, each with the index of its question.

@@ -48,7 +48,7 @@ Conversation::Conversation(Question question, bool goes_together)
     : question_(std::move(question)), start_(Clock::now()), timeout_(question_.timeout, start_),
       is_joint_(goes_together) {
     if (!is_joint_) begin();
-    auto bytes = protocol::encode(question_.request);
+    auto bytes = protocol::encode(*question_.request);
     if (bytes)
         unsent_ = *std::move(bytes);
     else
@@ -227,7 +227,7 @@ void Conversation::accept(const protocol::FrameReader::Frame& frame, std::vector
         answer_ = std::move(*failure);
         has_last_word_ = true;
     } else if (auto* progress = std::get_if<model::Progress>(&*reply);
-               progress && !std::holds_alternative<model::StatusRequest>(question_.request)) {
+               progress && !std::holds_alternative<model::StatusRequest>(*question_.request)) {
         hear(*progress);
         told.push_back(std::move(*progress));
     }
@@ -238,7 +238,7 @@ bool Conversation::ask_again(const protocol::FrameReader::Frame& frame, const mo
         frame.version == protocol::k_older_version && refusal.error.code == ErrorCode::protocol_mismatch;
     if (!refuses_version || !question_.connect || is_withdrawn_ || std::exchange(speaks_7_, true))
         return false;
-    auto bytes = protocol::encode_for_7(question_.request);
+    auto bytes = protocol::encode_for_7(*question_.request);
     if (!bytes) return false;
     auto socket = question_.connect();
     if (!socket) return false;

@@ -24,9 +24,13 @@ public:
               const model::SleepRequest& request)
         : holders_(holders), look_(look), request_(request) {
         candidates_.reserve(holders.size());
-        for (std::size_t i = 0; i < holders.size(); ++i)
-            candidates_.push_back(
-                candidate_of(holders[i].status, request_of(i).min_awake.value_or(Milliseconds(0))));
+        requests_.reserve(holders.size());
+        for (const auto& holder : holders) {
+            const auto& sleep = holder.request ? *holder.request : request;
+            candidates_.push_back(candidate_of(holder.status, sleep.min_awake.value_or(Milliseconds(0))));
+            const auto& idle = holder.only_if_idle;
+            requests_.push_back(idle ? protocol::Request(model::IdleSleepRequest{sleep, *idle}) : sleep);
+        }
     }
 
     [[nodiscard]] Result<RoomMade> run() {
@@ -48,16 +52,6 @@ public:
     }
 
 private:
-    [[nodiscard]] const model::SleepRequest& request_of(std::size_t index) const {
-        return holders_[index].request ? *holders_[index].request : request_;
-    }
-
-    [[nodiscard]] protocol::Request question_to(std::size_t index) const {
-        const auto& idle = holders_[index].only_if_idle;
-        if (idle) return model::IdleSleepRequest{request_of(index), *idle};
-        return request_of(index);
-    }
-
     [[nodiscard]] Result<void> look_again() {
         auto missing = look_();
         if (!missing) return std::move(missing).error();
@@ -94,7 +88,7 @@ private:
             candidates_[index].against = "it is going to sleep, but did not finish in time";
             asked_.push_back(index);
             questions.push_back({*std::move(socket),
-                                 question_to(index),
+                                 &requests_[index],
                                  {request_.timeout, k_grace, !request_.bounds_all, {}, 1}});
         }
         return questions;
@@ -118,6 +112,7 @@ private:
     const std::function<Result<BytesByGpu>()>& look_;
     const model::SleepRequest& request_;
     const Clock::time_point end_ = Clock::now() + (request_.bounds_all ? request_.timeout : k_limit);
+    std::vector<protocol::Request> requests_; ///< to each holder
     std::vector<Candidate> candidates_;
     std::vector<std::size_t> asked_; ///< by the indices of the questions
     RoomMade made_;

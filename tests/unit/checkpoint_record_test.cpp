@@ -74,7 +74,7 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     {
         auto record = CheckpointRecord::open(process, k_moment);
         REQUIRE(record);
-        REQUIRE(record->write(k_needs));
+        REQUIRE(record->write({k_needs}));
         std::vector<peers::GpuLine> lines;
         REQUIRE(has_room(*record, lines));
         CHECK(as_user(k_one_user, [&] { return is_late(CheckpointRecord::open(process, k_moment)); }));
@@ -82,12 +82,12 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     }
     CHECK(as_user(k_one_user, comes_back));
     CHECK(recorded_processes().contains(process.pid));
-    CHECK_FALSE(is_recorded_as_lost(process));
+    CHECK(recorded_of(process).needs == k_needs);
     CHECK(as_user(k_one_user, [&] {
         const auto record = CheckpointRecord::open(process, k_moment);
-        return record && record->read() == k_needs && record->write_lost();
+        return record && record->read().needs == k_needs && record->write({.is_lost = true});
     }));
-    CHECK(is_recorded_as_lost(process));
+    CHECK(recorded_of(process).is_lost);
     CHECK_FALSE(as_user(k_other_user, [&] { return CheckpointRecord::open(process, k_moment).has_value(); }));
     CHECK_FALSE(as_user(k_other_user, [&] { return recorded_processes().contains(process.pid); }));
 }

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <future>
 #include <thread>
 #include <utility>
@@ -46,7 +47,8 @@ public:
     [[nodiscard]] const test::ProcTree& tree() const { return tree_; }
 
     [[nodiscard]] Question question(protocol::Request request, Milliseconds patience = k_patience) const {
-        return {*finder().connect(process()), std::move(request), {.answer = patience}};
+        const auto& asked = asked_.emplace_back(std::move(request));
+        return {*finder().connect(process()), &asked, {.answer = patience}};
     }
 
     [[nodiscard]] Answer ask(protocol::Request request, Milliseconds patience = k_patience) const {
@@ -60,6 +62,7 @@ public:
 private:
     test::ProcTree tree_;
     test::FakeAgent agent_;
+    mutable std::deque<protocol::Request> asked_;
 };
 
 const model::Progress k_release{model::Progress::Phase::release, 0, 0};
@@ -70,7 +73,7 @@ public:
     Interrupting() {
         int ends[2] = {-1, -1};
         REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
-        read_.reset(ends[0]);
+        fd_.reset(ends[0]);
         write_.reset(ends[1]);
     }
 
@@ -84,14 +87,12 @@ public:
         return ask_all(std::move(questions), observer).front();
     }
     [[nodiscard]] int warnings() const { return warnings_; }
-    [[nodiscard]] int fd() const noexcept override { return read_.get(); }
     bool has_come() noexcept override {
         char taken = 0;
-        return ::read(read_.get(), &taken, 1) == 1;
+        return ::read(fd(), &taken, 1) == 1;
     }
 
 private:
-    UniqueFd read_;
     UniqueFd write_;
     int warnings_ = 0;
 };
@@ -384,7 +385,8 @@ TEST_CASE("Client: an agent has its time although others are slow to connect to"
     });
     std::vector<Question> questions;
     questions.push_back(good.question(model::StatusRequest{}, 500ms));
-    questions.push_back({{}, model::StatusRequest{}, {}});
+    const protocol::Request status = model::StatusRequest{};
+    questions.push_back({{}, &status, {}});
     questions.back().connect = []() -> Result<UniqueFd> {
         std::this_thread::sleep_for(1s);
         return make_error(ErrorCode::no_agent, "it has gone");
@@ -490,7 +492,7 @@ TEST_CASE("Client: an agent of version 7 is asked again for its status, and to w
         second.say(model::Progress{model::Progress::Phase::transfer, 5, 8}).say(test::sample_status());
     }
     std::vector<Question> questions;
-    questions.push_back({first.take_socket(), request, {.answer = k_patience}});
+    questions.push_back({first.take_socket(), &request, {.answer = k_patience}});
     questions[0].connect = [&]() -> Result<UniqueFd> { return second.take_socket(); };
     Observer observer;
     observer.progress = [&](std::size_t, const model::Progress& progress) { seen.push_back(progress.done); };
@@ -511,7 +513,8 @@ TEST_CASE("Client: a joint wake of an agent of version 7 is told to go on in its
     model::WakeRequest wake;
     wake.joint = true;
     std::vector<Question> questions;
-    questions.push_back({{}, wake, {.answer = k_patience}});
+    const protocol::Request request = wake;
+    questions.push_back({{}, &request, {.answer = k_patience}});
     questions[0].connect = [&, is_second = false]() mutable -> Result<UniqueFd> {
         return std::exchange(is_second, true) ? second.take_socket() : first.take_socket();
     };
@@ -537,8 +540,9 @@ TEST_CASE("Client: a joint wake of an agent of version 7 is told to go on in its
 TEST_CASE("Client: what an agent of version 7 is not asked again says what to do", "[client]") {
     OldAgent agent;
     agent.say(refusal_of_8());
+    const protocol::Request request = model::SleepRequest{};
     std::vector<Question> questions;
-    questions.push_back({agent.take_socket(), model::SleepRequest{}, {.answer = k_patience}});
+    questions.push_back({agent.take_socket(), &request, {.answer = k_patience}});
     questions[0].connect = []() -> Result<UniqueFd> {
         return make_error(ErrorCode::internal, "it is asked again");
     };

@@ -47,12 +47,13 @@ public:
 
     [[nodiscard]] Question question(std::vector<std::function<Result<void>()>> steps) {
         REQUIRE(::fcntl(near_.get(), F_SETFL, O_NONBLOCK) == 0);
-        Question question{std::move(near_), model::SleepRequest{}, {.answer = 10s}};
+        Question question{std::move(near_), &request_, {.answer = 10s}};
         question.deep_steps = std::move(steps);
         return question;
     }
 
 private:
+    const protocol::Request request_ = model::SleepRequest{};
     UniqueFd near_;
     std::thread thread_;
 };
@@ -132,12 +133,11 @@ TEST_CASE("Conversation: a step that does not end is left alone by the second in
     SleepyAgent agent(500ms);
     std::promise<void> go_on;
     std::promise<void> has_ended;
-    struct : Interruptions {
-        UniqueFd event{::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)};
-        [[nodiscard]] int fd() const noexcept override { return event.get(); }
+    struct Events : Interruptions {
+        Events() { fd_.reset(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)); }
         bool has_come() noexcept override {
             eventfd_t taken = 0;
-            return ::eventfd_read(event.get(), &taken) == 0;
+            return ::eventfd_read(fd(), &taken) == 0;
         }
     } interruptions;
     std::vector<Question> questions;

@@ -6,10 +6,16 @@
 #include "find_fixture.hpp"
 
 #include "control/dispatch.hpp"
+#include "control/driver_engine.hpp"
+
+#include "support/failing_call.hpp"
+#include "support/skip.hpp"
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -63,18 +69,16 @@ public:
     Interrupted() {
         int ends[2] = {-1, -1};
         REQUIRE(::pipe(ends) == 0);
-        read_.reset(ends[0]);
+        fd_.reset(ends[0]);
         write_.reset(ends[1]);
     }
     void interrupt() const { CHECK(::write(write_.get(), "!", 1) == 1); }
-    [[nodiscard]] int fd() const noexcept override { return read_.get(); }
     bool has_come() noexcept override {
         char taken = 0;
-        return ::read(read_.get(), &taken, 1) == 1;
+        return ::read(fd(), &taken, 1) == 1;
     }
 
 private:
-    UniqueFd read_;
     UniqueFd write_;
 };
 
@@ -196,4 +200,18 @@ TEST_CASE("Dispatch: where one of those that go together cannot be asked, nobody
     REQUIRE(heard.outcomes.size() == 2);
     CHECK(peers::error_of(heard.outcomes[0].answer)->code == ErrorCode::agent_unreachable);
     CHECK(peers::error_of(heard.outcomes[1].answer)->code == ErrorCode::cancelled);
+}
+
+TEST_CASE("Dispatch: without a thread to open the driver on, a deep sleep still has its steps",
+          "[dispatch]") {
+    bool has_steps = false;
+    const auto make = [&] {
+        try {
+            has_steps = !DeepLocker().steps({}, Milliseconds(0)).empty();
+        } catch (const std::system_error&) {
+        }
+    };
+    if (!test::with_failing_calls({{SYS_clone3, EAGAIN}, {SYS_clone, EAGAIN}}, make))
+        return test::skip("the system does not let calls fail");
+    CHECK(has_steps);
 }

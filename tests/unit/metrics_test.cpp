@@ -121,6 +121,7 @@ TEST_CASE("Metrics: who does not answer is counted, and who has no agent is apar
     const auto silent = make_error(ErrorCode::timed_out, "no answer");
     model::Report checkpointed;
     checkpointed.state = model::State::asleep;
+    checkpointed.host_bytes = 5;
     const auto text = render({{server(1), silent},
                               {server(2), silent},
                               {server(3), model::Failure{silent, model::State::awake}},
@@ -131,6 +132,7 @@ TEST_CASE("Metrics: who does not answer is counted, and who has no agent is apar
     CHECK(has_line(text, "gpu_sleep_unanswered{" + who + "} 3"));
     CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="asleep"} 1)"));
     CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="unknown"} 1)"));
+    CHECK(has_line(text, "gpu_sleep_host_memory_held_bytes{" + who + "} 5"));
     CHECK(text.find("gpu_sleep_memory_bytes{") == std::string::npos);
 }
 

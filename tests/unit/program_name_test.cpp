@@ -21,6 +21,8 @@ TEST_CASE("Program name: the program's file, and what an interpreter runs", "[fi
         {{"/opt/my programs/serve"}, "serve"},
         {{"VLLM::EngineCore"}, "VLLM::EngineCore"},
         {{"sshd: user@pts/0"}, "sshd: user@pts/0"},
+        {{"/opt/bin/python serve.py --model /data/llama"}, "python serve.py --model /data/llama"},
+        {{"/usr/sbin/serve /data/llama"}, "serve /data/llama"},
         {{"/usr/bin/python3", "/home/user/work/train.py", "--epochs", "3"}, "python3 train.py"},
         {{"/usr/bin/python3.13t", "-u", "train.py"}, "python3.13t train.py"},
         {{"python3", "-W", "ignore", "-Xdev", "-X", "utf8", "train.py"}, "python3 train.py"},

@@ -51,7 +51,7 @@ Result<Look> look(Finder& finder, Policies& policies, const Selection& whom, Mil
     auto targets = whom.is_for_all() ? find_all(finder, whom.user)
                                      : find_targets(finder, whom.words.front(), {.user = whom.user});
     if (!targets) return std::move(targets).error();
-    auto outcomes = ask_status(finder, *std::move(targets), patience);
+    auto outcomes = ask_each(finder, *std::move(targets), model::StatusRequest(), patience);
     if (whom.is_for_all()) drop_ended(outcomes);
     Look look;
     for (auto& outcome : outcomes) {

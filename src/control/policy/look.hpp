@@ -4,9 +4,9 @@
 
 #pragma once
 
+#include "control/command.hpp"
 #include "control/policy/decision.hpp"
 #include "control/policy/policies.hpp"
-#include "control/selection.hpp"
 #include "control/targets.hpp"
 
 #include <optional>

@@ -16,17 +16,16 @@ std::string whose(const HostPlan::Excess& excess) {
     return excess.user ? user_name(*excess.user) + "'s processes" : "all processes";
 }
 
-Task task_of(Process process, protocol::Request request) {
-    return {{std::move(process), {}}, std::move(request)};
-}
+/// What each of some processes is asked.
+using Requests = std::vector<std::pair<Process, protocol::Request>>;
 
 /// What the budgets ask for.
-std::vector<Task> tasks_for(const HostPlan& plan, const Look& look) {
-    std::vector<Task> tasks;
-    for (const auto i : plan.release) tasks.push_back(task_of(look.seen[i].process, model::ReleaseRequest()));
+Requests requests_for(const HostPlan& plan, const Look& look) {
+    Requests requests;
+    for (const auto i : plan.release) requests.emplace_back(look.seen[i].process, model::ReleaseRequest());
     for (const auto i : plan.move)
-        tasks.push_back(task_of(look.seen[i].process, request_to_move(look.seen[i].policy.directory)));
-    return tasks;
+        requests.emplace_back(look.seen[i].process, request_to_move(look.seen[i].policy.directory));
+    return requests;
 }
 
 /// What becomes of a process for which the budgets leave no room in host memory.
@@ -43,22 +42,22 @@ Decision without_room(Decision decision, const Policy& policy) {
 
 /// What the decisions ask for. Those of whom nothing is asked are added to `outcomes`, with the reason,
 /// unless they are there.
-std::vector<Task> tasks_for(Look& look, const Budgets& budgets, std::vector<Outcome>& outcomes) {
+Requests requests_for(Look& look, const Budgets& budgets, std::vector<Outcome>& outcomes) {
     const auto has_room = find_room(holders_of(look.seen), budgets);
-    std::vector<Task> tasks;
+    Requests requests;
     for (std::size_t i = 0; i < look.seen.size(); ++i) {
         auto& [process, report, policy, decision] = look.seen[i];
         if (!has_room[i]) decision = without_room(std::move(decision), policy);
         const auto is_it = [pid = process.pid](const Outcome& each) { return each.process.pid == pid; };
         if (decision.request) {
-            tasks.push_back(task_of(std::move(process), *std::move(decision.request)));
+            requests.emplace_back(std::move(process), *std::move(decision.request));
         } else if (std::none_of(outcomes.begin(), outcomes.end(), is_it)) {
             report.operation = model::Operation::sleep;
             report.notes.insert(report.notes.begin(), decision.reason);
             outcomes.push_back({std::move(process), std::move(report)});
         }
     }
-    return tasks;
+    return requests;
 }
 
 void add(std::vector<Outcome> more, std::vector<Outcome>& outcomes, Listener& listener) {
@@ -68,12 +67,14 @@ void add(std::vector<Outcome> more, std::vector<Outcome>& outcomes, Listener& li
     }
 }
 
-std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, std::vector<Task> tasks) {
-    for (auto& task : tasks) {
-        auto& terms = *model::terms_in(task.request);
+std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, Requests requests) {
+    std::vector<Task> tasks;
+    for (auto& [process, request] : requests) {
+        auto& terms = *model::terms_in(request);
         terms.dry_run = pass.dry_run;
         terms.bounds_all = pass.timeout.has_value();
         terms.timeout = pass.timeout.value_or(terms.timeout);
+        tasks.push_back({{std::move(process), {}}, &request});
     }
     Listener nobody;
     Interruptions none;
@@ -91,10 +92,10 @@ Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& li
     if (!found) return std::move(found).error();
     const auto budgets = policies.budgets(processes_of(*found));
     const auto plan = plan_host_memory(holders_of(found->seen), budgets);
-    auto tasks = tasks_for(plan, *found);
-    const bool gives_back = !tasks.empty();
+    auto requests = requests_for(plan, *found);
+    const bool gives_back = !requests.empty();
     Passed passed;
-    add(carry_out(request, finder, std::move(tasks)), passed.outcomes, listener);
+    add(carry_out(request, finder, std::move(requests)), passed.outcomes, listener);
     for (const auto& excess : plan.left)
         passed.errors.push_back(make_error(
             ErrorCode::out_of_host_memory,
@@ -106,9 +107,9 @@ Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& li
         passed.failure = std::move(found).error();
         return passed;
     }
-    tasks = tasks_for(*found, budgets, passed.outcomes);
+    requests = requests_for(*found, budgets, passed.outcomes);
     add(std::move(found->failed), passed.outcomes, listener);
-    add(carry_out(request, finder, std::move(tasks)), passed.outcomes, listener);
+    add(carry_out(request, finder, std::move(requests)), passed.outcomes, listener);
     return passed;
 }
 

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "control/listener.hpp"
 #include "control/policy/look.hpp"
 #include "control/policy/policies.hpp"
 

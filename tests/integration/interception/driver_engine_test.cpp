@@ -194,6 +194,7 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
     REQUIRE(machine.command("sleep").status == 0);
     const auto asleep = all();
     CHECK(listed(asleep, "state") == "asleep");
+    CHECK(std::stoull(listed(asleep, "report/host_bytes")) >= k_piece_bytes);
     CHECK_THAT(listed(asleep, "report/notes/0"), mentions("gpu-wake"));
     CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
     REQUIRE(machine.command("gpu-wake").status == 0);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What is asked and of whom, as a person says it, and what whoever asks is told meanwhile.
+
+#pragma once
+
+#include "control/gpu_moves.hpp"
+#include "control/outcome.hpp"
+#include "peers/client.hpp"
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::control {
+
+using peers::Interruptions;
+
+/// Of whom.
+struct Selection {
+    /// Pids and names. None, where no group is named: all processes with an agent that may be asked. Nothing
+    /// is said then of one that is_passed_over().
+    std::vector<std::string> words{};
+    bool tree = false;           ///< the word and its descendants
+    std::string group{};         ///< in place of words; may be empty
+    bool takes_several = false;  ///< a program's name is that of all that run it
+    std::optional<uid_t> user{}; ///< only processes of this user
+
+    /// Whether they go together.
+    [[nodiscard]] bool is_joint() const noexcept { return tree || !group.empty(); }
+    /// Whether nobody in particular is named.
+    [[nodiscard]] bool is_for_all() const noexcept { return words.empty() && group.empty(); }
+};
+
+/// What puts a process to sleep.
+enum class Engine : std::uint8_t {
+    agent,
+    driver,    ///< its checkpoint of a process that has no agent
+    automatic, ///< the agent, or the driver if there is none
+};
+
+struct Command {
+    Selection whom{};
+    protocol::Request request{};   ///< an operation; `joint` where the processes go together
+    Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
+    bool force = false;            ///< the driver restores also where it is not known whether there is room
+    std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
+};
+
+/// Hears of the processes that are asked, on the thread that asks. This one takes no notice.
+class Listener {
+public:
+    Listener() = default;
+    Listener(const Listener&) = delete;
+    Listener& operator=(const Listener&) = delete;
+    virtual ~Listener() = default;
+
+    virtual void progress(const Process& /*process*/, const model::Progress& /*progress*/) {}
+    /// An interruption comes too late for the process.
+    virtual void past_return(const Process& /*process*/) {}
+    /// Once for each process.
+    virtual void ended(const Outcome& /*outcome*/) {}
+};
+
+} // namespace gpu_sleep::control
