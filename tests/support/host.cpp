@@ -51,8 +51,12 @@ Host::Host(const Launch& launch) : Controlled(launch) {
     REQUIRE(process_.read_line() == "ready");
 }
 
+bool Host::can_be_asked() const noexcept {
+    return !is_over_ && std::uncaught_exceptions() == 0;
+}
+
 Host::~Host() {
-    if (is_over_ || std::uncaught_exceptions() > 0) return;
+    if (!can_be_asked()) return;
     process_.close_input();
     const int status = process_.wait_for(k_patience).value_or(-1);
     INFO("standard error of the host program: " << process_.errors());
@@ -107,6 +111,11 @@ void Controlled::sleep(Arguments arguments) const {
 
 void Controlled::wake(Arguments arguments) const {
     REQUIRE(succeeded(command("gpu-wake", std::move(arguments))));
+}
+
+void Controlled::cycle() const {
+    sleep();
+    wake();
 }
 
 std::string Controlled::state() const {
