@@ -300,8 +300,8 @@ TEST_CASE("Retained: random changes, with a budget that changes, lose nothing", 
         if (below(3) == 0 && !fixture.allocations().empty())
             fixture.remove(below(fixture.allocations().size()));
         if (below(3) == 0) static_cast<void>(fixture.shrink());
-        REQUIRE(fixture.wake());
-        REQUIRE(fixture.all_intact());
+        if (below(4) == 0) fixture.engine().contents().trim_retained(below(3) * k_mib);
+        fixture.wake_whole();
         REQUIRE(fixture.retained_bytes() <= 40 * k_mib);
     }
 }

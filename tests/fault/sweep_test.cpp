@@ -362,8 +362,7 @@ TEST_CASE(
             CHECK(fixture.all_intact());
             REQUIRE(fixture.sleep(level(1)));
         }
-        REQUIRE(fixture.wake());
-        CHECK(fixture.all_intact());
+        fixture.wake_whole();
         static_cast<void>(contents.trim_retained(0));
         static_cast<void>(contents.reap());
         CHECK(sim_fault_counts().illegal_accesses == 0);
@@ -396,8 +395,7 @@ TEST_CASE("Sweep: giving back what died asleep survives the failure of every dri
         stuck += given_back == 0;
         CHECK(fixture.host_bytes() == k_count * k_each - given_back);
         CHECK(fixture.state() == State::asleep);
-        REQUIRE(fixture.wake());
-        CHECK(fixture.all_intact());
+        fixture.wake_whole();
         CHECK(sim_fault_counts().illegal_accesses == 0);
         CHECK(helpers(sim_live_objects()) <= helpers(awake) + lost);
         while (!fixture.allocations().empty()) fixture.remove(0);
@@ -430,8 +428,7 @@ TEST_CASE("Sweep: contents freed while they sleep give their host memory back, a
             CHECK(fixture.host_bytes() <= live + live / 3 + 1);
         }
         CHECK(fixture.host_bytes() <= full);
-        REQUIRE(fixture.wake());
-        CHECK(fixture.all_intact());
+        fixture.wake_whole();
         CHECK(sim_fault_counts().illegal_accesses == 0);
     }
 }
