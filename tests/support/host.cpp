@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -95,6 +96,11 @@ void Host::wake_whole() {
 int Host::wait() {
     is_over_ = true;
     return process_.wait();
+}
+
+void Host::kill() {
+    process_.signal(SIGKILL);
+    CHECK(wait() == 128 + SIGKILL);
 }
 
 Process Controlled::start(const std::string& name, Arguments arguments) const {

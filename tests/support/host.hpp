@@ -69,6 +69,7 @@ public:
     void wake_whole();
     /// Waits for its end, which the test has brought about. Returns the status as in Output.
     int wait();
+    void kill();
 
 protected:
     /// In a destructor: whether it is there still, and the test goes on.

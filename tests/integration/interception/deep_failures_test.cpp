@@ -193,8 +193,7 @@ TEST_CASE("Deep: a process whose restore found too little is lost, and what is k
                mentions("a restore found too little GPU memory") && mentions("save what is kept"));
     CHECK(succeeded(
         machine.command("gpu-sleep", {"--store", "file", "--dir", place.file("files"), "--keep-files"})));
-    machine.host.process().signal(SIGKILL);
-    machine.host.wait();
+    machine.host.kill();
     CHECK(run({{command_file("gpu-snapshot"), "verify", place.file("files")}, {}}).status == 0);
 }
 

@@ -163,8 +163,7 @@ TEST_CASE("IPC: what is open outlives the process that shared it; nothing more o
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
     const auto opened = open(taker, handle, k_piece_bytes);
-    giver.process().signal(SIGKILL);
-    static_cast<void>(giver.wait());
+    giver.kill();
     static_cast<void>(make_piece(taker, "plain", k_piece_bytes)); // something that sleeps
     taker.cycle();
     CHECK(taker.tell("hash " + opened.number) == given.hash);

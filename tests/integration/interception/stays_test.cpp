@@ -10,7 +10,6 @@
 
 #include <fmt/format.h>
 
-#include <csignal>
 #include <sstream>
 #include <string>
 
@@ -141,8 +140,7 @@ TEST_CASE("Stays: shared memory outlives either of its processes", "[stays]") {
     auto& survivor = kills_giver ? taker : giver;
     auto& killed = kills_giver ? giver : taker;
     survivor.sleep();
-    killed.process().signal(SIGKILL);
-    static_cast<void>(killed.wait());
+    killed.kill();
     survivor.wake();
     check_intact(survivor, kills_giver ? private_to_taker : private_to_giver);
     CHECK(survivor.tell("hash " + (kills_giver ? taken : given).number) == given.hash);
