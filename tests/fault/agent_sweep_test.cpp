@@ -108,62 +108,55 @@ int command(const char* name, std::vector<std::string> options = {}) {
     return run({words}).status;
 }
 
+/// Has each driver call of `operation` fail, and then `mend` deal with what came of it: whether it failed,
+/// and how it is awake again.
+template <class Operation, class Mend>
+void sweep(Program& program, bool asleep, Operation&& operation, Mend&& mend) {
+    int failures = 0;
+    for_each_call([&](int call) {
+        std::string_view failed;
+        program.work();
+        if (asleep) REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
+        const bool has_failed = with_driver_failure(call, failed, operation) != 0;
+        INFO("after " << failed << " failed: " << gpu_sleep_last_error());
+        failures += has_failed;
+        mend(has_failed);
+        program.check_awake();
+        return !failed.empty();
+    });
+    CHECK((failures > 10 || sweep_stride() > 1));
+}
+
 } // namespace
 
 TEST_CASE("Agent: a sleep survives the failure of every driver call", "[agent]") {
     Program program;
-    int failures = 0;
-    for_each_call([&](int call) {
-        std::string_view failed;
-        program.work();
-        const auto slept = with_driver_failure(call, failed, [] { return gpu_sleep_sleep(1, nullptr, 0); });
-        if (slept != GPU_SLEEP_OK) {
-            INFO(gpu_sleep_last_error());
-            ++failures;
+    const auto sleep = [] { return gpu_sleep_sleep(1, nullptr, 0); };
+    sweep(program, false, sleep, [&](bool has_failed) {
+        if (has_failed) {
             program.check_awake();
             program.work();
-            REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
+            REQUIRE(sleep() == GPU_SLEEP_OK);
         }
         program.check_asleep();
         REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
-        program.check_awake();
-        return !failed.empty();
     });
-    CHECK((failures > 10 || sweep_stride() > 1));
 }
 
 TEST_CASE("Agent: a wake survives the failure of every driver call", "[agent]") {
     Program program;
-    int failures = 0;
-    for_each_call([&](int call) {
-        std::string_view failed;
-        program.work();
-        REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
-        const auto woken = with_driver_failure(call, failed, [] { return gpu_sleep_wake(nullptr, 0); });
-        if (woken != GPU_SLEEP_OK) {
-            ++failures;
-            program.check_asleep();
-            REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
-        }
-        program.check_awake();
-        return !failed.empty();
+    const auto wake = [] { return gpu_sleep_wake(nullptr, 0); };
+    sweep(program, true, wake, [&](bool has_failed) {
+        if (!has_failed) return;
+        program.check_asleep();
+        REQUIRE(wake() == GPU_SLEEP_OK);
     });
-    CHECK((failures > 10 || sweep_stride() > 1));
 }
 
 TEST_CASE("Agent: a move to host memory and back survives the failure of every driver call", "[agent]") {
     Program program;
-    int failures = 0;
-    for_each_call([&](int call) {
-        std::string_view failed;
-        program.work();
-        const auto moved = with_driver_failure(
-            call, failed, [] { return command("gpu-sleep", {"--live"}) + command("gpu-wake"); });
-        INFO("after " << failed << " failed");
-        failures += moved != 0;
+    const auto move = [] { return command("gpu-sleep", {"--live"}) + command("gpu-wake"); };
+    sweep(program, false, move, [](bool) {
         REQUIRE(command("gpu-wake") == 0); // what came to sleep, or stayed there
-        program.check_awake();
-        return !failed.empty();
     });
-    CHECK((failures > 10 || sweep_stride() > 1));
 }

@@ -95,8 +95,7 @@ TEST_CASE("Files: those that are to stay have the name of such when the whole sl
     CHECK(are_all_sealed);
     CHECK(seen == std::set<std::string>{".partial", ".snapshot"});
     CHECK(endings_in(kept.request.directory) == k_all_kept);
-    REQUIRE(kept.fixture.wake());
-    CHECK(kept.fixture.all_intact());
+    kept.fixture.wake_whole();
     CHECK(endings_in(kept.request.directory) == k_all_kept);
 }
 
@@ -262,8 +261,7 @@ TEST_CASE("Kept files: a sleep that cannot name one of them leaves none, and can
     three.fixture.control().progress = [](const model::Progress&) { return true; };
     REQUIRE(three.fixture.sleep(three.request));
     CHECK(three.endings() == k_all_kept);
-    REQUIRE(three.fixture.wake());
-    CHECK(three.fixture.all_intact());
+    three.fixture.wake_whole();
     CHECK(three.endings() == k_all_kept);
 }
 
@@ -292,8 +290,7 @@ TEST_CASE("Kept files: when one of a sleeper's cannot be named, those that are n
         left = 3;
     }
     SECTION("and the others go with the wake") {}
-    REQUIRE(three.fixture.wake());
-    CHECK(three.fixture.all_intact());
+    three.fixture.wake_whole();
     CHECK(three.files().size() == left);
     CHECK(three.endings().count(".kept") == left);
 }
@@ -314,7 +311,6 @@ TEST_CASE("Kept files: names that could not be flushed are reported, and all is 
     CHECK(three.ask_to_keep().empty());
     REQUIRE(with_failing_calls({{SYS_fsync, EIO}}, [&] { notes = three.ask_to_keep(); }));
     CHECK(notes.empty());
-    REQUIRE(three.fixture.wake());
-    CHECK(three.fixture.all_intact());
+    three.fixture.wake_whole();
     CHECK(three.endings() == k_all_kept);
 }

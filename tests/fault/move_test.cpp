@@ -4,12 +4,9 @@
 // asker withdraws at every step, contents are damaged. Afterwards all sleeps as before or in its new store,
 // every byte is there, and no copy is left over.
 
-#include "support/descriptors.hpp"
-#include "support/engine_fixture.hpp"
+#include "fault/moving.hpp"
 #include "support/failing_call.hpp"
-#include "support/files_of.hpp"
 #include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/skip.hpp"
 #include "support/sweep.hpp"
 
@@ -26,90 +23,7 @@ using namespace gpu_sleep::test;
 using model::State;
 using model::Store;
 
-namespace {
-
 namespace fs = std::filesystem;
-
-/// Two tags on two devices that sleep in `from`: zeros, holes, spans, short blocks; and a move to `to`.
-struct Sleeper {
-    explicit Sleeper(Store from = Store::host) : home(from) {
-        fixture.add(0, "weights", 5 * k_mib);
-        fixture.fill(0, {2 * k_mib, k_mib}, 0);
-        fixture.add(0, "weights", 70'000);
-        fixture.add(0, "kv_cache", 3 * k_mib);
-        fixture.add(1, "weights", 2 * k_mib);
-        ledger::Ledger::preserve(backing(2), {123, 456'789});
-        awake = sim_live_objects();
-        fall_asleep();
-    }
-
-    void fall_asleep() {
-        auto request = request_to(home);
-        request.level = model::Level::drop;
-        request.keep = {"weights"};
-        REQUIRE(fixture.sleep(request));
-        REQUIRE(is_in(home));
-    }
-    [[nodiscard]] model::SleepRequest request_to(Store store) const {
-        auto request = level(1);
-        request.store = store;
-        request.store_is_named = true;
-        if (store == Store::file) request.directory = scratch.file("sleep");
-        return request;
-    }
-    [[nodiscard]] Store other() const { return home == Store::host ? Store::file : Store::host; }
-    [[nodiscard]] Result<void> move(model::Report* report = nullptr) {
-        return fixture.sleep(request_to(other()), report);
-    }
-    [[nodiscard]] Result<void> move_back() { return fixture.sleep(request_to(home)); }
-
-    [[nodiscard]] ledger::Backing& backing(std::size_t allocation) {
-        return *fixture.ledger().find(fixture.allocations()[allocation].address);
-    }
-    [[nodiscard]] Bytes bytes_in(Store store) {
-        Bytes sum = 0;
-        for (const auto& [address, each] : fixture.ledger().backings())
-            if (each.is_asleep() && each.kept.range != 0)
-                sum += fixture.engine().contents().bytes_in(store, each.kept.range);
-        return sum;
-    }
-    /// Whether all sleeps there, and nothing elsewhere.
-    [[nodiscard]] bool is_in(Store store) {
-        const bool is_file = store == Store::file;
-        return fixture.state() == State::asleep && bytes_in(store) > 8 * k_mib &&
-               bytes_in(is_file ? Store::host : Store::file) == 0 && (fixture.host_bytes() == 0) == is_file &&
-               (fixture.file_bytes() > 0) == is_file && files() == (is_file ? 3U : 0U);
-    }
-    [[nodiscard]] std::size_t files() const { return files_in(scratch.file("sleep")).size(); }
-    /// Wakes it, and looks at every byte.
-    void check_whole() {
-        REQUIRE(fixture.wake());
-        for (std::size_t i = 0; i < fixture.allocations().size(); ++i) {
-            auto expected = fixture.allocations()[i].contents;
-            if (i == 2) { // dropped, but for its span
-                std::fill(expected.begin(), expected.begin() + 123, 0);
-                std::fill(expected.begin() + 123 + 456'789, expected.end(), 0);
-            }
-            INFO("allocation " << i);
-            CHECK(fixture.read(i) == expected);
-        }
-        CHECK(files() == 0);
-        CHECK(fixture.host_bytes() == 0);
-        CHECK(sim_fault_counts().illegal_accesses == 0);
-        fixture.refill();
-    }
-    /// What the driver has registered of the host.
-    [[nodiscard]] std::uint64_t registered() const {
-        return sim_live_objects().host_registrations - awake.host_registrations;
-    }
-
-    const Store home;
-    Scratch scratch;
-    EngineFixture fixture;
-    sim_live awake{};
-};
-
-} // namespace
 
 TEST_CASE("Move: contents go to files and back without waking, and what they took goes back", "[move]") {
     Sleeper sleeper(GENERATE(Store::host, Store::file));
@@ -178,8 +92,7 @@ TEST_CASE("Move: while a part is awake and goes to sleep, the rest moves with it
     CHECK((sleeper.bytes_in(Store::file) == 0) == fails);
     CHECK((sleeper.bytes_in(Store::host) == 0) != fails);
     CHECK(sleeper.files() == (fails ? 0U : 3U));
-    REQUIRE(fixture.wake());
-    CHECK(fixture.all_intact());
+    fixture.wake_whole();
     CHECK(sleeper.files() == 0);
 }
 

@@ -54,8 +54,7 @@ TEST_CASE("Others: one that is ready goes back when the others cannot go on", "[
     ready.fixture.control() = {};
     if (!wakes) CHECK(ready.fixture.all_intact());
     if (!wakes) REQUIRE(ready.fixture.sleep(level(1)));
-    REQUIRE(ready.fixture.wake());
-    CHECK(ready.fixture.all_intact());
+    ready.fixture.wake_whole();
     CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
@@ -122,6 +121,5 @@ TEST_CASE("Others: a move that is ready waits for them too, and goes back", "[ot
     CHECK(ready.waits == 1);
     CHECK(ready.fixture.file_bytes() == 0);
     ready.fixture.control() = {};
-    REQUIRE(ready.fixture.wake());
-    CHECK(ready.fixture.all_intact());
+    ready.fixture.wake_whole();
 }

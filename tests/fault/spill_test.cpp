@@ -61,8 +61,7 @@ struct Short {
         return sum;
     }
     void wake() {
-        REQUIRE(fixture.wake());
-        CHECK(fixture.all_intact());
+        fixture.wake_whole();
         CHECK(sim_fault_counts().illegal_accesses == 0);
         CHECK(files() == 0);
     }
@@ -177,8 +176,7 @@ TEST_CASE("Spill: a kept file that has not changed is used though host memory is
     model::Report report;
     REQUIRE(host.sleep(Spill::rest, &report));
     CHECK(report.devices[0].copied + report.devices[1].copied == 9 * k_mib); // all but middle
-    REQUIRE(host.fixture.wake());
-    CHECK(host.fixture.all_intact());
+    host.fixture.wake_whole();
 }
 
 TEST_CASE("Spill: what lies in both stores moves to one of them", "[spill]") {

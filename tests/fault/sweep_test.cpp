@@ -13,6 +13,7 @@
 #include <array>
 #include <filesystem>
 #include <string_view>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -41,8 +42,22 @@ constexpr std::array k_ways{
     Way{"checked in host memory", 1, false, CUDA_ERROR_UNKNOWN, true, false, true},
 };
 
-/// What makes an end of a transaction from outside.
-enum class End { withdrawal, deadline };
+/// What ends a transaction before its time.
+enum class End { failure, withdrawal, deadline };
+
+struct Trial {
+    unsigned which; ///< of k_ways
+    End end;
+};
+
+/// Each of the first `ways` with calls that fail, and those that differ most with the other ends.
+std::vector<Trial> trials(std::size_t ways) {
+    std::vector<Trial> all;
+    for (unsigned which = 0; which < ways; ++which) all.push_back({which, End::failure});
+    for (const auto end : {End::withdrawal, End::deadline})
+        for (const auto which : {0U, 1U, 3U, 6U}) all.push_back({which, end});
+    return all;
+}
 
 /// What a transaction makes for itself, and must take back.
 std::uint64_t helpers(const sim_live& live) {
@@ -83,39 +98,18 @@ public:
         awake_ = sim_live_objects();
     }
 
-    /// Runs `transaction` with its `call`-th call failing.
+    /// Runs `transaction`, whose `number`-th call of the driver fails, or which `end` comes to when its asker
+    /// is told for the `number`-th time how far it is.
     template <class Transaction>
-    [[nodiscard]] Result<void> run(int call, Transaction&& transaction) {
-        auto done = with_driver_failure(call, failed_, transaction, way_.status);
-        reached_ = !failed_.empty();
+    [[nodiscard]] Result<void> run(int number, Transaction&& transaction, End end = End::failure) {
+        auto done = end == End::failure ? with_driver_failure(number, failed_, transaction, way_.status)
+                                        : run_until(number, end, transaction);
+        if (end == End::failure) {
+            reached_ = !failed_.empty();
+            lost_ += lost_by(failed_);
+        }
         failures_ += !done;
-        lost_ += lost_by(failed_);
         return done;
-    }
-    /// Runs `transaction`, which `end` comes to when its asker is told for the `step`-th time how far it is.
-    template <class Transaction>
-    [[nodiscard]] Result<void> run_until(int step, End end, Transaction&& transaction) {
-        auto& control = fixture_.control();
-        int steps = 0;
-        control.progress = [&](const model::Progress& progress) {
-            if (++steps != step) return true;
-            phase_ = progress.phase;
-            if (end == End::deadline) control.deadline = Clock::now();
-            return end == End::deadline;
-        };
-        auto done = transaction();
-        control = {};
-        reached_ = steps >= step;
-        failures_ += !done;
-        failed_ = model::to_string(phase_);
-        return done;
-    }
-    /// Whether `done` is as it ought to be after run_until().
-    void check_end(End end, const Result<void>& done) const {
-        const bool was_past_return = end == End::deadline && phase_ == model::Progress::Phase::release;
-        CHECK(done.has_value() == (!reached_ || was_past_return));
-        const auto code = end == End::deadline ? ErrorCode::timed_out : ErrorCode::cancelled;
-        if (!done) CHECK(done.error().code == code);
     }
     /// Whether the call that was to fail, or the step that was to be the last, was made.
     [[nodiscard]] bool reached() const { return reached_; }
@@ -163,6 +157,28 @@ public:
     }
 
 private:
+    template <class Transaction>
+    [[nodiscard]] Result<void> run_until(int step, End end, Transaction&& transaction) {
+        auto& control = fixture_.control();
+        auto phase = model::Progress::Phase{};
+        int steps = 0;
+        control.progress = [&](const model::Progress& progress) {
+            if (++steps != step) return true;
+            phase = progress.phase;
+            if (end == End::deadline) control.deadline = Clock::now();
+            return end == End::deadline;
+        };
+        auto done = transaction();
+        control = {};
+        reached_ = steps >= step;
+        failed_ = model::to_string(phase);
+        const bool was_past_return = end == End::deadline && phase == model::Progress::Phase::release;
+        CHECK(done.has_value() == (!reached_ || was_past_return));
+        const auto code = end == End::deadline ? ErrorCode::timed_out : ErrorCode::cancelled;
+        if (!done) CHECK(done.error().code == code);
+        return done;
+    }
+
     [[nodiscard]] static sleep::Engine::Options options_of(const Way& way) {
         sleep::Engine::Options options{2, 0};
         options.retained = way.retains ? 64 * k_mib : 0;
@@ -213,23 +229,24 @@ private:
     sim_live awake_{};
     std::uint64_t lost_ = 0;  ///< helpers that the driver did not take back
     std::string_view failed_; ///< the call, or the phase
-    model::Progress::Phase phase_{};
     bool reached_ = false;
     int failures_ = 0;
 };
 
 } // namespace
 
-TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][sleep]") {
-    const auto which = GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U, 7U);
-    const auto& way = k_ways.at(which);
+TEST_CASE("Sweep: a sleep survives the failure of every driver call, and an early end at every step",
+          "[sweep][sleep]") {
+    const auto trial = GENERATE(from_range(trials(k_ways.size())));
+    const auto& way = k_ways.at(trial.which);
     Sweep sweep(way);
     bool keeps_files = false;
-    const auto step = [&](int call) {
+    const auto step = [&](int number) {
         INFO(way.name << ", a call gives " << way.status);
         sweep.keep_files(keeps_files = !keeps_files);
         sweep.damage_retained();
-        const auto slept = sweep.run(call, [&] { return sweep.sleep(); });
+        const auto slept = sweep.run(
+            number, [&] { return sweep.sleep(); }, trial.end);
         if (!slept) {
             sweep.check_untouched();
             REQUIRE(sweep.sleep());
@@ -239,28 +256,31 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call", "[sweep][s
         sweep.check_woken();
         return sweep.reached();
     };
-    for_each_call(step, which);
-    CHECK(sweep.failures() > 10 / sweep_stride());
+    for_each_call(step, trial.end == End::failure ? trial.which : 0);
+    CHECK(sweep.failures() > (trial.end == End::failure ? 10 / sweep_stride() : 0));
 }
 
-TEST_CASE("Sweep: a wake survives the failure of every driver call", "[sweep][wake]") {
-    const auto which = GENERATE(0U, 1U, 2U, 3U, 4U, 5U, 6U);
-    const auto& way = k_ways.at(which);
+TEST_CASE("Sweep: a wake survives the failure of every driver call, and an early end at every step",
+          "[sweep][wake]") {
+    const auto trial = GENERATE(from_range(trials(k_ways.size() - 1)));
+    const auto& way = k_ways.at(trial.which);
     Sweep sweep(way);
-    const auto step = [&](int call) {
+    const auto step = [&](int number) {
         INFO(way.name << ", a call gives " << way.status);
         REQUIRE(sweep.sleep());
-        if (call % 2 == 0) sweep.fixture().pin(call % 4 == 0 ? 1 : 100); // the rest is relayed back
-        const auto woken = sweep.run(call, [&] { return sweep.fixture().wake(); });
+        if (number % 2 == 0) sweep.fixture().pin(number % 4 == 0 ? 1 : 100); // the rest is relayed back
+        const auto woken = sweep.run(
+            number, [&] { return sweep.fixture().wake(); }, trial.end);
         if (!woken) {
             sweep.check_asleep();
+            if (trial.end != End::failure) CHECK(sim_live_objects().handles == 0);
             REQUIRE(sweep.fixture().wake());
         }
         sweep.check_woken();
         return sweep.reached();
     };
-    for_each_call(step, which);
-    CHECK(sweep.failures() > 10 / sweep_stride());
+    for_each_call(step, trial.end == End::failure ? trial.which : 0);
+    CHECK(sweep.failures() > (trial.end == End::failure ? 10 / sweep_stride() : 0));
 }
 
 TEST_CASE("Sweep: a wake past a damaged tag survives the failure of every driver call", "[sweep][wake]") {
@@ -342,8 +362,7 @@ TEST_CASE(
             CHECK(fixture.all_intact());
             REQUIRE(fixture.sleep(level(1)));
         }
-        REQUIRE(fixture.wake());
-        CHECK(fixture.all_intact());
+        fixture.wake_whole();
         static_cast<void>(contents.trim_retained(0));
         static_cast<void>(contents.reap());
         CHECK(sim_fault_counts().illegal_accesses == 0);
@@ -376,8 +395,7 @@ TEST_CASE("Sweep: giving back what died asleep survives the failure of every dri
         stuck += given_back == 0;
         CHECK(fixture.host_bytes() == k_count * k_each - given_back);
         CHECK(fixture.state() == State::asleep);
-        REQUIRE(fixture.wake());
-        CHECK(fixture.all_intact());
+        fixture.wake_whole();
         CHECK(sim_fault_counts().illegal_accesses == 0);
         CHECK(helpers(sim_live_objects()) <= helpers(awake) + lost);
         while (!fixture.allocations().empty()) fixture.remove(0);
@@ -410,8 +428,7 @@ TEST_CASE("Sweep: contents freed while they sleep give their host memory back, a
             CHECK(fixture.host_bytes() <= live + live / 3 + 1);
         }
         CHECK(fixture.host_bytes() <= full);
-        REQUIRE(fixture.wake());
-        CHECK(fixture.all_intact());
+        fixture.wake_whole();
         CHECK(sim_fault_counts().illegal_accesses == 0);
     }
 }
@@ -439,46 +456,6 @@ TEST_CASE("Sweep: a sleep that can be neither finished nor undone leaves asleep 
         if (slept) break;
     }
     CHECK(partly > 2);
-}
-
-TEST_CASE("Sweep: a sleep survives a withdrawal, and the end of its time, at every step", "[sweep][sleep]") {
-    const auto& way = k_ways.at(GENERATE(0U, 1U, 3U, 6U));
-    const auto end = GENERATE(End::withdrawal, End::deadline);
-    Sweep sweep(way);
-    for_each_call([&](int step) {
-        INFO(way.name);
-        const auto slept = sweep.run_until(step, end, [&] { return sweep.sleep(); });
-        sweep.check_end(end, slept);
-        if (!slept) {
-            sweep.check_untouched();
-            REQUIRE(sweep.sleep());
-        }
-        sweep.check_asleep();
-        REQUIRE(sweep.fixture().wake());
-        sweep.check_woken();
-        return sweep.reached();
-    });
-    CHECK(sweep.failures() > 0);
-}
-
-TEST_CASE("Sweep: a wake survives a withdrawal, and the end of its time, at every step", "[sweep][wake]") {
-    const auto& way = k_ways.at(GENERATE(0U, 1U, 3U, 6U));
-    const auto end = GENERATE(End::withdrawal, End::deadline);
-    Sweep sweep(way);
-    for_each_call([&](int step) {
-        INFO(way.name);
-        REQUIRE(sweep.sleep());
-        const auto woken = sweep.run_until(step, end, [&] { return sweep.fixture().wake(); });
-        sweep.check_end(end, woken);
-        if (!woken) {
-            sweep.check_asleep();
-            CHECK(sim_live_objects().handles == 0);
-            REQUIRE(sweep.fixture().wake());
-        }
-        sweep.check_woken();
-        return sweep.reached();
-    });
-    CHECK(sweep.failures() > 0);
 }
 
 TEST_CASE("Sweep: time that is over before it begins changes nothing", "[sweep][sleep][wake]") {

@@ -125,8 +125,7 @@ TEST_CASE("Transaction: contents that were relayed are pinned after the sleep, r
     REQUIRE(fixture.sleep(level(1), &report));
     CHECK(report.devices.front().copied == k_mib);
     CHECK(pinned() == 3);
-    REQUIRE(fixture.wake());
-    CHECK(fixture.all_intact());
+    fixture.wake_whole();
     static_cast<void>(fixture.engine().contents().trim_retained(0));
     static_cast<void>(fixture.engine().contents().reap());
     CHECK(pinned() == 0);
@@ -343,8 +342,7 @@ TEST_CASE("Transaction: a sleep that checks its copies makes good a bit that fli
     REQUIRE(fixture.sleep(request));
     CHECK(sim_fault_counts().corrupted_copies > 0);
     sim_clear();
-    REQUIRE(fixture.wake());
-    CHECK(fixture.all_intact());
+    fixture.wake_whole();
 
     for (std::uint64_t i = 1; i <= 50; ++i) sim_corrupt_copy("cuMemcpyDtoHAsync", i);
     CHECK(fixture.sleep(request).error().code == ErrorCode::io_failed);
@@ -352,8 +350,7 @@ TEST_CASE("Transaction: a sleep that checks its copies makes good a bit that fli
     sim_clear();
     CHECK(fixture.all_intact());
     REQUIRE(fixture.sleep(request));
-    REQUIRE(fixture.wake());
-    CHECK(fixture.all_intact());
+    fixture.wake_whole();
 }
 
 TEST_CASE("Transaction: a bit that flips on the way in is caught and copied again", "[transaction]") {
@@ -378,8 +375,7 @@ TEST_CASE("Transaction: memory freed while asleep is gone without waking, the re
     fixture.remove(1);
     fixture.add(0, "weights", 3 * k_mib); // awake, perhaps at an address of one that is gone
     CHECK(fixture.state() == State::partial);
-    REQUIRE(fixture.wake());
-    CHECK(fixture.all_intact());
+    fixture.wake_whole();
     REQUIRE(fixture.sleep(level(1)));
     while (!fixture.allocations().empty()) fixture.remove(0);
     CHECK(fixture.host_bytes() == 0);
@@ -476,6 +472,5 @@ TEST_CASE("Transaction: of many small ranges more is mapped before the first cop
     REQUIRE_FALSE(fixture.wake());
     sim_clear();
     CHECK(sim_calls("cuMemcpyHtoDAsync") == 0);
-    REQUIRE(fixture.wake());
-    CHECK(fixture.all_intact());
+    fixture.wake_whole();
 }

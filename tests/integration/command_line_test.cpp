@@ -8,7 +8,6 @@
 
 #include <unistd.h>
 
-#include <csignal>
 #include <string>
 
 using namespace gpu_sleep;
@@ -126,8 +125,7 @@ TEST_CASE("Command line: a listing that is repeated ends when what it is of is n
     host.tell("alloc weights 4096 0");
     auto watched = host.start("gpu-ps", {"--watch=50ms", "--json"});
     for (int i = 0; i < 3; ++i) CHECK(watched.read_line().find("\"awake\"") != std::string::npos);
-    host.process().signal(SIGKILL);
-    CHECK(host.wait() == 128 + SIGKILL);
+    host.kill();
     CHECK(watched.finish().status == 3);
 }
 

@@ -1,61 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The control group's files.
+// The files of control groups.
 
 #include "control_group.hpp"
 
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
+#include "support/process.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <fstream>
-#include <string>
+#include <string_view>
 #include <system_error>
 
 namespace gpu_sleep::test {
-namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path k_mount = "/sys/fs/cgroup";
-
-void write(const fs::path& file, const std::string& text) {
-    std::ofstream stream(file);
-    stream << text << std::flush;
-    INFO(file.string());
-    REQUIRE(stream.good());
-}
-
-/// Where this process's memory is counted; empty where that cannot be found.
-fs::path own_group(bool& is_version_2) {
+OwnGroup::OwnGroup(const std::string& controller, const char* in_1, const char* in_2) {
     std::ifstream membership("/proc/self/cgroup");
-    fs::path found;
-    for (std::string line; std::getline(membership, line);) {
-        const auto name = line.substr(line.rfind(':') + 1);
-        const bool is_version_1_memory = line.find(":memory:") != std::string::npos;
-        if (is_version_1_memory) found = k_mount / "memory" / fs::path(name).relative_path();
-        if (is_version_1_memory || !line.starts_with("0::") || !found.empty()) continue;
-        found = k_mount / fs::path(name).relative_path();
-        is_version_2 = true;
+    for (std::string line; path_.empty() && std::getline(membership, line);) {
+        const auto own = fs::path(line.substr(line.rfind(':') + 1)).relative_path();
+        const bool is_version_1 = line.find(':' + controller + ':') != std::string::npos;
+        if (!is_version_1 && !line.starts_with("0::")) continue;
+        for (const std::string_view mount :
+             {std::string_view(controller), std::string_view("unified"), std::string_view(".")}) {
+            const auto path = fs::path("/sys/fs/cgroup") / mount / own /
+                              fmt::format("gpu-sleep-{}-{}", controller, ::getpid());
+            std::error_code failure;
+            if (!fs::create_directory(path, failure)) continue;
+            is_version_2_ = fs::exists(path / in_2, failure);
+            if (is_version_2_ || fs::exists(path / in_1, failure)) {
+                path_ = path;
+                break;
+            }
+            fs::remove(path, failure);
+        }
     }
-    if (found.string().starts_with((k_mount / "memory").string())) is_version_2 = false;
-    return found;
 }
 
-} // namespace
-
-ControlGroup::ControlGroup() {
-    const auto path = own_group(is_version_2_) / ("gpu-sleep-test-" + std::to_string(::getpid()));
-    std::error_code failure;
-    if (!fs::create_directory(path, failure)) return;
-    const auto* limit = is_version_2_ ? "memory.max" : "memory.limit_in_bytes";
-    if (fs::exists(path / limit, failure))
-        path_ = path;
-    else
-        fs::remove(path, failure);
-}
-
-ControlGroup::~ControlGroup() {
+OwnGroup::~OwnGroup() {
     if (path_.empty()) return;
     std::ifstream members(path_ / "cgroup.procs");
     for (std::string member; std::getline(members, member);)
@@ -63,20 +49,28 @@ ControlGroup::~ControlGroup() {
     ::rmdir(path_.c_str());
 }
 
-void ControlGroup::take(pid_t process) const {
-    write(path_ / "cgroup.procs", std::to_string(process));
+void OwnGroup::write(const char* in_1, const char* in_2, const std::string& text) const {
+    const auto file = path_ / (is_version_2_ ? in_2 : in_1);
+    std::ofstream stream(file);
+    stream << text << std::flush;
+    INFO(file.string());
+    CHECK(stream.good());
 }
 
-void ControlGroup::limit(std::size_t bytes) const {
-    write(path_ / (is_version_2_ ? "memory.max" : "memory.limit_in_bytes"), std::to_string(bytes));
+std::string OwnGroup::read(const char* in_1, const char* in_2) const {
+    return content_of(path_ / (is_version_2_ ? in_2 : in_1));
 }
 
-std::size_t ControlGroup::usage() const {
-    std::size_t bytes = 0;
-    std::ifstream stream(path_ / (is_version_2_ ? "memory.current" : "memory.usage_in_bytes"));
-    stream >> bytes;
-    REQUIRE(stream);
-    return bytes;
+void OwnGroup::take(pid_t process) const {
+    write("cgroup.procs", "cgroup.procs", std::to_string(process));
+}
+
+void Freezer::freeze() const {
+    write("freezer.state", "cgroup.freeze", is_version_2_ ? "1" : "FROZEN");
+    REQUIRE(becomes_true([this] {
+        const auto state = read("freezer.state", "cgroup.events");
+        return is_version_2_ ? state.find("frozen 1") != std::string::npos : state == "FROZEN\n";
+    }));
 }
 
 } // namespace gpu_sleep::test

@@ -105,8 +105,7 @@ TEST_CASE("Finding: a process that was killed leaves a socket which the next one
         stale = socket_file(host.pid());
         killed = host.pid();
         REQUIRE(fs::exists(stale));
-        host.process().signal(SIGKILL);
-        CHECK(host.wait() == 128 + SIGKILL);
+        host.kill();
     }
     CHECK(sleep_process(std::to_string(killed)).status == 3);
     LoadedHost next;

@@ -138,8 +138,7 @@ TEST_CASE("Footprint: sleeps and wakes leave no thread and no descriptor behind"
     // What unpins memory, and a connection, may still be on their way out when a command has its answer.
     const std::multiset<std::string> resting{"gpu-sleep-ctl", "gpu-sleep-work"};
     const auto cycle_and_rest = [&] {
-        REQUIRE(host.command("gpu-sleep").status == 0);
-        REQUIRE(host.command("gpu-wake").status == 0);
+        host.cycle();
         CHECK(becomes_true([&] { return agent_threads_of(host.pid()) == resting; }));
     };
     cycle_and_rest();

@@ -17,8 +17,7 @@ TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go",
     for (const char* line : {"ready", "again"}) {
         REQUIRE(program.line() == line);
         CHECK(program.report("tags/0/ranges") != "none");
-        program.sleep();
-        program.wake();
+        program.cycle();
         program.go_on();
     }
     const auto end = program.ends();
@@ -30,8 +29,7 @@ TEST_CASE("Host safety: a program initialises CUDA while a library does in its c
           "[host_safety]") {
     Program program({"constructor", library_file("libsafety_constructor.so")});
     REQUIRE(program.line() == "ready"); // neither waits for what the other has
-    program.sleep();
-    program.wake();
+    program.cycle();
     program.go_on();
     CHECK(program.ends().status == 0);
 }

@@ -5,7 +5,7 @@
 
 #include "routine.hpp"
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
+#include "support/shared_devices.hpp"
 
 #include <algorithm>
 #include <csignal>
@@ -148,8 +148,7 @@ TEST_CASE("Host safety: the primary context may be reset, awake and asleep", "[h
     program.wake();
     program.go_on();
     REQUIRE(program.line() == "last");
-    program.sleep();
-    program.wake();
+    program.cycle();
     program.go_on();
     REQUIRE(program.line() == "reset");
     program.go_on();
@@ -209,8 +208,7 @@ TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that 
           "[host_safety]") {
     Program program({"cancel"});
     REQUIRE(program.line() == "cancelled");
-    program.sleep();
-    program.wake();
+    program.cycle();
     program.go_on();
     const auto end = program.ends();
     CHECK(end.status == 0);
@@ -228,12 +226,11 @@ TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does
 
 TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, and says so once",
           "[host_safety]") {
-    const Scratch scratch;
-    const Arguments shared{"GPU_SLEEP_SIM_STATE=" + scratch.file("devices"), "GPU_SLEEP_SIM_MEMORY=67108864"};
-    Program sleeper({"touch_often"}, {"--on-touch", "wake"}, shared);
+    const SharedDevices devices{64 * k_mib};
+    Program sleeper({"touch_often"}, {"--on-touch", "wake"}, devices.environment());
     REQUIRE(sleeper.line() == "ready");
     sleeper.sleep();
-    Program holder({"hold", "46"}, {}, shared);
+    Program holder({"hold", "46"}, {}, devices.environment());
     REQUIRE(holder.line() == "ready");
     sleeper.go_on("touch");
     REQUIRE(sleeper.waits_at_the_gate());
@@ -256,12 +253,11 @@ TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, a
 }
 
 TEST_CASE("Host safety: a touch that cannot wake the process fails after its limit", "[host_safety]") {
-    const Scratch scratch;
-    const Arguments shared{"GPU_SLEEP_SIM_STATE=" + scratch.file("devices"), "GPU_SLEEP_SIM_MEMORY=67108864"};
-    Program sleeper({"touch_often"}, {"--on-touch", "wake", "--touch-limit", "700ms"}, shared);
+    const SharedDevices devices{64 * k_mib};
+    Program sleeper({"touch_often"}, {"--on-touch", "wake", "--touch-limit", "700ms"}, devices.environment());
     REQUIRE(sleeper.line() == "ready");
     sleeper.sleep();
-    Program holder({"hold", "46"}, {}, shared);
+    Program holder({"hold", "46"}, {}, devices.environment());
     REQUIRE(holder.line() == "ready");
     sleeper.go_on("touch");
     CHECK(sleeper.line() == "touched 802"); // CUDA_ERROR_SYSTEM_NOT_READY

@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // What a process counts of its transitions, and how gpu-ps writes it for Prometheus.
 
-#include "shared_devices.hpp"
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
+#include "support/shared_devices.hpp"
 #include "support/tree.hpp"
 
 #include <nlohmann/json.hpp>
@@ -95,7 +95,7 @@ TEST_CASE("Transitions: each is counted once, by what it was and how it ended", 
 
 TEST_CASE("Transitions: a wake that waits for GPU memory is counted when it ends, with its wait",
           "[metrics]") {
-    const SharedDevices devices{"67108864"};
+    const SharedDevices devices{64 * k_mib};
     Host host{devices.environment()};
     Host rival{devices.environment()};
     host.tell("alloc weights 33554432 0");
@@ -134,6 +134,15 @@ TEST_CASE("Metrics: of a real process, in the form that a server takes", "[quick
     CHECK(output.out.find("pid") == std::string::npos);
     check_form(output.out, scratch);
     CHECK(host.command("gpu-ps", {"--prometheus=-"}).status == 0);
+
+    // Who does not answer is counted, and no failure.
+    host.process().signal(SIGSTOP);
+    const auto silent = host.command("gpu-ps", {"--prometheus", "--timeout", "200ms"});
+    host.process().signal(SIGCONT);
+    CHECK(silent.status == 0);
+    CHECK_THAT(silent.out, mentions("gpu_sleep_unanswered{") && mentions(R"(name="metered"} 1)"));
+    CHECK(silent.out.find("gpu_sleep_processes{") == std::string::npos);
+    check_form(silent.out, scratch);
 }
 
 TEST_CASE("Metrics: a file is replaced at once, and may be read by all", "[metrics]") {
@@ -168,18 +177,6 @@ TEST_CASE("Metrics: a file is replaced at once, and may be read by all", "[metri
     const auto mistaken = run({{command_file("gpu-ps"), "--prometheus", file}});
     CHECK(mistaken.status == 3);
     CHECK_THAT(mistaken.err, mentions("the file is written --prometheus=" + file));
-}
-
-TEST_CASE("Metrics: who does not answer is counted, and no failure", "[metrics]") {
-    const Scratch scratch;
-    LoadedHost host;
-    host.process().signal(SIGSTOP);
-    const auto output = host.command("gpu-ps", {"--prometheus", "--timeout", "200ms"});
-    host.process().signal(SIGCONT);
-    CHECK(output.status == 0);
-    CHECK_THAT(output.out, mentions(R"(name="integration_host"} 1)"));
-    CHECK(output.out.find("gpu_sleep_processes{") == std::string::npos);
-    check_form(output.out, scratch);
 }
 
 TEST_CASE("Metrics: looking wakes nobody, however often", "[metrics][scrapes]") {

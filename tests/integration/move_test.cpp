@@ -8,7 +8,6 @@
 #include "support/host.hpp"
 
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <random>
 
@@ -69,8 +68,7 @@ TEST_CASE("Move: processes killed at random moments of a move leave nothing for 
         // How long a command takes to begin differs by machine, so every other one is known to have begun.
         if (i % 2 == 1) CHECK(becomes_true([&] { return !place.files().empty(); }));
         pause_for(Milliseconds(random() % (i % 2 == 1 ? 50 : 150)));
-        host.process().signal(SIGKILL);
-        CHECK(host.wait() == 128 + SIGKILL);
+        host.kill();
         const auto status = moving.finish().status;
         CHECK((status == 0 || status == 3));
         left += !place.files().empty();

@@ -161,8 +161,7 @@ TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[pyt
     REQUIRE(program.command("gpu-wake").status == 0);
     CHECK(program.tell("calls") == "1");
     for (int i = 0; i < 2; ++i) { // the third call fails, which changes nothing
-        REQUIRE(program.command("gpu-sleep").status == 0);
-        REQUIRE(program.command("gpu-wake").status == 0);
+        program.cycle();
     }
     CHECK(program.tell("calls") == "3");
     CHECK(program.tell("touch") == "0");

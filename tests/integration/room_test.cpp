@@ -4,11 +4,11 @@
 
 #include "peer.hpp"
 #include "peers/gpu_line.hpp"
-#include "shared_devices.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
+#include "support/shared_devices.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -37,7 +37,7 @@ struct Machine {
     SharedDevices devices;
     Scratch without_nvml; ///< a directory whose NVML is none, so that nobody finds this machine's own
 
-    Machine() : devices("67108864") { std::ofstream(without_nvml.file("libnvidia-ml.so.1")); }
+    Machine() : devices(64 * k_mib) { std::ofstream(without_nvml.file("libnvidia-ml.so.1")); }
     /// The environment of a program that makes room when it is touched.
     [[nodiscard]] Arguments model(const std::string& name, int min_awake_ms = 0) const {
         return with(devices.environment(),

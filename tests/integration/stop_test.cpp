@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Jobs that are stopped and continued: with gpu-run --on-stop sleep they sleep meanwhile.
 
-#include "freezer.hpp"
+#include "control_group.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
@@ -226,7 +226,6 @@ TEST_CASE("Stop: a transaction that was frozen midway ends whole after the thaw"
     host.tell(k_quick);
     check_awake(host);
     if (by_group && !is_too_late) CHECK(host.report("woken_bytes") == "33554432");
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    REQUIRE(host.command("gpu-wake").status == 0);
+    host.cycle();
     check_awake(host);
 }

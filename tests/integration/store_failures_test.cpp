@@ -7,43 +7,20 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
+#include "support/small_disk.hpp"
 
 #include <fmt/format.h>
-#include <sys/mount.h>
 
 #include <filesystem>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
-namespace {
-
 namespace fs = std::filesystem;
-
-/// A file system of a few MiB, if this user may mount one.
-class SmallDisk {
-public:
-    explicit SmallDisk(const char* options = "size=4m,mode=0700") {
-        is_mounted_ = ::mount("gpu-sleep-test", scratch_.path().c_str(), "tmpfs", 0, options) == 0;
-    }
-    SmallDisk(const SmallDisk&) = delete;
-    SmallDisk& operator=(const SmallDisk&) = delete;
-    ~SmallDisk() {
-        if (is_mounted_) ::umount2(scratch_.path().c_str(), MNT_DETACH);
-    }
-    explicit operator bool() const noexcept { return is_mounted_; }
-    [[nodiscard]] const fs::path& path() const noexcept { return scratch_.path(); }
-
-private:
-    Scratch scratch_;
-    bool is_mounted_ = false;
-};
-
-} // namespace
 
 TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves nothing there",
           "[store_failures]") {
-    const SmallDisk disk;
+    const SmallDisk disk("size=4m");
     if (!disk) return skip_without_right("mount a file system");
     Host host;
     allocate_two_tags(host);
@@ -69,7 +46,7 @@ TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves n
 
 TEST_CASE("Store: a sleep that waits behind a wake has the room that the wake's files had",
           "[store_failures]") {
-    const SmallDisk disk("size=22m,mode=0700"); // for one sleep's files, not for two
+    const SmallDisk disk("size=22m"); // for one sleep's files, not for two
     if (!disk) return skip_without_right("mount a file system");
     Host host;
     allocate_two_tags(host);
@@ -88,7 +65,7 @@ TEST_CASE("Store: a sleep that waits behind a wake has the room that the wake's 
 
 TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones wake it in the end",
           "[store_failures]") {
-    const SmallDisk disk("size=64m,mode=0700"); // files in memory are read by pread()
+    const SmallDisk disk("size=64m"); // files in memory are read by pread()
     if (!disk) return skip_without_right("mount a file system");
     Host host;
     allocate_two_tags(host);

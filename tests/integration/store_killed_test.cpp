@@ -24,15 +24,13 @@ TEST_CASE("Store: what a killed process leaves is removed by the next sleep ther
         allocate_two_tags(host);
         SECTION("asleep") {
             REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-            host.process().signal(SIGKILL);
-            CHECK(host.wait() == 128 + SIGKILL);
+            host.kill();
         }
         SECTION("while it is put to sleep") {
             host.tell("delay cuMemcpyDtoHAsync 200000");
             auto sleeping = host.start("gpu-sleep", place.store());
             REQUIRE(becomes_true([&] { return !place.files().empty(); }));
-            host.process().signal(SIGKILL);
-            CHECK(host.wait() == 128 + SIGKILL);
+            host.kill();
             CHECK(sleeping.finish().status == 3);
         }
     }

@@ -226,8 +226,7 @@ TEST_CASE("Together: one that is killed while the others wait takes nobody along
         auto sleeping = Family::start("gpu-sleep");
         await_request(sleeping);
         pause_for(Milliseconds(k_begin_ms));
-        rank.process().signal(SIGKILL);
-        CHECK(rank.wait() == 128 + SIGKILL);
+        rank.kill();
         CHECK(sleeping.finish().status == 3);
     }
     family.check_all_awake();

@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // A wake that waits for GPU memory: others go past it, it is seen, and it ends with what is true.
 
-#include "shared_devices.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
+#include "support/shared_devices.hpp"
 
 #include <fmt/ranges.h>
 
@@ -19,7 +19,7 @@ constexpr const char* k_first = "/processes/0/report/wakes_waiting/0";
 
 /// A process that sleeps, and whose weights somebody else's memory keeps from waking; its other tags fit.
 struct Short {
-    const SharedDevices devices{"67108864"};
+    const SharedDevices devices{64 * k_mib};
     Host host{devices.environment()};
     Host rival{devices.environment()};
 

@@ -174,6 +174,11 @@ public:
         return true;
     }
 
+    void wake_whole() {
+        REQUIRE(wake());
+        CHECK(all_intact());
+    }
+
     [[nodiscard]] model::State state() const { return ledger_.state(); }
     [[nodiscard]] ledger::Ledger& ledger() { return ledger_; }
     [[nodiscard]] memory::Heap& heap() { return heap_; }

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -51,8 +52,12 @@ Host::Host(const Launch& launch) : Controlled(launch) {
     REQUIRE(process_.read_line() == "ready");
 }
 
+bool Host::can_be_asked() const noexcept {
+    return !is_over_ && std::uncaught_exceptions() == 0;
+}
+
 Host::~Host() {
-    if (is_over_ || std::uncaught_exceptions() > 0) return;
+    if (!can_be_asked()) return;
     process_.close_input();
     const int status = process_.wait_for(k_patience).value_or(-1);
     INFO("standard error of the host program: " << process_.errors());
@@ -93,6 +98,11 @@ int Host::wait() {
     return process_.wait();
 }
 
+void Host::kill() {
+    process_.signal(SIGKILL);
+    CHECK(wait() == 128 + SIGKILL);
+}
+
 Process Controlled::start(const std::string& name, Arguments arguments) const {
     return Process(Launch{with({command_file(name), std::to_string(pid())}, arguments)});
 }
@@ -107,6 +117,11 @@ void Controlled::sleep(Arguments arguments) const {
 
 void Controlled::wake(Arguments arguments) const {
     REQUIRE(succeeded(command("gpu-wake", std::move(arguments))));
+}
+
+void Controlled::cycle() const {
+    sleep();
+    wake();
 }
 
 std::string Controlled::state() const {

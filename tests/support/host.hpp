@@ -31,6 +31,8 @@ public:
     /// gpu-sleep and gpu-wake, which must do; anything else fails the test.
     void sleep(Arguments arguments = {}) const;
     void wake(Arguments arguments = {}) const;
+    /// Both, one after the other.
+    void cycle() const;
 
     /// "awake", "asleep", "partial" or "damaged", as gpu-ps says.
     [[nodiscard]] std::string state() const;
@@ -67,6 +69,11 @@ public:
     void wake_whole();
     /// Waits for its end, which the test has brought about. Returns the status as in Output.
     int wait();
+    void kill();
+
+protected:
+    /// In a destructor: whether it is there still, and the test goes on.
+    [[nodiscard]] bool can_be_asked() const noexcept;
 
 private:
     bool is_over_ = false;

@@ -34,7 +34,7 @@ inline constexpr ProcessIdentity k_nobody{0x7FFFFFF0, 99};
 }
 
 /// Extents with their contents, as a source and as a sink that compares.
-class MemoryContents final : public store::ChunkSource, public store::ChunkSink {
+class MemoryContents : public store::ChunkSource, public store::ChunkSink {
 public:
     MemoryContents() = default;
     MemoryContents(std::string tag, ByteVector bytes) { add(std::move(tag), std::move(bytes)); }
@@ -91,14 +91,17 @@ private:
 };
 
 /// Weights of several kinds, among them extents shorter than a page and longer than a chunk.
-inline void add_sample_contents(MemoryContents& contents) {
-    contents.add("weights", normal_bf16(5 * k_mib / 2 + 3));
-    contents.add("kv_cache", random_bytes(4 * k_mib + 4096));
-    contents.add("default", random_bytes(77));
-    contents.add("weights", normal_e4m3(100'000));
-    contents.add("scales", normal_fp32(30'001));
-    contents.add("zeros", ByteVector(9 * k_mib));
-}
+class SampleContents final : public MemoryContents {
+public:
+    SampleContents() {
+        add("weights", normal_bf16(5 * k_mib / 2 + 3));
+        add("kv_cache", random_bytes(4 * k_mib + 4096));
+        add("default", random_bytes(77));
+        add("weights", normal_e4m3(100'000));
+        add("scales", normal_fp32(30'001));
+        add("zeros", ByteVector(9 * k_mib));
+    }
+};
 
 /// Options for two threads.
 [[nodiscard]] inline store::SnapshotWriteOptions small_write(store::IoKind io = store::IoKind::automatic) {

@@ -35,44 +35,20 @@ private:
 };
 
 /// A thread that asks once, in a touch or not, and stays inside until it is told to leave.
-class Asker {
+class Asker : public Toucher {
 public:
-    enum class At : int { gate, inside, refused };
-
     explicit Asker(bool touches = false)
-        : thread_([this, touches] {
+        : Toucher([touches](const Stay& stay) {
               const Question question("cuAsk");
-              if (!question.admitted()) return void(at_ = At::refused);
-              const auto stay = [this] {
-                  at_ = At::inside;
-                  while (!may_leave_) std::this_thread::sleep_for(Milliseconds(1));
-              };
+              if (!question.admitted()) return false;
               if (!touches) return stay();
               const Passage passage(Touch::takes, "cuTouch");
-              if (passage.admitted()) stay();
+              return passage.admitted() && stay();
           }) {}
-    Asker(const Asker&) = delete;
-    Asker& operator=(const Asker&) = delete;
     ~Asker() {
-        may_leave_ = true;
+        let_leave();
         the_gate().leave_deep(); // a test may end with it so
-        the_gate().open();
-        thread_.join();
     }
-
-    [[nodiscard]] bool comes_to(At at) const {
-        return becomes_true([this, at] { return at_ == at; });
-    }
-    [[nodiscard]] bool stays_out() const {
-        std::this_thread::sleep_for(k_moment);
-        return at_ == At::gate;
-    }
-    void let_leave() { may_leave_ = true; }
-
-private:
-    std::atomic<At> at_{At::gate};
-    std::atomic<bool> may_leave_{false};
-    std::thread thread_;
 };
 
 } // namespace

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -67,14 +68,9 @@ public:
     enum class At : int { gate, inside, refused, gone };
 
     explicit Toucher(gate::Touch touch = gate::Touch::submits, const gate::Inspector* inspector = nullptr)
-        : thread_([this, touch, inspector] {
+        : Toucher([touch, inspector](const Stay& stay) {
               const gate::Passage passage(touch, "cuTouch", inspector);
-              if (!passage.admitted()) {
-                  at_ = At::refused;
-                  return;
-              }
-              at_ = At::inside;
-              while (!may_leave_) std::this_thread::sleep_for(Milliseconds(1));
+              return passage.admitted() && stay();
           }) {}
     Toucher(const Toucher&) = delete;
     Toucher& operator=(const Toucher&) = delete;
@@ -85,13 +81,12 @@ public:
         thread_.join();
     }
 
+    [[nodiscard]] bool comes_to(At at) const {
+        return becomes_true([this, at] { return at_ == at; });
+    }
     [[nodiscard]] bool is_inside() const { return at_ == At::inside; }
-    [[nodiscard]] bool gets_in() const {
-        return becomes_true([this] { return is_inside(); });
-    }
-    [[nodiscard]] bool is_refused() const {
-        return becomes_true([this] { return at_ == At::refused; });
-    }
+    [[nodiscard]] bool gets_in() const { return comes_to(At::inside); }
+    [[nodiscard]] bool is_refused() const { return comes_to(At::refused); }
     [[nodiscard]] bool stays_out() const {
         std::this_thread::sleep_for(k_moment);
         return at_ == At::gate;
@@ -102,6 +97,20 @@ public:
         at_ = At::gone;
     }
     void let_leave() { may_leave_ = true; }
+
+protected:
+    /// Returns true once the thread is to leave.
+    using Stay = std::function<bool()>;
+    /// `call` stays where it is inside; it is refused where it returns false.
+    explicit Toucher(std::function<bool(const Stay&)> call)
+        : thread_([this, call = std::move(call)] {
+              const auto stay = [this] {
+                  at_ = At::inside;
+                  while (!may_leave_) std::this_thread::sleep_for(Milliseconds(1));
+                  return true;
+              };
+              if (!call(stay)) at_ = At::refused;
+          }) {}
 
 private:
     std::atomic<At> at_{At::gate};

@@ -115,8 +115,7 @@ TEST_CASE("Snapshots: a lock that is refused is done without only where nobody c
 TEST_CASE("Snapshots: a kernel that takes no requests, or lets nobody wait for them, is done without",
           "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
+    test::SampleContents contents;
     const auto opened = test::opened(directory);
     const auto error = static_cast<std::uint32_t>(GENERATE(EBADF, ENOMEM, EAGAIN, EBUSY));
     Result<void> done = make_error(ErrorCode::internal, "it was not run");
@@ -163,8 +162,7 @@ private:
 
 TEST_CASE("Snapshots: reads that are slow come in order, and one that fails ends the reading", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
+    test::SampleContents contents;
     const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto queue = open_io_queue();

@@ -6,9 +6,9 @@
 #include "store/snapshot.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
+#include "support/small_disk.hpp"
 #include "support/snapshots.hpp"
 
-#include <sys/mount.h>
 #include <sys/resource.h>
 
 #include <atomic>
@@ -23,31 +23,7 @@ using test::MemoryContents;
 using test::Scratch;
 using test::small_read;
 using test::small_write;
-
-/// A file system in memory, of this many bytes, if this user may mount one.
-class TinyDisk {
-public:
-    explicit TinyDisk(const std::string& options) {
-        is_mounted_ =
-            ::mount("gpu-sleep-test", path().c_str(), "tmpfs", 0, (options + ",mode=0700").c_str()) == 0;
-    }
-    TinyDisk(const TinyDisk&) = delete;
-    TinyDisk& operator=(const TinyDisk&) = delete;
-    ~TinyDisk() {
-        if (is_mounted_) ::umount2(path().c_str(), MNT_DETACH);
-    }
-    explicit operator bool() const noexcept { return is_mounted_; }
-    [[nodiscard]] const std::filesystem::path& path() const noexcept { return mount_point_.path(); }
-    [[nodiscard]] const Scratch& directory() const noexcept { return mount_point_; }
-    [[nodiscard]] bool resize(Bytes bytes) const {
-        const auto options = "size=" + std::to_string(bytes);
-        return ::mount(nullptr, path().c_str(), nullptr, MS_REMOUNT, options.c_str()) == 0;
-    }
-
-private:
-    Scratch mount_point_;
-    bool is_mounted_ = false;
-};
+using test::SmallDisk;
 
 /// A queue whose n-th write fails.
 class FullDisk final : public IoQueue {
@@ -65,8 +41,7 @@ private:
 
 TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
+    test::SampleContents contents;
     const auto queue = open_io_queue();
     REQUIRE(queue);
     for (std::size_t i = 0; i < places_of(contents.description.extents).size(); ++i) {
@@ -81,7 +56,7 @@ TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "
 }
 
 TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than may be taken", "[store]") {
-    const TinyDisk disk("size=64m");
+    const SmallDisk disk("size=64m");
     if (!disk) return test::skip_without_right("mount a file system");
     MemoryContents contents;
     for (int i = 0; i < 4; ++i) contents.add("weights", test::random_bytes(4 * k_mib));
@@ -190,7 +165,7 @@ TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
 }
 
 TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") {
-    const TinyDisk disk("size=16m");
+    const SmallDisk disk("size=16m");
     if (!disk) return test::skip_without_right("mount a file system");
     MemoryContents contents("weights", test::normal_bf16(30'000));
     contents.add("kv_cache", test::random_bytes(40'000));
@@ -219,7 +194,7 @@ TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") 
 }
 
 TEST_CASE("Snapshots: a disk without room for one more file", "[store]") {
-    const TinyDisk disk("size=16m,nr_inodes=1"); // its directory's
+    const SmallDisk disk("size=16m,nr_inodes=1"); // its directory's
     if (!disk) return test::skip_without_right("mount a file system");
     MemoryContents contents("weights", test::random_bytes(5000));
     const auto snapshot = test::written(disk.directory(), contents);

@@ -23,8 +23,7 @@ TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past th
     const auto io = GENERATE(IoKind::automatic, IoKind::threads);
     const auto direct = GENERATE(true, false);
     const Scratch directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
+    test::SampleContents contents;
     auto options = small_write(io);
     options.direct = direct;
     const auto snapshot = test::written(directory, contents, options);
@@ -46,8 +45,7 @@ TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past th
 
 TEST_CASE("Snapshots: single extents, and those that are not there", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
+    test::SampleContents contents;
     const auto snapshot = test::written(directory, contents);
     REQUIRE(snapshot);
     const auto reader = SnapshotReader::open(snapshot->file.path());
@@ -92,8 +90,7 @@ TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "
 
 TEST_CASE("Snapshots: a small bound for buffers still works, one chunk at a time", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
+    test::SampleContents contents;
     auto options = small_write();
     options.buffer_bytes = k_mib;
     const auto snapshot = test::written(directory, contents, options);
@@ -116,8 +113,7 @@ TEST_CASE("Snapshots: without extents", "[store]") {
 
 TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
+    test::SampleContents contents;
     const auto count = places_of(contents.description.extents).size();
     for (std::size_t i = 0; i < count; ++i) {
         contents.fails_at = i;
@@ -174,8 +170,7 @@ TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, 
 
 TEST_CASE("Snapshots: one that is held open is read whatever became of its name", "[store]") {
     const Scratch directory;
-    MemoryContents contents;
-    test::add_sample_contents(contents);
+    test::SampleContents contents;
     auto options = small_write();
     options.direct = GENERATE(true, false);
     auto one = test::written(directory, contents, options);

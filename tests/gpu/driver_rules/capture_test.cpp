@@ -110,7 +110,6 @@ TEST_CASE("Driver: a captured graph replays on its addresses, after they were ba
     CUgraphExec exec = nullptr;
     REQUIRE(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS);
     REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
-    REQUIRE(cuGraphUpload(exec, stream) == CUDA_SUCCESS);
     for (int round = 1; round <= 2; ++round) {
         std::fill(host.data.begin(), host.data.end(), std::byte{0});
         REQUIRE(cuGraphLaunch(exec, stream) == CUDA_SUCCESS);

@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <fstream>
 #include <thread>
 
 using namespace gpu_sleep::driver_rules;
@@ -177,14 +176,6 @@ TEST_CASE("Driver: a process that was restored without room stays checkpointed f
     CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
     CHECK(target.unlock() == CUDA_ERROR_ILLEGAL_STATE);
     target.process().end_with(SIGTERM);
-}
-
-TEST_CASE("Driver: a restore thread is a thread of the process", "[driver_rules]") {
-    const Target target;
-    int thread = 0;
-    REQUIRE(cuCheckpointProcessGetRestoreThreadId(target.pid(), &thread) == CUDA_SUCCESS);
-    const auto path = "/proc/" + std::to_string(target.pid()) + "/task/" + std::to_string(thread) + "/comm";
-    CHECK(std::ifstream(path).good());
 }
 
 TEST_CASE("Driver: reserved arguments of a checkpoint have to be zero", "[driver_rules]") {

@@ -27,9 +27,6 @@ TEST_CASE("Driver: devices describe themselves", "[driver_rules]") {
     REQUIRE(cuDeviceGet(&device, last) == CUDA_SUCCESS);
     char id[32];
     REQUIRE(cuDeviceGetPCIBusId(id, sizeof id, device) == CUDA_SUCCESS);
-    CUdevice found = -1;
-    REQUIRE(cuDeviceGetByPCIBusId(&found, id) == CUDA_SUCCESS);
-    CHECK(found == device);
     for (const auto attribute : {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
                                  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}) {
         int value = 0;
@@ -60,9 +57,6 @@ TEST_CASE("Driver: kernels", "[driver_rules]") {
     CHECK(offset == 16);
     CHECK(bytes == 4);
     CHECK(cuFuncGetParamInfo(fill, 3, &offset, &bytes) == CUDA_ERROR_INVALID_VALUE);
-    const char* name = nullptr;
-    REQUIRE(cuFuncGetName(&name, fill) == CUDA_SUCCESS);
-    CHECK(std::string(name) == "sim_fill");
 
     struct __attribute__((packed)) Buffer {
         CUdeviceptr address;

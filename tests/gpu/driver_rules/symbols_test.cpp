@@ -56,7 +56,7 @@ TEST_CASE("Driver: what names mean to programs with a default stream a thread", 
     };
     const auto meaning = GENERATE(Meaning{"cuMemcpy", 7000, "cuMemcpy_ptds"},
                                   Meaning{"cuMemcpyHtoDAsync", 7000, "cuMemcpyHtoDAsync_v2_ptsz"},
-                                  Meaning{"cuMemsetD2D32", 12000, "cuMemsetD2D32_v2_ptds"},
+                                  Meaning{"cuMemsetD2D16", 12000, "cuMemsetD2D16_v2_ptds"},
                                   Meaning{"cuLaunchKernelEx", 13000, "cuLaunchKernelEx_ptsz"},
                                   Meaning{"cuStreamBeginCapture", 13000, "cuStreamBeginCapture_v2_ptsz"},
                                   Meaning{"cuStreamGetCaptureInfo", 12000, "cuStreamGetCaptureInfo_v2_ptsz"},

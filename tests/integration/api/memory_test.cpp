@@ -8,7 +8,10 @@
 #include "support/scratch.hpp"
 #include "support/simulated_driver/testing.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <future>
@@ -57,6 +60,8 @@ private:
     ssize_t bytes_;
 };
 
+std::atomic<int> g_times_asked{0}; ///< a thread was started that asks PyTorch
+
 template <class Body>
 [[nodiscard]] Clock::duration time_of(Body body) {
     const auto start = Clock::now();
@@ -65,6 +70,13 @@ template <class Body>
 }
 
 } // namespace
+
+/// In place of the C library's.
+extern "C" __attribute__((visibility("default"))) int pthread_setname_np(pthread_t /*thread*/,
+                                                                         const char* name) {
+    g_times_asked += std::string_view(name) == "gpu-sleep-trim";
+    return 0;
+}
 
 TEST_CASE("API: a name has 64 bytes at most, and is no number", "[api]") {
     const auto longest = std::string(62, 'n') + "\xC3\xBC"; // 63 characters
@@ -468,4 +480,10 @@ TEST_CASE("Preserving: a span lies within what was asked for", "[api]") {
         std::all_of(found.begin(), found.begin() + k_mib / sizeof(words[0]), [](auto w) { return w == 0; }));
     CHECK(std::equal(found.begin() + k_mib / sizeof(words[0]), found.end(),
                      words.begin() + k_mib / sizeof(words[0])));
+}
+
+TEST_CASE("Sleeping: a program without Python is not asked for PyTorch's unused memory", "[api]") {
+    const TaggedMemory memory("weights", 4 * k_mib);
+    cycle();
+    CHECK(g_times_asked == 0);
 }

@@ -58,6 +58,9 @@ TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]
         pause_for(Milliseconds(150)); // it sleeps, and the driver works
         process.signal(SIGSTOP);
         CHECK(machine.command("gpu-wake", {"--timeout", "300ms"}).status == 4); // the sleep is under way
+        const Scratch place;
+        const Arguments to_files{"--host-budget", "1MiB", "--dir", place.file("files")};
+        CHECK(machine.command("gpu-reclaim", to_files).status == 0); // which a pass leaves alone
         process.signal(SIGKILL);
         CHECK(process.wait() == 128 + SIGKILL);
     }
@@ -190,8 +193,7 @@ TEST_CASE("Deep: a process whose restore found too little is lost, and what is k
                mentions("a restore found too little GPU memory") && mentions("save what is kept"));
     CHECK(succeeded(
         machine.command("gpu-sleep", {"--store", "file", "--dir", place.file("files"), "--keep-files"})));
-    machine.host.process().signal(SIGKILL);
-    machine.host.wait();
+    machine.host.kill();
     CHECK(run({{command_file("gpu-snapshot"), "verify", place.file("files")}, {}}).status == 0);
 }
 

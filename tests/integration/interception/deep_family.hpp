@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstddef>
 #include <deque>
 #include <string>
@@ -23,7 +22,7 @@ class DeepFamily {
 public:
     /// All have `variables` in their environment, and the first also `its_own`.
     explicit DeepFamily(std::size_t count, Arguments variables = {}, Arguments its_own = {})
-        : memory_(k_device_bytes / 2 * std::max<std::size_t>(count, 3)) {
+        : devices_(k_device_bytes / 2 * std::max<std::size_t>(count, 3)) {
         variables.push_back("GPU_SLEEP_GROUP=" + group());
         its_own.insert(its_own.end(), variables.begin(), variables.end());
         for (std::size_t i = 0; i < count; ++i) {
@@ -36,7 +35,7 @@ public:
     [[nodiscard]] Host& operator[](std::size_t index) { return hosts_[index]; }
     [[nodiscard]] const Piece& piece(std::size_t index) const { return pieces_[index]; }
     [[nodiscard]] std::size_t size() const noexcept { return hosts_.size(); }
-    [[nodiscard]] std::string file(const std::string& name) const { return scratch_.file(name); }
+    [[nodiscard]] std::string file(const std::string& name) const { return devices_.file(name); }
     /// Another program on the same GPU, that has no agent.
     [[nodiscard]] Launch plain() const { return here(plain_launch(k_linked)); }
     [[nodiscard]] static std::string root() { return std::to_string(::getpid()); }
@@ -75,8 +74,7 @@ public:
         return states;
     }
     void kill_last() {
-        hosts_.back().process().signal(SIGKILL);
-        CHECK(hosts_.back().wait() == 128 + SIGKILL);
+        hosts_.back().kill();
         hosts_.pop_back();
         pieces_.pop_back();
     }
@@ -104,13 +102,11 @@ private:
         for (auto& host : hosts_) check_no_harm(host);
     }
     [[nodiscard]] Launch here(Launch launch) const {
-        launch.environment.push_back("GPU_SLEEP_SIM_STATE=" + scratch_.file("devices"));
-        launch.environment.push_back(fmt::format("GPU_SLEEP_SIM_MEMORY={}", memory_));
+        launch.environment = with(std::move(launch.environment), devices_.environment());
         return launch;
     }
 
-    Scratch scratch_;
-    std::uint64_t memory_; ///< more than all take: the last to wake looks for more
+    SharedDevices devices_; ///< with more memory than all take: the last to wake looks for more
     std::deque<Host> hosts_;
     std::deque<Piece> pieces_;
 };

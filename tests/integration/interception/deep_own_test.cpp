@@ -174,8 +174,7 @@ TEST_CASE("Deep: a program that is killed amid its own deep sleep leaves no proc
     machine.host.process().send(k_own_sleep);
     await_process_outside(machine.host.pid());
     const auto pid = machine.host.pid();
-    machine.host.process().signal(SIGKILL);
-    CHECK(machine.host.wait() == 128 + SIGKILL);
+    machine.host.kill();
     CHECK(becomes_true([&] { return process_outside(pid) == 0; }));
 }
 
@@ -193,8 +192,7 @@ TEST_CASE("Deep: a process outside that looks, and ends too early, is replaced, 
     SECTION("of a program that is killed while it falls asleep") {
         machine.host.process().send(k_own_sleep);
         await_process_outside(pid, "look");
-        machine.host.process().signal(SIGKILL);
-        CHECK(machine.host.wait() == 128 + SIGKILL);
+        machine.host.kill();
     }
     SECTION("of a dry run") {
         CHECK(machine.command("gpu-sleep", {"--deep", "--dry-run"}).status == 0);

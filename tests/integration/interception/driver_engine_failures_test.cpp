@@ -144,8 +144,7 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
             CHECK_THAT(again.err, mentions("it is lost") && !mentions("--force"));
         }
         CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"), mentions("lost"));
-        machine.host.process().signal(SIGKILL);
-        machine.host.wait();
+        machine.host.kill();
         CHECK(machine.command("gpu-wake").status == 3);
     }
 }

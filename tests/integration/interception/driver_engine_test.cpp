@@ -204,7 +204,6 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
     // Nobody's who uses no GPU, nor its own.
     CHECK(run({{command_file("gpu-ps"), std::to_string(::getpid())}, machine.launch("gpu-ps").environment})
               .status == 3);
-    machine.host.process().signal(SIGKILL);
-    machine.host.wait();
+    machine.host.kill();
     CHECK(listed(all(), "state") == "not listed");
 }

@@ -7,7 +7,7 @@
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
+#include "support/shared_devices.hpp"
 
 #include "base/process.hpp"
 
@@ -61,7 +61,7 @@ public:
     /// What the management library calls a GPU: the simulated driver has other names on each machine.
     [[nodiscard]] std::string uuid(int gpu) const {
         std::array<unsigned char, 6> machine{};
-        const auto hash = std::hash<std::string>()(scratch_.file("devices"));
+        const auto hash = std::hash<std::string>()(devices_.file("devices"));
         std::memcpy(machine.data(), &hash, machine.size());
         return fmt::format("GPU-6770752d-{:02x}{:02x}-{:02x}{:02x}-{:02x}{:02x}-73696d2d2d{:02x}", machine[0],
                            machine[1], machine[2], machine[3], machine[4], machine[5], gpu);
@@ -72,8 +72,7 @@ public:
     }
     /// `launch` on these devices.
     [[nodiscard]] Launch here(Launch launch, Arguments variables = {}) const {
-        launch.environment.insert(launch.environment.end(), shared_.begin(), shared_.end());
-        launch.environment.insert(launch.environment.end(), variables.begin(), variables.end());
+        launch.environment = with(with(std::move(launch.environment), devices_.environment()), variables);
         return launch;
     }
     /// `command` for the program; "sleep" is "gpu-sleep --engine driver", and "deep" is "gpu-sleep --deep".
@@ -84,7 +83,7 @@ public:
         arguments.insert(arguments.begin(), {command_file(sleeps ? "gpu-sleep" : command), pid});
         if (command == "sleep") arguments.insert(arguments.end(), {"--engine", "driver"});
         if (command == "deep") arguments.emplace_back("--deep");
-        return {std::move(arguments), with(std::move(variables), shared_)};
+        return {std::move(arguments), with(std::move(variables), devices_.environment())};
     }
     [[nodiscard]] Output command(const std::string& name, Arguments arguments = {},
                                  Arguments variables = {}) const {
@@ -95,7 +94,7 @@ public:
     /// comes first.
     void kill_amid(const std::string& command, const std::string& call, const std::string& done,
                    const std::string& delay = "20s") const {
-        const auto trace = scratch_.file("trace");
+        const auto trace = devices_.file("trace");
         std::filesystem::remove(trace);
         Process process(launch(
             command, {}, {"GPU_SLEEP_SIM_DELAY=" + call + ":" + delay, "GPU_SLEEP_SIM_TRACE=" + trace}));
@@ -151,9 +150,7 @@ protected:
     }
 
 private:
-    Scratch scratch_;
-    Arguments shared_{"GPU_SLEEP_SIM_STATE=" + scratch_.file("devices"),
-                      "GPU_SLEEP_SIM_MEMORY=" + std::to_string(k_device_bytes)};
+    SharedDevices devices_{k_device_bytes};
     bool is_asked_ = false;
 
 public:

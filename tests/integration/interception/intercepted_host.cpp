@@ -34,6 +34,14 @@ Launch captured_launch(const Way& way, Arguments variables) {
     return preloaded_launch(way, std::move(variables));
 }
 
+Captured::~Captured() {
+    try {
+        if (can_be_asked()) CHECK(ask("faults") == "ok 0 0");
+    } catch (const ProcessFailure& failure) {
+        FAIL_CHECK(failure.what());
+    }
+}
+
 Piece make_piece(Host& host, const std::string& kind, std::uint64_t bytes) {
     static int seed = 0;
     Piece piece;

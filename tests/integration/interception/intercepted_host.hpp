@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace gpu_sleep::test {
 
@@ -38,6 +39,17 @@ inline constexpr Way k_per_thread{"as the runtime does, with a default stream a 
 
 /// The same, with what gpu-run sets: all its calls are intercepted.
 [[nodiscard]] Launch captured_launch(const Way& way, Arguments variables = {});
+
+/// One that captured_launch() starts. At its end its work has touched nothing that was not there, and no
+/// capture was broken, unless the test ended it.
+class Captured : public Host {
+public:
+    explicit Captured(const Way& way, Arguments variables = {})
+        : Host(captured_launch(way, std::move(variables))) {}
+    Captured(const Captured&) = delete;
+    Captured& operator=(const Captured&) = delete;
+    ~Captured();
+};
 
 /// One of its memories.
 struct Piece {

@@ -44,7 +44,7 @@ TEST_CASE(
     const auto way = GENERATE(k_linked, k_dlsym, k_late, k_runtime, k_per_thread);
     if (!is_tested(way)) return;
     INFO(way.name);
-    Host host(captured_launch(way));
+    Captured host(way);
     CHECK(host.tell("null_stream") == (way.name == k_per_thread.name ? "own" : "shared"));
     const auto empty = free_bytes(host);
     std::vector<Piece> pieces;
@@ -60,12 +60,10 @@ TEST_CASE(
         for (const auto& piece : pieces) check_intact(host, piece);
     }
     for (auto& piece : pieces) piece.hash = host.tell("launch " + piece.number + " 3");
-    host.sleep();
-    host.wake();
+    host.cycle();
     for (const auto& piece : pieces) check_intact(host, piece);
     for (const auto& piece : pieces) host.tell("free " + piece.number);
     CHECK(free_bytes(host) + k_slack >= empty);
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: a touch while asleep waits until the process is awake", "[interception]") {
@@ -75,7 +73,7 @@ TEST_CASE("Interception: a touch while asleep waits until the process is awake",
                  Case{k_runtime, "replay 0"}, Case{k_per_thread, "alloc plain 4194304"});
     const std::string what = touch;
     INFO(way.name << ": " << what);
-    Host host(captured_launch(way));
+    Captured host(way);
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     const auto other = make_piece(host, "async", k_piece_bytes);
     host.tell("capture 1 0");
@@ -90,12 +88,11 @@ TEST_CASE("Interception: a touch while asleep waits until the process is awake",
     if (what == "hash 0") CHECK(answer == "ok " + replayed);
     if (what == "replay 0") CHECK(answer == "ok " + replayed);
     if (what == "copy 1 0") CHECK(answer == "ok " + other.hash);
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked for",
           "[quick][interception]") {
-    Host host(captured_launch(k_linked));
+    Captured host(k_linked);
     auto piece = make_piece(host, "plain", k_piece_bytes);
     host.sleep({"--on-touch", "wake"});
     piece.hash = host.tell("launch 0 1");
@@ -106,12 +103,11 @@ TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked 
     CHECK(host.state() == "asleep");
     host.wake();
     check_intact(host, piece);
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: touches are met as the last request that said so wants it, while anything sleeps",
           "[interception]") {
-    Host host(captured_launch(k_linked, {"GPU_SLEEP_RULES=min=8388608,tag=big"}));
+    Captured host(k_linked, {"GPU_SLEEP_RULES=min=8388608,tag=big"});
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     host.tell("alloc plain 10485760");
     host.sleep({"--tags", "big", "--on-touch", "fail"});
@@ -125,13 +121,11 @@ TEST_CASE("Interception: touches are met as the last request that said so wants 
     CHECK(host.process().read_line().substr(0, 3) == "ok ");
     CHECK(becomes_true([&] { return host.state() == "awake"; }));
     CHECK(host.report("gate/on_touch") == "wait"); // as the next sleep would have it
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: a wake that is withdrawn does not wait for the call that it waited for",
           "[interception]") {
-    Host host(captured_launch(
-        k_runtime, {"GPU_SLEEP_RULES=min=8388608,tag=big", "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoH:3s"}));
+    Captured host(k_runtime, {"GPU_SLEEP_RULES=min=8388608,tag=big", "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoH:3s"});
     const auto small = make_piece(host, "plain", k_piece_bytes);
     host.tell("alloc plain 10485760");
     host.sleep({"--tags", "big", "--gate", "checked"});
@@ -147,7 +141,6 @@ TEST_CASE("Interception: a wake that is withdrawn does not wait for the call tha
     CHECK(host.process().read_line() == "ok " + small.hash);
     CHECK(Clock::now() - had_its_turn > Milliseconds(200));
     host.wake();
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: a sleep waits for a capture under way, which is not broken", "[interception]") {
@@ -157,7 +150,7 @@ TEST_CASE("Interception: a sleep waits for a capture under way, which is not bro
                  Case{k_per_thread, "capture 0 1"});
     const std::string how = kind;
     INFO(way.name << ": " << how);
-    Host host(captured_launch(way));
+    Captured host(way);
     const auto from = make_piece(host, "plain", k_piece_bytes);
     auto to = make_piece(host, "vmm2", k_piece_bytes);
     host.tell(how);
@@ -172,14 +165,12 @@ TEST_CASE("Interception: a sleep waits for a capture under way, which is not bro
     CHECK(host.process().read_line() == "ok ");
     to.hash = host.tell("replay 1");
     check_intact(host, from);
-    host.sleep();
-    host.wake();
+    host.cycle();
     CHECK(host.tell("replay 1") == to.hash);
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: a sleep waits for a capture that contains others", "[interception]") {
-    Host host(captured_launch(GENERATE(k_linked, k_per_thread)));
+    Captured host(GENERATE(k_linked, k_per_thread));
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     host.tell("capture 0 1");
@@ -192,11 +183,10 @@ TEST_CASE("Interception: a sleep waits for a capture that contains others", "[in
     REQUIRE(sleeping.finish().status == 0);
     host.wake();
     CHECK(host.process().read_line().substr(0, 3) == "ok ");
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: what is freed while asleep is gone", "[interception]") {
-    Host host(captured_launch(k_linked));
+    Captured host(k_linked);
     host.tell("start");
     const auto empty = free_bytes(host);
     std::vector<Piece> pieces;
@@ -216,7 +206,6 @@ TEST_CASE("Interception: what is freed while asleep is gone", "[interception]") 
     CHECK(free_bytes(host) + k_piece_bytes + k_slack >= empty);
     const auto later = make_piece(host, "plain", k_piece_bytes);
     check_intact(host, later);
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: memory that cannot be moved stays, is reported, and is whole", "[interception]") {
@@ -224,7 +213,7 @@ TEST_CASE("Interception: memory that cannot be moved stays, is reported, and is 
     const auto [kind, reported_as] = GENERATE(Case{"managed", "managed"}, Case{"alias", "virtual"});
     const std::string what = kind;
     INFO(what);
-    Host host(captured_launch(k_linked));
+    Captured host(k_linked);
     const auto fixed = make_piece(host, what, k_piece_bytes);
     const auto moved = make_piece(host, "plain", k_piece_bytes);
     const auto before = free_bytes(host);
@@ -236,7 +225,6 @@ TEST_CASE("Interception: memory that cannot be moved stays, is reported, and is 
     host.wake();
     check_intact(host, fixed);
     check_intact(host, moved);
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: memory that is left to the driver on request is reported until it is gone",
@@ -244,7 +232,7 @@ TEST_CASE("Interception: memory that is left to the driver on request is reporte
     using Case = std::pair<const char*, const char*>;
     const auto [setting, reason] = GENERATE(Case{"GPU_SLEEP_MIN_SIZE=1073741824", "--min-size"},
                                             Case{"GPU_SLEEP_RULES=capture=0", "a rule"});
-    Host host(captured_launch(k_linked, {setting}));
+    Captured host(k_linked, {setting});
     const auto row = [&](const std::string& kind, const std::string& field) -> std::string {
         const auto listed = host.command("gpu-ps", {"--json"});
         for (int i = 0; i < 3; ++i) {
@@ -266,7 +254,6 @@ TEST_CASE("Interception: memory that is left to the driver on request is reporte
     else
         for (const auto& piece : pieces) host.tell("free " + piece.number);
     for (const auto* kind : {"plain", "pool", "managed"}) CHECK(row(kind, "kind") == "none");
-    check_no_harm(host);
 }
 
 TEST_CASE("Interception: preloaded alone, the agent leaves the program as it is", "[interception]") {

@@ -60,10 +60,7 @@ CUresult AddressSpace::reserve(std::uint64_t bytes, std::uint64_t alignment, std
     if (got == 0) got = reserve_aligned(bytes, alignment);
     if (got == 0) return CUDA_ERROR_OUT_OF_MEMORY;
     reservations_.emplace(got, Reservation{bytes, origin});
-    if (origin == Origin::program) {
-        ++totals_.reservations;
-        totals_.reserved_bytes += bytes;
-    }
+    if (origin == Origin::program) ++totals_.reservations;
     begin = got;
     return CUDA_SUCCESS;
 }
@@ -74,10 +71,7 @@ CUresult AddressSpace::free_reservation(std::uint64_t begin, std::uint64_t bytes
     const auto inside = mappings_.lower_bound(begin);
     if (inside != mappings_.end() && inside->first < begin + bytes) return CUDA_ERROR_INVALID_VALUE;
     ::munmap(to_pointer(begin), bytes);
-    if (found->second.origin == Origin::program) {
-        --totals_.reservations;
-        totals_.reserved_bytes -= bytes;
-    }
+    if (found->second.origin == Origin::program) --totals_.reservations;
     reservations_.erase(found);
     return CUDA_SUCCESS;
 }

@@ -53,7 +53,6 @@ struct Mapping {
 
 struct SpaceTotals {
     std::uint64_t reservations = 0;
-    std::uint64_t reserved_bytes = 0;
     std::uint64_t mappings = 0;
     std::uint64_t mapped_bytes = 0;
 };

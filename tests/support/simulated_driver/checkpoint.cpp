@@ -105,8 +105,7 @@ bool only_asks(Entry entry) noexcept {
                                             Entry::cuDevicePrimaryCtxGetState,
                                             Entry::cuStreamGetCtx,
                                             Entry::cuStreamIsCapturing,
-                                            Entry::cuMemGetAllocationGranularity,
-                                            Entry::cuMemHostGetDevicePointer};
+                                            Entry::cuMemGetAllocationGranularity};
     return std::find(k_asking.begin(), k_asking.end(), entry) != k_asking.end();
 }
 
@@ -179,14 +178,6 @@ SIM_ENTRY(apart, 12080) cuCheckpointProcessGetState(int pid, CUprocessState* sta
     if (!state) return CUDA_ERROR_INVALID_VALUE;
     return about(Entry::cuCheckpointProcessGetState, pid, [&](SharedProcess& process) {
         *state = static_cast<CUprocessState>(process.state.load());
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(apart, 12080) cuCheckpointProcessGetRestoreThreadId(int pid, int* thread) {
-    if (!thread) return CUDA_ERROR_INVALID_VALUE;
-    return about(Entry::cuCheckpointProcessGetRestoreThreadId, pid, [&](SharedProcess&) {
-        *thread = pid; // there is no thread for it
         return CUDA_SUCCESS;
     });
 }

@@ -113,7 +113,6 @@ typedef struct sim_live {
     uint64_t mappings;       /**< this and the next three: by the program's own calls */
     uint64_t mapped_bytes;
     uint64_t reservations;
-    uint64_t reserved_bytes;
     uint64_t plain_allocations; /**< managed ones and those of other processes among them */
     uint64_t plain_bytes;
     uint64_t host_registrations; /**< page-locked host memory, registered or allocated */
@@ -123,7 +122,6 @@ typedef struct sim_live {
     uint64_t events;
     uint64_t modules; /**< and libraries */
     uint64_t graphs;
-    uint64_t graph_execs;
     uint64_t pool_allocations;    /**< stream-ordered: until the free was executed */
     uint64_t pool_bytes;          /**< of those, as asked for */
     uint64_t pool_reserved_bytes; /**< of those and what pools keep, in whole pages */

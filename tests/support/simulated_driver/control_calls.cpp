@@ -65,7 +65,6 @@ sim_live sim_live_objects(void) {
     live.mappings = totals.mappings;
     live.mapped_bytes = totals.mapped_bytes;
     live.reservations = totals.reservations;
-    live.reserved_bytes = totals.reserved_bytes;
     live.plain_allocations = driver.plain.size();
     live.plain_bytes = driver.plain_bytes;
     driver.memory_pools.for_each(
@@ -84,7 +83,6 @@ sim_live sim_live_objects(void) {
     live.events = driver.events.size();
     live.modules = driver.modules.size() + driver.libraries.size();
     live.graphs = driver.graphs.size();
-    live.graph_execs = driver.execs.size();
     return live;
 }
 

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 
 namespace gpu_sleep::sim {
 namespace {
@@ -55,11 +54,6 @@ int attribute_of(CUdevice_attribute attribute, CUdevice device) noexcept {
         return settings().maps_host_memory ? 1 : 0;
     default: return 0;
     }
-}
-
-void write_bus_id(CUdevice device, char* text, int size) {
-    std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0",
-                  static_cast<unsigned>(device + 1) & 0xFFU);
 }
 
 } // namespace
@@ -131,22 +125,9 @@ SIM_ENTRY(safe, 2000) cuDeviceGetAttribute(int* value, CUdevice_attribute attrib
 SIM_ENTRY(safe, 4010) cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
     return call_with_device(Entry::cuDeviceGetPCIBusId, device, [&](Call&) {
         if (!text || size <= 0) return CUDA_ERROR_INVALID_VALUE;
-        write_bus_id(device, text, size);
+        std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0",
+                      static_cast<unsigned>(device + 1) & 0xFFU);
         return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 4010) cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
-    return call(Entry::cuDeviceGetByPCIBusId, [&](Call& c) {
-        if (!device || !text) return CUDA_ERROR_INVALID_VALUE;
-        for (int candidate = 0; candidate < c.driver.device_count(); ++candidate) {
-            char id[16];
-            write_bus_id(candidate, id, sizeof id);
-            if (std::strcmp(id, text) != 0) continue;
-            *device = candidate;
-            return CUDA_SUCCESS;
-        }
-        return CUDA_ERROR_INVALID_DEVICE;
     });
 }
 
@@ -154,15 +135,6 @@ SIM_ENTRY(safe, 4000) cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice 
     return call_with_device(Entry::cuDeviceCanAccessPeer, std::max(device, peer), [&](Call&) {
         if (!can || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
         *can = device != peer ? 1 : 0;
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 8000)
-cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer) {
-    return call_with_device(Entry::cuDeviceGetP2PAttribute, std::max(device, peer), [&](Call&) {
-        if (!value || device == peer || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
-        *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED ? 1 : 0;
         return CUDA_SUCCESS;
     });
 }

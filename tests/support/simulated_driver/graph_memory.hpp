@@ -33,7 +33,6 @@ public:
         : address_(address), memory_(std::move(memory)) {}
     [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_MEM_FREE; }
     CUresult run(const Execution&) const override;
-    [[nodiscard]] CUdeviceptr address() const noexcept { return address_; }
 
 private:
     CUdeviceptr address_;

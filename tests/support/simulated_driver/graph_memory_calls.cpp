@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The calls that make nodes of memory, and ask about them.
+// The calls that make nodes of memory.
 
 #include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/entry.hpp"
@@ -8,22 +8,6 @@
 
 #include <map>
 #include <memory>
-
-namespace gpu_sleep::sim {
-namespace {
-
-/// A call that asks a node of kind `T` for its parameters.
-template <class T, class Body>
-CUresult call_with_node(Entry entry, CUgraphNode handle, Body&& body) noexcept {
-    return call(entry, [&](Call& c) -> CUresult {
-        const auto node = c.driver.nodes.find(handle);
-        const auto* work = node ? dynamic_cast<const T*>(node->work.get()) : nullptr;
-        return work ? body(*work) : CUDA_ERROR_INVALID_VALUE;
-    });
-}
-
-} // namespace
-} // namespace gpu_sleep::sim
 
 using namespace gpu_sleep::sim;
 
@@ -60,34 +44,5 @@ cuGraphAddMemFreeNode(CUgraphNode* node, CUgraph handle, const CUgraphNode*, std
         if (!work) return CUDA_ERROR_INVALID_VALUE;
         *node = add_node(c.driver, *graph, std::move(work));
         return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 11040)
-cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* parameters) {
-    return call_with_node<AllocationNode>(
-        Entry::cuGraphMemAllocNodeGetParams, node, [&](const AllocationNode& work) {
-            if (!parameters) return CUDA_ERROR_INVALID_VALUE;
-            *parameters = {};
-            parameters->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-            parameters->poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, work.memory().device};
-            parameters->bytesize = work.memory().bytes;
-            parameters->dptr = work.memory().begin;
-            return CUDA_SUCCESS;
-        });
-}
-
-SIM_ENTRY(safe, 11040) cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* address) {
-    return call_with_node<Free>(Entry::cuGraphMemFreeNodeGetParams, node, [&](const Free& work) {
-        if (!address) return CUDA_ERROR_INVALID_VALUE;
-        *address = work.address();
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 11040) cuDeviceGraphMemTrim(CUdevice device) {
-    return call(Entry::cuDeviceGraphMemTrim, [&](Call& c) {
-        // Nothing is kept between launches, but what a failed one took; that stays.
-        return device >= 0 && device < c.driver.device_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
     });
 }

@@ -14,13 +14,6 @@
 namespace gpu_sleep::sim {
 namespace {
 
-/// A node that does nothing.
-class Nothing : public Work {
-public:
-    [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_EMPTY; }
-    CUresult run(const Execution&) const override { return CUDA_SUCCESS; }
-};
-
 /// The nodes that a new one is to come after.
 using Dependencies = std::span<const CUgraphNode>;
 
@@ -145,15 +138,6 @@ cuGraphAddMemsetNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depend
                              const auto context = find_context(c.driver, context_handle);
                              return parameters && context ? make_memset(c, *context, *parameters, work)
                                                           : CUDA_ERROR_INVALID_VALUE;
-                         });
-}
-
-SIM_ENTRY(safe, 10000)
-cuGraphAddEmptyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count) {
-    return call_add_node(Entry::cuGraphAddEmptyNode, node, graph, {dependencies, count},
-                         [](Call&, const Context&, auto& work) {
-                             work = std::make_shared<Nothing>();
-                             return CUDA_SUCCESS;
                          });
 }
 

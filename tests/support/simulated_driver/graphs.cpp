@@ -212,17 +212,6 @@ cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNode node,
                          });
 }
 
-SIM_ENTRY(queued, 11010) cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
-    return call_with_exec(
-        Entry::cuGraphUpload, handle, stream_handle, [](Call& c, const GraphExec&, Stream& stream) {
-            if (stream.capture) return break_capture(stream);
-            if (const auto status = refuse_implicit_dependency(c.driver, stream); status != CUDA_SUCCESS)
-                return status;
-            enqueue(stream, {}, nullptr);
-            return CUDA_SUCCESS;
-        });
-}
-
 SIM_ENTRY(queued, 10000) cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     return call_with_exec(
         Entry::cuGraphLaunch, handle, stream_handle,

@@ -18,7 +18,6 @@ class Context;
 struct HostRange {
     std::uint64_t begin = 0;
     std::uint64_t bytes = 0;
-    unsigned flags = 0;
     bool allocated = false; ///< by the driver, which frees it
     const Context* owner = nullptr;
     Generation since = 0;

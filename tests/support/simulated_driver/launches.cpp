@@ -85,14 +85,6 @@ cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned g
     return call_launch(Entry::cuLaunchKernel, function, shape, stream, parameters, extra);
 }
 
-SIM_ENTRY(queued, 9000)
-cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                          CUstream stream, void** parameters) {
-    const LaunchShape shape{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes};
-    return call_launch(Entry::cuLaunchCooperativeKernel, function, shape, stream, parameters, nullptr);
-}
-
 SIM_ENTRY(queued, 11060)
 cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
     static constexpr CUlaunchConfig k_none{};

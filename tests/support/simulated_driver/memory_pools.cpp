@@ -163,19 +163,3 @@ cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* descriptions, std
         return grant_access(c.driver, pool);
     });
 }
-
-SIM_ENTRY(safe, 11020)
-cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
-    return call_with_pool(Entry::cuMemPoolGetAccess, handle, [&](Call& c, const MemoryPool& pool) {
-        if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE ||
-            !c.driver.has_device(location->id))
-            return CUDA_ERROR_INVALID_VALUE;
-        const auto granted = pool.access.find(location->id);
-        if (granted != pool.access.end())
-            *flags = granted->second;
-        else
-            *flags = location->id == pool.device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                                                 : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-        return CUDA_SUCCESS;
-    });
-}

@@ -16,9 +16,7 @@ bool is_synchronous(Entry entry) noexcept {
     switch (entry) {
     case Entry::cuMemsetD8:
     case Entry::cuMemsetD32:
-    case Entry::cuMemsetD2D8:
-    case Entry::cuMemsetD2D16:
-    case Entry::cuMemsetD2D32: return true;
+    case Entry::cuMemsetD2D16: return true;
     default: return false;
     }
 }
@@ -70,45 +68,12 @@ cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream
     return call_memset(Entry::cuMemsetD8Async, {to, 0, value, 1, count, 1}, stream);
 }
 
-SIM_ENTRY(queued, 3020)
-cuMemsetD16Async(CUdeviceptr to, unsigned short value, std::size_t count, CUstream stream) {
-    return call_memset(Entry::cuMemsetD16Async, {to, 0, value, 2, count, 1}, stream);
-}
-
 SIM_ENTRY(queued, 3020) cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream stream) {
     return call_memset(Entry::cuMemsetD32Async, {to, 0, value, 4, count, 1}, stream);
-}
-
-SIM_ENTRY(queued, 3020)
-cuMemsetD2D8(CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t width, std::size_t height) {
-    return call_memset(Entry::cuMemsetD2D8, {to, pitch, value, 1, width, height}, nullptr);
 }
 
 SIM_ENTRY(queued, 3020)
 cuMemsetD2D16(CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t width,
               std::size_t height) {
     return call_memset(Entry::cuMemsetD2D16, {to, pitch, value, 2, width, height}, nullptr);
-}
-
-SIM_ENTRY(queued, 3020)
-cuMemsetD2D32(CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t width, std::size_t height) {
-    return call_memset(Entry::cuMemsetD2D32, {to, pitch, value, 4, width, height}, nullptr);
-}
-
-SIM_ENTRY(queued, 3020)
-cuMemsetD2D8Async(CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t width,
-                  std::size_t height, CUstream stream) {
-    return call_memset(Entry::cuMemsetD2D8Async, {to, pitch, value, 1, width, height}, stream);
-}
-
-SIM_ENTRY(queued, 3020)
-cuMemsetD2D16Async(CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t width,
-                   std::size_t height, CUstream stream) {
-    return call_memset(Entry::cuMemsetD2D16Async, {to, pitch, value, 2, width, height}, stream);
-}
-
-SIM_ENTRY(queued, 3020)
-cuMemsetD2D32Async(CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t width, std::size_t height,
-                   CUstream stream) {
-    return call_memset(Entry::cuMemsetD2D32Async, {to, pitch, value, 4, width, height}, stream);
 }

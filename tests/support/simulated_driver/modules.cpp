@@ -141,14 +141,6 @@ cuKernelGetParamInfo(CUkernel kernel, std::size_t index, std::size_t* offset, st
         [&](const Function& function) { return get_parameter(function, index, offset, bytes); });
 }
 
-SIM_ENTRY(safe, 12030) cuFuncGetName(const char** name, CUfunction handle) {
-    return call_with_function(Entry::cuFuncGetName, handle, [&](const Function& function) {
-        if (!name) return CUDA_ERROR_INVALID_VALUE;
-        *name = function.kernel->name.c_str();
-        return CUDA_SUCCESS;
-    });
-}
-
 SIM_ENTRY(safe, 12040)
 cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::size_t* offset, std::size_t* bytes) {
     return call_with_function(Entry::cuFuncGetParamInfo, handle, [&](const Function& function) {

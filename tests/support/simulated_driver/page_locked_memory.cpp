@@ -16,7 +16,6 @@ CUresult allocate(Call& c, const Context& context, void** pointer, std::size_t b
     if (!pointer || bytes == 0 || (flags & ~k_alloc_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
     HostRange range;
     range.bytes = bytes;
-    range.flags = flags;
     range.owner = &context;
     std::uint64_t begin = 0;
     if (const auto status = c.driver.host.allocate(range, begin); status != CUDA_SUCCESS) return status;
@@ -47,7 +46,6 @@ SIM_ENTRY(unsafe, 6050) cuMemHostRegister(void* pointer, std::size_t bytes, unsi
         HostRange range;
         range.begin = reinterpret_cast<std::uint64_t>(pointer);
         range.bytes = bytes;
-        range.flags = flags;
         range.owner = &context;
         return c.driver.host.add(range);
     });
@@ -56,23 +54,5 @@ SIM_ENTRY(unsafe, 6050) cuMemHostRegister(void* pointer, std::size_t bytes, unsi
 SIM_ENTRY(unsafe, 4000) cuMemHostUnregister(void* pointer) {
     return call_in_context(Entry::cuMemHostUnregister, [&](Call& c, Context&) {
         return c.driver.host.remove(reinterpret_cast<std::uint64_t>(pointer));
-    });
-}
-
-SIM_ENTRY(safe, 3020) cuMemHostGetDevicePointer(CUdeviceptr* address, void* pointer, unsigned flags) {
-    return call_in_context(Entry::cuMemHostGetDevicePointer, [&](Call& c, Context&) {
-        const auto host = reinterpret_cast<std::uint64_t>(pointer);
-        if (!address || flags != 0 || !c.driver.host.find(host)) return CUDA_ERROR_INVALID_VALUE;
-        *address = host;
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 2030) cuMemHostGetFlags(unsigned* flags, void* pointer) {
-    return call_in_context(Entry::cuMemHostGetFlags, [&](Call& c, Context&) {
-        const auto* range = c.driver.host.find(reinterpret_cast<std::uint64_t>(pointer));
-        if (!flags || !range) return CUDA_ERROR_INVALID_VALUE;
-        *flags = range->flags;
-        return CUDA_SUCCESS;
     });
 }

@@ -28,24 +28,6 @@ private:
     void* data_;
 };
 
-/// cuStreamAddCallback.
-class Callback : public Work {
-public:
-    Callback(CUstream stream, CUstreamCallback function, void* data)
-        : stream_(stream), function_(function), data_(data) {}
-    [[nodiscard]] CUgraphNodeType type() const noexcept override { return CU_GRAPH_NODE_TYPE_HOST; }
-    CUresult run(const Execution& execution) const override {
-        const HostFunctionScope scope;
-        function_(stream_, execution.context.error(), data_);
-        return CUDA_SUCCESS;
-    }
-
-private:
-    CUstream stream_;
-    CUstreamCallback function_;
-    void* data_;
-};
-
 CUresult create_stream(Call& c, Context& context, CUstream* handle, unsigned flags) {
     if (!handle || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) return CUDA_ERROR_INVALID_VALUE;
     const auto kind = flags == CU_STREAM_NON_BLOCKING ? Stream::Kind::non_blocking : Stream::Kind::blocking;
@@ -134,15 +116,5 @@ SIM_ENTRY(queued, 10000) cuLaunchHostFunc(CUstream handle, CUhostFn function, vo
                             [&](Call& c, const std::shared_ptr<Stream>& stream) {
                                 if (!function) return CUDA_ERROR_INVALID_VALUE;
                                 return submit(c, *stream, std::make_shared<HostFunction>(function, data));
-                            });
-}
-
-SIM_ENTRY(queued, 5000)
-cuStreamAddCallback(CUstream handle, CUstreamCallback function, void* data, unsigned flags) {
-    return call_with_stream(Entry::cuStreamAddCallback, handle,
-                            [&](Call& c, const std::shared_ptr<Stream>& stream) {
-                                if (!function || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-                                if (stream->capture) return break_capture(*stream);
-                                return submit(c, *stream, std::make_shared<Callback>(handle, function, data));
                             });
 }

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Devices whose memory several host programs compete for.
+
+#pragma once
+
+#include "support/host.hpp"
+#include "support/scratch.hpp"
+
+#include <cstdint>
+#include <string>
+
+namespace gpu_sleep::test {
+
+/// Devices of so many bytes each that several programs share, with a directory for what tests note of them.
+class SharedDevices {
+public:
+    explicit SharedDevices(std::uint64_t bytes) : bytes_(bytes) {}
+
+    [[nodiscard]] Arguments environment() const {
+        return {"GPU_SLEEP_SIM_STATE=" + file("devices"), "GPU_SLEEP_SIM_MEMORY=" + std::to_string(bytes_)};
+    }
+    [[nodiscard]] std::string file(const std::string& name) const { return scratch_.file(name); }
+
+private:
+    Scratch scratch_;
+    std::uint64_t bytes_;
+};
+
+} // namespace gpu_sleep::test
