@@ -195,8 +195,7 @@ void Gate::forget(Named::Span gone) noexcept {
     {
         const MutexLock lock(mutex_);
         rule_.forget(gone);
-        if (phase_ != Phase::asleep || abandoned_ || rule_.something_sleeps() || rule_.paused || holds_all())
-            return;
+        if (phase_ != Phase::asleep || abandoned_ || rule_.holds_anything() || holds_all()) return;
         publish(Phase::open);
     }
     changed_.notify_all();

@@ -51,6 +51,7 @@ struct HoldRule {
     bool paused = false;               ///< everything is held, even if nothing sleeps
 
     [[nodiscard]] bool something_sleeps() const noexcept { return !sleeping.empty() || !lists_all; }
+    [[nodiscard]] bool holds_anything() const noexcept { return something_sleeps() || paused; }
     /// The first of the spans that is listed as sleeping, in part or whole, or null. Owned by `named`.
     [[nodiscard]] const Named::Span* first_sleeping(const Named& named) const;
     [[nodiscard]] bool names_sleeping(const Named& named) const { return first_sleeping(named); }
