@@ -181,12 +181,11 @@ Result<void> Endpoint::try_to_open() {
     ::unlinkat(directory, name.c_str(), 0);
     if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0)
         return errno_error(ErrorCode::io_failed, errno, "bind", path_);
-    struct stat status {};
-    if (::fchmodat(directory, name.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0 ||
-        ::fstatat(directory, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
+    if (::fchmodat(directory, name.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0)
         return errno_error(ErrorCode::io_failed, errno, "listen", path_);
-    device_ = status.st_dev;
-    inode_ = status.st_ino;
+    const auto file = FileIdentity::of(directory, name.c_str());
+    if (!file) return errno_error(ErrorCode::io_failed, errno, "fstatat", path_);
+    file_ = *file;
     spare_directory_ = place->is_spare ? std::move(directory_path) : std::string();
     {
         const MutexLock lock(mutex_);
@@ -200,9 +199,7 @@ Result<void> Endpoint::try_to_open() {
 }
 
 bool Endpoint::is_in_place() const {
-    struct stat status {};
-    return is_held() && ::lstat(path_.c_str(), &status) == 0 && status.st_dev == device_ &&
-           status.st_ino == inode_;
+    return is_held() && FileIdentity::of(AT_FDCWD, path_.c_str()) == file_;
 }
 
 void Endpoint::note_change() noexcept {
