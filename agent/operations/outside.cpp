@@ -4,6 +4,7 @@
 
 #include "operations/outside.hpp"
 
+#include "base/deadline.hpp"
 #include "base/fd.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
@@ -218,10 +219,10 @@ public:
                 text_.erase(0, end + 1);
                 return line;
             }
-            const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+            const int left = milliseconds_until(deadline);
             pollfd polled{socket_.get(), POLLIN, 0};
-            if (left <= 0 || has_ended_ || text_.size() >= k_most) return {};
-            const int ready = ::poll(&polled, 1, static_cast<int>(left));
+            if (left == 0 || has_ended_ || text_.size() >= k_most) return {};
+            const int ready = ::poll(&polled, 1, left);
             if (ready < 0 && errno == EINTR) continue;
             if (ready <= 0) return {};
             std::array<char, 4096> buffer{};
@@ -342,8 +343,7 @@ Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
 }
 
 Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function<bool()>& goes_on) const {
-    const auto left =
-        std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1)).count();
+    const int left = std::max(milliseconds_until(deadline), 1);
     auto run = OutsideRun::start(
         file_, {program_, "checkpoint", std::to_string(::getpid()), std::to_string(left)}, environment_);
     if (!run) return make_error(ErrorCode::driver_failed, "{}", run.error().message);
