@@ -11,6 +11,7 @@
 #include "intercepted/state.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -21,7 +22,7 @@ using driver::DeviceMask;
 /// to its own device, for otherwise nobody can copy it.
 void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
                     const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
-    auto* handle = find_handle(all, mapping.handle);
+    const auto* const handle = find_handle(all, mapping.handle);
     if (!handle || handle->stay_reason) return;
     const auto device = handle->properties.location.id;
     const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 &&
@@ -38,8 +39,17 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     }
     const auto tag = choose_tag(mapping.bytes);
     if (!tag) return;
-    memory.add_mapping(
-        {address, mapping.bytes, *tag, device, mapping.access, handle->real, handle->host_backed});
+    ledger::Backing backing; // from now on it can sleep, and its handle may change
+    backing.address = address;
+    backing.bytes = mapping.bytes;
+    backing.allocated = mapping.bytes;
+    backing.tag = memory.ledger().tag_id(*tag);
+    backing.device = device;
+    backing.access = mapping.access;
+    backing.mapped = true;
+    backing.handle = handle->real;
+    backing.host_backed = handle->host_backed;
+    memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
     immortal<Allocations>().add(
