@@ -53,13 +53,12 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
         const auto number = k_first_handle + ++all.next;
-        Handle mine;
-        mine.real = made;
-        mine.bytes = bytes;
-        mine.properties = *properties;
-        mine.references = 1;
-        mine.stay_reason = why_it_must_stay(*properties);
-        all.handles.emplace(number, std::move(mine));
+        all.handles.emplace(number, Handle{.real = made,
+                                           .bytes = bytes,
+                                           .properties = *properties,
+                                           .references = 1,
+                                           .mappings = {},
+                                           .stay_reason = why_it_must_stay(*properties)});
         *handle = number;
         return CUDA_SUCCESS;
     });

@@ -156,10 +156,8 @@ Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
             if (shared.error().code == ErrorCode::not_owned) return std::nullopt;
             return shared.error().code == ErrorCode::refused ? k_sleeps : CUDA_ERROR_NOT_SUPPORTED;
         }
-        Ticket ticket;
-        ticket.start_time = self->start_time;
-        ticket.pid = self->pid;
-        ticket.request = {*words, known->address, known->id};
+        const Ticket ticket{
+            .start_time = self->start_time, .request = {*words, known->address, known->id}, .pid = self->pid};
         *handle = {};
         std::memcpy(handle->reserved, &ticket, sizeof ticket);
         return CUDA_SUCCESS;

@@ -103,11 +103,7 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
                 return k_sleeps;
             const auto status = with->api().cuMemMap(address, bytes, offset, mine->real, flags);
             if (status != CUDA_SUCCESS) return status;
-            Mapping mapping;
-            mapping.bytes = bytes;
-            mapping.offset = offset;
-            mapping.handle = handle;
-            all.mappings.emplace(address, mapping);
+            all.mappings.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = handle});
             mine->mappings.push_back(address);
             return CUDA_SUCCESS;
         });
