@@ -36,7 +36,7 @@ public:
             return !a.is_virtual && a.context == context && (is_primary || !a.pool);
         };
         objects_end_with(context);
-        captures_ = take_captures_of(context);
+        put_captures_back_ = take_captures_of(context);
         pools_ = take_pools_of(memory, context);
         waiting_ = take_waiting_of(memory, dies);
         allocations_ = immortal<Allocations>().extract(dies);
@@ -46,8 +46,8 @@ public:
             own_ = own.contexts.extract(context);
         }
         // Only reported: nothing fails for it.
-        ignoring_errors([&] { left_ = take_left_of(context, is_primary); });
-        ignoring_errors([&] { managed_ = take_managed_of(context); });
+        ignoring_errors([&] { put_left_back_ = take_left_of(context, is_primary); });
+        ignoring_errors([&] { put_managed_back_ = take_managed_of(context); });
     }
 
     /// The context is gone, and with it its memory.
@@ -56,7 +56,6 @@ public:
             if (allocation.pool) freed_from_pool(allocation);
             give_allocation(memory_, allocation);
         }
-        captures_.gone();
         pools_.gone();
         waiting_.gone();
         // What is retained may have been pinned there, and would be copied slowly.
@@ -70,9 +69,9 @@ public:
         immortal<Allocations>().put_back(allocations_);
         pools_.stays();
         waiting_.stays();
-        if (left_.stays) left_.stays();
-        if (managed_.stays) managed_.stays();
-        captures_.stays();
+        if (put_left_back_) put_left_back_();
+        if (put_managed_back_) put_managed_back_();
+        put_captures_back_();
         auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         own.contexts.insert(std::move(own_));
@@ -82,13 +81,13 @@ private:
     ProgramMemory& memory_;
     CUcontext context_;
     bool is_primary_;
-    PendingRemoval captures_;
     std::map<CUdeviceptr, Allocation> allocations_;
     std::map<CUcontext, int>::node_type own_;
     PendingRemoval pools_;
     PendingRemoval waiting_;
-    PendingRemoval left_;
-    PendingRemoval managed_;
+    PutBack put_captures_back_;
+    PutBack put_left_back_;
+    PutBack put_managed_back_;
 };
 
 /// Runs `end`, which may end the context, with the context out of the books.
@@ -237,11 +236,11 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         }
         if (!node) return destroy();
         const auto green = node.mapped();
-        PendingRemoval captures;
+        PutBack put_captures_back;
         ignoring_errors([&] {
             if (!green.context) return;
             objects_end_with(green.context);
-            captures = take_captures_of(green.context);
+            put_captures_back = take_captures_of(green.context);
             // For good: if it stays, its blocks wait for their events.
             forget_order_of(green.context, green.primary);
             immortal<Allocations>().change([&](Allocation& known) {
@@ -251,7 +250,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         const auto ended = release_held(*with, green.device, destroy);
         ignoring_errors([&] {
             if (ended == CUDA_SUCCESS) return;
-            if (captures.stays) captures.stays();
+            if (put_captures_back) put_captures_back();
             const MutexLock own_lock(own.mutex);
             own.greens.insert(std::move(node));
         });

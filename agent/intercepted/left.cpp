@@ -79,12 +79,11 @@ CUresult free_left(CUdeviceptr address, const std::function<CUresult()>& free) n
     return status;
 }
 
-PendingRemoval take_left_of(CUcontext context, bool is_primary) {
+PutBack take_left_of(CUcontext context, bool is_primary) {
     auto taken = std::make_shared<std::vector<Record>>();
-    PendingRemoval both{[] {},
-                        [taken] {
-                            for (auto& record : *taken) put_back(std::move(record));
-                        }};
+    PutBack put_all_back = [taken] {
+        for (auto& record : *taken) put_back(std::move(record));
+    };
     auto& shards = immortal<Shards>();
     for (auto& shard : shards.all) {
         const MutexLock lock(shard.mutex);
@@ -98,7 +97,7 @@ PendingRemoval take_left_of(CUcontext context, bool is_primary) {
             --shards.count;
         }
     }
-    return both;
+    return put_all_back;
 }
 
 void add_left(std::vector<Residual>& rows) {
