@@ -130,16 +130,22 @@ struct LettingGo {
     bool is_last = false;
 };
 
-/// The program holds a primary context once less.
-LettingGo let_go(CUdevice device) noexcept {
-    LettingGo letting_go;
+/// Has `change` change how often the program holds a primary context.
+template <class Change>
+void change_holds(CUdevice device, const Change& change) noexcept {
     ignoring_errors([&] {
         auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
-        auto& held = own.primaries[device];
-        letting_go.was_held = held > 0;
-        if (held > 0) --held;
-        letting_go.is_last = held == 0;
+        change(own.primaries[device]);
+    });
+}
+
+/// The program holds a primary context once less.
+LettingGo let_go(CUdevice device) noexcept {
+    LettingGo letting_go;
+    change_holds(device, [&](unsigned& holds) {
+        letting_go = {holds > 0, holds <= 1};
+        if (holds > 0) --holds;
     });
     return letting_go;
 }
@@ -147,22 +153,15 @@ LettingGo let_go(CUdevice device) noexcept {
 /// The same, unless it would be the last time. Whether it was done.
 bool let_go_of_one(CUdevice device) noexcept {
     bool is_done = false;
-    ignoring_errors([&] {
-        auto& own = immortal<OwnContexts>();
-        const MutexLock lock(own.mutex);
-        auto& held = own.primaries[device];
-        is_done = held > 1;
-        if (is_done) --held;
+    change_holds(device, [&](unsigned& holds) {
+        is_done = holds > 1;
+        if (is_done) --holds;
     });
     return is_done;
 }
 
 void hold(CUdevice device) noexcept {
-    ignoring_errors([&] {
-        auto& own = immortal<OwnContexts>();
-        const MutexLock lock(own.mutex);
-        ++own.primaries[device];
-    });
+    change_holds(device, [](unsigned& holds) { ++holds; });
 }
 
 /// Runs `release`, which takes one of the program's holds of the primary context. The caller holds

@@ -13,7 +13,7 @@ using PutBack = std::function<void()>;
 
 /// The same of what is freed if it goes.
 struct PendingRemoval {
-    std::function<void()> gone;  ///< frees it
+    std::function<void()> gone; ///< frees it
     PutBack stays;
 };
 
