@@ -176,14 +176,9 @@ struct NamesNode {
                     const Parameters* parameters, const Rest&...) {
         add(named, nullptr, parameters);
     }
-    static void add(gate::Named& named, CUgraphNode, const CUDA_MEMCPY3D* copy) {
-        if (copy) add_copy(named, *copy);
-    }
-    static void add(gate::Named& named, CUgraphNode, const CUDA_MEMSET_NODE_PARAMS* fill) {
-        if (fill) add_fill_node(named, *fill);
-    }
-    static void add(gate::Named& named, CUgraphNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS* operations) {
-        if (operations) add_operations(named, operations->paramArray, operations->count);
+    template <class Parameters>
+    static void add(gate::Named& named, CUgraphNode, const Parameters* parameters) {
+        if (parameters) add_node(named, *parameters);
     }
 };
 
