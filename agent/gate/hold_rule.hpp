@@ -30,6 +30,7 @@ struct Named {
     struct Span {
         std::uint64_t begin = 0;
         std::uint64_t end = 0;
+        friend bool operator==(const Span&, const Span&) = default;
     };
     std::vector<Span> spans;
     bool known = false; ///< false: it may touch anything

@@ -71,9 +71,8 @@ void keep_allocations(gate::Named& named) {
     const auto by_begin = [](const auto& a, const auto& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     };
-    const auto same = [](const auto& a, const auto& b) { return a.begin == b.begin && a.end == b.end; };
     std::sort(named.spans.begin(), named.spans.end(), by_begin);
-    named.spans.erase(std::unique(named.spans.begin(), named.spans.end(), same), named.spans.end());
+    named.spans.erase(std::unique(named.spans.begin(), named.spans.end()), named.spans.end());
 }
 
 /// Runs `body`; without memory for its notes the graph is one of which nothing is known.

@@ -53,8 +53,6 @@ void add_node(gate::Named& named, const Node& node) {
         add_copy(named, node);
     }
 }
-/// Adds where the program has mapped the memory of a handle of its own.
-void add_handle(gate::Named& named, CUmemGenericAllocationHandle handle);
 
 /// Whether work that the calling thread submits to the stream now is recorded, and not done, whatever other
 /// threads do meanwhile: it belongs to a capture that this thread began and no other may end. `per_thread`: a
