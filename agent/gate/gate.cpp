@@ -228,12 +228,9 @@ bool Gate::hold(Waiter& waiter) {
     };
     if (changed_.wait_for(mutex_, k_short_wait, moved)) return true;
 
-    std::optional<python::PythonUnlocked> unlocked;
-    if (releases_python_lock_ && waiter.touch == Touch::submits) {
-        mutex_.unlock();
-        unlocked.emplace(loader_lock_);
-        mutex_.lock();
-    }
+    std::optional<python::PythonUnlocked> python_unlocked;
+    if (releases_python_lock_ && waiter.touch == Touch::submits)
+        unlocked([&] { python_unlocked.emplace(loader_lock_); });
     bool in_time = true;
     while (!moved()) {
         const auto now = Clock::now();
@@ -248,9 +245,7 @@ bool Gate::hold(Waiter& waiter) {
         if (asks && now - last_wake_ >= again) {
             last_wake_ = now;
             const auto waker = waker_;
-            mutex_.unlock();
-            if (waker) ignoring_errors([&] { (*waker)(); }); // it is asked again
-            mutex_.lock();
+            if (waker) unlocked([&] { ignoring_errors(*waker); }); // it is asked again
             continue;
         }
         // Where the touch asks for the wake itself, who is in its way is said by what asks.
@@ -260,30 +255,24 @@ bool Gate::hold(Waiter& waiter) {
             const auto* const touched =
                 rule_.checked && !holds_all() ? rule_.first_sleeping(*waiter.named) : nullptr;
             const auto address = touched ? touched->begin : 0;
-            mutex_.unlock(); // nobody waits for standard error
-            ignoring_errors([&] {
+            const auto say = [&] {
                 const auto why = touched  ? fmt::format("it was given the sleeping address {:#x}", address)
                                  : sleeps ? "memory of this process is asleep"
                                           : "this process is paused";
                 log::warning("{} waits because {}; wake it with: gpu-wake {}", waiter.entry_point, why,
                              ::getpid());
-            });
-            mutex_.lock();
+            };
+            unlocked([&] { ignoring_errors(say); }); // nobody waits for standard error
             continue;
         }
         auto next = now + again;
         if (asks && rule_.limit && !is_late) next = std::min(next, waiter.since + *rule_.limit);
-        const bool is_due = unlocked && unlocked->is_due();
+        const bool is_due = python_unlocked && python_unlocked->is_due();
         if (is_due) next = std::min(next, now + k_look_again);
         changed_.wait_until(mutex_, next);
-        if (!is_due || moved()) continue;
-        mutex_.unlock();
-        unlocked->give_up_if_safe();
-        mutex_.lock();
+        if (is_due && !moved()) unlocked([&] { python_unlocked->give_up_if_safe(); });
     }
-    mutex_.unlock();
-    unlocked.reset(); // may wait for Python's lock, so not under ours
-    mutex_.lock();
+    unlocked([&] { python_unlocked.reset(); }); // which may wait for Python's lock
     return in_time;
 }
 
@@ -308,17 +297,13 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     std::optional<bool> records;
     const auto judged = [&]() GPU_SLEEP_REQUIRES(mutex_) {
         // Looking may need other locks, so ours is let go; the phase may be another afterwards.
-        if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep && !holds_all()) {
-            mutex_.unlock();
-            records = inspector->records();
-            mutex_.lock();
-        }
+        if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep && !holds_all())
+            unlocked([&] { records = inspector->records(); });
         if (inspector && !has_looked && wants_names(touch)) {
             has_looked = true;
-            mutex_.unlock();
-            auto found = guarded([&]() -> Result<Named> { return inspector->inspect(); });
-            mutex_.lock();
-            if (found) named = *std::move(found);
+            Named found;
+            unlocked([&] { ignoring_errors([&] { found = inspector->inspect(); }); });
+            named = std::move(found); // others may look at it
         }
         return judge(touch, named, records.value_or(false));
     };
@@ -338,12 +323,12 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         if (verdict != Verdict::hold) break;
         const bool is_inside = seat.is_inside(); // else it asks; a hook of ours may do both
         const auto questions = seat.questions.exchange(0);
-        if (is_inside) seat.step_out();
+        if (is_inside) seat.leave();
         waiter.change = changes_;
         waiter.released = false; // and if it was, it came too late
         if (!hold(waiter)) verdict = Verdict::fail;
         // Under the mutex, as every change of the phase: who closes the gate next sees this thread inside.
-        if (is_inside) seat.step_in();
+        if (is_inside) seat.enter_again();
         seat.questions.store(questions);
         if (verdict == Verdict::fail) break;
     }

@@ -169,6 +169,13 @@ private:
     }
     [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
     [[nodiscard]] bool hold(Waiter& waiter) GPU_SLEEP_REQUIRES(mutex_);
+    /// Calls `body`, which throws nothing, without the mutex: it may wait, or take other locks.
+    template <class Body>
+    void unlocked(Body&& body) GPU_SLEEP_REQUIRES(mutex_) {
+        mutex_.unlock();
+        body();
+        mutex_.lock();
+    }
     [[nodiscard]] bool is_empty() const noexcept;
 
     /// Has every thread be seen inside or see what was published, and waits until nobody is inside.
