@@ -91,7 +91,7 @@ PutBack take_left_of(CUcontext context, bool is_primary) {
             const auto here = next++;
             const auto& left = here->second.left;
             // Memory of pools outlives contexts, but for the device's primary one.
-            if (left.context != context || (left.is_pooled && !is_primary)) continue;
+            if (left.context != context || (left.pool && !is_primary)) continue;
             taken->emplace_back();
             taken->back() = shard.ones.extract(here);
             --shards.count;
@@ -104,7 +104,7 @@ void add_left(std::vector<Residual>& rows) {
     for (auto& shard : immortal<Shards>().all) {
         const MutexLock lock(shard.mutex);
         for (const auto& [address, one] : shard.ones) {
-            const auto* const kind = one.left.is_pooled ? "pool" : "plain";
+            const auto* const kind = one.left.pool ? "pool" : "plain";
             add_to_sum(rows, {kind, one.left.device, one.bytes, 1, one.left.reason});
         }
     }

@@ -109,7 +109,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     // been.
     const auto name = choose_tag(bytes);
     if (!name) {
-        left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, true, handle};
+        left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, handle};
         return std::nullopt;
     }
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
