@@ -9,7 +9,6 @@
 #include "intercepted/allocations.hpp"
 #include "intercepted/handle_table.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/trimming.hpp"
 #include "intercepted/waiting_frees.hpp"
 
 #include <iterator>
@@ -41,13 +40,9 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
             return std::nullopt;
         CUmemGenericAllocationHandle made = 0;
-        auto status = with->api().cuMemCreate(&made, bytes, properties, flags);
-        if (status == CUDA_ERROR_OUT_OF_MEMORY) {
-            trim();
-            status = with->api().cuMemCreate(&made, bytes, properties, flags);
-        }
-        if (status == CUDA_ERROR_OUT_OF_MEMORY && free_amid_captures(*with))
-            status = with->api().cuMemCreate(&made, bytes, properties, flags);
+        const auto status = try_for_memory(
+            *with, [&] { return with->api().cuMemCreate(&made, bytes, properties, flags); },
+            [](CUresult tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
         if (status == CUDA_ERROR_OUT_OF_MEMORY) with->note_shortage(properties->location.id, bytes);
         if (status != CUDA_SUCCESS) return status;
         auto& all = immortal<Handles>();

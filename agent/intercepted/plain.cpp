@@ -30,15 +30,12 @@ Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std:
         left.reason = TagChoice::why_not(bytes);
         return make_error(ErrorCode::refused, "not to be intercepted");
     }
-    const auto try_once = [&] { return memory.allocate(device, *tag, bytes); };
-    auto address = try_once();
-    const auto is_short = [&] { return !address && address.error().code == ErrorCode::out_of_device_memory; };
-    if (is_short()) {
-        trim();
-        address = try_once();
-    }
-    if (is_short() && free_amid_captures(memory)) address = try_once();
-    if (is_short()) memory.note_shortage(device, bytes);
+    const auto is_short = [](const auto& address) {
+        return !address && address.error().code == ErrorCode::out_of_device_memory;
+    };
+    auto address = try_for_memory(
+        memory, [&] { return memory.allocate(device, *tag, bytes); }, is_short);
+    if (is_short(address)) memory.note_shortage(device, bytes);
     return address;
 }
 

@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <shared_mutex>
+#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -186,12 +187,12 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
         if (!device) return std::nullopt;
         const auto handle = pool ? *pool : pool_of_device(*with, *device);
         if (!handle) return std::nullopt;
-        auto answer = allocate_from(*with, address, bytes, handle, key, false, left);
-        if (answer != CUDA_ERROR_OUT_OF_MEMORY) return answer;
-        trim();
-        answer = allocate_from(*with, address, bytes, handle, key, true, left);
-        if (answer != CUDA_ERROR_OUT_OF_MEMORY || !free_amid_captures(*with)) return answer;
-        return allocate_from(*with, address, bytes, handle, key, true, left);
+        bool is_short = false;
+        const auto try_once = [&] {
+            return allocate_from(*with, address, bytes, handle, key, std::exchange(is_short, true), left);
+        };
+        return try_for_memory(*with, try_once,
+                              [](Answer tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
     });
 }
 
