@@ -327,7 +327,7 @@ Result<bool> DeepSleep::settle(checkpoint::State found) {
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) const {
-    return needs(request, means_->outside->look());
+    return needs(request, OutsideLooks(*means_->outside).look());
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request,

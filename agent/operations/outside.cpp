@@ -313,16 +313,13 @@ bool Outside::is_there() const noexcept {
     return ::access(program_.c_str(), X_OK) == 0;
 }
 
-Result<std::vector<OutsideGpu>> Outside::look(Milliseconds patience) const {
-    return OutsideLooks(*this).look(patience);
-}
-
 OutsideLooks::OutsideLooks(const Outside& outside) noexcept : outside_(&outside) {}
 
 OutsideLooks::~OutsideLooks() = default;
 
-Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
-    const auto deadline = Clock::now() + patience;
+Result<std::vector<OutsideGpu>> OutsideLooks::look() {
+    constexpr Milliseconds k_patience{5'000};
+    const auto deadline = Clock::now() + k_patience;
     std::string why = "the management library does not answer";
     for (bool is_wanted = true; is_wanted;) {
         const bool is_new = !run_;
