@@ -370,10 +370,12 @@ void Agent::inhibit(const model::InhibitRequest& request) noexcept {
         parts_.inhibitors.set(request.time);
 }
 
-void Agent::look() noexcept {
-    if (!memory_.is_started()) return;
+Milliseconds Agent::look() noexcept {
+    const auto pause = idle_timer_.pause_between_looks();
+    if (!memory_.is_started()) return pause;
     if (parts_.idle.look()) memory_.tidy_within(Milliseconds(0));
     if (idle_timer_.is_set()) ignoring_errors([this] { sleep_if_due(); });
+    return pause;
 }
 
 void Agent::sleep_if_due() {

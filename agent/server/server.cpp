@@ -280,8 +280,7 @@ void Server::listen_once(Clock::time_point& next_look) {
     const auto now = Clock::now();
     if (now >= next_look) {
         keep_in_place();
-        operations_.look();
-        next_look = now + std::min(k_tick, operations_.pause_between_looks());
+        next_look = now + std::min(k_tick, operations_.look());
     }
     for (std::size_t i = connections_.size(); i-- > 0;) {
         const bool has_input = ready > 0 && polled[i + 1].revents != 0;
