@@ -208,12 +208,10 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
     const std::shared_lock contexts(contexts_mutex());
     const auto status = make();
     if (status != CUDA_SUCCESS) return status;
-    ignoring_errors([&] {
-        const auto with = memory();
-        if (!with) return;
+    with_memory([&](ProgramMemory& memory) {
         CUcontext context = nullptr;
         if (convert(&context) != CUDA_SUCCESS) context = nullptr;
-        const auto primary = primary_of(with->api(), device).context;
+        const auto primary = primary_of(memory.api(), device).context;
         auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];

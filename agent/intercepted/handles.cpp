@@ -34,16 +34,15 @@ const char* why_it_must_stay(const CUmemAllocationProp& properties) {
 
 Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
               unsigned long long flags) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+    return answered([&](ProgramMemory& memory) -> Answer {
+        if (!handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
             return std::nullopt;
         CUmemGenericAllocationHandle made = 0;
         const auto status = try_for_memory(
-            *with, [&] { return with->api().cuMemCreate(&made, bytes, properties, flags); },
+            memory, [&] { return memory.api().cuMemCreate(&made, bytes, properties, flags); },
             [](CUresult tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
-        if (status == CUDA_ERROR_OUT_OF_MEMORY) with->note_shortage(properties->location.id, bytes);
+        if (status == CUDA_ERROR_OUT_OF_MEMORY) memory.note_shortage(properties->location.id, bytes);
         if (status != CUDA_SUCCESS) return status;
         auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
@@ -75,9 +74,8 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
 }
 
 Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !handle) return std::nullopt;
+    return answered([&](ProgramMemory&) -> Answer {
+        if (!handle) return std::nullopt;
         const auto at = reinterpret_cast<CUdeviceptr>(address);
         // Of our own memory there is none to be had, as of the driver's plain memory.
         const auto none = immortal<Allocations>().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
@@ -96,9 +94,8 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
 }
 
 Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !properties) return std::nullopt;
+    return answered([&](ProgramMemory&) -> Answer {
+        if (!properties) return std::nullopt;
         auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
         const auto* mine = find_handle(all, handle);

@@ -59,14 +59,13 @@ CUresult free_now(ProgramMemory& memory, Freeing& allocation) {
 } // namespace
 
 Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !address || bytes == 0) return std::nullopt;
+    return answered([&](ProgramMemory& memory) -> Answer {
+        if (!address || bytes == 0) return std::nullopt;
         free_waiting();
-        const auto device = current_device(*with);
+        const auto device = current_device(memory);
         CUcontext context = nullptr;
-        if (!device || with->api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
-        const auto range = take_range(*with, *device, bytes, left);
+        if (!device || memory.api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
+        const auto range = take_range(memory, *device, bytes, left);
         if (!range) {
             left.context = owner_of_memory_in(context);
             left.device = *device;
@@ -79,11 +78,11 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
                 {*range, bytes, *device, owner_of_memory_in(context), nullptr, 0, false});
         });
         if (!added) {
-            give_range(*with, *range);
+            give_range(memory, *range);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // Who enables access from here on finds it in the index; what was enabled before is granted now.
-        ignoring_errors([&] { grant_peers(*with, *device, *range); });
+        ignoring_errors([&] { grant_peers(memory, *device, *range); });
         *address = *range;
         return CUDA_SUCCESS;
     });

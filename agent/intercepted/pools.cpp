@@ -177,21 +177,20 @@ bool has_usage(const Properties& properties) noexcept {
 
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
                       CUstream stream, bool per_thread, Left& left) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !address || bytes == 0) return std::nullopt;
-        const auto key = key_of(*with, stream, per_thread);
+    return answered([&](ProgramMemory& memory) -> Answer {
+        if (!address || bytes == 0) return std::nullopt;
+        const auto key = key_of(memory, stream, per_thread);
         // In a capture it becomes a node of the graph, whose memory is the driver's.
-        if (!key.context || is_capturing(*with, key.stream, false)) return std::nullopt;
-        const auto device = device_of(*with, key.context);
+        if (!key.context || is_capturing(memory, key.stream, false)) return std::nullopt;
+        const auto device = device_of(memory, key.context);
         if (!device) return std::nullopt;
-        const auto handle = pool ? *pool : pool_of_device(*with, *device);
+        const auto handle = pool ? *pool : pool_of_device(memory, *device);
         if (!handle) return std::nullopt;
         bool is_short = false;
         const auto try_once = [&] {
-            return allocate_from(*with, address, bytes, handle, key, std::exchange(is_short, true), left);
+            return allocate_from(memory, address, bytes, handle, key, std::exchange(is_short, true), left);
         };
-        return try_for_memory(*with, try_once,
+        return try_for_memory(memory, try_once,
                               [](Answer tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
     });
 }
