@@ -117,6 +117,8 @@ private:
     void accept_all();
     /// Where there are no descriptors, or no memory, for those in line.
     void make_room();
+    /// Answers what takes no turn. False: it is an operation.
+    [[nodiscard]] bool answer_at_once(Connection& connection, const protocol::Request& request);
     /// Reads and acts. False when the connection is finished with, or has gone to the operations thread.
     [[nodiscard]] bool attend(std::unique_ptr<Connection>& connection);
     void enqueue(Job job);
