@@ -90,18 +90,14 @@ void Gate::set_waker(std::function<void()> waker) {
 }
 
 void Gate::wake_refused() {
-    {
-        const MutexLock lock(mutex_);
-        ++refusals_;
-    }
+    const MutexLock lock(mutex_);
+    ++refusals_;
     changed_.notify_all();
 }
 
 void Gate::wake_cancelled() {
-    {
-        const MutexLock lock(mutex_);
-        last_wake_ = {};
-    }
+    const MutexLock lock(mutex_);
+    last_wake_ = {};
     changed_.notify_all(); // somebody may wait since
 }
 
@@ -116,6 +112,7 @@ void Gate::publish(Phase phase) {
         last_wake_ = {}; // it was not in vain: the next sleep is another
     }
     s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
+    changed_.notify_all();
 }
 
 void Gate::hold_captures() {
@@ -126,26 +123,20 @@ void Gate::hold_captures() {
 }
 
 void Gate::set_phase(Phase phase, std::optional<HoldRule> rule) {
-    {
-        const MutexLock lock(mutex_);
-        if (abandoned_) return;
-        if (rule) rule_ = *std::move(rule);
-        publish(phase);
-    }
-    changed_.notify_all();
+    const MutexLock lock(mutex_);
+    if (abandoned_) return;
+    if (rule) rule_ = *std::move(rule);
+    publish(phase);
 }
 
 void Gate::abandon() noexcept {
-    {
-        const MutexLock lock(mutex_);
-        abandoned_ = true;
-        rule_.on_touch = model::OnTouch::fail;
-        // Those that wait are judged anew. What a transaction has in hand may be mapped in part only: it
-        // fails too.
-        publish(phase_ == Phase::open ? Phase::open : Phase::asleep);
-        rule_.checked = false;
-    }
-    changed_.notify_all();
+    const MutexLock lock(mutex_);
+    abandoned_ = true;
+    rule_.on_touch = model::OnTouch::fail;
+    // Those that wait are judged anew. What a transaction has in hand may be mapped in part only: it fails
+    // too.
+    publish(phase_ == Phase::open ? Phase::open : Phase::asleep);
+    rule_.checked = false;
 }
 
 void Gate::reset_in_child() noexcept {
@@ -177,11 +168,8 @@ bool Gate::has_pass(const Seat& seat) const noexcept {
 }
 
 bool Gate::release_oldest() {
-    bool has_released = false;
-    {
-        const MutexLock lock(mutex_);
-        has_released = waiters_.release_oldest();
-    }
+    const MutexLock lock(mutex_);
+    const bool has_released = waiters_.release_oldest();
     if (has_released) changed_.notify_all();
     return has_released;
 }
@@ -192,13 +180,10 @@ std::uint64_t Gate::releasable() const {
 }
 
 void Gate::forget(Named::Span gone) noexcept {
-    {
-        const MutexLock lock(mutex_);
-        rule_.forget(gone);
-        if (phase_ != Phase::asleep || abandoned_ || rule_.holds_anything() || holds_all()) return;
-        publish(Phase::open);
-    }
-    changed_.notify_all();
+    const MutexLock lock(mutex_);
+    rule_.forget(gone);
+    if (phase_ != Phase::asleep || abandoned_ || rule_.holds_anything() || holds_all()) return;
+    publish(Phase::open);
 }
 
 Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {

@@ -159,6 +159,7 @@ private:
 
     Gate();
     void set_phase(Phase phase, std::optional<HoldRule> rule = {}); ///< the rule there is, if none is given
+    /// Has threads that wait judge anew, once the mutex is free.
     void publish(Phase phase) GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] Verdict judge(Touch touch, const Named& named, bool records) const
         GPU_SLEEP_REQUIRES(mutex_);

@@ -28,10 +28,8 @@ Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
 }
 
 void Turnstile::leave() {
-    {
-        const MutexLock lock(mutex_);
-        busy_ = false;
-    }
+    const MutexLock lock(mutex_);
+    busy_ = false;
     changed_.notify_all();
 }
 
@@ -47,11 +45,9 @@ void Turnstile::hold(bool within_operation) {
 }
 
 Result<void> Turnstile::resume() {
-    {
-        const MutexLock lock(mutex_);
-        if (holds_ == 0) return make_error(ErrorCode::invalid_argument, "nothing holds sleeps back");
-        --holds_;
-    }
+    const MutexLock lock(mutex_);
+    if (holds_ == 0) return make_error(ErrorCode::invalid_argument, "nothing holds sleeps back");
+    --holds_;
     changed_.notify_all();
     return {};
 }
