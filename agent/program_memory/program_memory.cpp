@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 namespace gpu_sleep::agent {
@@ -284,16 +285,12 @@ model::State ProgramMemory::state(const std::vector<std::string>& tags) {
 }
 
 std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::Span>& spans) {
-    std::vector<std::string> tags;
-    {
-        const MutexLock lock(mutex_);
-        for (const auto& span : spans)
-            if (const auto* backing = locked_.ledger().find(span.begin))
-                tags.push_back(locked_.ledger().tag(backing->tag).name);
-    }
-    std::sort(tags.begin(), tags.end());
-    tags.erase(std::unique(tags.begin(), tags.end()), tags.end());
-    return tags;
+    std::set<std::string> tags;
+    const MutexLock lock(mutex_);
+    for (const auto& span : spans)
+        if (const auto* backing = locked_.ledger().find(span.begin))
+            tags.insert(locked_.ledger().tag(backing->tag).name);
+    return {tags.begin(), tags.end()};
 }
 
 gate::HoldRule ProgramMemory::rule_for_what_sleeps() noexcept {
