@@ -70,16 +70,7 @@ Result<void> Callbacks::discharge() {
     return {};
 }
 
-int Callbacks::add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
-                   Milliseconds deadline) {
-    const MutexLock lock(mutex_);
-    entries_.push_back({next_id_, before_sleep, after_wake, user, deadline});
-    return next_id_++;
-}
-
-int Callbacks::add_named(std::string_view name, gpu_sleep_callback function, void* user,
-                         Milliseconds deadline) {
-    Entry entry{0, nullptr, nullptr, user, deadline, std::string(name), function};
+int Callbacks::add(Entry entry) {
     const MutexLock lock(mutex_);
     entry.id = next_id_;
     entries_.push_back(std::move(entry));

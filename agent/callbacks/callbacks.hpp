@@ -44,9 +44,13 @@ public:
 
     /// Returns the id for remove().
     int add(gpu_sleep_callback before_sleep, gpu_sleep_callback after_wake, void* user,
-            Milliseconds deadline);
+            Milliseconds deadline) {
+        return add({0, before_sleep, after_wake, user, deadline});
+    }
     /// The same for a callback by name; of several by one name the last counts.
-    int add_named(std::string_view name, gpu_sleep_callback function, void* user, Milliseconds deadline);
+    int add_named(std::string_view name, gpu_sleep_callback function, void* user, Milliseconds deadline) {
+        return add({0, nullptr, nullptr, user, deadline, std::string(name), function});
+    }
     /// Waits until the callbacks of `id` no longer run, unless the calling thread works for a callback.
     /// Errors: invalid_argument.
     [[nodiscard]] Result<void> remove(int id);
@@ -117,6 +121,7 @@ private:
         std::string reply{};  ///< of a callback by name
     };
 
+    int add(Entry entry);
     [[nodiscard]] std::vector<Entry> snapshot();
     [[nodiscard]] std::optional<Entry> find_named(std::string_view name);
     [[nodiscard]] bool is_idle() const noexcept GPU_SLEEP_REQUIRES(mutex_) { return !job_ && owed_.empty(); }

@@ -51,11 +51,21 @@ inline std::optional<Milliseconds> parse_limit(std::string_view text) noexcept {
     const auto count = parse_count<Milliseconds::rep>(text);
     return count && *count <= k_max_duration.count() ? std::optional(Milliseconds(*count)) : std::nullopt;
 }
-inline constexpr std::string_view k_limit_words = "a number of milliseconds, at most 10000 days";
 
 /// "1" or "0".
 inline std::optional<bool> parse_switch(std::string_view text) noexcept {
     return text == "1" || text == "0" ? std::optional(text == "1") : std::nullopt;
+}
+
+/// Settings of these kinds; nothing as of parsed_setting().
+inline std::optional<Milliseconds> limit_setting(const char* name) {
+    return parsed_setting(name, "a number of milliseconds, at most 10000 days", parse_limit);
+}
+inline std::optional<bool> switch_setting(const char* name) {
+    return parsed_setting(name, "1 or 0", parse_switch);
+}
+inline std::optional<Bytes> bytes_setting(const char* name) {
+    return parsed_setting(name, "a number of bytes", parse_count<Bytes>);
 }
 
 } // namespace gpu_sleep::agent

@@ -64,16 +64,13 @@ Result<void> Gate::go_deep(HoldRule rule, Clock::time_point deadline,
         set_depth(Depth::shut);
         publish(Phase::asleep);
     }
-    changed_.notify_all();
     return empty_out(deadline, keep_going);
 }
 
 void Gate::leave_deep() noexcept {
-    {
-        const MutexLock lock(mutex_);
-        set_depth(Depth::none);
-        ++changes_;
-    }
+    const MutexLock lock(mutex_);
+    set_depth(Depth::none);
+    ++changes_;
     changed_.notify_all();
 }
 

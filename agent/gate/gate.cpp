@@ -90,18 +90,14 @@ void Gate::set_waker(std::function<void()> waker) {
 }
 
 void Gate::wake_refused() {
-    {
-        const MutexLock lock(mutex_);
-        ++refusals_;
-    }
+    const MutexLock lock(mutex_);
+    ++refusals_;
     changed_.notify_all();
 }
 
 void Gate::wake_cancelled() {
-    {
-        const MutexLock lock(mutex_);
-        last_wake_ = {};
-    }
+    const MutexLock lock(mutex_);
+    last_wake_ = {};
     changed_.notify_all(); // somebody may wait since
 }
 
@@ -116,6 +112,7 @@ void Gate::publish(Phase phase) {
         last_wake_ = {}; // it was not in vain: the next sleep is another
     }
     s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
+    changed_.notify_all();
 }
 
 void Gate::hold_captures() {
@@ -126,26 +123,20 @@ void Gate::hold_captures() {
 }
 
 void Gate::set_phase(Phase phase, std::optional<HoldRule> rule) {
-    {
-        const MutexLock lock(mutex_);
-        if (abandoned_) return;
-        if (rule) rule_ = *std::move(rule);
-        publish(phase);
-    }
-    changed_.notify_all();
+    const MutexLock lock(mutex_);
+    if (abandoned_) return;
+    if (rule) rule_ = *std::move(rule);
+    publish(phase);
 }
 
 void Gate::abandon() noexcept {
-    {
-        const MutexLock lock(mutex_);
-        abandoned_ = true;
-        rule_.on_touch = model::OnTouch::fail;
-        // Those that wait are judged anew. What a transaction has in hand may be mapped in part only: it
-        // fails too.
-        publish(phase_ == Phase::open ? Phase::open : Phase::asleep);
-        rule_.checked = false;
-    }
-    changed_.notify_all();
+    const MutexLock lock(mutex_);
+    abandoned_ = true;
+    rule_.on_touch = model::OnTouch::fail;
+    // Those that wait are judged anew. What a transaction has in hand may be mapped in part only: it fails
+    // too.
+    publish(phase_ == Phase::open ? Phase::open : Phase::asleep);
+    rule_.checked = false;
 }
 
 void Gate::reset_in_child() noexcept {
@@ -177,11 +168,8 @@ bool Gate::has_pass(const Seat& seat) const noexcept {
 }
 
 bool Gate::release_oldest() {
-    bool has_released = false;
-    {
-        const MutexLock lock(mutex_);
-        has_released = waiters_.release_oldest();
-    }
+    const MutexLock lock(mutex_);
+    const bool has_released = waiters_.release_oldest();
     if (has_released) changed_.notify_all();
     return has_released;
 }
@@ -192,14 +180,10 @@ std::uint64_t Gate::releasable() const {
 }
 
 void Gate::forget(Named::Span gone) noexcept {
-    {
-        const MutexLock lock(mutex_);
-        rule_.forget(gone);
-        if (phase_ != Phase::asleep || abandoned_ || rule_.something_sleeps() || rule_.paused || holds_all())
-            return;
-        publish(Phase::open);
-    }
-    changed_.notify_all();
+    const MutexLock lock(mutex_);
+    rule_.forget(gone);
+    if (phase_ != Phase::asleep || abandoned_ || rule_.holds_anything() || holds_all()) return;
+    publish(Phase::open);
 }
 
 Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {
@@ -229,12 +213,9 @@ bool Gate::hold(Waiter& waiter) {
     };
     if (changed_.wait_for(mutex_, k_short_wait, moved)) return true;
 
-    std::optional<python::PythonUnlocked> unlocked;
-    if (releases_python_lock_ && waiter.touch == Touch::submits) {
-        mutex_.unlock();
-        unlocked.emplace(loader_lock_);
-        mutex_.lock();
-    }
+    std::optional<python::PythonUnlocked> python_unlocked;
+    if (releases_python_lock_ && waiter.touch == Touch::submits)
+        unlocked([&] { python_unlocked.emplace(loader_lock_); });
     bool in_time = true;
     while (!moved()) {
         const auto now = Clock::now();
@@ -249,9 +230,7 @@ bool Gate::hold(Waiter& waiter) {
         if (asks && now - last_wake_ >= again) {
             last_wake_ = now;
             const auto waker = waker_;
-            mutex_.unlock();
-            if (waker) ignoring_errors([&] { (*waker)(); }); // it is asked again
-            mutex_.lock();
+            if (waker) unlocked([&] { ignoring_errors(*waker); }); // it is asked again
             continue;
         }
         // Where the touch asks for the wake itself, who is in its way is said by what asks.
@@ -261,30 +240,24 @@ bool Gate::hold(Waiter& waiter) {
             const auto* const touched =
                 rule_.checked && !holds_all() ? rule_.first_sleeping(*waiter.named) : nullptr;
             const auto address = touched ? touched->begin : 0;
-            mutex_.unlock(); // nobody waits for standard error
-            ignoring_errors([&] {
+            const auto say = [&] {
                 const auto why = touched  ? fmt::format("it was given the sleeping address {:#x}", address)
                                  : sleeps ? "memory of this process is asleep"
                                           : "this process is paused";
                 log::warning("{} waits because {}; wake it with: gpu-wake {}", waiter.entry_point, why,
                              ::getpid());
-            });
-            mutex_.lock();
+            };
+            unlocked([&] { ignoring_errors(say); }); // nobody waits for standard error
             continue;
         }
         auto next = now + again;
         if (asks && rule_.limit && !is_late) next = std::min(next, waiter.since + *rule_.limit);
-        const bool is_due = unlocked && unlocked->is_due();
+        const bool is_due = python_unlocked && python_unlocked->is_due();
         if (is_due) next = std::min(next, now + k_look_again);
         changed_.wait_until(mutex_, next);
-        if (!is_due || moved()) continue;
-        mutex_.unlock();
-        unlocked->give_up_if_safe();
-        mutex_.lock();
+        if (is_due && !moved()) unlocked([&] { python_unlocked->give_up_if_safe(); });
     }
-    mutex_.unlock();
-    unlocked.reset(); // may wait for Python's lock, so not under ours
-    mutex_.lock();
+    unlocked([&] { python_unlocked.reset(); }); // which may wait for Python's lock
     return in_time;
 }
 
@@ -309,17 +282,13 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     std::optional<bool> records;
     const auto judged = [&]() GPU_SLEEP_REQUIRES(mutex_) {
         // Looking may need other locks, so ours is let go; the phase may be another afterwards.
-        if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep && !holds_all()) {
-            mutex_.unlock();
-            records = inspector->records();
-            mutex_.lock();
-        }
+        if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep && !holds_all())
+            unlocked([&] { records = inspector->records(); });
         if (inspector && !has_looked && wants_names(touch)) {
             has_looked = true;
-            mutex_.unlock();
-            auto found = guarded([&]() -> Result<Named> { return inspector->inspect(); });
-            mutex_.lock();
-            if (found) named = *std::move(found);
+            Named found;
+            unlocked([&] { ignoring_errors([&] { found = inspector->inspect(); }); });
+            named = std::move(found); // others may look at it
         }
         return judge(touch, named, records.value_or(false));
     };
@@ -339,12 +308,12 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         if (verdict != Verdict::hold) break;
         const bool is_inside = seat.is_inside(); // else it asks; a hook of ours may do both
         const auto questions = seat.questions.exchange(0);
-        if (is_inside) seat.step_out();
+        if (is_inside) seat.leave();
         waiter.change = changes_;
         waiter.released = false; // and if it was, it came too late
         if (!hold(waiter)) verdict = Verdict::fail;
         // Under the mutex, as every change of the phase: who closes the gate next sees this thread inside.
-        if (is_inside) seat.step_in();
+        if (is_inside) seat.enter_again();
         seat.questions.store(questions);
         if (verdict == Verdict::fail) break;
     }

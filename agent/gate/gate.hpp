@@ -159,6 +159,7 @@ private:
 
     Gate();
     void set_phase(Phase phase, std::optional<HoldRule> rule = {}); ///< the rule there is, if none is given
+    /// Has threads that wait judge anew, once the mutex is free.
     void publish(Phase phase) GPU_SLEEP_REQUIRES(mutex_);
     [[nodiscard]] Verdict judge(Touch touch, const Named& named, bool records) const
         GPU_SLEEP_REQUIRES(mutex_);
@@ -169,6 +170,13 @@ private:
     }
     [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
     [[nodiscard]] bool hold(Waiter& waiter) GPU_SLEEP_REQUIRES(mutex_);
+    /// Calls `body`, which throws nothing, without the mutex: it may wait, or take other locks.
+    template <class Body>
+    void unlocked(Body&& body) GPU_SLEEP_REQUIRES(mutex_) {
+        mutex_.unlock();
+        body();
+        mutex_.lock();
+    }
     [[nodiscard]] bool is_empty() const noexcept;
 
     /// Has every thread be seen inside or see what was published, and waits until nobody is inside.

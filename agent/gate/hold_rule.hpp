@@ -30,6 +30,7 @@ struct Named {
     struct Span {
         std::uint64_t begin = 0;
         std::uint64_t end = 0;
+        friend bool operator==(const Span&, const Span&) = default;
     };
     std::vector<Span> spans;
     bool known = false; ///< false: it may touch anything
@@ -51,6 +52,7 @@ struct HoldRule {
     bool paused = false;               ///< everything is held, even if nothing sleeps
 
     [[nodiscard]] bool something_sleeps() const noexcept { return !sleeping.empty() || !lists_all; }
+    [[nodiscard]] bool holds_anything() const noexcept { return something_sleeps() || paused; }
     /// The first of the spans that is listed as sleeping, in part or whole, or null. Owned by `named`.
     [[nodiscard]] const Named::Span* first_sleeping(const Named& named) const;
     [[nodiscard]] bool names_sleeping(const Named& named) const { return first_sleeping(named); }

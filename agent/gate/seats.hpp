@@ -34,10 +34,8 @@ struct Seat {
         return (before & k_depth) != 0;
     }
     void leave() noexcept { deepen(-std::uint64_t{1}); }
-    /// The same as leave(), until step_in(), of a call that is held.
-    void step_out() noexcept { leave(); }
-    /// Counts no call.
-    void step_in() noexcept { deepen(1); }
+    /// Goes on with a call that was left while it was held: counts none.
+    void enter_again() noexcept { deepen(1); }
 
     /// Begins a question. Returns whether it is within another.
     bool ask() noexcept {

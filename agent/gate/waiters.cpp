@@ -18,16 +18,14 @@ void Waiters::add(Waiter& waiter) noexcept {
     auto** place = &first_;
     while (*place) place = &(*place)->next;
     *place = &waiter;
-    ++held_now_;
-    ++held_ever_;
-    last_held_ = waiter.entry_point;
+    figures_ = {figures_.held_now + 1, figures_.held_ever + 1, waiter.entry_point};
 }
 
 void Waiters::remove(Waiter& waiter) noexcept {
     auto** place = &first_;
     while (*place != &waiter) place = &(*place)->next;
     *place = waiter.next;
-    --held_now_;
+    --figures_.held_now;
 }
 
 const Waiter* Waiters::find(const Seat* seat) const noexcept {

@@ -9,7 +9,7 @@
 #include "gate/seats.hpp"
 
 #include <cstdint>
-#include <string>
+#include <string_view>
 
 namespace gpu_sleep::gate {
 
@@ -17,7 +17,7 @@ namespace gpu_sleep::gate {
 struct Waiting {
     std::uint64_t held_now = 0;
     std::uint64_t held_ever = 0;
-    std::string last; ///< the entry point that was held last
+    std::string_view last; ///< the entry point that was held last; in static text
 };
 
 /// On the stack of the thread that waits, in a list of its own: waiting takes no memory.
@@ -50,13 +50,11 @@ public:
     /// How many there are of those.
     [[nodiscard]] std::uint64_t releasable() const noexcept;
     [[nodiscard]] bool empty() const noexcept { return !first_; }
-    [[nodiscard]] Waiting figures() const { return {held_now_, held_ever_, last_held_}; }
+    [[nodiscard]] Waiting figures() const noexcept { return figures_; }
 
 private:
     Waiter* first_ = nullptr; ///< the oldest
-    std::uint64_t held_now_ = 0;
-    std::uint64_t held_ever_ = 0;
-    const char* last_held_ = "";
+    Waiting figures_;
 };
 
 } // namespace gpu_sleep::gate

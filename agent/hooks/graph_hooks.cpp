@@ -6,7 +6,8 @@
 #include "hooks/graphs.hpp"
 #include "hooks/inspect.hpp"
 
-#include <utility>
+#include <cstdint>
+#include <type_traits>
 
 namespace gpu_sleep::hooks::own {
 namespace {
@@ -25,6 +26,18 @@ CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
 /// What the driver looks at in a node's parameters as soon as it has them.
 enum class LooksAt : std::uint8_t { nothing, memory, copied_memory };
 
+LooksAt looks_at(const void* /*a kernel, or a graph*/) noexcept {
+    return LooksAt::nothing;
+}
+LooksAt looks_at(const CUDA_MEMCPY3D*) noexcept {
+    return LooksAt::copied_memory;
+}
+LooksAt looks_at(const CUDA_MEMSET_NODE_PARAMS*) noexcept {
+    return LooksAt::memory;
+}
+LooksAt looks_at(const CUDA_BATCH_MEM_OP_NODE_PARAMS*) noexcept {
+    return LooksAt::memory;
+}
 LooksAt looks_at(const CUgraphNodeParams* node) noexcept {
     if (!node) return LooksAt::nothing;
     switch (node->type) {
@@ -35,27 +48,24 @@ LooksAt looks_at(const CUgraphNodeParams* node) noexcept {
     }
 }
 
-/// What `add` adds.
-template <class Add>
+/// What a node names, by a pointer to its parameters, or by its graph.
+template <class Parameters>
 class NodeInspector final : public gate::Inspector {
 public:
-    explicit NodeInspector(Add add) : add_(std::move(add)) {}
+    explicit NodeInspector(Parameters parameters) : parameters_(parameters) {}
     [[nodiscard]] gate::Named inspect() const override {
         gate::Named named;
         named.known = true;
-        add_(named);
+        if constexpr (std::is_same_v<Parameters, CUgraph>)
+            add_node(named, parameters_);
+        else if (parameters_)
+            add_node(named, *parameters_);
         return named;
     }
 
 private:
-    Add add_;
+    Parameters parameters_;
 };
-
-auto add_if_any(const CUgraphNodeParams* node) noexcept {
-    return [node](gate::Named& named) {
-        if (node) add_node(named, *node);
-    };
-}
 
 /// Calls the driver's function of the same name, which is given a node's parameters.
 template <Entry entry, class... Arguments>
@@ -66,11 +76,11 @@ CUresult give_node(LooksAt looks, const gate::Inspector& names, Arguments... arg
     return looks == LooksAt::copied_memory ? call_reaching(names, call) : call();
 }
 
-/// The same for a node of an executable graph; `add` says what it names now.
-template <Entry entry, class Add, class... Arguments>
-CUresult change(LooksAt looks, Add&& add, CUgraphExec executable, CUgraphNode node, Arguments... arguments) {
-    const NodeInspector names(add);
-    return noted(give_node<entry>(looks, names, executable, node, arguments...),
+/// The same for a node of an executable graph.
+template <Entry entry, class Parameters, class... Rest>
+CUresult change(CUgraphExec executable, CUgraphNode node, Parameters parameters, Rest... rest) {
+    const NodeInspector names(parameters);
+    return noted(give_node<entry>(looks_at(parameters), names, executable, node, parameters, rest...),
                  [&] { note_node(executable, node, names); });
 }
 
@@ -86,60 +96,27 @@ GPU_SLEEP_SHARE(cuGraphExecUpdate_v2, update)
 
 CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
                         CUgraphNodeParams* parameters) {
-    return give_node<Entry::cuGraphAddNode>(looks_at(parameters), NodeInspector(add_if_any(parameters)), node,
-                                            graph, dependencies, count, parameters);
+    return give_node<Entry::cuGraphAddNode>(looks_at(parameters), NodeInspector(parameters), node, graph,
+                                            dependencies, count, parameters);
 }
 CUresult cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                            const CUgraphEdgeData* edges, std::size_t count, CUgraphNodeParams* parameters) {
-    return give_node<Entry::cuGraphAddNode_v2>(looks_at(parameters), NodeInspector(add_if_any(parameters)),
-                                               node, graph, dependencies, edges, count, parameters);
+    return give_node<Entry::cuGraphAddNode_v2>(looks_at(parameters), NodeInspector(parameters), node, graph,
+                                               dependencies, edges, count, parameters);
 }
 CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* parameters) {
     const auto looks = looks_at(parameters);
     if (looks == LooksAt::nothing) return real<Entry::cuGraphNodeSetParams>()(node, parameters);
-    return give_node<Entry::cuGraphNodeSetParams>(looks, NodeInspector(add_if_any(parameters)), node,
-                                                  parameters);
+    return give_node<Entry::cuGraphNodeSetParams>(looks, NodeInspector(parameters), node, parameters);
 }
 
-CUresult cuGraphExecKernelNodeSetParams(CUgraphExec executable, CUgraphNode node,
-                                        const CUDA_KERNEL_NODE_PARAMS_v1* kernel) {
-    return change<Entry::cuGraphExecKernelNodeSetParams>(
-        LooksAt::nothing,
-        [=](gate::Named& named) { add_kernel(named, kernel->func, kernel->kernelParams, kernel->extra); },
-        executable, node, kernel);
-}
-CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec executable, CUgraphNode node,
-                                           const CUDA_KERNEL_NODE_PARAMS* kernel) {
-    return change<Entry::cuGraphExecKernelNodeSetParams_v2>(
-        LooksAt::nothing, [=](gate::Named& named) { add_kernel_node(named, *kernel); }, executable, node,
-        kernel);
-}
-CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec executable, CUgraphNode node, const CUDA_MEMCPY3D* copy,
-                                        CUcontext context) {
-    return change<Entry::cuGraphExecMemcpyNodeSetParams>(
-        LooksAt::copied_memory, [=](gate::Named& named) { NamesNode::add(named, node, copy); }, executable,
-        node, copy, context);
-}
-CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec executable, CUgraphNode node,
-                                        const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
-    return change<Entry::cuGraphExecMemsetNodeSetParams>(
-        LooksAt::memory, [=](gate::Named& named) { NamesNode::add(named, node, fill); }, executable, node,
-        fill, context);
-}
-CUresult cuGraphExecNodeSetParams(CUgraphExec executable, CUgraphNode node, CUgraphNodeParams* parameters) {
-    return change<Entry::cuGraphExecNodeSetParams>(looks_at(parameters), add_if_any(parameters), executable,
-                                                   node, parameters);
-}
-CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec executable, CUgraphNode node, CUgraph child) {
-    return change<Entry::cuGraphExecChildGraphNodeSetParams>(
-        LooksAt::nothing, [=](gate::Named& named) { add_nodes(named, child); }, executable, node, child);
-}
-CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec executable, CUgraphNode node,
-                                            const CUDA_BATCH_MEM_OP_NODE_PARAMS* operations) {
-    return change<Entry::cuGraphExecBatchMemOpNodeSetParams>(
-        LooksAt::memory, [=](gate::Named& named) { NamesNode::add(named, node, operations); }, executable,
-        node, operations);
-}
+GPU_SLEEP_SHARE(cuGraphExecKernelNodeSetParams, change)
+GPU_SLEEP_SHARE(cuGraphExecKernelNodeSetParams_v2, change)
+GPU_SLEEP_SHARE(cuGraphExecMemcpyNodeSetParams, change)
+GPU_SLEEP_SHARE(cuGraphExecMemsetNodeSetParams, change)
+GPU_SLEEP_SHARE(cuGraphExecNodeSetParams, change)
+GPU_SLEEP_SHARE(cuGraphExecChildGraphNodeSetParams, change)
+GPU_SLEEP_SHARE(cuGraphExecBatchMemOpNodeSetParams, change)
 
 CUresult cuGraphExecDestroy(CUgraphExec executable) {
     if (intercepts()) forget_graph(executable);

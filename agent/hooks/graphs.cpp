@@ -36,11 +36,12 @@ std::optional<std::vector<CUgraphNode>> nodes_of(CUgraph graph) {
     return nodes;
 }
 
-/// Has `add` add what the driver tells of the node, if it does; else nothing is known.
-template <Entry entry, class Told, class Add>
-void add_told(gate::Named& named, CUgraphNode node, Told told, const Add& add) {
+/// Adds what the driver tells of the node, if it does; else nothing is known.
+template <Entry entry, class Told>
+void add_told(gate::Named& named, CUgraphNode node) {
+    Told told{};
     if (real<entry>()(node, &told) == CUDA_SUCCESS)
-        add(told);
+        add_node(named, told);
     else
         named.known = false;
 }
@@ -50,27 +51,15 @@ void add_node_of(gate::Named& named, CUgraphNode node) {
     named.known &= real<Entry::cuGraphNodeGetType>()(node, &type) == CUDA_SUCCESS;
     switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-        add_told<Entry::cuGraphKernelNodeGetParams_v2>(
-            named, node, CUDA_KERNEL_NODE_PARAMS_v2(),
-            [&](const auto& told) { add_kernel_node(named, told); });
-        break;
+        return add_told<Entry::cuGraphKernelNodeGetParams_v2, CUDA_KERNEL_NODE_PARAMS_v2>(named, node);
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-        add_told<Entry::cuGraphMemcpyNodeGetParams>(named, node, CUDA_MEMCPY3D(),
-                                                    [&](const auto& told) { add_copy(named, told); });
-        break;
+        return add_told<Entry::cuGraphMemcpyNodeGetParams, CUDA_MEMCPY3D>(named, node);
     case CU_GRAPH_NODE_TYPE_MEMSET:
-        add_told<Entry::cuGraphMemsetNodeGetParams>(named, node, CUDA_MEMSET_NODE_PARAMS(),
-                                                    [&](const auto& told) { add_fill_node(named, told); });
-        break;
+        return add_told<Entry::cuGraphMemsetNodeGetParams, CUDA_MEMSET_NODE_PARAMS>(named, node);
     case CU_GRAPH_NODE_TYPE_GRAPH:
-        add_told<Entry::cuGraphChildGraphNodeGetGraph>(named, node, CUgraph(),
-                                                       [&](CUgraph child) { add_nodes(named, child); });
-        break;
+        return add_told<Entry::cuGraphChildGraphNodeGetGraph, CUgraph>(named, node);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
-        add_told<Entry::cuGraphBatchMemOpNodeGetParams>(
-            named, node, CUDA_BATCH_MEM_OP_NODE_PARAMS(),
-            [&](const auto& told) { add_operations(named, told.paramArray, told.count); });
-        break;
+        return add_told<Entry::cuGraphBatchMemOpNodeGetParams, CUDA_BATCH_MEM_OP_NODE_PARAMS>(named, node);
     case CU_GRAPH_NODE_TYPE_CONDITIONAL: named.known = false; break;
     default: break; // names no memory of the program's
     }
@@ -82,9 +71,8 @@ void keep_allocations(gate::Named& named) {
     const auto by_begin = [](const auto& a, const auto& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     };
-    const auto same = [](const auto& a, const auto& b) { return a.begin == b.begin && a.end == b.end; };
     std::sort(named.spans.begin(), named.spans.end(), by_begin);
-    named.spans.erase(std::unique(named.spans.begin(), named.spans.end(), same), named.spans.end());
+    named.spans.erase(std::unique(named.spans.begin(), named.spans.end()), named.spans.end());
 }
 
 /// Runs `body`; without memory for its notes the graph is one of which nothing is known.
@@ -124,13 +112,11 @@ void add_checked_nodes(gate::Named& named, CUgraph graph) {
 
 void add_node(gate::Named& named, const CUgraphNodeParams& node) {
     switch (node.type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL: add_kernel_node(named, node.kernel); break;
-    case CU_GRAPH_NODE_TYPE_MEMCPY: add_copy(named, node.memcpy.copyParams); break;
-    case CU_GRAPH_NODE_TYPE_MEMSET: add_fill_node(named, node.memset); break;
-    case CU_GRAPH_NODE_TYPE_GRAPH: add_nodes(named, node.graph.graph); break;
-    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
-        add_operations(named, node.memOp.paramArray, node.memOp.count);
-        break;
+    case CU_GRAPH_NODE_TYPE_KERNEL: return add_node(named, node.kernel);
+    case CU_GRAPH_NODE_TYPE_MEMCPY: return add_node(named, node.memcpy.copyParams);
+    case CU_GRAPH_NODE_TYPE_MEMSET: return add_node(named, node.memset);
+    case CU_GRAPH_NODE_TYPE_GRAPH: return add_node(named, node.graph.graph);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return add_node(named, node.memOp);
     case CU_GRAPH_NODE_TYPE_CONDITIONAL: named.known = false; break;
     default: break; // names no memory of the program's
     }

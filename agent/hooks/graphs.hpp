@@ -25,5 +25,8 @@ void add_nodes(gate::Named& named, CUgraph graph);
 void add_checked_nodes(gate::Named& named, CUgraph graph);
 /// Adds what a node of these parameters names.
 void add_node(gate::Named& named, const CUgraphNodeParams& node);
+inline void add_node(gate::Named& named, CUgraph child) {
+    add_nodes(named, child);
+}
 
 } // namespace gpu_sleep::hooks

@@ -5,7 +5,6 @@
 #include "hooks/inspect.hpp"
 
 #include "intercepted/captures.hpp"
-#include "intercepted/handles.hpp"
 
 #include <algorithm>
 #include <array>
@@ -132,10 +131,6 @@ void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource) {
     if (resource.resType == CU_RESOURCE_TYPE_LINEAR) add_span(named, linear.devPtr, linear.sizeInBytes);
     if (resource.resType == CU_RESOURCE_TYPE_PITCH2D)
         add_rows(named, rows.devPtr, rows.pitchInBytes, rows.pitchInBytes, rows.height);
-}
-
-void add_handle(gate::Named& named, CUmemGenericAllocationHandle handle) {
-    intercepted::add_mappings_of(handle, named);
 }
 
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra) {

@@ -36,18 +36,23 @@ void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource);
 /// Adds every word among a kernel's parameters that may be an address. Source: CUDA Driver API,
 /// cuFuncGetParamInfo.
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra);
-/// Adds what a node of these parameters names.
-template <class Fill>
-void add_fill_node(gate::Named& named, const Fill& fill) {
-    add_rows(named, fill.dst, fill.pitch, fill.width * fill.elementSize, fill.height);
+/// Adds what a node of these parameters, of whichever version, names: a kernel, a fill, numbers in memory or
+/// a copy.
+template <class Node>
+void add_node(gate::Named& named, const Node& node) {
+    if constexpr (requires { node.kernelParams; }) {
+        auto* function = node.func;
+        if constexpr (requires { node.kern; })
+            if (!function) function = reinterpret_cast<CUfunction>(node.kern);
+        add_kernel(named, function, node.kernelParams, node.extra);
+    } else if constexpr (requires { node.elementSize; }) {
+        add_rows(named, node.dst, node.pitch, node.width * node.elementSize, node.height);
+    } else if constexpr (requires { node.paramArray; }) {
+        add_operations(named, node.paramArray, node.count);
+    } else {
+        add_copy(named, node);
+    }
 }
-template <class Kernel>
-void add_kernel_node(gate::Named& named, const Kernel& kernel) {
-    auto* const function = kernel.func ? kernel.func : reinterpret_cast<CUfunction>(kernel.kern);
-    add_kernel(named, function, kernel.kernelParams, kernel.extra);
-}
-/// Adds where the program has mapped the memory of a handle of its own.
-void add_handle(gate::Named& named, CUmemGenericAllocationHandle handle);
 
 /// Whether work that the calling thread submits to the stream now is recorded, and not done, whatever other
 /// threads do meanwhile: it belongs to a capture that this thread began and no other may end. `per_thread`: a

@@ -126,14 +126,11 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return intercepts() ? intercepted::retain_primary_context(device, call) : call();
 }
 
+// What was granted stays granted when the program disables access: taking it back would unmap what others may
+// still use.
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     return noted(real<Entry::cuCtxEnablePeerAccess>()(peer, flags),
                  [=] { intercepted::peer_access_enabled(peer); });
-}
-
-// What was granted stays granted: taking it back would unmap what others may still use.
-CUresult cuCtxDisablePeerAccess(CUcontext peer) {
-    return real<Entry::cuCtxDisablePeerAccess>()(peer);
 }
 
 } // namespace gpu_sleep::hooks::own

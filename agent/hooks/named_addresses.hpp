@@ -7,6 +7,7 @@
 
 #include "hooks/graphs.hpp"
 #include "hooks/inspect.hpp"
+#include "intercepted/handles.hpp"
 
 #include <tuple>
 #include <type_traits>
@@ -38,23 +39,17 @@ struct NamesByte {
     }
 };
 
-// Host memory too, for the driver takes any address on either side.
-struct NamesTwo : CopiedNames {
-    template <class To, class From, class... Rest>
-    static void add(gate::Named& named, const To& to, const From& from, std::size_t bytes, const Rest&...) {
-        add_span(named, to, bytes);
-        add_span(named, from, bytes);
+template <class... Each>
+struct NamesAll {
+    template <class... Arguments>
+    static void add(gate::Named& named, const Arguments&... arguments) {
+        (Each::add(named, arguments...), ...);
     }
 };
 
-struct NamesPeers {
-    template <class... Rest>
-    static void add(gate::Named& named, CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext,
-                    std::size_t bytes, const Rest&...) {
-        add_span(named, to, bytes);
-        add_span(named, from, bytes);
-    }
-};
+// Host memory too, for the driver takes any address on either side.
+struct NamesTwo : CopiedNames, NamesAll<NamesOne<0, 2>, NamesOne<1, 2>> {};
+using NamesPeers = NamesAll<NamesOne<0, 4>, NamesOne<2, 4>>;
 
 struct NamesRows {
     template <class Value, class... Rest>
@@ -176,14 +171,9 @@ struct NamesNode {
                     const Parameters* parameters, const Rest&...) {
         add(named, nullptr, parameters);
     }
-    static void add(gate::Named& named, CUgraphNode, const CUDA_MEMCPY3D* copy) {
-        if (copy) add_copy(named, *copy);
-    }
-    static void add(gate::Named& named, CUgraphNode, const CUDA_MEMSET_NODE_PARAMS* fill) {
-        if (fill) add_fill_node(named, *fill);
-    }
-    static void add(gate::Named& named, CUgraphNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS* operations) {
-        if (operations) add_operations(named, operations->paramArray, operations->count);
+    template <class Parameters>
+    static void add(gate::Named& named, CUgraphNode, const Parameters* parameters) {
+        if (parameters) add_node(named, *parameters);
     }
 };
 
@@ -196,23 +186,17 @@ template <std::size_t handle>
 struct NamesHandle {
     template <class... Arguments>
     static void add(gate::Named& named, const Arguments&... arguments) {
-        add_handle(named, std::get<handle>(std::tie(arguments...)));
+        intercepted::add_mappings_of(std::get<handle>(std::tie(arguments...)), named);
     }
 };
 
-struct NamesMapped {
-    static void add(gate::Named& named, CUdeviceptr address, std::size_t bytes, std::size_t,
-                    CUmemGenericAllocationHandle handle, unsigned long long) {
-        add_span(named, address, bytes);
-        add_handle(named, handle);
-    }
-};
+using NamesMapped = NamesAll<NamesOne<0, 1>, NamesHandle<3>>;
 
 struct NamesArrayMaps {
     static void add(gate::Named& named, const CUarrayMapInfo* maps, unsigned count, CUstream) {
         for (unsigned i = 0; maps && i < count; ++i)
             if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
-                add_handle(named, maps[i].memHandle.memHandle);
+                intercepted::add_mappings_of(maps[i].memHandle.memHandle, named);
     }
 };
 

@@ -20,8 +20,7 @@ struct Left {
     const char* reason = nullptr; ///< null for any other: nobody counts it
     CUcontext context = nullptr;
     int device = 0;
-    bool is_pooled = false;
-    CUmemoryPool pool = nullptr; ///< of which it is, if it is
+    CUmemoryPool pool = nullptr; ///< of which it is; null: plain memory
 };
 
 /// What a call returns that would need sleeping memory and cannot wait for it.

@@ -48,10 +48,8 @@ void put_captures_back(std::map<CaptureKey, Capture>& taken) {
     all.count = static_cast<unsigned>(all.open.size());
 }
 
-/// What goes, for good, with what they were begun in, or is put back.
-PendingRemoval to_put_back(std::map<CaptureKey, Capture> taken) {
-    auto stays = [taken = std::move(taken)]() mutable { put_captures_back(taken); };
-    return {[] {}, std::move(stays)};
+PutBack to_put_back(std::map<CaptureKey, Capture> taken) {
+    return [taken = std::move(taken)]() mutable { put_captures_back(taken); };
 }
 
 } // namespace
@@ -86,12 +84,12 @@ bool forget_captures_of_thread(std::uint64_t thread) {
     return !take_captures([=](const auto& each) { return std::get<2>(each.first) == thread; }).empty();
 }
 
-PendingRemoval take_captures_of(CUstream stream) {
+PutBack take_captures_of(CUstream stream) {
     auto taken = take_captures([=](const auto& each) { return std::get<0>(each.first) == stream; });
-    return taken.empty() ? PendingRemoval() : to_put_back(std::move(taken));
+    return taken.empty() ? PutBack() : to_put_back(std::move(taken));
 }
 
-PendingRemoval take_captures_of(CUcontext context) {
+PutBack take_captures_of(CUcontext context) {
     return to_put_back(take_captures([=](const auto& each) { return each.second.context == context; }));
 }
 

@@ -41,10 +41,10 @@ void forget_capture(const CaptureKey& key, std::uint64_t number);
 /// What sleeps of that for which threads wait at the gate that have a capture open, which cannot end before.
 /// Nothing if none waits; empty if it is not known what for.
 [[nodiscard]] std::optional<std::vector<gate::Named::Span>> captures_wait_for();
-/// Takes out the captures of the stream; without functions where it has none.
-[[nodiscard]] PendingRemoval take_captures_of(CUstream stream);
+/// Takes out the captures of the stream; empty where it has none.
+[[nodiscard]] PutBack take_captures_of(CUstream stream);
 /// Takes out the captures of the context's streams.
-[[nodiscard]] PendingRemoval take_captures_of(CUcontext context);
+[[nodiscard]] PutBack take_captures_of(CUcontext context);
 /// Held shared from the look for captures until a context's work is noted (PendingWork), which would break
 /// one; alone while a capture is noted, before it begins. Nobody waits under it: a capture must not begin any
 /// later for what other threads do. Comes after the contexts' mutex.

@@ -36,7 +36,7 @@ public:
             return !a.is_virtual && a.context == context && (is_primary || !a.pool);
         };
         objects_end_with(context);
-        captures_ = take_captures_of(context);
+        put_captures_back_ = take_captures_of(context);
         pools_ = take_pools_of(memory, context);
         waiting_ = take_waiting_of(memory, dies);
         allocations_ = immortal<Allocations>().extract(dies);
@@ -46,8 +46,8 @@ public:
             own_ = own.contexts.extract(context);
         }
         // Only reported: nothing fails for it.
-        ignoring_errors([&] { left_ = take_left_of(context, is_primary); });
-        ignoring_errors([&] { managed_ = take_managed_of(context); });
+        ignoring_errors([&] { put_left_back_ = take_left_of(context, is_primary); });
+        ignoring_errors([&] { put_managed_back_ = take_managed_of(context); });
     }
 
     /// The context is gone, and with it its memory.
@@ -56,7 +56,6 @@ public:
             if (allocation.pool) freed_from_pool(allocation);
             give_allocation(memory_, allocation);
         }
-        captures_.gone();
         pools_.gone();
         waiting_.gone();
         // What is retained may have been pinned there, and would be copied slowly.
@@ -70,9 +69,9 @@ public:
         immortal<Allocations>().put_back(allocations_);
         pools_.stays();
         waiting_.stays();
-        if (left_.stays) left_.stays();
-        if (managed_.stays) managed_.stays();
-        captures_.stays();
+        if (put_left_back_) put_left_back_();
+        if (put_managed_back_) put_managed_back_();
+        put_captures_back_();
         auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         own.contexts.insert(std::move(own_));
@@ -82,13 +81,13 @@ private:
     ProgramMemory& memory_;
     CUcontext context_;
     bool is_primary_;
-    PendingRemoval captures_;
     std::map<CUdeviceptr, Allocation> allocations_;
     std::map<CUcontext, int>::node_type own_;
     PendingRemoval pools_;
     PendingRemoval waiting_;
-    PendingRemoval left_;
-    PendingRemoval managed_;
+    PutBack put_captures_back_;
+    PutBack put_left_back_;
+    PutBack put_managed_back_;
 };
 
 /// Runs `end`, which may end the context, with the context out of the books.
@@ -131,16 +130,22 @@ struct LettingGo {
     bool is_last = false;
 };
 
-/// The program holds a primary context once less.
-LettingGo let_go(CUdevice device) noexcept {
-    LettingGo letting_go;
+/// Has `change` change how often the program holds a primary context.
+template <class Change>
+void change_holds(CUdevice device, const Change& change) noexcept {
     ignoring_errors([&] {
         auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
-        auto& held = own.primaries[device];
-        letting_go.was_held = held > 0;
-        if (held > 0) --held;
-        letting_go.is_last = held == 0;
+        change(own.primaries[device]);
+    });
+}
+
+/// The program holds a primary context once less.
+LettingGo let_go(CUdevice device) noexcept {
+    LettingGo letting_go;
+    change_holds(device, [&](unsigned& holds) {
+        letting_go = {holds > 0, holds <= 1};
+        if (holds > 0) --holds;
     });
     return letting_go;
 }
@@ -148,22 +153,15 @@ LettingGo let_go(CUdevice device) noexcept {
 /// The same, unless it would be the last time. Whether it was done.
 bool let_go_of_one(CUdevice device) noexcept {
     bool is_done = false;
-    ignoring_errors([&] {
-        auto& own = immortal<OwnContexts>();
-        const MutexLock lock(own.mutex);
-        auto& held = own.primaries[device];
-        is_done = held > 1;
-        if (is_done) --held;
+    change_holds(device, [&](unsigned& holds) {
+        is_done = holds > 1;
+        if (is_done) --holds;
     });
     return is_done;
 }
 
 void hold(CUdevice device) noexcept {
-    ignoring_errors([&] {
-        auto& own = immortal<OwnContexts>();
-        const MutexLock lock(own.mutex);
-        ++own.primaries[device];
-    });
+    change_holds(device, [](unsigned& holds) { ++holds; });
 }
 
 /// Runs `release`, which takes one of the program's holds of the primary context. The caller holds
@@ -210,12 +208,10 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
     const std::shared_lock contexts(contexts_mutex());
     const auto status = make();
     if (status != CUDA_SUCCESS) return status;
-    ignoring_errors([&] {
-        const auto with = memory();
-        if (!with) return;
+    with_memory([&](ProgramMemory& memory) {
         CUcontext context = nullptr;
         if (convert(&context) != CUDA_SUCCESS) context = nullptr;
-        const auto primary = primary_of(with->api(), device).context;
+        const auto primary = primary_of(memory.api(), device).context;
         auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         auto& held = own.primaries[device];
@@ -237,11 +233,11 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         }
         if (!node) return destroy();
         const auto green = node.mapped();
-        PendingRemoval captures;
+        PutBack put_captures_back;
         ignoring_errors([&] {
             if (!green.context) return;
             objects_end_with(green.context);
-            captures = take_captures_of(green.context);
+            put_captures_back = take_captures_of(green.context);
             // For good: if it stays, its blocks wait for their events.
             forget_order_of(green.context, green.primary);
             immortal<Allocations>().change([&](Allocation& known) {
@@ -251,7 +247,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         const auto ended = release_held(*with, green.device, destroy);
         ignoring_errors([&] {
             if (ended == CUDA_SUCCESS) return;
-            if (captures.stays) captures.stays();
+            if (put_captures_back) put_captures_back();
             const MutexLock own_lock(own.mutex);
             own.greens.insert(std::move(node));
         });

@@ -9,7 +9,6 @@
 #include "intercepted/allocations.hpp"
 #include "intercepted/handle_table.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/trimming.hpp"
 #include "intercepted/waiting_frees.hpp"
 
 #include <iterator>
@@ -35,31 +34,25 @@ const char* why_it_must_stay(const CUmemAllocationProp& properties) {
 
 Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
               unsigned long long flags) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+    return answered([&](ProgramMemory& memory) -> Answer {
+        if (!handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
             return std::nullopt;
         CUmemGenericAllocationHandle made = 0;
-        auto status = with->api().cuMemCreate(&made, bytes, properties, flags);
-        if (status == CUDA_ERROR_OUT_OF_MEMORY) {
-            trim();
-            status = with->api().cuMemCreate(&made, bytes, properties, flags);
-        }
-        if (status == CUDA_ERROR_OUT_OF_MEMORY && free_amid_captures(*with))
-            status = with->api().cuMemCreate(&made, bytes, properties, flags);
-        if (status == CUDA_ERROR_OUT_OF_MEMORY) with->note_shortage(properties->location.id, bytes);
+        const auto status = try_for_memory(
+            memory, [&] { return memory.api().cuMemCreate(&made, bytes, properties, flags); },
+            [](CUresult tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
+        if (status == CUDA_ERROR_OUT_OF_MEMORY) memory.note_shortage(properties->location.id, bytes);
         if (status != CUDA_SUCCESS) return status;
         auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
         const auto number = k_first_handle + ++all.next;
-        Handle mine;
-        mine.real = made;
-        mine.bytes = bytes;
-        mine.properties = *properties;
-        mine.references = 1;
-        mine.stay_reason = why_it_must_stay(*properties);
-        all.handles.emplace(number, std::move(mine));
+        all.handles.emplace(number, Handle{.real = made,
+                                           .bytes = bytes,
+                                           .properties = *properties,
+                                           .references = 1,
+                                           .mappings = {},
+                                           .stay_reason = why_it_must_stay(*properties)});
         *handle = number;
         return CUDA_SUCCESS;
     });
@@ -81,9 +74,8 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
 }
 
 Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !handle) return std::nullopt;
+    return answered([&](ProgramMemory&) -> Answer {
+        if (!handle) return std::nullopt;
         const auto at = reinterpret_cast<CUdeviceptr>(address);
         // Of our own memory there is none to be had, as of the driver's plain memory.
         const auto none = immortal<Allocations>().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
@@ -102,9 +94,8 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
 }
 
 Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !properties) return std::nullopt;
+    return answered([&](ProgramMemory&) -> Answer {
+        if (!properties) return std::nullopt;
         auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
         const auto* mine = find_handle(all, handle);

@@ -143,23 +143,20 @@ Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const T
 } // namespace
 
 Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
+    return answered([&](ProgramMemory& memory) -> Answer {
         const auto known = immortal<Allocations>().find(address);
         // Of virtual memory and that of pools the driver makes no handle either.
-        if (!with || !handle || !known || known->is_virtual || known->pool) return std::nullopt;
+        if (!handle || !known || known->is_virtual || known->pool) return std::nullopt;
         const auto self = this_process();
         const auto words = secret();
         if (!self || !words) return CUDA_ERROR_OPERATING_SYSTEM;
-        const auto shared = with->share(known->address, known->id, k_shared_by_ipc);
+        const auto shared = memory.share(known->address, known->id, k_shared_by_ipc);
         if (!shared) {
             if (shared.error().code == ErrorCode::not_owned) return std::nullopt;
             return shared.error().code == ErrorCode::refused ? k_sleeps : CUDA_ERROR_NOT_SUPPORTED;
         }
-        Ticket ticket;
-        ticket.start_time = self->start_time;
-        ticket.pid = self->pid;
-        ticket.request = {*words, known->address, known->id};
+        const Ticket ticket{
+            .start_time = self->start_time, .request = {*words, known->address, known->id}, .pid = self->pid};
         *handle = {};
         std::memcpy(handle->reserved, &ticket, sizeof ticket);
         return CUDA_SUCCESS;
@@ -180,22 +177,21 @@ Result<server::SharedMemory> share(const model::ShareRequest& request) {
 }
 
 Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept {
-    return answered([&]() -> Answer {
+    return answered([&](ProgramMemory& memory) -> Answer {
         Ticket ticket;
         std::memcpy(&ticket, handle.reserved, sizeof ticket);
-        const auto with = memory();
-        if (!with || ticket.magic != k_magic) return std::nullopt;
+        if (ticket.magic != k_magic) return std::nullopt;
         if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || ticket.process().pid != ticket.pid)
             return CUDA_ERROR_INVALID_VALUE;
         const auto self = this_process();
-        const auto device = current_device(*with);
+        const auto device = current_device(memory);
         if (!device || *device >= driver::k_max_devices || (self && *self == ticket.process()))
             return CUDA_ERROR_INVALID_CONTEXT; // as the driver's own, in the process that shares
         const auto mask = driver::DeviceMask{1} << *device;
         auto& imports = immortal<Imports>();
         {
             const MutexLock lock(imports.mutex);
-            const auto known = open_again(with->api(), imports, ticket, mask);
+            const auto known = open_again(memory.api(), imports, ticket, mask);
             if (!known) return to_status(known.error());
             *address = *known;
             if (*known != 0) return CUDA_SUCCESS;
@@ -206,14 +202,14 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
             log::warning("memory of process {} cannot be opened: {}", ticket.pid, shared.error().message);
             return CUDA_ERROR_INVALID_VALUE;
         }
-        auto import = map_import(with->api(), *shared, mask);
+        auto import = map_import(memory.api(), *shared, mask);
         if (!import) return to_status(import.error());
         import->from = ticket.process();
         import->allocation = ticket.request.allocation;
         const MutexLock lock(imports.mutex);
-        const auto known = open_again(with->api(), imports, ticket, mask); // by another thread meanwhile
+        const auto known = open_again(memory.api(), imports, ticket, mask); // by another thread meanwhile
         if (!known || *known != 0) {
-            unmap_import(with->api(), *import);
+            unmap_import(memory.api(), *import);
             if (!known) return to_status(known.error());
             *address = *known;
             return CUDA_SUCCESS;
@@ -226,9 +222,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
 }
 
 Answer close_ipc(CUdeviceptr address) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with) return std::nullopt;
+    return answered([&](ProgramMemory&) -> Answer {
         auto& imports = immortal<Imports>();
         {
             const MutexLock lock(imports.mutex);
@@ -250,23 +244,21 @@ void close_waiting() noexcept {
     // The driver closes its own during a capture. Nothing may still use ours, though, and waiting would break
     // the capture.
     if (!imports.has_closing || captures_open() != 0) return;
-    ignoring_errors([&] {
-        const auto with = memory();
-        if (!with) return;
+    with_memory([&](ProgramMemory& memory) {
         let_contexts_end();
         const std::shared_lock contexts(contexts_mutex());
         Closing due;
-        PendingWork work(with->api());
+        PendingWork work(memory.api());
         {
             const std::shared_lock order(capture_order());
             if (captures_open() != 0) return;
             due.take();
             for (const auto& import : due.imports)
                 for (int device = 0; device < driver::k_max_devices; ++device)
-                    if ((import.access >> device & 1) != 0) note_work_on(*with, device, work);
+                    if ((import.access >> device & 1) != 0) note_work_on(memory, device, work);
         }
         work.wait();
-        for (; !due.imports.empty(); due.imports.pop_front()) unmap_import(with->api(), due.imports.front());
+        for (; !due.imports.empty(); due.imports.pop_front()) unmap_import(memory.api(), due.imports.front());
     });
 }
 

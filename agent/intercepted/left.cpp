@@ -79,12 +79,11 @@ CUresult free_left(CUdeviceptr address, const std::function<CUresult()>& free) n
     return status;
 }
 
-PendingRemoval take_left_of(CUcontext context, bool is_primary) {
+PutBack take_left_of(CUcontext context, bool is_primary) {
     auto taken = std::make_shared<std::vector<Record>>();
-    PendingRemoval both{[] {},
-                        [taken] {
-                            for (auto& record : *taken) put_back(std::move(record));
-                        }};
+    PutBack put_all_back = [taken] {
+        for (auto& record : *taken) put_back(std::move(record));
+    };
     auto& shards = immortal<Shards>();
     for (auto& shard : shards.all) {
         const MutexLock lock(shard.mutex);
@@ -92,20 +91,20 @@ PendingRemoval take_left_of(CUcontext context, bool is_primary) {
             const auto here = next++;
             const auto& left = here->second.left;
             // Memory of pools outlives contexts, but for the device's primary one.
-            if (left.context != context || (left.is_pooled && !is_primary)) continue;
+            if (left.context != context || (left.pool && !is_primary)) continue;
             taken->emplace_back();
             taken->back() = shard.ones.extract(here);
             --shards.count;
         }
     }
-    return both;
+    return put_all_back;
 }
 
 void add_left(std::vector<Residual>& rows) {
     for (auto& shard : immortal<Shards>().all) {
         const MutexLock lock(shard.mutex);
         for (const auto& [address, one] : shard.ones) {
-            const auto* const kind = one.left.is_pooled ? "pool" : "plain";
+            const auto* const kind = one.left.pool ? "pool" : "plain";
             add_to_sum(rows, {kind, one.left.device, one.bytes, 1, one.left.reason});
         }
     }

@@ -21,7 +21,7 @@ void left_to_driver(CUdeviceptr address, std::size_t bytes, const Left& left) no
 /// Runs the driver's `free` of the allocation, which need not be one of those.
 CUresult free_left(CUdeviceptr address, const std::function<CUresult()>& free) noexcept;
 /// Takes out what was left to the driver in the context, to be counted.
-[[nodiscard]] PendingRemoval take_left_of(CUcontext context, bool is_primary);
+[[nodiscard]] PutBack take_left_of(CUcontext context, bool is_primary);
 /// What the least size, or a rule, left to the driver, as sums.
 void add_left(std::vector<Residual>& rows);
 

@@ -11,6 +11,7 @@
 #include "intercepted/state.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -21,7 +22,7 @@ using driver::DeviceMask;
 /// to its own device, for otherwise nobody can copy it.
 void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
                     const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
-    auto* handle = find_handle(all, mapping.handle);
+    const auto* const handle = find_handle(all, mapping.handle);
     if (!handle || handle->stay_reason) return;
     const auto device = handle->properties.location.id;
     const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 &&
@@ -38,8 +39,17 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     }
     const auto tag = choose_tag(mapping.bytes);
     if (!tag) return;
-    memory.add_mapping(
-        {address, mapping.bytes, *tag, device, mapping.access, handle->real, handle->host_backed});
+    ledger::Backing backing; // from now on it can sleep, and its handle may change
+    backing.address = address;
+    backing.bytes = mapping.bytes;
+    backing.allocated = mapping.bytes;
+    backing.tag = memory.ledger().tag_id(*tag);
+    backing.device = device;
+    backing.access = mapping.access;
+    backing.mapped = true;
+    backing.handle = handle->real;
+    backing.host_backed = handle->host_backed;
+    memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
     immortal<Allocations>().add(
@@ -81,23 +91,17 @@ std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, By
 
 Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
            unsigned long long flags) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with) return std::nullopt;
+    return answered([&](ProgramMemory& memory) -> Answer {
         auto& all = immortal<Handles>();
-        return with->with_lock([&](LockedMemory& locked) -> Answer {
+        return memory.with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
             auto* mine = find_handle(all, handle);
             if (!mine) return std::nullopt;
             if (!mine->mappings.empty() && !make_stay(locked, all, *mine, "mapped at several addresses"))
                 return k_sleeps;
-            const auto status = with->api().cuMemMap(address, bytes, offset, mine->real, flags);
+            const auto status = memory.api().cuMemMap(address, bytes, offset, mine->real, flags);
             if (status != CUDA_SUCCESS) return status;
-            Mapping mapping;
-            mapping.bytes = bytes;
-            mapping.offset = offset;
-            mapping.handle = handle;
-            all.mappings.emplace(address, mapping);
+            all.mappings.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = handle});
             mine->mappings.push_back(address);
             return CUDA_SUCCESS;
         });
@@ -106,17 +110,15 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
 
 Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                   std::size_t count) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with) return std::nullopt;
+    return answered([&](ProgramMemory& memory) -> Answer {
         const TagChoice choose_tag;
         auto& all = immortal<Handles>();
-        return with->with_lock([&](LockedMemory& locked) -> Answer {
+        return memory.with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
             const auto found = mappings_in(all, address, bytes);
             if (found.empty()) return std::nullopt;
             if (any_sleeps(locked, all, found)) return k_sleeps;
-            const auto status = with->api().cuMemSetAccess(address, bytes, grants, count);
+            const auto status = memory.api().cuMemSetAccess(address, bytes, grants, count);
             if (status != CUDA_SUCCESS) return status;
             auto reached = address; // without a hole
             for (const auto at : found) {
@@ -124,7 +126,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
                 const bool is_reached = at == reached;
                 if (is_reached) reached += mapping.bytes;
                 for (std::size_t i = 0; i < count; ++i)
-                    note_grant(with->api(), at, mapping, grants[i], is_reached);
+                    note_grant(memory.api(), at, mapping, grants[i], is_reached);
                 hand_to_ledger(locked, all, at, mapping, choose_tag);
             }
             return CUDA_SUCCESS;
@@ -133,16 +135,14 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
 }
 
 Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with) return std::nullopt;
+    return answered([&](ProgramMemory& memory) -> Answer {
         auto& all = immortal<Handles>();
-        return with->with_lock([&](LockedMemory& locked) -> Answer {
+        return memory.with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
             const auto found = mappings_in(all, address, bytes);
             if (found.empty()) return std::nullopt;
             if (any_sleeps(locked, all, found)) return k_sleeps;
-            const auto status = with->api().cuMemUnmap(address, bytes);
+            const auto status = memory.api().cuMemUnmap(address, bytes);
             if (status != CUDA_SUCCESS) return status;
             for (const auto at : found) {
                 auto& mapping = all.mappings.at(at);
@@ -150,7 +150,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
                 const auto number = mapping.handle;
                 all.mappings.erase(at);
                 if (auto* mine = find_handle(all, number)) std::erase(mine->mappings, at);
-                release_if_unused(*with, all, number);
+                release_if_unused(memory, all, number);
             }
             return CUDA_SUCCESS;
         });

@@ -5,7 +5,6 @@
 #include "intercepted/own_contexts.hpp"
 
 #include "base/units.hpp"
-#include "driver/context.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/state.hpp"
@@ -114,13 +113,14 @@ bool enter_primary_context() noexcept {
     return has_entered;
 }
 
-std::vector<CUcontext> own_contexts() noexcept {
+std::vector<CUcontext> all_contexts(const std::vector<driver::PrimaryContext>& primary) {
     std::vector<CUcontext> contexts;
-    ignoring_errors([&] {
+    {
         auto& own = immortal<OwnContexts>();
         const MutexLock lock(own.mutex);
         for (const auto& [context, device] : own.contexts) contexts.push_back(context);
-    });
+    }
+    for (const auto& context : primary) contexts.push_back(context.get());
     return contexts;
 }
 
@@ -143,8 +143,7 @@ RunningWork find_running_work(const driver::Api& api) {
     if (!contexts_stay) return RunningWork::some;
     const auto primary = driver::active_contexts(api);
     if (!primary) return RunningWork::some;
-    auto contexts = own_contexts();
-    for (const auto& context : *primary) contexts.push_back(context.get());
+    const auto contexts = all_contexts(*primary);
     PendingWork work(api, PendingWork::Way::to_look);
     {
         const std::shared_lock order(capture_order(), std::try_to_lock);

@@ -8,7 +8,7 @@
 #include "base/immortal.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
-#include "driver/api.hpp"
+#include "driver/context.hpp"
 
 #include <cstdint>
 #include <cuda.h>
@@ -44,7 +44,8 @@ public:
 
 class PendingWork;
 
-[[nodiscard]] std::vector<CUcontext> own_contexts() noexcept;
+/// The program's own, and these. May throw for want of memory.
+[[nodiscard]] std::vector<CUcontext> all_contexts(const std::vector<driver::PrimaryContext>& primary);
 /// Makes a primary context that is in use current on the calling thread, which is ours and ends soon:
 /// what the runtime is asked there would make one on the first device otherwise, for good. Never waits. False
 /// where there is none, or one ends just now.

@@ -87,14 +87,12 @@ CUresult access_of(const Allocation& known, const CUmemLocation& location, CUres
 }
 
 void peer_access_enabled(CUcontext peer) noexcept {
-    ignoring_errors([&] {
-        const auto with = memory();
-        if (!with) return;
-        const auto accessor = current_device(*with);
+    with_memory([&](ProgramMemory& memory) {
+        const auto accessor = current_device(memory);
         std::optional<int> owner;
         {
-            const driver::CurrentContext current(with->api(), peer);
-            if (current.status() == CUDA_SUCCESS) owner = current_device(*with);
+            const driver::CurrentContext current(memory.api(), peer);
+            if (current.status() == CUDA_SUCCESS) owner = current_device(memory);
         }
         if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
             return;
@@ -107,21 +105,19 @@ void peer_access_enabled(CUcontext peer) noexcept {
         const auto theirs = immortal<Allocations>().all(
             [&](const Allocation& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
         for (const auto& allocation : theirs)
-            static_cast<void>(grant(*with, mask, *owner, allocation.address));
+            static_cast<void>(grant(memory, mask, *owner, allocation.address));
     });
 }
 
 bool let_copies_reach(const gate::Inspector& copy) noexcept {
     bool is_new = false;
-    ignoring_errors([&] {
-        const auto with = memory();
-        if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api());
+    with_memory([&](ProgramMemory& memory) {
+        const driver::RelaxedCaptureMode relaxed(memory.api());
         for (const auto& span : copy.inspect().spans) {
             const auto known = find(span.begin);
             if (!known || known->is_virtual || known->pool)
                 continue; // the program grants access to those itself
-            is_new |= grant(*with, devices_in_use(*with), known->device, known->address);
+            is_new |= grant(memory, devices_in_use(memory), known->device, known->address);
         }
     });
     return is_new;

@@ -8,10 +8,13 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-/// What was taken out of the books because its context may go.
+/// Puts back what was taken out of the books because what it belongs to may go; empty: there was nothing.
+using PutBack = std::function<void()>;
+
+/// The same of what is freed if it goes.
 struct PendingRemoval {
-    std::function<void()> gone;  ///< frees it
-    std::function<void()> stays; ///< puts it back
+    std::function<void()> gone; ///< frees it
+    PutBack stays;
 };
 
 /// Moves the entries that are wanted out of a map, which takes no memory.

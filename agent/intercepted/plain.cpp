@@ -30,15 +30,12 @@ Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std:
         left.reason = TagChoice::why_not(bytes);
         return make_error(ErrorCode::refused, "not to be intercepted");
     }
-    const auto try_once = [&] { return memory.allocate(device, *tag, bytes); };
-    auto address = try_once();
-    const auto is_short = [&] { return !address && address.error().code == ErrorCode::out_of_device_memory; };
-    if (is_short()) {
-        trim();
-        address = try_once();
-    }
-    if (is_short() && free_amid_captures(memory)) address = try_once();
-    if (is_short()) memory.note_shortage(device, bytes);
+    const auto is_short = [](const auto& address) {
+        return !address && address.error().code == ErrorCode::out_of_device_memory;
+    };
+    auto address = try_for_memory(
+        memory, [&] { return memory.allocate(device, *tag, bytes); }, is_short);
+    if (is_short(address)) memory.note_shortage(device, bytes);
     return address;
 }
 
@@ -62,14 +59,13 @@ CUresult free_now(ProgramMemory& memory, Freeing& allocation) {
 } // namespace
 
 Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !address || bytes == 0) return std::nullopt;
+    return answered([&](ProgramMemory& memory) -> Answer {
+        if (!address || bytes == 0) return std::nullopt;
         free_waiting();
-        const auto device = current_device(*with);
+        const auto device = current_device(memory);
         CUcontext context = nullptr;
-        if (!device || with->api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
-        const auto range = take_range(*with, *device, bytes, left);
+        if (!device || memory.api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
+        const auto range = take_range(memory, *device, bytes, left);
         if (!range) {
             left.context = owner_of_memory_in(context);
             left.device = *device;
@@ -82,11 +78,11 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
                 {*range, bytes, *device, owner_of_memory_in(context), nullptr, 0, false});
         });
         if (!added) {
-            give_range(*with, *range);
+            give_range(memory, *range);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // Who enables access from here on finds it in the index; what was enabled before is granted now.
-        ignoring_errors([&] { grant_peers(*with, *device, *range); });
+        ignoring_errors([&] { grant_peers(memory, *device, *range); });
         *address = *range;
         return CUDA_SUCCESS;
     });

@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <shared_mutex>
+#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -109,7 +110,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     // been.
     const auto name = choose_tag(bytes);
     if (!name) {
-        left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, true, handle};
+        left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, handle};
         return std::nullopt;
     }
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
@@ -176,22 +177,21 @@ bool has_usage(const Properties& properties) noexcept {
 
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
                       CUstream stream, bool per_thread, Left& left) noexcept {
-    return answered([&]() -> Answer {
-        const auto with = memory();
-        if (!with || !address || bytes == 0) return std::nullopt;
-        const auto key = key_of(*with, stream, per_thread);
+    return answered([&](ProgramMemory& memory) -> Answer {
+        if (!address || bytes == 0) return std::nullopt;
+        const auto key = key_of(memory, stream, per_thread);
         // In a capture it becomes a node of the graph, whose memory is the driver's.
-        if (!key.context || is_capturing(*with, key.stream, false)) return std::nullopt;
-        const auto device = device_of(*with, key.context);
+        if (!key.context || is_capturing(memory, key.stream, false)) return std::nullopt;
+        const auto device = device_of(memory, key.context);
         if (!device) return std::nullopt;
-        const auto handle = pool ? *pool : pool_of_device(*with, *device);
+        const auto handle = pool ? *pool : pool_of_device(memory, *device);
         if (!handle) return std::nullopt;
-        auto answer = allocate_from(*with, address, bytes, handle, key, false, left);
-        if (answer != CUDA_ERROR_OUT_OF_MEMORY) return answer;
-        trim();
-        answer = allocate_from(*with, address, bytes, handle, key, true, left);
-        if (answer != CUDA_ERROR_OUT_OF_MEMORY || !free_amid_captures(*with)) return answer;
-        return allocate_from(*with, address, bytes, handle, key, true, left);
+        bool is_short = false;
+        const auto try_once = [&] {
+            return allocate_from(memory, address, bytes, handle, key, std::exchange(is_short, true), left);
+        };
+        return try_for_memory(memory, try_once,
+                              [](Answer tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
     });
 }
 

@@ -203,18 +203,17 @@ void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept {
     }
 }
 
-PendingRemoval take_managed_of(CUcontext context) {
+PutBack take_managed_of(CUcontext context) {
     const auto taken = std::make_shared<decltype(Residents::by_address)>();
-    PendingRemoval both{[] {},
-                        [taken] {
-                            auto& residents = immortal<Residents>();
-                            const MutexLock lock(residents.mutex);
-                            residents.by_address.merge(*taken);
-                        }};
+    PutBack put_back = [taken] {
+        auto& residents = immortal<Residents>();
+        const MutexLock lock(residents.mutex);
+        residents.by_address.merge(*taken);
+    };
     auto& residents = immortal<Residents>();
     const MutexLock lock(residents.mutex);
     *taken = move_out(residents.by_address, [=](const auto& each) { return each.second.context == context; });
-    return both;
+    return put_back;
 }
 
 void add_to_sum(std::vector<Residual>& sums, const Residual& row) {

@@ -42,7 +42,7 @@ void handle_shared(CUmemGenericAllocationHandle handle, const char* how) noexcep
 void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept;
 void unmapped_by_driver(CUdeviceptr address, std::size_t bytes) noexcept;
 /// Takes out what the context has of managed memory and arrays, to be counted.
-[[nodiscard]] PendingRemoval take_managed_of(CUcontext context);
+[[nodiscard]] PutBack take_managed_of(CUcontext context);
 /// Memory of the current context that the driver keeps to itself, until forget_residual() or the context's
 /// end.
 void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept;

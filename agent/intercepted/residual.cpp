@@ -23,10 +23,8 @@ namespace {
 /// memory sleeps.
 std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
     std::optional real = handle;
-    ignoring_errors([&] {
-        const auto with = memory();
-        if (!with) return;
-        with->with_lock([&](const LockedMemory& locked) {
+    with_memory([&](ProgramMemory& memory) {
+        memory.with_lock([&](const LockedMemory& locked) {
             auto& all = immortal<Handles>();
             const MutexLock lock(all.mutex);
             const auto* mine = find_handle(all, handle);
@@ -42,10 +40,8 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
 }
 
 void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
-    ignoring_errors([&] {
-        const auto with = memory();
-        if (!with) return;
-        with->with_lock([&](LockedMemory& locked) {
+    with_memory([&](ProgramMemory& memory) {
+        memory.with_lock([&](LockedMemory& locked) {
             auto& all = immortal<Handles>();
             const MutexLock lock(all.mutex);
             if (auto* mine = find_handle(all, handle))
@@ -127,10 +123,8 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
 }
 
 void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
-    ignoring_errors([&] {
-        const auto with = memory();
-        if (!with) return;
-        with->with_lock([&](LockedMemory& locked) {
+    with_memory([&](ProgramMemory& memory) {
+        memory.with_lock([&](LockedMemory& locked) {
             auto& all = immortal<Handles>();
             const MutexLock lock(all.mutex);
             for (auto at = address; at < address + bytes;) {

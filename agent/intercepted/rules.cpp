@@ -31,8 +31,7 @@ Settings read_settings() {
     const auto parse_tag = [](std::string_view text) {
         return model::is_valid_tag(text) ? std::optional(text) : std::nullopt;
     };
-    settings.least =
-        parsed_setting(model::environment::k_min_size, "a number of bytes", parse_count<Bytes>).value_or(0);
+    settings.least = bytes_setting(model::environment::k_min_size).value_or(0);
     if (const auto tag = parsed_setting(model::environment::k_tag,
                                         "a tag: 1 to 64 letters, digits, '_', '-', '.' or ':'", parse_tag))
         settings.tag = *tag;

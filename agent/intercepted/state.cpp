@@ -4,7 +4,13 @@
 
 #include "intercepted/state.hpp"
 
+#include "gate/gate.hpp"
+
 namespace gpu_sleep::agent::intercepted {
+
+CUresult refused() noexcept {
+    return gate::Gate::instance().is_abandoned() ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_SYSTEM_NOT_READY;
+}
 
 CUresult to_status(const Error& error) noexcept {
     if (error.driver_status != 0) return static_cast<CUresult>(error.driver_status);

@@ -10,6 +10,8 @@
 #include "program_memory/program_memory.hpp"
 
 #include <functional>
+#include <optional>
+#include <type_traits>
 #include <utility>
 
 namespace gpu_sleep::agent::intercepted {
@@ -27,11 +29,27 @@ namespace gpu_sleep::agent::intercepted {
     return error.code == ErrorCode::out_of_device_memory || error.code == ErrorCode::out_of_host_memory;
 }
 
-/// Runs what may throw for want of memory, and turns that into a status.
+/// Runs what may throw for want of memory, and turns that into a status. Where `body` takes the program's
+/// memory, and there is none, the call is the driver's.
 template <class Body>
 [[nodiscard]] Answer answered(Body&& body) noexcept {
-    auto answer = guarded([&]() -> Result<Answer> { return body(); });
+    const auto answer = guarded([&]() -> Result<Answer> {
+        if constexpr (std::is_invocable_v<Body&>) {
+            return body();
+        } else {
+            auto* const with = memory();
+            return with ? body(*with) : Answer();
+        }
+    });
     return answer ? *answer : Answer(CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+/// Calls `use` with the program's memory, if there is any. Lets nothing cross.
+template <class Use>
+void with_memory(Use&& use) noexcept {
+    ignoring_errors([&] {
+        if (auto* const with = memory()) use(*with);
+    });
 }
 
 /// Whether the device has a primary context in use; false also where the driver does not say.

@@ -85,18 +85,18 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
 }
 
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {
-    PendingRemoval captures;
+    PutBack put_captures_back;
     ignoring_errors([&] {
-        captures = take_captures_of(stream);
+        put_captures_back = take_captures_of(stream);
         forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
     });
     const auto status = destroy();
     if (status == CUDA_SUCCESS) synchronized(); // as the driver's pools have it
-    if (captures.stays) {
+    if (put_captures_back) {
         if (status == CUDA_SUCCESS)
             free_waiting();
         else
-            ignoring_errors(captures.stays);
+            ignoring_errors(put_captures_back);
     }
     return status;
 }

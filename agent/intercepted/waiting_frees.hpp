@@ -8,6 +8,7 @@
 #include "intercepted/answer.hpp"
 #include "intercepted/pending_removal.hpp"
 #include "intercepted/state.hpp"
+#include "intercepted/trimming.hpp"
 
 #include <cuda.h>
 
@@ -30,6 +31,18 @@ class PendingWork;
 /// and waits as the driver's own free does in a thread whose mode is relaxed. Whether any was freed. The
 /// caller holds no mutex.
 [[nodiscard]] bool free_amid_captures(ProgramMemory& memory) noexcept;
+/// What `try_once` returns, which is called again where it `is_short` of GPU memory: once pools have given
+/// back what nobody uses, and once more after free_amid_captures(). The caller holds no mutex.
+template <class Try, class IsShort>
+auto try_for_memory(ProgramMemory& memory, Try&& try_once, const IsShort& is_short) {
+    auto result = try_once();
+    if (is_short(result)) {
+        trim();
+        result = try_once();
+    }
+    if (is_short(result) && free_amid_captures(memory)) result = try_once();
+    return result;
+}
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
 /// Notes all work that may use the allocation, for which the driver's free waits. The caller holds

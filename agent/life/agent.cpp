@@ -60,7 +60,7 @@ void unlock_exit_list() GPU_SLEEP_UNCHECKED {
 
 /// Inhibits sleeps from the start if the environment says so.
 void inhibit_by_environment(operations::Inhibitors& inhibitors) {
-    const auto limit = parsed_setting(model::environment::k_inhibit, k_limit_words, parse_limit);
+    const auto limit = limit_setting(model::environment::k_inhibit);
     if (limit) inhibitors.set(limit->count() == 0 ? std::nullopt : limit);
 }
 
@@ -72,20 +72,13 @@ TouchRule rule_of_environment() {
             parsed_setting(environment::k_on_touch, "wait, wake or fail", model::parse_on_touch))
         rule.on_touch = *word;
     rule.gate = parsed_setting(environment::k_gate, "shut or checked", model::parse_gate_mode);
-    rule.limit = parsed_setting(environment::k_touch_limit, k_limit_words, parse_limit);
-    const auto releases = parsed_setting(environment::k_release_gil, "1 or 0", parse_switch);
-    gate::Gate::instance().set_releases_python_lock(releases.value_or(true));
+    rule.limit = limit_setting(environment::k_touch_limit);
+    gate::Gate::instance().set_releases_python_lock(
+        switch_setting(environment::k_release_gil).value_or(true));
     // The log itself has read it long since, where it could not speak of it.
     static_cast<void>(
         parsed_setting(environment::k_log, "error, warning, info or debug", log::parse_severity));
     return rule;
-}
-
-/// Host memory that contents may take while their memory is awake. What the host has no room for is given
-/// back in any case.
-Bytes retained_of_environment() {
-    return parsed_setting(model::environment::k_retain, "a number of bytes", parse_count<Bytes>)
-        .value_or(std::numeric_limits<Bytes>::max());
 }
 
 /// The tags that it is for; null of a release, which is for all.
@@ -99,11 +92,6 @@ const std::vector<std::string>* tags_of(const server::Operation& operation) noex
                 return nullptr;
         },
         operation);
-}
-
-/// Host memory that all processes of this user may hold together, whatever a request allows.
-std::optional<Bytes> host_budget_of_environment() {
-    return parsed_setting(model::environment::k_host_budget, "a number of bytes", parse_count<Bytes>);
 }
 
 /// What tags are to have in host memory from the start.
@@ -132,9 +120,8 @@ Milliseconds prepare_of_environment() {
 model::WakeRequest touch_request_of_environment() {
     namespace environment = model::environment;
     model::WakeRequest request;
-    request.make_room = parsed_setting(environment::k_make_room, "1 or 0", parse_switch).value_or(false);
-    if (const auto time = parsed_setting(environment::k_min_awake, k_limit_words, parse_limit))
-        request.min_awake = *time;
+    request.make_room = switch_setting(environment::k_make_room).value_or(false);
+    request.min_awake = limit_setting(environment::k_min_awake).value_or(request.min_awake);
     request.live_bytes = 0;
     return request;
 }
@@ -186,11 +173,12 @@ Agent& Agent::instance() {
 }
 
 Agent::Agent()
-    : memory_(rule_of_environment(), retained_of_environment()),
+    : memory_(rule_of_environment(),
+              bytes_setting(model::environment::k_retain).value_or(std::numeric_limits<Bytes>::max())),
       parts_(memory_, name_in_environment(model::environment::k_name), journal_of_environment(),
              &Agent::come_first_at_exit),
       server_(*this), touch_request_(touch_request_of_environment()),
-      host_budget_(host_budget_of_environment()) {
+      host_budget_(bytes_setting(model::environment::k_host_budget)) {
     parts_.status.set_group(name_in_environment(model::environment::k_group));
     inhibit_by_environment(parts_.inhibitors);
     store::HostAccount::own().limit(host_budget_);
@@ -244,7 +232,7 @@ void Agent::handle_fork_in_child() noexcept {
 Result<void> Agent::watch_for_stops() {
     namespace environment = model::environment;
     const auto on_stop = parsed_setting(environment::k_on_stop, "sleep or stop", life::parse_on_stop);
-    const auto grace = parsed_setting(environment::k_stop_grace, k_limit_words, parse_limit);
+    const auto grace = limit_setting(environment::k_stop_grace);
     if (on_stop != life::OnStop::sleep) return {};
     constexpr Milliseconds k_grace{5'000};
     return stop_watch_.start(
@@ -382,10 +370,12 @@ void Agent::inhibit(const model::InhibitRequest& request) noexcept {
         parts_.inhibitors.set(request.time);
 }
 
-void Agent::look() noexcept {
-    if (!memory_.is_started()) return;
+Milliseconds Agent::look() noexcept {
+    const auto pause = idle_timer_.pause_between_looks();
+    if (!memory_.is_started()) return pause;
     if (parts_.idle.look()) memory_.tidy_within(Milliseconds(0));
     if (idle_timer_.is_set()) ignoring_errors([this] { sleep_if_due(); });
+    return pause;
 }
 
 void Agent::sleep_if_due() {

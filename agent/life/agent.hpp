@@ -68,10 +68,7 @@ public:
     [[nodiscard]] std::uint32_t place() const noexcept override { return parts_.room.place(); }
     void leave_line() noexcept override { parts_.room.leave(); }
     void inhibit(const model::InhibitRequest& request) noexcept override;
-    void look() noexcept override;
-    [[nodiscard]] Milliseconds pause_between_looks() const noexcept override {
-        return idle_timer_.pause_between_looks();
-    }
+    [[nodiscard]] Milliseconds look() noexcept override;
     [[nodiscard]] bool tidy() override;
 
 private:

@@ -57,7 +57,7 @@ model::SleepRequest request_of_environment() {
         request.directory = *std::move(directory);
     if (!request.directory.empty() && setting(environment::k_idle_store).empty())
         request.store = model::Store::file; // who names a directory means files
-    request.deep = parsed_setting(environment::k_idle_deep, "1 or 0", parse_switch).value_or(false);
+    request.deep = switch_setting(environment::k_idle_deep).value_or(false);
     // It sleeps until it is used again, unless it was said what its touches do.
     if (setting(environment::k_on_touch).empty()) request.on_touch = model::OnTouch::wake;
     return request;

@@ -253,9 +253,8 @@ Result<void> DeepSleep::drain(Clock::time_point deadline, const std::function<bo
     const driver::RelaxedCaptureMode relaxed(api);
     const auto primary = driver::active_contexts(api);
     if (!primary) return primary.error();
-    auto contexts = intercepted::own_contexts();
-    for (const auto& context : *primary) contexts.push_back(context.get());
-    auto done = intercepted::note_what_is_done(api, contexts, {deadline, deadline, keep_going});
+    auto done = intercepted::note_what_is_done(api, intercepted::all_contexts(*primary),
+                                               {deadline, deadline, keep_going});
     if (!done && done.error().code == ErrorCode::context_lost)
         return make_error(ErrorCode::context_lost,
                           "its CUDA context has failed, which its next call must report: {}",
@@ -328,7 +327,7 @@ Result<bool> DeepSleep::settle(checkpoint::State found) {
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) const {
-    return needs(request, means_->outside->look());
+    return needs(request, OutsideLooks(*means_->outside).look());
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request,

@@ -83,7 +83,19 @@ void rest_from(Parts& parts, Clock::time_point start) {
     parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(rest));
 }
 
-/// Gives a little back. False when nothing is left, or there is time: then it asks to be called again.
+/// Does a little of `work`, which returns whether it has. False when there was nothing, or, where it
+/// `may_rest`, there is time: then it asks to be called again.
+template <class Work>
+bool do_in_time(Parts& parts, bool may_rest, Work&& work) {
+    if (may_rest && rests(parts)) return false;
+    const auto start = Clock::now();
+    if (!work(parts)) return false;
+    if (!may_rest) return true;
+    rest_from(parts, start);
+    return false;
+}
+
+/// Gives a little back; as do_in_time().
 bool give_back_in_time(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     // While all sleeps somebody else may have locked the driver: what can wait does.
@@ -94,28 +106,11 @@ bool give_back_in_time(Parts& parts) {
     }
     parts.gives_back_at_once |= retained_gives_way(parts);
     parts.retired.collect();
-    if (is_awake && !parts.gives_back_at_once && rests(parts)) return false;
-    const auto start = Clock::now();
-    if (!give_back_some(parts)) {
-        parts.gives_back_at_once = false;
-        return false;
-    }
-    if (!is_awake || parts.gives_back_at_once) return true;
-    rest_from(parts, start);
-    return false;
-}
-
-/// Does a little of `work`, which returns whether it has. False when there was nothing, or there is time:
-/// then it asks to be called again.
-template <class Work>
-bool do_in_time(Parts& parts, Work&& work) {
-    const bool is_awake = is_any_awake(parts);
-    if (is_awake && rests(parts)) return false;
-    const auto start = Clock::now();
-    if (!work(parts)) return false;
-    if (!is_awake) return true;
-    rest_from(parts, start);
-    return false;
+    return do_in_time(parts, is_awake && !parts.gives_back_at_once, [](Parts& its) {
+        const bool has_any = give_back_some(its);
+        its.gives_back_at_once &= has_any;
+        return has_any;
+    });
 }
 
 /// Pins a little of what a sleep has left to be pinned. False when nothing is left.
@@ -178,8 +173,9 @@ bool unpin_all(Parts& parts) noexcept {
 
 bool tidy(Parts& parts) {
     say_who_has_memory(parts);
-    return give_back_in_time(parts) || do_in_time(parts, pin_some) ||
-           do_in_time(parts, [](Parts& its) { return its.preparation.prepare_some(its.memory); });
+    const auto prepare_some = [](Parts& its) { return its.preparation.prepare_some(its.memory); };
+    return give_back_in_time(parts) || do_in_time(parts, is_any_awake(parts), pin_some) ||
+           do_in_time(parts, is_any_awake(parts), prepare_some);
 }
 
 bool give_back_files(Parts& parts) {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 namespace gpu_sleep::agent::operations {
 
@@ -53,7 +54,7 @@ std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<s
             locked.push_back(gpu);
         }
     }
-    Locks locks(*this, std::move(locked));
+    Locks locks(this, {std::move(locked)});
     return has_all ? std::optional(std::move(locks)) : std::nullopt;
 }
 
@@ -89,7 +90,7 @@ Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& g
     for (;;) {
         const auto is_done = try_for_room(neighbours ? neighbours->directory() : -1, gpus, count);
         if (!is_done) return is_done.error();
-        if (*is_done) return Room(*this);
+        if (*is_done) return Room(this);
         if (Clock::now() >= deadline)
             return make_error(
                 ErrorCode::out_of_device_memory,

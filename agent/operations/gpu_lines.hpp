@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace gpu_sleep::agent::operations {
@@ -24,11 +24,18 @@ namespace gpu_sleep::agent::operations {
 /// because there is no directory for it, counts as locked: then there are no turns. Thread-safe.
 class GpuLines {
 public:
-    /// Locks of GPUs, given up when it is destroyed; a process may have the same one several times.
-    /// Move-only.
-    class Locks;
-    /// Room on GPUs, given back when it is destroyed. One at a time. Move-only.
-    class Room;
+    struct Unlock {
+        std::vector<std::string> gpus;
+        void operator()(GpuLines* lines) const noexcept { lines->unlock(gpus); }
+    };
+    /// Locks of GPUs, given up when it is destroyed, or of none; a process may have the same one several
+    /// times.
+    using Locks = std::unique_ptr<GpuLines, Unlock>;
+    struct GiveRoomBack {
+        void operator()(GpuLines* lines) const noexcept { lines->give_room_back(); }
+    };
+    /// Room on GPUs, given back when it is destroyed. One at a time.
+    using Room = std::unique_ptr<GpuLines, GiveRoomBack>;
 
     /// Stands in the line of each of `gpus`. Returns how many stand before this process.
     [[nodiscard]] std::uint32_t stand(int directory, const std::vector<std::string>& gpus);
@@ -65,45 +72,6 @@ private:
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
     std::map<std::string, Line> lines_ GPU_SLEEP_GUARDED_BY(mutex_);
-};
-
-class GpuLines::Locks {
-public:
-    Locks() = default; ///< of none
-    Locks(Locks&& other) noexcept
-        : lines_(std::exchange(other.lines_, nullptr)), gpus_(std::move(other.gpus_)) {}
-    Locks& operator=(Locks&& other) noexcept {
-        std::swap(lines_, other.lines_);
-        std::swap(gpus_, other.gpus_);
-        return *this;
-    }
-    ~Locks() {
-        if (lines_) lines_->unlock(gpus_);
-    }
-
-private:
-    friend class GpuLines;
-    Locks(GpuLines& lines, std::vector<std::string> gpus) noexcept : lines_(&lines), gpus_(std::move(gpus)) {}
-
-    GpuLines* lines_ = nullptr;
-    std::vector<std::string> gpus_;
-};
-
-class GpuLines::Room {
-public:
-    Room() = default; ///< on none
-    explicit Room(GpuLines& lines) noexcept : lines_(&lines) {}
-    Room(Room&& other) noexcept : lines_(std::exchange(other.lines_, nullptr)) {}
-    Room& operator=(Room&& other) noexcept {
-        std::swap(lines_, other.lines_);
-        return *this;
-    }
-    ~Room() {
-        if (lines_) lines_->give_room_back();
-    }
-
-private:
-    GpuLines* lines_ = nullptr;
 };
 
 } // namespace gpu_sleep::agent::operations

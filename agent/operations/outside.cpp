@@ -4,6 +4,7 @@
 
 #include "operations/outside.hpp"
 
+#include "base/deadline.hpp"
 #include "base/fd.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
@@ -218,10 +219,10 @@ public:
                 text_.erase(0, end + 1);
                 return line;
             }
-            const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+            const int left = milliseconds_until(deadline);
             pollfd polled{socket_.get(), POLLIN, 0};
-            if (left <= 0 || has_ended_ || text_.size() >= k_most) return {};
-            const int ready = ::poll(&polled, 1, static_cast<int>(left));
+            if (left == 0 || has_ended_ || text_.size() >= k_most) return {};
+            const int ready = ::poll(&polled, 1, left);
             if (ready < 0 && errno == EINTR) continue;
             if (ready <= 0) return {};
             std::array<char, 4096> buffer{};
@@ -312,16 +313,13 @@ bool Outside::is_there() const noexcept {
     return ::access(program_.c_str(), X_OK) == 0;
 }
 
-Result<std::vector<OutsideGpu>> Outside::look(Milliseconds patience) const {
-    return OutsideLooks(*this).look(patience);
-}
-
 OutsideLooks::OutsideLooks(const Outside& outside) noexcept : outside_(&outside) {}
 
 OutsideLooks::~OutsideLooks() = default;
 
-Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
-    const auto deadline = Clock::now() + patience;
+Result<std::vector<OutsideGpu>> OutsideLooks::look() {
+    constexpr Milliseconds k_patience{5'000};
+    const auto deadline = Clock::now() + k_patience;
     std::string why = "the management library does not answer";
     for (bool is_wanted = true; is_wanted;) {
         const bool is_new = !run_;
@@ -342,8 +340,7 @@ Result<std::vector<OutsideGpu>> OutsideLooks::look(Milliseconds patience) {
 }
 
 Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function<bool()>& goes_on) const {
-    const auto left =
-        std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1)).count();
+    const int left = std::max(milliseconds_until(deadline), 1);
     auto run = OutsideRun::start(
         file_, {program_, "checkpoint", std::to_string(::getpid()), std::to_string(left)}, environment_);
     if (!run) return make_error(ErrorCode::driver_failed, "{}", run.error().message);

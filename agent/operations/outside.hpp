@@ -36,10 +36,6 @@ public:
     /// not there, or a filter of system calls may forbid it).
     [[nodiscard]] static Result<Outside> open();
 
-    /// All GPUs, now. Takes no lock that a thread of the program might hold. Errors: no_driver (the program
-    /// could not be started, or NVML does not answer in that time).
-    [[nodiscard]] Result<std::vector<OutsideGpu>> look(Milliseconds patience = Milliseconds(5'000)) const;
-
     /// Has the driver lock this process, by `deadline`, and checkpoint it; no other thread may call the
     /// driver. `goes_on` is asked meanwhile, and false ends it. Whatever comes of it, the program outside has
     /// ended then, and the driver knows how this process stands. Takes no lock that a thread of the program
@@ -67,8 +63,10 @@ public:
     OutsideLooks& operator=(const OutsideLooks&) = delete;
     ~OutsideLooks();
 
-    /// As Outside::look(). A process that has ended since the last look is replaced.
-    [[nodiscard]] Result<std::vector<OutsideGpu>> look(Milliseconds patience = Milliseconds(5'000));
+    /// All GPUs, now. A process that has ended since the last look is replaced. Takes no lock that a thread
+    /// of the program might hold. Errors: no_driver (the program could not be started, or NVML does not
+    /// answer in five seconds).
+    [[nodiscard]] Result<std::vector<OutsideGpu>> look();
 
 private:
     const Outside* outside_;

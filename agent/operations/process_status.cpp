@@ -147,10 +147,10 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
         report.woken_seconds = woken_seconds_;
     }
     report.seconds_since_wake = seconds_since_wake();
-    auto waiting = gate.waiting();
+    const auto waiting = gate.waiting();
     report.waiting = waiting.held_now;
     report.touches = waiting.held_ever;
-    report.last_touch = std::move(waiting.last);
+    report.last_touch = waiting.last;
     report.idle_seconds = idle_.seconds();
     const auto inhibited = inhibitors_.now();
     report.inhibited = inhibited.has_value();

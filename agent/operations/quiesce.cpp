@@ -180,8 +180,7 @@ Result<void> Quiesce::drain() {
     const auto& api = parts_.memory.api();
     const auto contexts = driver::active_contexts(api);
     if (!contexts) return contexts.error();
-    std::vector<CUcontext> all = intercepted::own_contexts();
-    for (const auto& context : *contexts) all.push_back(context.get());
+    const auto all = intercepted::all_contexts(*contexts);
     for (bool has_released = true; has_released;) {
         has_released = false;
         GPU_SLEEP_TRY(driver::drain(api, all, {deadline_, deadline_, keeps_coaxing(has_released)}));

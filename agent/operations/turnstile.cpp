@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Operations and holds take turns.
+// An operation and holds take turns.
 
 #include "operations/turnstile.hpp"
 
@@ -12,13 +12,11 @@ Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
                               const std::function<bool()>& keep_going) {
     constexpr Milliseconds k_look{100};
     MutexLock lock(mutex_);
-    const auto free = [&]() GPU_SLEEP_REQUIRES(mutex_) { return !busy_ && (!is_sleep || holds_ == 0); };
+    const auto free = [&]() GPU_SLEEP_REQUIRES(mutex_) { return !is_sleep || holds_ == 0; };
     while (!free()) {
         if (Clock::now() >= deadline)
-            return make_error(
-                ErrorCode::timed_out, "{}",
-                busy_ ? "another sleep, wake or move of the process is still under way"
-                      : "the program holds sleeps back (gpu_sleep_hold) and did not resume in time");
+            return make_error(ErrorCode::timed_out,
+                              "the program holds sleeps back (gpu_sleep_hold) and did not resume in time");
         lock.unlock();
         const bool wanted = keep_going();
         lock.lock();
@@ -30,10 +28,8 @@ Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
 }
 
 void Turnstile::leave() {
-    {
-        const MutexLock lock(mutex_);
-        busy_ = false;
-    }
+    const MutexLock lock(mutex_);
+    busy_ = false;
     changed_.notify_all();
 }
 
@@ -49,11 +45,9 @@ void Turnstile::hold(bool within_operation) {
 }
 
 Result<void> Turnstile::resume() {
-    {
-        const MutexLock lock(mutex_);
-        if (holds_ == 0) return make_error(ErrorCode::invalid_argument, "nothing holds sleeps back");
-        --holds_;
-    }
+    const MutexLock lock(mutex_);
+    if (holds_ == 0) return make_error(ErrorCode::invalid_argument, "nothing holds sleeps back");
+    --holds_;
     changed_.notify_all();
     return {};
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Lets one operation at a time happen, and none that sleeps while the program holds sleeps back.
+// Lets no operation happen that sleeps while the program holds sleeps back.
 
 #pragma once
 
@@ -16,8 +16,8 @@ namespace gpu_sleep::agent::operations {
 /// Thread-safe. Operations wait for holds; holds wait for operations.
 class Turnstile {
 public:
-    /// Waits until no operation is under way and, for a sleep, nobody holds sleeps back. `keep_going` is
-    /// asked ten times a second. Errors: timed_out, cancelled.
+    /// For a sleep, waits until nobody holds sleeps back. `keep_going` is asked ten times a second. On the
+    /// operations thread: no other operation is under way. Errors: timed_out, cancelled.
     [[nodiscard]] Result<void> enter(bool is_sleep, Clock::time_point deadline,
                                      const std::function<bool()>& keep_going);
     void leave();

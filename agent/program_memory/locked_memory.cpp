@@ -29,20 +29,6 @@ void LockedMemory::make_stay(driver::DeviceAddress address, const char* reason) 
     if (!backing.is_asleep()) contents().forget(std::exchange(backing.kept, {}).range);
 }
 
-void LockedMemory::add_mapping(const OwnMapping& mapping) {
-    ledger::Backing backing;
-    backing.address = mapping.address;
-    backing.bytes = mapping.bytes;
-    backing.allocated = mapping.bytes;
-    backing.tag = ledger_.tag_id(mapping.tag);
-    backing.device = mapping.device;
-    backing.access = mapping.access;
-    backing.mapped = true;
-    backing.handle = mapping.handle;
-    backing.host_backed = mapping.host_backed;
-    ledger_.add(std::move(backing));
-}
-
 ledger::Backing LockedMemory::remove_mapping(driver::DeviceAddress address) {
     auto backing = ledger_.remove(address);
     contents().forget(std::exchange(backing.kept, {}).range);

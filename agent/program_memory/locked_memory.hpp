@@ -12,7 +12,6 @@
 
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::agent {
@@ -43,19 +42,8 @@ public:
     /// The backing that holds `address`, which exists, stays on the GPU from now on; the first reason counts.
     void make_stay(driver::DeviceAddress address, const char* reason) noexcept;
 
-    // Mappings that the program made itself.
-    struct OwnMapping {
-        driver::DeviceAddress address = 0;
-        Bytes bytes = 0;
-        std::string_view tag;
-        int device = 0;
-        driver::DeviceMask access = 0;
-        driver::PhysicalMemory::Handle handle = 0;
-        bool host_backed = false;
-    };
-    /// From now on it can sleep, and its handle may change.
-    void add_mapping(const OwnMapping& mapping);
-    /// Takes out what begins at `address`, which is awake, and returns it with its handle.
+    /// Takes out the mapping of the program's own that begins at `address`, which is awake, and returns it
+    /// with its handle.
     ledger::Backing remove_mapping(driver::DeviceAddress address);
 
     /// Those of the engine, guarded, after which reports tell since when all is as it is. A wake, of whatever

@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 namespace gpu_sleep::agent {
@@ -286,29 +287,23 @@ model::State ProgramMemory::state(const std::vector<std::string>& tags) {
 }
 
 std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::Span>& spans) {
-    std::vector<std::string> tags;
-    {
-        const MutexLock lock(mutex_);
-        for (const auto& span : spans)
-            if (const auto* backing = locked_.ledger().find(span.begin))
-                tags.push_back(locked_.ledger().tag(backing->tag).name);
-    }
-    std::sort(tags.begin(), tags.end());
-    tags.erase(std::unique(tags.begin(), tags.end()), tags.end());
-    return tags;
+    std::set<std::string> tags;
+    const MutexLock lock(mutex_);
+    for (const auto& span : spans)
+        if (const auto* backing = locked_.ledger().find(span.begin))
+            tags.insert(locked_.ledger().tag(backing->tag).name);
+    return {tags.begin(), tags.end()};
 }
 
-gate::HoldRule ProgramMemory::rule_for_what_sleeps(bool& holds) noexcept {
+gate::HoldRule ProgramMemory::rule_for_what_sleeps() noexcept {
     gate::HoldRule rule;
     rule.on_touch = locked_.touch_rule().on_touch;
     rule.limit = locked_.touch_rule().limit;
     rule.paused = locked_.is_paused();
     rule.checked =
         !rule.paused && gate_mode(locked_.touch_rule(), locked_.ledger()) == model::GateMode::checked;
-    holds = rule.paused;
     for (const auto& [address, backing] : locked_.ledger().backings()) {
         if (!backing.is_asleep()) continue;
-        holds = true;
         if (!rule.sleeping.empty() && rule.sleeping.back().end == address) {
             rule.sleeping.back().end = backing.end();
             continue;
@@ -322,15 +317,14 @@ gate::HoldRule ProgramMemory::rule_for_what_sleeps(bool& holds) noexcept {
 
 gate::HoldRule ProgramMemory::hold_rule() noexcept {
     const MutexLock lock(mutex_);
-    bool holds = false;
-    return rule_for_what_sleeps(holds);
+    return rule_for_what_sleeps();
 }
 
 bool ProgramMemory::settle_gate() noexcept {
     auto& gate = gate::Gate::instance();
     const MutexLock lock(mutex_);
-    bool holds = false;
-    auto rule = rule_for_what_sleeps(holds);
+    auto rule = rule_for_what_sleeps();
+    const bool holds = rule.holds_anything();
     if (holds || gate.depth() >= gate::Depth::away)
         gate.keep_shut(std::move(rule));
     else
@@ -340,8 +334,7 @@ bool ProgramMemory::settle_gate() noexcept {
 
 void ProgramMemory::let_allocate() noexcept {
     const MutexLock lock(mutex_);
-    bool holds = false;
-    gate::Gate::instance().let_allocate(rule_for_what_sleeps(holds));
+    gate::Gate::instance().let_allocate(rule_for_what_sleeps());
 }
 
 Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t id, const char* reason) {

@@ -196,9 +196,9 @@ private:
     [[nodiscard]] std::optional<driver::DeviceAddress> place_in_host_memory(int device, ledger::TagId tag,
                                                                             Bytes bytes)
         GPU_SLEEP_REQUIRES(mutex_);
-    /// The rule for what sleeps now, and whether it holds anything. The gate has it before the mutex is free:
-    /// what is freed in between would stay listed for ever.
-    [[nodiscard]] gate::HoldRule rule_for_what_sleeps(bool& holds) noexcept GPU_SLEEP_REQUIRES(mutex_);
+    /// The rule for what sleeps now. The gate has it before the mutex is free: what is freed in between would
+    /// stay listed for ever.
+    [[nodiscard]] gate::HoldRule rule_for_what_sleeps() noexcept GPU_SLEEP_REQUIRES(mutex_);
 
     std::unique_ptr<Running> storage_; ///< its heap and its engine are used with the mutex held
     std::atomic<Running*> running_{nullptr};

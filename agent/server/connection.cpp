@@ -4,10 +4,12 @@
 
 #include "connection.hpp"
 
+#include "base/deadline.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "base/small_file.hpp"
+#include "base/unix_socket.hpp"
 #include "protocol/fitting.hpp"
 
 #include <linux/sockios.h>
@@ -16,7 +18,6 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -66,14 +67,13 @@ std::string how_to_go_on(pid_t stopped) {
 }
 
 Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
-    ucred peer{};
-    socklen_t length = sizeof(peer);
-    if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || !is_allowed(peer.uid))
-        return make_error(ErrorCode::not_permitted, "user {} may not control a process of user {}", peer.uid,
-                          ::geteuid());
+    const auto peer = peer_of(socket.get());
+    if (!peer || !is_allowed(peer->uid))
+        return make_error(ErrorCode::not_permitted, "user {} may not control a process of user {}",
+                          peer ? peer->uid : 0, ::geteuid());
     constexpr timeval k_send_limit{2, 0};
     ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &k_send_limit, sizeof(k_send_limit));
-    return std::unique_ptr<Connection>(new Connection(std::move(socket), peer.pid));
+    return std::unique_ptr<Connection>(new Connection(std::move(socket), peer->pid));
 }
 
 Result<void> Connection::receive() {
@@ -150,8 +150,7 @@ Result<std::optional<model::Directive>> Connection::hear(Milliseconds patience) 
         }
         pollfd peer{fd(), POLLIN, 0};
         if (peer.fd < 0) return make_error(ErrorCode::connection_lost, "the program closed the connection");
-        const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
-        const int ready = ::poll(&peer, 1, static_cast<int>(std::max(left, Milliseconds(0)).count()));
+        const int ready = ::poll(&peer, 1, milliseconds_until(deadline));
         if (ready == 0) return std::optional<model::Directive>();
         if (ready > 0) GPU_SLEEP_TRY(receive());
     }

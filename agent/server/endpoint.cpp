@@ -6,13 +6,13 @@
 
 #include "base/agent_directory.hpp"
 #include "base/process.hpp"
+#include "base/unix_socket.hpp"
 #include "common/settings.hpp"
 
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -92,23 +92,10 @@ Result<Place> open_place() {
     return open_spare(tmp.get(), fixed);
 }
 
-Result<sockaddr_un> address_of(const std::string& path) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (path.size() >= sizeof(address.sun_path))
-        return make_error(ErrorCode::io_failed, "{} is too long", path);
-    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-    return address;
-}
-
 Result<UniqueFd> new_socket(const std::string& path) {
     UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
     return socket;
-}
-
-int connect_to(int socket, const sockaddr_un& address) {
-    return ::connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
 }
 
 /// Whether a socket of this process, other than `own` and `spare`, listens at `path`. Where /proc cannot be
@@ -136,9 +123,9 @@ bool is_another_here(const std::string& path, int own, int spare) {
 bool is_stale(const std::string& path, const ProcessIdentity& owner) {
     const auto started = start_time_of(owner.pid);
     if (started && *started == owner.start_time) return false; // it may be about to listen
-    const auto address = address_of(path);
+    const auto address = unix_address(path);
     const auto socket = new_socket(path);
-    return address && socket && connect_to(socket->get(), *address) != 0 && errno == ECONNREFUSED;
+    return address && socket && connect_unix(socket->get(), *address) != 0 && errno == ECONNREFUSED;
 }
 
 void remove_stale_sockets(int directory, const std::string& path) {
@@ -172,8 +159,8 @@ Result<void> Endpoint::try_to_open() {
     auto name = agent_socket_name(::getpid(), *started);
     path_ = directory_path + "/" + name;
 
-    const auto address = address_of(path_);
-    if (!address) return address.error();
+    const auto address = unix_address(path_);
+    if (!address) return make_error(ErrorCode::io_failed, "{} is too long", path_);
     if (is_another_here(path_, socket_.get(), spare_.get()))
         return make_error(ErrorCode::refused, "another copy of the agent is at work in this process");
     auto socket = new_socket(path_);
@@ -181,12 +168,11 @@ Result<void> Endpoint::try_to_open() {
     ::unlinkat(directory, name.c_str(), 0);
     if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0)
         return errno_error(ErrorCode::io_failed, errno, "bind", path_);
-    struct stat status {};
-    if (::fchmodat(directory, name.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0 ||
-        ::fstatat(directory, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
+    if (::fchmodat(directory, name.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0)
         return errno_error(ErrorCode::io_failed, errno, "listen", path_);
-    device_ = status.st_dev;
-    inode_ = status.st_ino;
+    const auto file = FileIdentity::of(directory, name.c_str());
+    if (!file) return errno_error(ErrorCode::io_failed, errno, "fstatat", path_);
+    file_ = *file;
     spare_directory_ = place->is_spare ? std::move(directory_path) : std::string();
     {
         const MutexLock lock(mutex_);
@@ -200,9 +186,7 @@ Result<void> Endpoint::try_to_open() {
 }
 
 bool Endpoint::is_in_place() const {
-    struct stat status {};
-    return is_held() && ::lstat(path_.c_str(), &status) == 0 && status.st_dev == device_ &&
-           status.st_ino == inode_;
+    return is_held() && FileIdentity::of(AT_FDCWD, path_.c_str()) == file_;
 }
 
 void Endpoint::note_change() noexcept {

@@ -9,8 +9,6 @@
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 
-#include <sys/types.h>
-
 #include <string>
 
 namespace gpu_sleep::agent::server {
@@ -63,8 +61,7 @@ private:
     std::string name_;                                            ///< of the socket in it
     std::string path_;
     std::string spare_directory_; ///< the socket's, if its name is not the fixed one
-    dev_t device_ = 0;            ///< identity of the file that we made
-    ino_t inode_ = 0;
+    FileIdentity file_;           ///< that we made
 };
 
 } // namespace gpu_sleep::agent::server

@@ -5,18 +5,17 @@
 #include "peer.hpp"
 
 #include "base/agent_directory.hpp"
+#include "base/deadline.hpp"
+#include "base/unix_socket.hpp"
 #include "protocol/messages.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <string>
 
 namespace gpu_sleep::agent::server {
@@ -26,14 +25,11 @@ Error lost() {
     return make_error(ErrorCode::connection_lost, "the other process closed the connection");
 }
 
-/// Waits until the socket is ready for `events`. Errors: timed_out.
-Result<void> wait_for(int socket, short events, Clock::time_point deadline) {
+/// Waits until there is something to read. Errors: timed_out.
+Result<void> wait_for(int socket, Clock::time_point deadline) {
     for (;;) {
-        const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
-        pollfd polled{socket, events, 0};
-        const int ready =
-            ::poll(&polled, 1,
-                   static_cast<int>(std::clamp<Milliseconds::rep>(left, 0, std::numeric_limits<int>::max())));
+        pollfd polled{socket, POLLIN, 0};
+        const int ready = ::poll(&polled, 1, milliseconds_until(deadline));
         if (ready > 0) return {};
         if (ready == 0 || errno != EINTR)
             return make_error(ErrorCode::timed_out, "it did not answer in time; is it stopped?");
@@ -43,18 +39,13 @@ Result<void> wait_for(int socket, short events, Clock::time_point deadline) {
 /// Connects to the socket at `path`, if `process` itself listens there. Empty if nobody does, or another.
 /// Errors: io_failed.
 Result<UniqueFd> connect_at(const std::string& path, const ProcessIdentity& process) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (path.size() >= sizeof address.sun_path) return UniqueFd();
-    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    const auto address = unix_address(path);
+    if (!address) return UniqueFd();
     UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
-    ucred peer{};
-    socklen_t length = sizeof peer;
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-        ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != ::geteuid() ||
-        peer.pid != process.pid)
-        return UniqueFd();
+    if (connect_unix(socket.get(), *address) != 0) return UniqueFd();
+    const auto peer = peer_of(socket.get());
+    if (!peer || peer->uid != ::geteuid() || peer->pid != process.pid) return UniqueFd();
     return socket;
 }
 
@@ -123,7 +114,7 @@ Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model:
     protocol::FrameReader reader;
     SharedMemory answer;
     for (;;) {
-        GPU_SLEEP_TRY(wait_for(socket->get(), POLLIN, deadline));
+        GPU_SLEEP_TRY(wait_for(socket->get(), deadline));
         GPU_SLEEP_TRY(receive(socket->get(), reader, answer.memory));
         auto frame = reader.next();
         if (!frame) return std::move(frame).error();

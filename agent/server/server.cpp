@@ -280,8 +280,7 @@ void Server::listen_once(Clock::time_point& next_look) {
     const auto now = Clock::now();
     if (now >= next_look) {
         keep_in_place();
-        operations_.look();
-        next_look = now + std::min(k_tick, operations_.pause_between_looks());
+        next_look = now + std::min(k_tick, operations_.look());
     }
     for (std::size_t i = connections_.size(); i-- > 0;) {
         const bool has_input = ready > 0 && polled[i + 1].revents != 0;
@@ -323,6 +322,32 @@ void Server::accept_all() {
     }
 }
 
+bool Server::answer_at_once(Connection& connection, const protocol::Request& request) {
+    const auto* const inhibition = std::get_if<model::InhibitRequest>(&request);
+    if (inhibition) operations_.inhibit(*inhibition);
+    if (inhibition || std::holds_alternative<model::StatusRequest>(request)) {
+        connection.answer(status());
+        return true;
+    }
+    if (const auto* wanted = std::get_if<model::ShareRequest>(&request)) {
+        const auto given = operations_.share(*wanted);
+        if (given)
+            connection.answer(given->what, given->memory.get());
+        else
+            connection.answer(model::Failure{given.error(), model::State::awake});
+        return true;
+    }
+    const auto* const idle = std::get_if<model::IdleSleepRequest>(&request);
+    if (!idle || !has_jobs()) return false;
+    auto report = status();
+    report.operation = model::Operation::sleep;
+    report.level = idle->sleep.level;
+    report.dry_run = idle->sleep.dry_run;
+    report.notes.emplace_back("another sleep, wake or move of it is under way");
+    connection.answer(std::move(report));
+    return true;
+}
+
 bool Server::attend(std::unique_ptr<Connection>& connection) {
     if (!connection->receive()) return false;
     auto request = connection->next();
@@ -331,29 +356,7 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
         return false;
     }
     if (!request->has_value()) return true;
-    const auto* const inhibition = std::get_if<model::InhibitRequest>(&**request);
-    if (inhibition) operations_.inhibit(*inhibition);
-    if (inhibition || std::holds_alternative<model::StatusRequest>(**request)) {
-        connection->answer(status());
-        return false;
-    }
-    if (const auto* wanted = std::get_if<model::ShareRequest>(&**request)) {
-        const auto given = operations_.share(*wanted);
-        if (given)
-            connection->answer(given->what, given->memory.get());
-        else
-            connection->answer(model::Failure{given.error(), model::State::awake});
-        return false;
-    }
-    if (const auto* const idle = std::get_if<model::IdleSleepRequest>(&**request); idle && has_jobs()) {
-        auto report = status();
-        report.operation = model::Operation::sleep;
-        report.level = idle->sleep.level;
-        report.dry_run = idle->sleep.dry_run;
-        report.notes.emplace_back("another sleep, wake or move of it is under way");
-        connection->answer(std::move(report));
-        return false;
-    }
+    if (answer_at_once(*connection, **request)) return false;
     auto operation = std::visit(
         [](auto& wanted) -> std::optional<Operation> {
             if constexpr (std::is_constructible_v<Operation, decltype(wanted)>)

@@ -53,11 +53,9 @@ public:
     virtual void leave_line() noexcept = 0;
     /// Called on the listening thread: inhibits sleeps from outside, or no longer.
     virtual void inhibit(const model::InhibitRequest& request) noexcept = 0;
-    /// Called on the listening thread, two seconds or pause_between_looks() after the last time. It returns
-    /// at once, and calls no driver.
-    virtual void look() noexcept = 0;
-    /// Called on the listening thread: where two seconds would be too long.
-    [[nodiscard]] virtual Milliseconds pause_between_looks() const noexcept = 0;
+    /// Called on the listening thread: returns at once, and calls no driver. It is called again two seconds
+    /// later, or after the time that it returns, if that is less.
+    [[nodiscard]] virtual Milliseconds look() noexcept = 0;
     /// Called on the operations thread while nobody waits for an operation: does a little of the work that
     /// nobody should wait for. False when none is left.
     [[nodiscard]] virtual bool tidy() = 0;
@@ -119,6 +117,8 @@ private:
     void accept_all();
     /// Where there are no descriptors, or no memory, for those in line.
     void make_room();
+    /// Answers what takes no turn. False: it is an operation.
+    [[nodiscard]] bool answer_at_once(Connection& connection, const protocol::Request& request);
     /// Reads and acts. False when the connection is finished with, or has gone to the operations thread.
     [[nodiscard]] bool attend(std::unique_ptr<Connection>& connection);
     void enqueue(Job job);

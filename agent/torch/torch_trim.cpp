@@ -6,7 +6,6 @@
 
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
-#include "common/lock_order.hpp"
 #include "common/park.h"
 #include "gate/gate.hpp"
 #include "intercepted/own_contexts.hpp"
@@ -14,6 +13,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <future>
 #include <utility>
 
 namespace gpu_sleep::agent::torch {
@@ -76,27 +76,15 @@ void empty_torch_cache(CacheRequest& request) noexcept {
 
 struct TorchTrim::Work {
     CacheRequest request;
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    Condition changed;
-    bool is_done GPU_SLEEP_GUARDED_BY(mutex) = false;
-
-    void finish() {
-        const MutexLock lock(mutex);
-        is_done = true;
-        changed.notify_all();
-    }
-    /// Waits a moment for it; whether it is done.
-    [[nodiscard]] bool wait(Milliseconds moment) {
-        MutexLock lock(mutex);
-        return changed.wait_for(mutex, moment, [this]() GPU_SLEEP_REQUIRES(mutex) { return is_done; });
-    }
+    std::promise<void> end;
+    std::future<void> ended = end.get_future();
 };
 
 std::shared_ptr<TorchTrim::Work> TorchTrim::start() {
     auto work = std::make_shared<Work>();
     auto thread = start_quiet_thread("gpu-sleep-trim", [work] {
         empty_torch_cache(work->request);
-        work->finish();
+        work->end.set_value();
     });
     if (!thread) return nullptr;
     thread->detach();
@@ -109,7 +97,7 @@ Result<void> TorchTrim::run(Clock::time_point deadline, const std::function<bool
     if (!begun_ && !python::functions()) return {}; // a program without Python
     const auto last_begin = Clock::now() + k_patience;
     const auto work = begun_ ? std::exchange(begun_, nullptr) : start();
-    while (work && !work->wait(k_look)) {
+    while (work && work->ended.wait_for(k_look) != std::future_status::ready) {
         const auto now = Clock::now();
         const bool goes_on = keep_going();
         if (goes_on && now < deadline && now < last_begin) continue;

@@ -4,6 +4,7 @@
 
 #include "cli/doctor/child.hpp"
 
+#include "base/deadline.hpp"
 #include "base/fd.hpp"
 #include "protocol/wire.hpp"
 
@@ -14,11 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -73,10 +72,8 @@ std::optional<std::string> read_until(int fd, Clock::time_point deadline) {
     std::string bytes;
     std::array<char, 4096> buffer{};
     for (;;) {
-        const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
         pollfd readable{fd, POLLIN, 0};
-        const auto wait = std::clamp<Milliseconds::rep>(left, 0, std::numeric_limits<int>::max());
-        const int ready = ::poll(&readable, 1, static_cast<int>(wait));
+        const int ready = ::poll(&readable, 1, milliseconds_until(deadline));
         if (ready < 0 && errno == EINTR) continue;
         if (ready <= 0) return {};
         const auto got = ::read(fd, buffer.data(), buffer.size());

@@ -7,14 +7,13 @@
 #include "base/cancellation.hpp"
 #include "base/fd.hpp"
 #include "base/process.hpp"
+#include "base/unix_socket.hpp"
 
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace gpu_sleep::journal {
 namespace {
@@ -46,16 +45,14 @@ std::string encode(std::span<const Field> fields) {
 }
 
 bool send(const std::string& socket, std::span<const Field> fields) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (socket.empty() || socket.size() >= sizeof(address.sun_path) || has_call_filter()) return false;
-    std::memcpy(address.sun_path, socket.c_str(), socket.size() + 1);
+    const auto address = unix_address(socket);
+    if (socket.empty() || !address || has_call_filter()) return false;
     const auto entry = encode(fields);
     const CancellationHold no_cancellation;
     const int errno_before = errno;
     const UniqueFd sender(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const auto sent = sender ? ::sendto(sender.get(), entry.data(), entry.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
-                                        reinterpret_cast<const sockaddr*>(&address), sizeof(address))
+                                        reinterpret_cast<const sockaddr*>(&*address), sizeof(*address))
                              : -1;
     errno = errno_before;
     return sent == static_cast<ssize_t>(entry.size());

@@ -4,17 +4,17 @@
 
 #include "control/find.hpp"
 
+#include "base/unix_socket.hpp"
+
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <iterator>
 #include <tuple>
 
@@ -47,23 +47,19 @@ UniqueFd open_tmp(int root) {
 /// errno or 0.
 int connect_in(int directory, const std::string& name, UniqueFd& socket) {
     const auto path = fmt::format("/proc/self/fd/{}/{}", directory, name);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (path.size() >= sizeof(address.sun_path)) return ENAMETOOLONG;
-    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    const auto address = unix_address(path);
+    if (!address) return ENAMETOOLONG;
     socket.reset(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket) return errno;
-    while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
+    while (connect_unix(socket.get(), *address) != 0)
         if (errno != EINTR) return errno;
     return 0;
 }
 
 /// Whether `process` itself listens at the other end. The kernel says so, and nobody can pretend.
 bool is_peer(int socket, const Process& process) {
-    ucred peer{};
-    socklen_t length = sizeof(peer);
-    return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid == process.pid &&
-           peer.uid == process.uid;
+    const auto peer = peer_of(socket);
+    return peer && peer->pid == process.pid && peer->uid == process.uid;
 }
 
 Error not_permitted(const Process& process) {

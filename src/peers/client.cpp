@@ -4,22 +4,16 @@
 
 #include "peers/client.hpp"
 
+#include "base/deadline.hpp"
 #include "peers/together.hpp"
 
 #include <poll.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 namespace gpu_sleep::peers {
 namespace {
-
-/// Milliseconds for poll, rounded up so that the deadline has passed afterwards.
-int milliseconds_until(Clock::time_point deadline) {
-    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
-    return static_cast<int>(std::clamp<Milliseconds::rep>(left, 0, std::numeric_limits<int>::max()));
-}
 
 /// All questions of a command, driven by one poll loop.
 class Conversations {

@@ -5,14 +5,13 @@
 #include "peers/neighbours.hpp"
 
 #include "base/agent_directory.hpp"
+#include "base/unix_socket.hpp"
 
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 namespace gpu_sleep::peers {
@@ -42,21 +41,17 @@ Result<std::vector<ProcessIdentity>> Neighbours::list() const {
 
 Result<UniqueFd> Neighbours::connect(const ProcessIdentity& process) const {
     const auto path = fmt::format("{}/{}", path_, agent_socket_name(process.pid, process.start_time));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (path.size() >= sizeof address.sun_path)
-        return make_error(ErrorCode::io_failed, "{} is too long", path);
-    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    const auto address = unix_address(path);
+    if (!address) return make_error(ErrorCode::io_failed, "{} is too long", path);
     UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
-    ucred peer{};
-    socklen_t length = sizeof peer;
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    if (connect_unix(socket.get(), *address) != 0) {
         if (errno == EAGAIN)
             return make_error(ErrorCode::timed_out, "process {} does not accept connections", process.pid);
         return errno_error(ErrorCode::no_agent, errno, "connect", path);
     }
-    if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != ::geteuid())
+    const auto peer = peer_of(socket.get());
+    if (!peer || peer->uid != ::geteuid())
         return make_error(ErrorCode::no_agent, "process {} has no agent here", process.pid);
     return socket;
 }

@@ -22,11 +22,11 @@ from . import _agent
 from .errors import Error, InvalidArgument
 
 
-class _Diversion:
-    """The calling thread's allocations on a device come from a pool."""
+class Diversion:
+    """The calling thread's allocations on a device come from a pool, which may be that of a tag."""
 
-    def __init__(self, torch: Any, name: bytes, device: int, pool: Any) -> None:
-        self._torch, self.name, self._device, self.pool = torch, name, device, pool
+    def __init__(self, torch: Any, device: int, pool: Any, name: bytes = b"") -> None:
+        self._torch, self._device, self.pool, self.name = torch, device, pool, name
         self._use: Any = None
 
     def begin(self) -> None:
@@ -47,7 +47,7 @@ class _Capture:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.entered: List[Tuple["Region", contextlib.ExitStack, bool]] = []  # at last whether PyTorch was there
-        self.diversions: Dict[int, Union[_Diversion, _Capture]] = {}  # by device
+        self.diversions: Dict[int, Union[Diversion, _Capture]] = {}  # by device
 
 
 _thread = _Thread()
@@ -160,7 +160,7 @@ def _diverted(torch: Any, name: bytes, device: int) -> Iterator[None]:
         pool = idle.pop()
     except IndexError:
         pool = new_pool(torch, device)
-    own = _Diversion(torch, name, device, pool)
+    own = Diversion(torch, device, pool, name)
     if outer is not None:
         outer.end()
     try:

@@ -4,6 +4,8 @@
 
 from typing import Dict, Optional, Type
 
+_CLASSES: Dict[str, Type["Error"]] = {}
+
 
 class Error(RuntimeError):
     """A call failed and changed nothing, unless its documentation says otherwise.
@@ -18,117 +20,81 @@ class Error(RuntimeError):
         if code is not None:
             self.code = code
 
+    def __init_subclass__(cls, code: Optional[str] = None) -> None:
+        super().__init_subclass__()
+        if code is not None:
+            cls.code = code
+            _CLASSES[code] = cls
 
-class InvalidArgument(Error, ValueError):
+
+class InvalidArgument(Error, ValueError, code="invalid_argument"):
     """A bad argument, or a call without its counterpart."""
 
-    code = "invalid_argument"
 
-
-class UnknownTag(Error):
+class UnknownTag(Error, code="unknown_tag"):
     """The process has no such tag."""
 
-    code = "unknown_tag"
 
-
-class NoProcess(Error):
+class NoProcess(Error, code="no_process"):
     """There is no such process, or it has ended."""
 
-    code = "no_process"
 
-
-class NoAgent(Error):
+class NoAgent(Error, code="no_agent"):
     """No agent is loaded and none was found, or that of another process does not answer."""
 
-    code = "no_agent"
 
-
-class TimedOut(Error):
+class TimedOut(Error, code="timed_out"):
     """Callbacks, GPU work, a hold or copying took too long."""
 
-    code = "timed_out"
 
-
-class NotPermitted(Error):
+class NotPermitted(Error, code="not_permitted"):
     """The process or the file belongs to another user."""
 
-    code = "not_permitted"
 
-
-class Damaged(Error):
+class Damaged(Error, code="damaged"):
     """Kept contents have changed: their tags stay asleep, the others are awake."""
 
-    code = "damaged"
 
-
-class OutOfDeviceMemory(Error):
+class OutOfDeviceMemory(Error, code="out_of_device_memory"):
     """Too little GPU memory is free."""
 
-    code = "out_of_device_memory"
 
-
-class OutOfHostMemory(Error):
+class OutOfHostMemory(Error, code="out_of_host_memory"):
     """Too little host memory is available."""
 
-    code = "out_of_host_memory"
 
-
-class OutOfDisk(Error):
+class OutOfDisk(Error, code="out_of_disk"):
     """Too little disk space is free."""
 
-    code = "out_of_disk"
 
-
-class Refused(Error):
+class Refused(Error, code="refused"):
     """A callback refused the sleep, or this must not be called from a callback."""
 
-    code = "refused"
 
-
-class Inhibited(Refused):
+class Inhibited(Refused, code="inhibited"):
     """The process refuses sleeps that others ask for."""
 
-    code = "inhibited"
 
-
-class CaptureInProgress(Error):
+class CaptureInProgress(Error, code="capture_in_progress"):
     """A CUDA graph is being captured."""
 
-    code = "capture_in_progress"
 
-
-class NoDriver(Error):
+class NoDriver(Error, code="no_driver"):
     """There is no working CUDA driver, or it is too old."""
 
-    code = "no_driver"
 
-
-class NotOwned(Error):
+class NotOwned(Error, code="not_owned"):
     """The address is not in an allocation of the agent."""
 
-    code = "not_owned"
 
-
-class ContextLost(Error):
+class ContextLost(Error, code="context_lost"):
     """A CUDA context has failed, or the process is ending."""
 
-    code = "context_lost"
 
-
-class OutcomeUnknown(Error):
+class OutcomeUnknown(Error, code="outcome_unknown"):
     """The process was past the point of no return and did not report the result."""
 
-    code = "outcome_unknown"
 
-
-_CLASSES: Dict[str, Type[Error]] = {
-    each.code: each
-    for each in (
-        InvalidArgument, UnknownTag, NoProcess, NoAgent, TimedOut, NotPermitted, Damaged, OutOfDeviceMemory,
-        OutOfHostMemory, OutOfDisk, Refused, Inhibited, CaptureInProgress, NoDriver, NotOwned, ContextLost,
-        OutcomeUnknown,
-    )
-}
 _CLASSES["agent_unreachable"] = NoAgent
 
 # gpu_sleep_status of gpu_sleep.h; any other number is "internal".

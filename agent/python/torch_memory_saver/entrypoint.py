@@ -56,7 +56,7 @@ def _c_tag(tag: Optional[str]) -> Optional[bytes]:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.pools: Dict[int, "_PoolInUse"] = {}  # by device
+        self.pools: Dict[int, _regions.Diversion] = {}  # by device
         self.contexts: List[object] = []  # that are open, the innermost last
 
     def enter(self) -> object:
@@ -68,7 +68,7 @@ class _Thread(threading.local):
         assert self.contexts[-1:] == [context], "regions end on the thread on which they began, the last one first"
         self.contexts.pop()
 
-    def use(self, device: int, pool: Optional["_PoolInUse"]) -> None:
+    def use(self, device: int, pool: Optional[_regions.Diversion]) -> None:
         """From here on this pool, or none, in place of the one that is used."""
         before = self.pools.get(device)
         if before is pool:
@@ -84,21 +84,6 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class _PoolInUse:
-    def __init__(self, pool: Any) -> None:
-        self.pool = pool
-        self._use: Any = None
-
-    def begin(self) -> None:
-        import torch
-
-        self._use = torch.cuda.use_mem_pool(self.pool)
-        self._use.__enter__()
-
-    def end(self) -> None:
-        self._use.__exit__(None, None, None)
-
-
 @contextlib.contextmanager
 def _allocating_from(pool: Any) -> Iterator[None]:
     """For `with`: on the current device this thread allocates from this pool of PyTorch's, or from none of a region. Of several
@@ -106,7 +91,7 @@ def _allocating_from(pool: Any) -> Iterator[None]:
     import torch
 
     device = torch.cuda.current_device()
-    outer, own = _thread.pools.get(device), None if pool is None else _PoolInUse(pool)
+    outer, own = _thread.pools.get(device), None if pool is None else _regions.Diversion(torch, device, pool)
     if outer is not None and outer.pool is pool:
         own = outer
     context = _thread.enter()
@@ -115,8 +100,7 @@ def _allocating_from(pool: Any) -> Iterator[None]:
         yield
     finally:
         _thread.leave(context)
-        with torch.cuda.device(device):
-            _thread.use(device, outer)
+        _thread.use(device, outer)
 
 
 class TorchMemorySaver:
