@@ -12,7 +12,8 @@
 
 namespace gpu_sleep::test {
 
-/// Two tags on two devices that sleep in `from`: zeros, holes, spans, short blocks; and a move to `to`.
+/// Two tags on two devices that sleep at `home`: zeros, holes, spans, short blocks; they move to other() and
+/// back.
 struct Sleeper {
     explicit Sleeper(model::Store from = model::Store::host) : home(from) {
         fixture.add(0, "weights", 5 * k_mib);

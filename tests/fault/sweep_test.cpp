@@ -243,7 +243,7 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call, and an earl
     bool keeps_files = false;
     const auto step = [&](int number) {
         INFO(way.name << ", a call gives " << way.status);
-        sweep.keep_files(keeps_files = !keeps_files);
+        sweep.keep_files(keeps_files = trial.end == End::failure && !keeps_files);
         sweep.damage_retained();
         const auto slept = sweep.run(
             number, [&] { return sweep.sleep(); }, trial.end);
@@ -268,7 +268,8 @@ TEST_CASE("Sweep: a wake survives the failure of every driver call, and an early
     const auto step = [&](int number) {
         INFO(way.name << ", a call gives " << way.status);
         REQUIRE(sweep.sleep());
-        if (number % 2 == 0) sweep.fixture().pin(number % 4 == 0 ? 1 : 100); // the rest is relayed back
+        if (trial.end == End::failure && number % 2 == 0)
+            sweep.fixture().pin(number % 4 == 0 ? 1 : 100); // the rest is relayed back
         const auto woken = sweep.run(
             number, [&] { return sweep.fixture().wake(); }, trial.end);
         if (!woken) {

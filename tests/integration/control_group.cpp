@@ -49,12 +49,10 @@ OwnGroup::~OwnGroup() {
     ::rmdir(path_.c_str());
 }
 
-void OwnGroup::write(const char* in_1, const char* in_2, const std::string& text) const {
-    const auto file = path_ / (is_version_2_ ? in_2 : in_1);
-    std::ofstream stream(file);
+bool OwnGroup::write(const char* in_1, const char* in_2, const std::string& text) const {
+    std::ofstream stream(path_ / (is_version_2_ ? in_2 : in_1));
     stream << text << std::flush;
-    INFO(file.string());
-    CHECK(stream.good());
+    return stream.good();
 }
 
 std::string OwnGroup::read(const char* in_1, const char* in_2) const {
@@ -62,11 +60,11 @@ std::string OwnGroup::read(const char* in_1, const char* in_2) const {
 }
 
 void OwnGroup::take(pid_t process) const {
-    write("cgroup.procs", "cgroup.procs", std::to_string(process));
+    REQUIRE(write("cgroup.procs", "cgroup.procs", std::to_string(process)));
 }
 
 void Freezer::freeze() const {
-    write("freezer.state", "cgroup.freeze", is_version_2_ ? "1" : "FROZEN");
+    REQUIRE(write("freezer.state", "cgroup.freeze", is_version_2_ ? "1" : "FROZEN"));
     REQUIRE(becomes_true([this] {
         const auto state = read("freezer.state", "cgroup.events");
         return is_version_2_ ? state.find("frozen 1") != std::string::npos : state == "FROZEN\n";

@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include "support/catch.hpp"
+
 #include <sys/types.h>
 
 #include <cstddef>
@@ -29,7 +31,7 @@ protected:
     /// A group of the version 1 `controller`, which has the file `in_1`, or of version 2, with `in_2`.
     OwnGroup(const std::string& controller, const char* in_1, const char* in_2);
     ~OwnGroup();
-    void write(const char* in_1, const char* in_2, const std::string& text) const;
+    [[nodiscard]] bool write(const char* in_1, const char* in_2, const std::string& text) const;
     [[nodiscard]] std::string read(const char* in_1, const char* in_2) const;
 
     bool is_version_2_ = false;
@@ -44,7 +46,7 @@ public:
 
     /// Bytes of memory that the group may use.
     void limit(std::size_t bytes) const {
-        write("memory.limit_in_bytes", "memory.max", std::to_string(bytes));
+        REQUIRE(write("memory.limit_in_bytes", "memory.max", std::to_string(bytes)));
     }
     /// Bytes of memory that it uses.
     [[nodiscard]] std::size_t usage() const {
@@ -62,7 +64,7 @@ public:
 
     /// Waits until all that is in it is frozen.
     void freeze() const;
-    void thaw() const { write("freezer.state", "cgroup.freeze", is_version_2_ ? "0" : "THAWED"); }
+    void thaw() const { CHECK(write("freezer.state", "cgroup.freeze", is_version_2_ ? "0" : "THAWED")); }
 };
 
 } // namespace gpu_sleep::test

@@ -174,6 +174,7 @@ public:
         return true;
     }
 
+    /// Wakes it, and every byte is there.
     void wake_whole() {
         REQUIRE(wake());
         CHECK(all_intact());

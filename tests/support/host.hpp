@@ -69,6 +69,7 @@ public:
     void wake_whole();
     /// Waits for its end, which the test has brought about. Returns the status as in Output.
     int wait();
+    /// By SIGKILL, and waits for its end.
     void kill();
 
 protected:

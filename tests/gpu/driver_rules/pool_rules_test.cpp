@@ -167,7 +167,11 @@ TEST_CASE("Driver: a pool keeps what cuMemFree gives it as its threshold allows"
     for (const std::size_t threshold : {std::size_t{0}, k_all}) {
         auto* const pool = make_pool();
         set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, threshold);
-        REQUIRE(cuMemFree(take(pool, k_block, stream)) == CUDA_SUCCESS);
+        const auto address = take(pool, k_block, stream);
+        CUmemoryPool origin = nullptr;
+        REQUIRE(cuPointerGetAttribute(&origin, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) == CUDA_SUCCESS);
+        CHECK(origin == pool);
+        REQUIRE(cuMemFree(address) == CUDA_SUCCESS);
         CHECK((number(pool, k_reserved) == 0) == (threshold == 0));
         CHECK(grows_for(pool, k_block, stream) == (threshold == 0));
         REQUIRE(cuMemPoolDestroy(pool) == CUDA_SUCCESS);

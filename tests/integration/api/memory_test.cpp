@@ -60,6 +60,7 @@ private:
     ssize_t bytes_;
 };
 
+std::atomic<int> g_times_named{0}; ///< a thread of the agent's
 std::atomic<int> g_times_asked{0}; ///< a thread was started that asks PyTorch
 
 template <class Body>
@@ -74,6 +75,7 @@ template <class Body>
 /// In place of the C library's.
 extern "C" __attribute__((visibility("default"))) int pthread_setname_np(pthread_t /*thread*/,
                                                                          const char* name) {
+    ++g_times_named;
     g_times_asked += std::string_view(name) == "gpu-sleep-trim";
     return 0;
 }
@@ -486,4 +488,5 @@ TEST_CASE("Sleeping: a program without Python is not asked for PyTorch's unused 
     const TaggedMemory memory("weights", 4 * k_mib);
     cycle();
     CHECK(g_times_asked == 0);
+    CHECK(g_times_named > 0); // the agent names its threads by the function here
 }

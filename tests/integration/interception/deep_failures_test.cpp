@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -60,7 +61,8 @@ TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]
         CHECK(machine.command("gpu-wake", {"--timeout", "300ms"}).status == 4); // the sleep is under way
         const Scratch place;
         const Arguments to_files{"--host-budget", "1MiB", "--dir", place.file("files")};
-        CHECK(machine.command("gpu-reclaim", to_files).status == 0); // which a pass leaves alone
+        CHECK(machine.command("gpu-reclaim", to_files).status == 0);
+        CHECK_FALSE(std::filesystem::exists(place.file("files"))); // a pass leaves it alone
         process.signal(SIGKILL);
         CHECK(process.wait() == 128 + SIGKILL);
     }

@@ -195,7 +195,9 @@ TEST_CASE("IPC: what the driver refuses fails, and can be tried again", "[ipc]")
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     if (is_export) {
         CHECK(giver.ask("share " + given.number).substr(0, 6) == "error ");
-        giver.cycle(); // so it was not pinned
+        giver.sleep();
+        CHECK(giver.state() == "asleep"); // so it was not pinned
+        giver.wake();
     }
     const auto handle = giver.tell("share " + given.number);
     taker.tell("start");
