@@ -9,6 +9,7 @@
 #include "support/host.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
+#include "support/skip.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -102,6 +103,30 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     CHECK_THAT(made.out, mentions("first was put to sleep for it"));
     second.end_request();
     CHECK(first.host.state() == "asleep");
+    REQUIRE(second.host.command("gpu-inhibit").status == 0);
+    first.begin_request();
+    const auto refusal = fmt::format("{} second has 32.0 MiB: sleeps are inhibited", second.host.pid());
+    CHECK(becomes_true([&] { return first.host.process().errors().find(refusal) != std::string::npos; }));
+    REQUIRE(second.host.command("gpu-inhibit", {"--release"}).status == 0);
+    CHECK(first.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"}).status == 0);
+    first.end_request();
+}
+
+TEST_CASE("Room: a program with another /tmp makes room, and has room made", "[room]") {
+    const Machine machine;
+    Model second(machine.model("second"));
+    const auto launch = host_launch(machine.model("first"),
+                                    {"unshare", "--mount", "sh", "-c",
+                                     "mount -t tmpfs -o mode=700 none \"$0\" && exec \"$@\"",
+                                     std::filesystem::path(socket_file(second.host.pid())).parent_path()});
+    if (run({{"unshare", "--mount", "mount", "-t", "tmpfs", "none", "/tmp"}}).status != 0)
+        return skip_without_right("mount file systems");
+    Host first(launch);
+    first.tell("alloc weights 33554432 0");
+    second.request();
+    CHECK(first.state() == "asleep");
+    CHECK(first.tell("check 0") == "intact");
+    CHECK(second.host.state() == "asleep");
 }
 
 TEST_CASE("Room: it is the process itself that decides whether it was woken just now", "[room]") {
