@@ -276,19 +276,23 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
         {"sh", "-c", "ulimit -Sn 200; " + command_file("gpu-run") + " --need 1MiB -- sh -c 'ulimit -Sn'"},
         machine.devices.environment()});
     CHECK(limited.out == "200\n"); // as many descriptors as before
-    const auto too_much = start("60MiB", gpu);
+    const auto too_much = start("63MB", gpu);
     CHECK(too_much.status == 1);
     CHECK(too_much.out.empty());
-    CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.0 MiB on GPU"));
+    CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 63 MB (60.1 MiB) on GPU"));
     CHECK_THAT(start("1GiB", gpu).err, mentions(": it has only 64.0 MiB in all; ask for less\n"));
     const auto early = start("40MiB", gpu, "600s");
     CHECK(early.out.empty());
-    CHECK_THAT(early.err, mentions("; wait with --wait ") && mentions("s, or give --min-awake 0s"));
+    CHECK_THAT(early.err, mentions("; wait with --wait 60") && mentions("s, or give --min-awake 0s"));
     CHECK(start("40MiB", "GPU-0000").status == 2);
     CHECK(only.host.state() == "awake");
     const auto done = start("40MiB", gpu);
     CHECK(done.out == "started\n");
     CHECK(only.host.state() == "asleep");
+    only.request();
+    const auto unhurried = start("40MiB", gpu, "3s");
+    CHECK(unhurried.out == "started\n");
+    CHECK_THAT(unhurried.err, mentions("it was woken"));
     only.request();
     Process waiting(Launch{{command_file("gpu-run"), "--need", "40MiB", "--wait", "60s", "--min-awake",
                             "600s", "--", "echo", "started"},
