@@ -10,6 +10,9 @@ std::string_view advice_from(std::string_view program, ErrorCode code,
                              const control::Outcome* outcome) noexcept {
     const bool is_door = program == "gpu-sleep-http";
     const bool is_wake = outcome && outcome->asked == model::Operation::wake;
+    if (outcome && outcome->has_made_room && code == ErrorCode::out_of_device_memory)
+        return is_door ? "free GPU memory, or start the door with a longer --wait"
+                       : "free GPU memory, or give gpu-wake a longer --wait";
     if (is_door && is_wake && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, or start the door with --make-room or a longer --wait";
     if (outcome && outcome->has_waited && code == ErrorCode::out_of_device_memory)
@@ -28,8 +31,7 @@ std::string_view advice_from(std::string_view program, ErrorCode code,
     if (program == "gpu-wake" && lacks_host_memory)
         return "free host memory, or raise the process's limit, and wake it again";
     const bool takes_all = program == "gpu-sleep" || program == "gpu-wake" || program == "gpu-inhibit";
-    if (takes_all && code == ErrorCode::ambiguous_name)
-        return "name one by its pid, a user's by --user, or all of them by --all";
+    if (takes_all && code == ErrorCode::ambiguous_name) return "name one by its pid, or all of them by --all";
     // It reads files of whatever origin, and changes no process.
     if (program == "gpu-snapshot" && code != ErrorCode::out_of_disk && code != ErrorCode::internal) return {};
     return traits(code).advice;

@@ -78,7 +78,7 @@ struct Typed {
     std::optional<Bytes> need;
     std::string gpu;
     std::optional<Milliseconds> min_awake;
-    Milliseconds wait{};
+    std::optional<Milliseconds> wait;
     bool shows_policies = false; ///< the former --show-config
     cli::TypedStores stores;
     TypedPolicy policy;
@@ -123,7 +123,7 @@ usage::Table table_of(Typed& typed) {
                {"--need", usage::size(typed.need), "Put processes to sleep until this much is free"}),
            {"--gpu", usage::text("GPU", read_gpu),
             "With --need: which GPU, by its number or UUID in nvidia-smi (default: the only GPU)"},
-           cli::wait_row(typed.wait),
+           cli::wait_row(typed.wait, "0 s"),
            usage::old(cli::min_awake_row(typed.min_awake, "--need"))}},
          {"Which processes", {cli::target_row(typed.target), cli::user_row(typed.user)}},
          {"How they go to sleep",
@@ -204,7 +204,7 @@ int make_room(const Typed& typed, const policy::Sources& sources) {
     auto policies = cli::load_policies(k_program, sources);
     if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
     control::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request};
-    need.until = Clock::now() + typed.wait;
+    need.until = Clock::now() + typed.wait.value_or(Milliseconds(0));
     if (sources.ladder) need.only_if_idle = sources.ladder->front().idle;
     need.adapt = [&](const control::Process& process, const model::Report& report, auto& request) {
         heed(policies->of(process, report.name), report, request);

@@ -58,8 +58,8 @@ struct Options {
     std::optional<model::OnTouch> on_touch;
     std::optional<model::GateMode> gate;
     std::optional<Milliseconds> touch_limit, min_awake, stop_grace, idle;
-    Milliseconds wait{}; ///< for room
-    bool deep = false;   ///< when it is idle
+    std::optional<Milliseconds> wait; ///< for room
+    bool deep = false;                ///< when it is idle
     cli::TypedStores stores;
     bool share = false, make_room = false;
     std::string on_stop; ///< empty for the default
@@ -121,7 +121,7 @@ usage::Table table_of(Options& options, LoginOptions& login) {
             "recently used first"},
            usage::brief(
                {"--need", usage::size(options.need), "First put others to sleep until this much is free"}),
-           cli::wait_row(options.wait),
+           cli::wait_row(options.wait, "0 s; up to 30 s for processes that woke less than --min-awake ago"),
            cli::min_awake_row(options.min_awake, "--make-room and --need")}},
          {"A door for controllers", cli::http::rows(options.door)},
          {"Host memory",

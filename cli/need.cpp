@@ -11,6 +11,8 @@
 #include "control/gpus.hpp"
 #include "peers/room.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
@@ -20,6 +22,14 @@ namespace gpu_sleep::cli {
 namespace {
 
 constexpr const char* k_program = "gpu-reclaim";
+
+/// "610 MB (581.7 MiB)" of a size that was given in powers of ten.
+std::string words_for(Bytes bytes) {
+    constexpr Bytes k_megabyte = 1'000'000;
+    const bool is_decimal = bytes % k_megabyte == 0 && bytes % k_mib != 0;
+    return is_decimal ? fmt::format("{} MB ({})", bytes / k_megabyte, format_bytes(bytes))
+                      : format_bytes(bytes);
+}
 
 std::string words(const control::Need& need, const control::Made& done) {
     std::string text;
@@ -40,12 +50,15 @@ int print_errors(const std::string& program, const control::Need& need, const co
     for (const auto& outcome : done.outcomes)
         print_error(render_failure(program, "put {} to sleep", outcome));
     if (!done.error) return exit_status::done;
-    const auto purpose = fmt::format("free {} on GPU {}", format_bytes(need.bytes), done.room.gpu.index);
+    constexpr double k_least = 10; // who follows the advice is to have room then, also on a busy machine
+    constexpr double k_margin = 5;
+    const auto purpose = fmt::format("free {} on GPU {}", words_for(need.bytes), done.room.gpu.index);
     if (need.bytes > done.room.gpu.total)
         print_error(fmt::format("{}: cannot {}: {}; ask for less\n", program, purpose, done.error->message));
     else if (program != k_program && done.wait.value_or(0) > 0)
         print_error(fmt::format("{}: cannot {}: {}; wait with --wait {:.0f}s, or give --min-awake 0s\n",
-                                program, purpose, done.error->message, std::ceil(*done.wait)));
+                                program, purpose, done.error->message,
+                                std::max(k_least, std::ceil(*done.wait) + k_margin)));
     else
         print_error(render_error(program, purpose, *done.error));
     return traits(done.error->code).exit_status;
@@ -53,9 +66,10 @@ int print_errors(const std::string& program, const control::Need& need, const co
 
 } // namespace
 
-usage::Row wait_row(Milliseconds& wait) {
+usage::Row wait_row(std::optional<Milliseconds>& wait, const char* standard) {
     return {"--wait", usage::duration(wait),
-            "With --need: how long to try again while too little can be freed (default: 0 s)"};
+            fmt::format("With --need: how long to try again while too little can be freed (default: {})",
+                        standard)};
 }
 
 int run_need(const control::Need& need, const OutputOptions& output) {
@@ -75,7 +89,8 @@ int run_need(const control::Need& need, const OutputOptions& output) {
 }
 
 int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,
-                          Milliseconds wait) {
+                          std::optional<Milliseconds> wait) {
+    constexpr Milliseconds k_patience{30'000}; // as long as programs are left alone after a wake
     const auto failed = [](int status) {
         return status == exit_status::usage ? status : exit_status::failed_awake;
     };
@@ -84,13 +99,21 @@ int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds 
     if (!gpus) return failed(tell_failure(program, {}, gpus.error()));
     control::Need need;
     need.bytes = bytes;
-    need.until = Clock::now() + wait;
+    const auto until = Clock::now() + wait.value_or(Milliseconds(0));
     need.request = peers::room_request(min_awake);
     const auto make_all = [&](bool dry_run) {
         need.request.dry_run = dry_run;
         for (const auto& gpu : *gpus) {
             need.gpu = gpu.uuid;
-            const auto done = make_room(need);
+            need.until = until;
+            auto done = make_room(need);
+            const auto rest = done && done->error ? done->wait.value_or(0) : 0;
+            if (!wait && rest > 0 && std::chrono::duration<double>(rest) <= k_patience) {
+                print_error(fmt::format("{}: waits for {} on GPU {}: {}\n", program, words_for(bytes),
+                                        done->room.gpu.index, done->error->message));
+                need.until = Clock::now() + k_patience;
+                done = make_room(need);
+            }
             if (!done) return tell_failure(program, {}, done.error());
             if (!dry_run && !done->outcomes.empty()) print_error(words(need, *done));
             if (const int status = print_errors(program, need, *done); status != exit_status::done)

@@ -7,6 +7,7 @@
 #include "cli/options.hpp"
 #include "control/need.hpp"
 
+#include <optional>
 #include <string>
 
 namespace gpu_sleep::cli {
@@ -14,13 +15,14 @@ namespace gpu_sleep::cli {
 /// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.
 [[nodiscard]] int run_need(const control::Need& need, const OutputOptions& output);
 
-[[nodiscard]] usage::Row wait_row(Milliseconds& wait);
+/// `standard`: what holds without it.
+[[nodiscard]] usage::Row wait_row(std::optional<Milliseconds>& wait, const char* standard);
 
 /// The same before a command starts, on each GPU that it will see by CUDA_VISIBLE_DEVICES and
 /// CUDA_DEVICE_ORDER. Speaks on standard error, as `program`. Returns the exit status: 0 if each of them has
 /// so much free; otherwise nobody was put to sleep, unless somebody else took the room meanwhile. Tries for
-/// as long as `wait`.
+/// as long as `wait`; unset: for up to half a minute if processes only have not been awake for long enough.
 [[nodiscard]] int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,
-                                        Milliseconds wait);
+                                        std::optional<Milliseconds> wait);
 
 } // namespace gpu_sleep::cli

@@ -9,6 +9,7 @@
 #include "control/policy/look.hpp"
 
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include <utility>
 #include <vector>
@@ -88,12 +89,27 @@ std::string as_text(const policy::Look& look, const policy::Policies& policies,
     return text;
 }
 
+/// What is said where no process was found.
+std::string words_for_nobody(const PassOptions& options, const policy::Policies& policies) {
+    const auto& sources = options.sources;
+    const bool has_rule = sources.ladder || sources.host_budget || !policies.files().empty();
+    const auto user = options.request.whom.user.value_or(::geteuid());
+    const bool is_one_users = options.request.whom.user || user != 0;
+    return fmt::format(
+        "{}no process{} has an agent; gpu-enable(1) says how they get one\n",
+        has_rule ? std::string()
+                 : fmt::format("no configuration file: what is idle for {} sleeps, in host memory\n",
+                               policy::to_text(sources.otherwise.front().idle)),
+        is_one_users ? " of " + control::user_name(user) : "");
+}
+
 /// Looks, and says what is wrong with files, and of which processes nothing is known, and why.
 Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies& policies) {
     control::Finder finder;
     auto found = look(finder, policies, options.request.whom);
     tell_complaints(options.program, policies);
     if (!found) return found;
+    heed_refusals(finder, found->seen);
     for (const auto& each : found->failed) {
         const auto purpose = fmt::format("say what becomes of {}", title(each.process));
         print_error(render_error(options.program, purpose, *peers::error_of(each.answer)));
@@ -125,8 +141,10 @@ int show_policies(const PassOptions& options) {
     const auto found = look_and_tell(options, *policies);
     if (!found) return tell_failure(options.program, {}, found.error());
     const auto budgets = policies->budgets(processes_of(*found));
-    const auto text = options.output.json ? as_json(options, *found, *policies, budgets)
-                                          : as_text(*found, *policies, budgets);
+    auto text = options.output.json ? as_json(options, *found, *policies, budgets)
+                                    : as_text(*found, *policies, budgets);
+    if (!options.output.json && found->seen.empty() && found->failed.empty())
+        text += words_for_nobody(options, *policies);
     return print_result(options.program, text, exit_status_of(found->failed));
 }
 

@@ -458,10 +458,9 @@ void Agent::wake_on_touch() {
     };
     const auto asked = guarded([&]() -> Result<void> {
         const auto holders = std::make_shared<std::optional<std::string>>();
-        // To wait for its turn, and for a moment, is nothing to speak of where programs take turns.
+        // To wait for a moment is nothing to speak of where programs take turns.
         const bool takes_turns = touch_request_.make_room;
         static constexpr Milliseconds k_moment{3'000};
-        static constexpr Milliseconds k_patience{10'000};
         const auto since = Clock::now();
         const auto times_back = std::make_shared<unsigned>(parts_.deep.times_back());
         const auto tell_shortage = [this, tell, holders, takes_turns, since, times_back](Error shortage) {
@@ -479,10 +478,7 @@ void Agent::wake_on_touch() {
             if (is_time)
                 shortage.message +=
                     fmt::format("; to go first: gpu-wake {} --make-room --min-awake 0s", ::getpid());
-            const auto unsaid = is_time       ? k_moment
-                                : takes_turns ? 2 * touch_request_.min_awake + k_patience
-                                              : Milliseconds(0);
-            tell(shortage, Clock::now() - since >= unsaid);
+            tell(shortage, !takes_turns || Clock::now() - since >= k_moment);
         };
         const auto is_wanted = [this, times_back] {
             // The call that asked may need no more than that it is not deep: all of it wakes then.

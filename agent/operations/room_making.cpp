@@ -101,13 +101,13 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
                            [&](const auto& each) { return each.first == process; });
     };
     const protocol::Request request = model::StatusRequest();
-    std::vector<ProcessIdentity> asked;
+    std::vector<peers::Neighbour> asked;
     std::vector<peers::Question> questions;
-    for (const auto& process : *listed) {
-        if (is_silent(process)) continue;
-        auto socket = neighbours.connect(process);
+    for (const auto& neighbour : *listed) {
+        if (is_silent(neighbour.process)) continue;
+        auto socket = neighbours.connect(neighbour);
         if (!socket) continue;
-        asked.push_back(process);
+        asked.push_back(neighbour);
         questions.push_back({*std::move(socket), &request, {k_status_patience}});
     }
     auto answers = peers::ask_all(std::move(questions));
@@ -115,13 +115,13 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
     for (std::size_t i = 0; i < asked.size(); ++i) {
         const auto* const error = peers::error_of(answers[i]);
         if (error && error->code == ErrorCode::timed_out)
-            silent_.emplace_back(asked[i], now + k_between_asking_silent);
+            silent_.emplace_back(asked[i].process, now + k_between_asking_silent);
         if (error) continue;
         auto& status = std::get<Report>(answers[i]);
-        auto title = status.name.empty() ? std::to_string(asked[i].pid)
-                                         : fmt::format("{} {}", asked[i].pid, status.name);
+        const auto pid = asked[i].process.pid;
+        auto title = status.name.empty() ? std::to_string(pid) : fmt::format("{} {}", pid, status.name);
         holders.push_back({std::move(title), std::move(status),
-                           [&neighbours, process = asked[i]] { return neighbours.connect(process); }});
+                           [&neighbours, its = asked[i]] { return neighbours.connect(its); }});
     }
     return holders;
 }
@@ -140,7 +140,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
         if (const auto* const report = std::get_if<Report>(&slept.answer); report && report->changed)
             notes.push_back(fmt::format("{} was put to sleep for it", holders[slept.holder].title));
     if (made->is_enough()) return std::string();
-    against_ = made->against.empty() ? "no other process could make room" : joined(made->against);
+    against_ = made->against.empty() ? "no process that it can ask has memory there" : joined(made->against);
     against_within_ = min_awake;
     waits_for_time_ = made->wait.has_value();
     const auto rest = std::min(made->wait.value_or(k_longest_rest), k_longest_rest);

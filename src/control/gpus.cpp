@@ -16,7 +16,9 @@
 #include <iterator>
 #include <sstream>
 #include <string_view>
+#include <sys/stat.h>
 #include <system_error>
+#include <unistd.h>
 #include <utility>
 #include <variant>
 
@@ -82,6 +84,14 @@ std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
                 all.push_back({device.device, device.uuid, device.name, 0, 0, false, {}});
     }
     return all;
+}
+
+/// Which directory holds the socket of `process`; nothing where that is not known.
+std::optional<std::pair<dev_t, ino_t>> place_of_socket(Finder& finder, const Process& process) {
+    const auto socket = finder.socket_of(process);
+    struct stat status = {};
+    if (!socket || ::fstat(socket->directory.get(), &status) != 0) return std::nullopt;
+    return std::pair(status.st_dev, status.st_ino);
 }
 
 Error nobody_knows() {
@@ -235,8 +245,18 @@ Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
     return seen;
 }
 
+std::string why_not_asked(Finder& finder, const Process& asker, const Process& other) {
+    if (other.uid != asker.uid) {
+        const auto owner = user_name(other.uid);
+        return fmt::format("it is of {}: only {} and root can put it to sleep", owner, owner);
+    }
+    const bool sees_all = asker.pid == asker.inner_pid;
+    if (sees_all || place_of_socket(finder, asker) == place_of_socket(finder, other)) return {};
+    return "it sees another /tmp, so it cannot be asked; start both with the same /tmp";
+}
+
 std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
-                                               const std::vector<Outcome>& known) {
+                                               const std::vector<Outcome>& known, uid_t own) {
     std::vector<std::string> lines;
     for (const auto& holder : gpu.processes) {
         const bool is_known = std::any_of(known.begin(), known.end(), [&](const Outcome& each) {
@@ -244,9 +264,17 @@ std::vector<std::string> holders_without_agent(const Finder& finder, const drive
         });
         if (is_known) continue;
         const auto process = finder.proc().read(holder.pid);
+        const auto bytes = holder.bytes ? format_bytes(*holder.bytes) : "memory";
+        const bool is_others = process && own != 0 && process->uid != own;
+        // Which anybody may see.
+        if (is_others && finder.proc().find_thread(holder.pid, k_control_thread)) {
+            const auto owner = user_name(process->uid);
+            lines.push_back(fmt::format("{} of {} has {}: only {} and root can put it to sleep",
+                                        title(*process), owner, bytes, owner));
+            continue;
+        }
         lines.push_back(fmt::format("{} has {}: it has no agent that answers",
-                                    process ? title(*process) : std::to_string(holder.pid),
-                                    holder.bytes ? format_bytes(*holder.bytes) : "memory"));
+                                    process ? title(*process) : std::to_string(holder.pid), bytes));
     }
     return lines;
 }
@@ -258,18 +286,21 @@ std::string holders_beside(const Process& process, bool others_alone, const std:
     peers::BytesByGpu gpus;
     std::vector<peers::Holder> holders;
     std::vector<peers::Candidate> candidates;
+    const auto asker = finder.proc().read(process.pid);
     for (const auto& outcome : *outcomes) {
         const auto* const report = report_of(outcome);
         if (!report) continue;
         if (outcome.process.pid == process.pid)
             for (const auto& device : report->devices) gpus[place_of(device.uuid, moves)] = 0;
         else {
+            auto candidate = peers::candidate_of(*report, model::WakeRequest().min_awake);
+            if (others_alone) candidate.against = asker ? why_not_asked(finder, *asker, outcome.process) : "";
+            if (others_alone && candidate.against.empty()) continue;
             holders.push_back({title(outcome.process), *report, {}});
-            candidates.push_back(peers::candidate_of(*report, model::WakeRequest().min_awake));
+            candidates.push_back(std::move(candidate));
         }
     }
-    std::vector<std::string> lines;
-    if (!others_alone) lines = peers::describe(holders, candidates, gpus);
+    auto lines = peers::describe(holders, candidates, gpus);
     if (const auto looked = driver::look_at_gpus())
         for (const auto& [uuid, bytes] : gpus)
             if (const auto* const gpu = find_gpu(*looked, uuid)) {

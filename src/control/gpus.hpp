@@ -8,6 +8,9 @@
 #include "control/targets.hpp"
 #include "driver/management.hpp"
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <map>
 #include <optional>
 #include <string>
@@ -68,13 +71,19 @@ private:
 visible_of(const std::vector<driver::Gpu>& all, bool are_numbered, const char* names, const char* order);
 
 /// Who has how much of the GPUs that `process`, which has an agent, sleeps on, and whether it could sleep,
-/// one after another; empty if nobody says. `others_alone`: only those without an agent.
+/// one after another; empty if nobody says. `others_alone`: only those that its agent cannot ask.
 /// `moves`: the GPUs that it is to come back to, as in a WakeRequest.
 [[nodiscard]] std::string holders_beside(const Process& process, bool others_alone,
                                          const std::vector<GpuPair>& moves);
 
-/// "4711 (python3) has 30.0 GiB: it has no agent", for each that NVML names and that is not in `known`.
+/// Why the agent of `asker` cannot ask that of `other`; empty: it can. An agent asks those of its own user,
+/// in its own /tmp and in the others that its pid namespace sees.
+[[nodiscard]] std::string why_not_asked(Finder& finder, const Process& asker, const Process& other);
+
+/// "4711 (python3) has 30.0 GiB: it has no agent that answers", for each that NVML names and that is not in
+/// `known`; of another user's that has one, who may put it to sleep. `own`: who asks.
 [[nodiscard]] std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
-                                                             const std::vector<Outcome>& known);
+                                                             const std::vector<Outcome>& known,
+                                                             uid_t own = ::geteuid());
 
 } // namespace gpu_sleep::control

@@ -101,8 +101,8 @@ Error unnamed(std::string_view name, const Error& reason) {
     return error;
 }
 
-/// "4711 (llama) of ann, 4712 (llama) of bob", with their users if those differ, and what else tells them
-/// apart.
+/// "4711 (llama) of ann, 4712 (llama) of bob", with their users and the option for those if they differ, and
+/// what else tells them apart.
 std::string listed(const std::vector<Process>& processes, bool has_users) {
     constexpr std::size_t k_max = 10;
     std::string list;
@@ -113,7 +113,7 @@ std::string listed(const std::vector<Process>& processes, bool has_users) {
                             origin.empty() ? "" : ": " + origin);
     }
     if (processes.size() > k_max) list += fmt::format(", and {} more", processes.size() - k_max);
-    return list;
+    return has_users ? list + "; choose one user's with --user" : list;
 }
 
 bool are_of_several_users(const std::vector<Process>& processes) {

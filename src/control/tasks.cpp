@@ -94,7 +94,8 @@ Outcome outcome_of(Finder& finder, const protocol::Request& request, Process pro
             .answer = std::move(answer),
             .asked = wake ? model::Operation::wake : model::Operation::sleep,
             .has_waited = wake && wake->wait.count() > 0,
-            .unreleased = unreleased};
+            .unreleased = unreleased,
+            .has_made_room = wake && wake->make_room};
 }
 
 void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {

@@ -202,6 +202,7 @@ TEST_CASE("Commands: a process is found by its program's name, if it is the only
     other.tell("alloc weights 4096 0");
     const auto refused = run({{command_file("gpu-sleep"), name, "--json"}});
     CHECK(refused.json("/error/code") == "ambiguous_name");
+    CHECK_THAT(refused.err, mentions("name one by its pid, or all of them by --all") && !mentions("--user"));
     CHECK(run({{command_file("gpu-sleep"), name, "--all"}}).status == 0);
     CHECK(other.state() == "asleep");
     REQUIRE(other.command("gpu-wake").status == 0);

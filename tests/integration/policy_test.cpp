@@ -101,6 +101,9 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
           "[policy]") {
     if (!reads_files()) return;
     const Scratch home;
+    CHECK(reclaim_with(home.path(), {"--why", "--user", "61235"}).out ==
+          "no configuration file: what is idle for 15m sleeps, in host memory\n"
+          "no process of 61235 has an agent; gpu-enable(1) says how they get one\n");
     LoadedHost host(captured({"GPU_SLEEP_NAME=the-server"}));
     become_idle(host);
     const auto pid = std::to_string(host.pid());
@@ -115,6 +118,20 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
                mentions("nothing prevents it") && mentions("now: to host memory"));
     CHECK(reclaim_with(home.path(), {pid, "--show-config", "--json"}).json("/processes/0/acts_now") ==
           "true");
+    const auto says_no = [&](const char* reason) {
+        CHECK_THAT(reclaim_with(home.path(), {"--why"}).out, mentions(std::string("nothing now: ") + reason));
+        const auto json = reclaim_with(home.path(), {pid, "--show-config", "--json"});
+        CHECK(json.json("/processes/0/acts_now") == "false");
+        CHECK(json.json("/processes/0/reason") == reason);
+    };
+    host.tell("hold");
+    says_no("the program holds sleeps back (gpu_sleep_hold)");
+    host.tell("resume");
+    REQUIRE(host.command("gpu-inhibit").status == 0);
+    says_no("sleeps are inhibited");
+    CHECK_THAT(reclaim_with(home.path(), {"--why", pid}).out,
+               mentions("prevented by: sleeps are inhibited") && !mentions("now: to host memory"));
+    REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
     CHECK(host.state() == "awake");
     CHECK(reclaim_with(home.path(), {pid, "--dry-run"}).status == 0);
     CHECK(host.state() == "awake");

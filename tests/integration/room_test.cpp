@@ -9,6 +9,7 @@
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
+#include "support/skip.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -102,6 +103,30 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     CHECK_THAT(made.out, mentions("first was put to sleep for it"));
     second.end_request();
     CHECK(first.host.state() == "asleep");
+    REQUIRE(second.host.command("gpu-inhibit").status == 0);
+    first.begin_request();
+    const auto refusal = fmt::format("{} second has 32.0 MiB: sleeps are inhibited", second.host.pid());
+    CHECK(becomes_true([&] { return first.host.process().errors().find(refusal) != std::string::npos; }));
+    REQUIRE(second.host.command("gpu-inhibit", {"--release"}).status == 0);
+    CHECK(first.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"}).status == 0);
+    first.end_request();
+}
+
+TEST_CASE("Room: a program with another /tmp makes room, and has room made", "[room]") {
+    const Machine machine;
+    Model second(machine.model("second"));
+    const auto launch = host_launch(machine.model("first"),
+                                    {"unshare", "--mount", "sh", "-c",
+                                     "mount -t tmpfs -o mode=700 none \"$0\" && exec \"$@\"",
+                                     std::filesystem::path(socket_file(second.host.pid())).parent_path()});
+    if (run({{"unshare", "--mount", "mount", "-t", "tmpfs", "none", "/tmp"}}).status != 0)
+        return skip_without_right("mount file systems");
+    Host first(launch);
+    first.tell("alloc weights 33554432 0");
+    second.request();
+    CHECK(first.state() == "asleep");
+    CHECK(first.tell("check 0") == "intact");
+    CHECK(second.host.state() == "asleep");
 }
 
 TEST_CASE("Room: it is the process itself that decides whether it was woken just now", "[room]") {
@@ -251,19 +276,23 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
         {"sh", "-c", "ulimit -Sn 200; " + command_file("gpu-run") + " --need 1MiB -- sh -c 'ulimit -Sn'"},
         machine.devices.environment()});
     CHECK(limited.out == "200\n"); // as many descriptors as before
-    const auto too_much = start("60MiB", gpu);
+    const auto too_much = start("63MB", gpu);
     CHECK(too_much.status == 1);
     CHECK(too_much.out.empty());
-    CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.0 MiB on GPU"));
+    CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 63 MB (60.1 MiB) on GPU"));
     CHECK_THAT(start("1GiB", gpu).err, mentions(": it has only 64.0 MiB in all; ask for less\n"));
     const auto early = start("40MiB", gpu, "600s");
     CHECK(early.out.empty());
-    CHECK_THAT(early.err, mentions("; wait with --wait ") && mentions("s, or give --min-awake 0s"));
+    CHECK_THAT(early.err, mentions("; wait with --wait 60") && mentions("s, or give --min-awake 0s"));
     CHECK(start("40MiB", "GPU-0000").status == 2);
     CHECK(only.host.state() == "awake");
     const auto done = start("40MiB", gpu);
     CHECK(done.out == "started\n");
     CHECK(only.host.state() == "asleep");
+    only.request();
+    const auto unhurried = start("40MiB", gpu, "3s");
+    CHECK(unhurried.out == "started\n");
+    CHECK_THAT(unhurried.err, mentions("it was woken"));
     only.request();
     Process waiting(Launch{{command_file("gpu-run"), "--need", "40MiB", "--wait", "60s", "--min-awake",
                             "600s", "--", "echo", "started"},

@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Finding one process and its agent. Whom a word of the command line names is in targets_test.cpp.
 
+#include "control/gpus.hpp"
 #include "find_fixture.hpp"
 
 #include <fcntl.h>
@@ -306,4 +307,40 @@ TEST_CASE("Find: a process is stopped when all of it is, but for what has ended"
     CHECK_FALSE(is_stopped("", ""));
     fs::remove_all(tree.proc() / "40" / "task");
     CHECK_FALSE(proc.is_stopped(*proc.read(40)));
+}
+
+TEST_CASE("Find: of another user's process that has memory it is said who may put it to sleep", "[find]") {
+    const test::ProcTree tree;
+    for (const pid_t pid : {40, 41}) tree.add({.pid = pid, .uid = 1'000'040});
+    tree.write("proc/41/task/42/comm", "gpu-sleep-ctl\n");
+    driver::Gpu gpu;
+    gpu.processes = {{40, k_gib}, {41, k_gib}};
+    auto finder = finder_of(tree);
+    CHECK(holders_without_agent(finder, gpu, {}, 1'000'000) ==
+          std::vector<std::string>{"40 ([program]) has 1.00 GiB: it has no agent that answers",
+                                   "41 ([program]) of 1000040 has 1.00 GiB: only 1000040 and root can put it "
+                                   "to sleep"});
+    CHECK(holders_without_agent(finder, gpu, {}, 0).back() ==
+          "41 ([program]) has 1.00 GiB: it has no agent that answers");
+}
+
+TEST_CASE("Find: an agent in a container asks none with another /tmp", "[find]") {
+    const test::ProcTree tree;
+    const test::ProcTree other;
+    const auto agent = add_agent(tree, 7);
+    tree.add({.pid = 40, .inner_pid = 7, .start_time = 99});
+    tree.add({.pid = 41, .inner_pid = 7, .start_time = 99});
+    tree.add({.pid = 42, .start_time = 99});
+    tree.add({.pid = 43, .uid = 1'000'040});
+    const auto its_root = tree.proc() / "42" / "root";
+    REQUIRE(fs::remove(its_root));
+    fs::create_directory_symlink(other.root(), its_root);
+    auto finder = finder_of(tree);
+    const auto why = [&](pid_t asker, pid_t asked) {
+        return why_not_asked(finder, *finder.proc().read(asker), *finder.proc().read(asked));
+    };
+    CHECK(why(40, 41).empty());
+    CHECK(why(40, 42) == "it sees another /tmp, so it cannot be asked; start both with the same /tmp");
+    CHECK(why(42, 40).empty()); // it sees those in containers
+    CHECK(why(40, 43) == "it is of 1000040: only 1000040 and root can put it to sleep");
 }

@@ -76,7 +76,7 @@ TEST_CASE("Ladder: what is reached at a time is the lowest rung so far", "[polic
     CHECK(rung_at(rungs, 1e6)->depth == Depth::file);
     CHECK_FALSE(rung_at({}, 1e6));
     CHECK(policy::to_text(rungs) == "10s host, 20s file");
-    CHECK(policy::to_text({}) == "never");
+    CHECK(policy::to_text(Ladder{}) == "never");
 }
 
 TEST_CASE("Merge: at every time the deeper of two ladders holds", "[policy]") {

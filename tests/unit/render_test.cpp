@@ -370,6 +370,10 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     const control::Outcome waited{listed_process(), error, model::Operation::wake, true};
     CHECK(render_error("gpu-wake", "wake 1", error, &waited) ==
           "gpu-wake: cannot wake 1: no; free GPU memory, or give gpu-wake --make-room or a longer --wait\n");
+    auto after_others = waited;
+    after_others.has_made_room = true;
+    for (const auto* const program : {"gpu-wake", "gpu-sleep-http"})
+        CHECK(advice_from(program, error.code, &after_others).find("--make-room") == std::string::npos);
     CHECK(advice_from("gpu-sleep-http", error.code, &waited).find("--make-room") != std::string::npos);
     CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);

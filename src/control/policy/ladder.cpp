@@ -13,19 +13,6 @@ namespace {
 
 constexpr std::array k_depths{Depth::host, Depth::file, Depth::deep}; // that a rung may have
 
-/// As a person would write it: "15m".
-std::string words_for(Milliseconds time) {
-    struct Unit {
-        std::int64_t milliseconds;
-        const char* name;
-    };
-    if (time.count() == 0) return "0s";
-    for (const auto& [milliseconds, name] :
-         {Unit{86'400'000, "d"}, Unit{3'600'000, "h"}, Unit{60'000, "m"}, Unit{1'000, "s"}})
-        if (time.count() % milliseconds == 0) return fmt::format("{}{}", time.count() / milliseconds, name);
-    return fmt::format("{}ms", time.count());
-}
-
 bool is_earlier(const Rung& one, const Rung& other) noexcept {
     return one.idle < other.idle;
 }
@@ -61,11 +48,10 @@ Result<Ladder> make_ladder(std::vector<Rung> rungs) {
     for (std::size_t i = 1; i < rungs.size(); ++i) {
         const auto& [idle, depth] = rungs[i];
         if (idle == rungs[i - 1].idle)
-            return make_error(ErrorCode::invalid_argument, "two steps have the same time, {}",
-                              words_for(idle));
+            return make_error(ErrorCode::invalid_argument, "two steps have the same time, {}", to_text(idle));
         if (depth <= rungs[i - 1].depth)
             return make_error(ErrorCode::invalid_argument, "'{}' after {} is no deeper than '{}'",
-                              to_string(depth), words_for(idle), to_string(rungs[i - 1].depth));
+                              to_string(depth), to_text(idle), to_string(rungs[i - 1].depth));
     }
     return rungs;
 }
@@ -95,10 +81,22 @@ bool leads_to_files(const Ladder& ladder) noexcept {
                        [](const Rung& rung) { return rung.depth == Depth::file; });
 }
 
+std::string to_text(Milliseconds time) {
+    struct Unit {
+        std::int64_t milliseconds;
+        const char* name;
+    };
+    if (time.count() == 0) return "0s";
+    for (const auto& [milliseconds, name] :
+         {Unit{86'400'000, "d"}, Unit{3'600'000, "h"}, Unit{60'000, "m"}, Unit{1'000, "s"}})
+        if (time.count() % milliseconds == 0) return fmt::format("{}{}", time.count() / milliseconds, name);
+    return fmt::format("{}ms", time.count());
+}
+
 std::string to_text(const Ladder& ladder) {
     std::string text;
     for (const auto& rung : ladder)
-        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", words_for(rung.idle), to_string(rung.depth));
+        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", to_text(rung.idle), to_string(rung.depth));
     return text.empty() ? "never" : text;
 }
 

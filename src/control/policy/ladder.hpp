@@ -59,6 +59,8 @@ inline constexpr const char* k_directory_missing =
     "idle moves contents to files, but no directory is set: add, for example, directory = "
     "\"/var/tmp/gpu-sleep-{user}\" below it";
 
+/// As a person would write it: "15m".
+[[nodiscard]] std::string to_text(Milliseconds time);
 /// "15m host, 4h file", or "never".
 [[nodiscard]] std::string to_text(const Ladder& ladder);
 

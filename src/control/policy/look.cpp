@@ -5,8 +5,10 @@
 #include "control/policy/look.hpp"
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <utility>
+#include <variant>
 
 namespace gpu_sleep::control::policy {
 namespace {
@@ -25,6 +27,16 @@ Bytes needed_by(const model::SleepRequest& request, const model::Report& report)
             sum += tag.resident + tag.host_backed - std::min(tag.host_backed, tag.in_place);
     }
     return sum;
+}
+
+/// Why `answer`, to a rehearsal, is a refusal; empty: it is none, or nobody answered.
+std::string refusal(const peers::Answer& answer) {
+    if (const auto* const failure = std::get_if<model::Failure>(&answer)) return failure->error.message;
+    const auto* const report = std::get_if<model::Report>(&answer);
+    if (!report || report->notes.empty()) return {};
+    const bool would_do = model::sum_of(report->devices, &model::DeviceReport::released) > 0 ||
+                          model::sum_of(report->devices, &model::DeviceReport::relocated) > 0;
+    return would_do ? std::string() : report->notes.front();
 }
 
 Holder holder_of(const Seen& seen) {
@@ -71,6 +83,27 @@ Result<Look> look(Finder& finder, Policies& policies, const Selection& whom, Mil
                 {std::move(process), model::Failure{std::move(decision).error(), report->state}});
     }
     return look;
+}
+
+void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patience) {
+    std::vector<Decision*> asked;
+    std::deque<protocol::Request> requests;
+    std::vector<peers::Question> questions;
+    for (auto& each : seen) {
+        if (!each.decision.request) continue;
+        auto request = *each.decision.request;
+        // What the driver alone would add to a sleep, no rehearsal tells.
+        if (request.sleep.deep && depth_of(each.report) != Depth::awake) continue;
+        auto socket = finder.connect(each.process);
+        if (!socket) continue;
+        request.sleep.dry_run = true;
+        request.sleep.timeout = patience / 2; // to wait for another operation
+        asked.push_back(&each.decision);
+        questions.push_back({*std::move(socket), &requests.emplace_back(std::move(request)), {patience}});
+    }
+    const auto answers = peers::ask_all(std::move(questions));
+    for (std::size_t i = 0; i < answers.size(); ++i)
+        if (auto reason = refusal(answers[i]); !reason.empty()) *asked[i] = {{}, std::move(reason)};
 }
 
 std::vector<Holder> holders_of(const std::vector<Seen>& seen) {

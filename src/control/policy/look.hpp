@@ -35,6 +35,10 @@ inline constexpr Milliseconds k_patience_of_look{2'000};
 [[nodiscard]] Result<Look> look(Finder& finder, Policies& policies, const Selection& whom,
                                 Milliseconds patience = k_patience_of_look);
 
+/// Rehearses what the decisions ask for: what a process refuses becomes a decision for nothing, with its
+/// reason. Changes no process.
+void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patience = k_patience_of_look);
+
 /// What each holds of host memory, and is about to add.
 [[nodiscard]] std::vector<Holder> holders_of(const std::vector<Seen>& seen);
 
