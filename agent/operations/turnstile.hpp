@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Lets no operation happen that sleeps while the program holds sleeps back.
+// Keeps sleeps out while the program holds them back.
 
 #pragma once
 
