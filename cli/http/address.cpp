@@ -4,6 +4,8 @@
 
 #include "cli/http/address.hpp"
 
+#include "base/unix_socket.hpp"
+
 #include <fmt/format.h>
 
 #include <arpa/inet.h>
@@ -58,13 +60,7 @@ Name name_of(const T& address) noexcept {
 
 Name name_of(const Address& address) noexcept {
     const auto& [ip, port] = address.endpoint;
-    if (address.is_unix()) {
-        sockaddr_un path{};
-        path.sun_family = AF_UNIX;
-        std::memcpy(path.sun_path, address.path.c_str(),
-                    address.path.size() + 1); // parse_address() bounds it
-        return name_of(path);
-    }
+    if (address.is_unix()) return name_of(*unix_address(address.path)); // parse_address() bounds it
     if (ip.is_v4()) {
         sockaddr_in v4{};
         v4.sin_family = AF_INET;
