@@ -172,7 +172,7 @@ Result<Address> parse_address(std::string_view text) {
     Address address;
     if (text.starts_with(k_unix) || text.starts_with('/')) {
         address.path = text.starts_with('/') ? text : text.substr(k_unix.size());
-        if (!address.path.starts_with('/') || address.path.size() >= sizeof(sockaddr_un::sun_path) ||
+        if (!address.path.starts_with('/') || !unix_address(address.path) ||
             address.path.find('\0') != std::string::npos)
             return make_error(ErrorCode::invalid_argument,
                               "'{}': the path of a socket is absolute and has at most {} bytes", text,
