@@ -57,13 +57,15 @@ inline std::optional<bool> parse_switch(std::string_view text) noexcept {
     return text == "1" || text == "0" ? std::optional(text == "1") : std::nullopt;
 }
 
-/// Settings of these kinds; nothing as of parsed_setting().
+/// A setting of a time. Nothing when it is not set, or refused.
 inline std::optional<Milliseconds> limit_setting(const char* name) {
     return parsed_setting(name, "a number of milliseconds, at most 10000 days", parse_limit);
 }
+/// A setting that is on or off. Nothing when it is not set, or refused.
 inline std::optional<bool> switch_setting(const char* name) {
     return parsed_setting(name, "1 or 0", parse_switch);
 }
+/// A setting of a size. Nothing when it is not set, or refused.
 inline std::optional<Bytes> bytes_setting(const char* name) {
     return parsed_setting(name, "a number of bytes", parse_count<Bytes>);
 }

@@ -26,7 +26,13 @@ CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
 /// What the driver looks at in a node's parameters as soon as it has them.
 enum class LooksAt : std::uint8_t { nothing, memory, copied_memory };
 
-LooksAt looks_at(const void* /*a kernel, or a graph*/) noexcept {
+LooksAt looks_at(CUgraph) noexcept {
+    return LooksAt::nothing;
+}
+LooksAt looks_at(const CUDA_KERNEL_NODE_PARAMS_v1*) noexcept {
+    return LooksAt::nothing;
+}
+LooksAt looks_at(const CUDA_KERNEL_NODE_PARAMS*) noexcept {
     return LooksAt::nothing;
 }
 LooksAt looks_at(const CUDA_MEMCPY3D*) noexcept {

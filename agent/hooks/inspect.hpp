@@ -7,6 +7,8 @@
 
 #include "hooks/driver_table.hpp"
 
+#include <type_traits>
+
 namespace gpu_sleep::hooks {
 
 /// Adds the span that a pointer argument and a size make.
@@ -50,6 +52,7 @@ void add_node(gate::Named& named, const Node& node) {
     } else if constexpr (requires { node.paramArray; }) {
         add_operations(named, node.paramArray, node.count);
     } else {
+        static_assert(std::is_same_v<Node, CUDA_MEMCPY3D>);
         add_copy(named, node);
     }
 }

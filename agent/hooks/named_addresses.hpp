@@ -39,6 +39,7 @@ struct NamesByte {
     }
 };
 
+// What each of them names.
 template <class... Each>
 struct NamesAll {
     template <class... Arguments>

@@ -34,7 +34,7 @@ const char* why_it_must_stay(const CUmemAllocationProp& properties) {
 
 Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
               unsigned long long flags) noexcept {
-    return answered([&](ProgramMemory& memory) -> Answer {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
             return std::nullopt;
@@ -74,7 +74,7 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
 }
 
 Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept {
-    return answered([&](ProgramMemory&) -> Answer {
+    return answered_with_memory([&](ProgramMemory&) -> Answer {
         if (!handle) return std::nullopt;
         const auto at = reinterpret_cast<CUdeviceptr>(address);
         // Of our own memory there is none to be had, as of the driver's plain memory.
@@ -94,7 +94,7 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
 }
 
 Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) noexcept {
-    return answered([&](ProgramMemory&) -> Answer {
+    return answered_with_memory([&](ProgramMemory&) -> Answer {
         if (!properties) return std::nullopt;
         auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);

@@ -143,7 +143,7 @@ Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const T
 } // namespace
 
 Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
-    return answered([&](ProgramMemory& memory) -> Answer {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         const auto known = immortal<Allocations>().find(address);
         // Of virtual memory and that of pools the driver makes no handle either.
         if (!handle || !known || known->is_virtual || known->pool) return std::nullopt;
@@ -177,7 +177,7 @@ Result<server::SharedMemory> share(const model::ShareRequest& request) {
 }
 
 Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept {
-    return answered([&](ProgramMemory& memory) -> Answer {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         Ticket ticket;
         std::memcpy(&ticket, handle.reserved, sizeof ticket);
         if (ticket.magic != k_magic) return std::nullopt;
@@ -222,7 +222,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
 }
 
 Answer close_ipc(CUdeviceptr address) noexcept {
-    return answered([&](ProgramMemory&) -> Answer {
+    return answered_with_memory([&](ProgramMemory&) -> Answer {
         auto& imports = immortal<Imports>();
         {
             const MutexLock lock(imports.mutex);

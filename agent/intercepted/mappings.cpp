@@ -91,7 +91,7 @@ std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, By
 
 Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
            unsigned long long flags) noexcept {
-    return answered([&](ProgramMemory& memory) -> Answer {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         auto& all = immortal<Handles>();
         return memory.with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
@@ -110,7 +110,7 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
 
 Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                   std::size_t count) noexcept {
-    return answered([&](ProgramMemory& memory) -> Answer {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         const TagChoice choose_tag;
         auto& all = immortal<Handles>();
         return memory.with_lock([&](LockedMemory& locked) -> Answer {
@@ -135,7 +135,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
 }
 
 Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
-    return answered([&](ProgramMemory& memory) -> Answer {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         auto& all = immortal<Handles>();
         return memory.with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);

@@ -11,10 +11,10 @@ namespace gpu_sleep::agent::intercepted {
 /// Puts back what was taken out of the books because what it belongs to may go; empty: there was nothing.
 using PutBack = std::function<void()>;
 
-/// The same of what is freed if it goes.
+/// What was taken out of the books because its context may go.
 struct PendingRemoval {
-    std::function<void()> gone; ///< frees it
-    PutBack stays;
+    std::function<void()> gone; ///< called when the context has gone: frees it
+    PutBack stays;              ///< called when the context stays
 };
 
 /// Moves the entries that are wanted out of a map, which takes no memory.

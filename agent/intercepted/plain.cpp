@@ -59,7 +59,7 @@ CUresult free_now(ProgramMemory& memory, Freeing& allocation) {
 } // namespace
 
 Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
-    return answered([&](ProgramMemory& memory) -> Answer {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
         free_waiting();
         const auto device = current_device(memory);

@@ -177,7 +177,7 @@ bool has_usage(const Properties& properties) noexcept {
 
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
                       CUstream stream, bool per_thread, Left& left) noexcept {
-    return answered([&](ProgramMemory& memory) -> Answer {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
         const auto key = key_of(memory, stream, per_thread);
         // In a capture it becomes a node of the graph, whose memory is the driver's.

@@ -11,7 +11,6 @@
 
 #include <functional>
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 namespace gpu_sleep::agent::intercepted {
@@ -29,19 +28,21 @@ namespace gpu_sleep::agent::intercepted {
     return error.code == ErrorCode::out_of_device_memory || error.code == ErrorCode::out_of_host_memory;
 }
 
-/// Runs what may throw for want of memory, and turns that into a status. Where `body` takes the program's
-/// memory, and there is none, the call is the driver's.
+/// Runs what may throw for want of memory, and turns that into a status.
 template <class Body>
 [[nodiscard]] Answer answered(Body&& body) noexcept {
-    const auto answer = guarded([&]() -> Result<Answer> {
-        if constexpr (std::is_invocable_v<Body&>) {
-            return body();
-        } else {
-            auto* const with = memory();
-            return with ? body(*with) : Answer();
-        }
-    });
+    const auto answer = guarded([&]() -> Result<Answer> { return body(); });
     return answer ? *answer : Answer(CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+/// The same of what needs the program's memory, and is given it: where there is none, as in a child of
+/// fork(), the call is the driver's.
+template <class Body>
+[[nodiscard]] Answer answered_with_memory(Body&& body) noexcept {
+    return answered([&] {
+        auto* const with = memory();
+        return with ? Answer(body(*with)) : Answer();
+    });
 }
 
 /// Calls `use` with the program's memory, if there is any. Lets nothing cross.

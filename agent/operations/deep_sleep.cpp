@@ -327,7 +327,8 @@ Result<bool> DeepSleep::settle(checkpoint::State found) {
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) const {
-    return needs(request, OutsideLooks(*means_->outside).look());
+    const auto gpus = OutsideLooks(*means_->outside).look();
+    return needs(request, gpus);
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request,

@@ -83,8 +83,8 @@ void rest_from(Parts& parts, Clock::time_point start) {
     parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(rest));
 }
 
-/// Does a little of `work`, which returns whether it has. False when there was nothing, or, where it
-/// `may_rest`, there is time: then it asks to be called again.
+/// Does a little of `work`, which returns whether there was any; rests from it where it `may_rest`. True:
+/// call again at once. False: nothing is left, or it rests, and asks to be called later.
 template <class Work>
 bool do_in_time(Parts& parts, bool may_rest, Work&& work) {
     if (may_rest && rests(parts)) return false;
@@ -95,7 +95,8 @@ bool do_in_time(Parts& parts, bool may_rest, Work&& work) {
     return false;
 }
 
-/// Gives a little back; as do_in_time().
+/// Gives a little back, and rests from it while the program may work, unless memory is short. True: call
+/// again at once. False: nothing is left, or it rests, and asks to be called later.
 bool give_back_in_time(Parts& parts) {
     if (!parts.memory.may_call_driver()) return false;
     // While all sleeps somebody else may have locked the driver: what can wait does.

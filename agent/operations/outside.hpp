@@ -65,7 +65,7 @@ public:
 
     /// All GPUs, now. A process that has ended since the last look is replaced. Takes no lock that a thread
     /// of the program might hold. Errors: no_driver (the program could not be started, or NVML does not
-    /// answer in five seconds).
+    /// answer in time).
     [[nodiscard]] Result<std::vector<OutsideGpu>> look();
 
 private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Lets no operation happen that sleeps while the program holds sleeps back.
+// Keeps sleeps out while the program holds them back, and lets no hold begin while an operation lasts.
 
 #pragma once
 
@@ -13,11 +13,12 @@
 
 namespace gpu_sleep::agent::operations {
 
-/// Thread-safe. Operations wait for holds; holds wait for operations.
+/// Thread-safe. Operations that sleep wait for holds; holds wait for operations.
 class Turnstile {
 public:
-    /// For a sleep, waits until nobody holds sleeps back. `keep_going` is asked ten times a second. On the
-    /// operations thread: no other operation is under way. Errors: timed_out, cancelled.
+    /// For a sleep, waits until nobody holds sleeps back. `keep_going` is asked ten times a second. Called on
+    /// the operations thread, where no other operation is under way: not between enter() and leave(). Errors:
+    /// timed_out, cancelled.
     [[nodiscard]] Result<void> enter(bool is_sleep, Clock::time_point deadline,
                                      const std::function<bool()>& keep_going);
     void leave();

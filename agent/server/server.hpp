@@ -54,7 +54,7 @@ public:
     /// Called on the listening thread: inhibits sleeps from outside, or no longer.
     virtual void inhibit(const model::InhibitRequest& request) noexcept = 0;
     /// Called on the listening thread: returns at once, and calls no driver. It is called again two seconds
-    /// later, or after the time that it returns, if that is less.
+    /// later, or after the pause that it returns, if that is less.
     [[nodiscard]] virtual Milliseconds look() noexcept = 0;
     /// Called on the operations thread while nobody waits for an operation: does a little of the work that
     /// nobody should wait for. False when none is left.

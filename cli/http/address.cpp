@@ -4,6 +4,8 @@
 
 #include "cli/http/address.hpp"
 
+#include "base/unix_socket.hpp"
+
 #include <fmt/format.h>
 
 #include <arpa/inet.h>
@@ -65,13 +67,7 @@ Name name_of(const T& address) noexcept {
 
 Name name_of(const Address& address) noexcept {
     const auto& [ip, port] = address.endpoint;
-    if (address.is_unix()) {
-        sockaddr_un path{};
-        path.sun_family = AF_UNIX;
-        std::memcpy(path.sun_path, address.path.c_str(),
-                    address.path.size() + 1); // parse_address() bounds it
-        return name_of(path);
-    }
+    if (address.is_unix()) return name_of(*unix_address(address.path)); // parse_address() bounds it
     if (ip.is_v4()) {
         sockaddr_in v4{};
         v4.sin_family = AF_INET;
@@ -175,7 +171,7 @@ Result<Address> parse_address(std::string_view text) {
     Address address;
     if (text.starts_with(k_unix) || text.starts_with('/')) {
         address.path = text.starts_with('/') ? text : text.substr(k_unix.size());
-        if (!address.path.starts_with('/') || address.path.size() >= sizeof(sockaddr_un::sun_path) ||
+        if (!address.path.starts_with('/') || !unix_address(address.path) ||
             address.path.find('\0') != std::string::npos)
             return make_error(ErrorCode::invalid_argument,
                               "'{}': the path of a socket is absolute and has at most {} bytes", text,

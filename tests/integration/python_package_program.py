@@ -242,6 +242,20 @@ class Sleeping(Case):
             gpu_sleep.wake()
             self.assertEqual(gpu_sleep.status().state, "awake")
 
+    def test_lets_programs_derive_from_its_errors(self):
+        class Labelled:
+            def __init_subclass__(cls, label, **rest):
+                super().__init_subclass__(**rest)
+                cls.label = label
+
+        class Own(gpu_sleep.Error, Labelled, code="unknown_tag", label="own"):
+            pass
+
+        self.assertEqual((Own.code, Own.label), ("unknown_tag", "own"))
+        with self.assertRaises(gpu_sleep.UnknownTag) as caught:
+            gpu_sleep.sleep(tags="nobody")
+        self.assertNotIsInstance(caught.exception, Own)
+
     def test_says_what_is_wrong(self):
         (tensor,) = self.tensors_of("one")
         with self.assertRaisesRegex(TypeError, "name tags by tags="):

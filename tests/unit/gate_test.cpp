@@ -196,6 +196,22 @@ TEST_CASE("Gate: paused, touches wait although nothing sleeps any more", "[gate]
     CHECK(waiting.gets_in());
 }
 
+TEST_CASE("Gate: what is held is told that the gate opens, long before it would look again", "[gate]") {
+    const OpenGate open;
+    bool is_told = false;
+    for (int tries = 0; !is_told && tries < 5; ++tries) { // a busy machine may be late
+        fall_asleep(rule(OnTouch::wait));
+        const Toucher toucher;
+        REQUIRE(waits(1));
+        CHECK(toucher.stays_out());
+        const auto start = Clock::now();
+        the_gate().open();
+        CHECK(toucher.gets_in());
+        is_told = Clock::now() - start < Milliseconds(700);
+    }
+    CHECK(is_told);
+}
+
 TEST_CASE("Gate: asleep, touches ask to be woken, not more than once a second", "[gate]") {
     const OpenGate open;
     std::atomic<int> wakes{0};

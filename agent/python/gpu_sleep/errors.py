@@ -2,7 +2,7 @@
 # Copyright the gpu-sleep authors.
 """What the package raises: one class for each failure that a program may want to handle."""
 
-from typing import Dict, Optional, Type
+from typing import Any, Dict, Optional, Type
 
 _CLASSES: Dict[str, Type["Error"]] = {}
 
@@ -20,11 +20,12 @@ class Error(RuntimeError):
         if code is not None:
             self.code = code
 
-    def __init_subclass__(cls, code: Optional[str] = None) -> None:
-        super().__init_subclass__()
+    def __init_subclass__(cls, code: Optional[str] = None, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
         if code is not None:
             cls.code = code
-            _CLASSES[code] = cls
+            # A program's own class of the same word is not raised in place of ours.
+            _CLASSES.setdefault(code, cls)
 
 
 class InvalidArgument(Error, ValueError, code="invalid_argument"):

@@ -122,11 +122,36 @@ CUresult add_any_node(CUdeviceptr address) {
     });
 }
 
+CUDA_MEMSET_NODE_PARAMS fill_of(CUdeviceptr address) {
+    return {address, 0, 7, 1, k_row_bytes, 1};
+}
+
 CUresult add_memset_node(CUdeviceptr address) {
     return add_node([=](CUgraphNode* node, CUgraph graph) {
-        const CUDA_MEMSET_NODE_PARAMS fill{address, 0, 1, 1, k_row_bytes, 1};
+        const auto fill = fill_of(address);
         return cuGraphAddMemsetNode(node, graph, nullptr, 0, &fill, current());
     });
+}
+
+/// In no graph that there is: the gate comes first.
+CUresult change_memset_node(CUdeviceptr address) {
+    const auto fill = fill_of(address);
+    return cuGraphExecMemsetNodeSetParams(nullptr, nullptr, &fill, current());
+}
+
+CUresult change_batch_node(CUdeviceptr address) {
+    auto write = write_of(address);
+    const CUDA_BATCH_MEM_OP_NODE_PARAMS writes{current(), 1, &write, 0};
+    return cuGraphExecBatchMemOpNodeSetParams(nullptr, nullptr, &writes);
+}
+
+CUresult change_any_node(CUdeviceptr address) {
+    CUgraphNodeParams parameters{};
+    parameters.type = CU_GRAPH_NODE_TYPE_MEMSET;
+    const auto fill = fill_of(address);
+    parameters.memset = {fill.dst,   fill.pitch,  fill.value, fill.elementSize,
+                         fill.width, fill.height, current()};
+    return cuGraphExecNodeSetParams(nullptr, nullptr, &parameters);
 }
 
 constexpr std::size_t k_one_row_bytes = k_row_bytes;
@@ -157,6 +182,11 @@ const std::array k_calls = {
     Call{"batch of operations", batch_of_operations},
     Call{"copy to what is said to be the host",
          [](CUdeviceptr at) { return cuMemcpyDtoH(host(at), at, k_row_bytes); }},
+    Call{"copy to the host",
+         [](CUdeviceptr at) {
+             std::array<std::byte, k_row_bytes> row{};
+             return cuMemcpyDtoH(row.data(), at, row.size());
+         }},
     Call{"copy from an array", [](CUdeviceptr at) { return cuMemcpyAtoD(at, nullptr, 0, k_row_bytes); }},
     Call{"copy to an array", [](CUdeviceptr at) { return cuMemcpyDtoA(nullptr, 0, at, k_row_bytes); }},
     Call{"prefetch",
@@ -184,6 +214,9 @@ const std::array k_calls = {
     Call{"copy in a graph", add_copy_node},
     Call{"copy in a graph, as any node", add_any_node},
     Call{"memset in a graph", add_memset_node},
+    Call{"memset in an executable graph", change_memset_node},
+    Call{"batch of operations in an executable graph", change_batch_node},
+    Call{"memset in an executable graph, as any node", change_any_node},
     Call{"attribute",
          [](CUdeviceptr at) {
              const unsigned yes = 1;
@@ -311,10 +344,8 @@ TEST_CASE("Inspection: a graph is made executable while the memory of its copies
     const TwoTags tags;
     const auto fill = [&](CUdeviceptr address) {
         return OneNode([=](CUgraphNode* node, CUgraph graph) {
-            const CUDA_MEMSET_NODE_PARAMS parameters{address, 0, 7, 1, 64, 1};
-            CUcontext context = nullptr;
-            check(cuCtxGetCurrent(&context));
-            return cuGraphAddMemsetNode(node, graph, nullptr, 0, &parameters, context);
+            const auto parameters = fill_of(address);
+            return cuGraphAddMemsetNode(node, graph, nullptr, 0, &parameters, current());
         });
     };
     const auto awake = fill(tags.cache.address());

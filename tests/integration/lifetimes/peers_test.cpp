@@ -223,3 +223,13 @@ TEST_CASE("Peers: a graph's filling of another device's memory is refused, as by
           CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemFree(there) == CUDA_SUCCESS);
 }
+
+// From here on the second device reaches the first's memory.
+TEST_CASE("Peers: access between contexts is disabled once it was enabled", "[lifetimes]") {
+    const Devices devices;
+    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    CHECK(cuCtxDisablePeerAccess(devices.contexts[0]) == CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
+    CHECK(cuCtxEnablePeerAccess(devices.contexts[0], 0) == CUDA_SUCCESS);
+    CHECK(cuCtxDisablePeerAccess(devices.contexts[0]) == CUDA_SUCCESS);
+    CHECK(cuCtxEnablePeerAccess(devices.contexts[0], 0) == CUDA_SUCCESS);
+}
