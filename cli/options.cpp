@@ -211,7 +211,9 @@ usage::Row tree_row(control::Selection& selection) {
 
 usage::Row group_row(control::Selection& selection) {
     const auto read = [&selection](const std::string& name) {
-        return selection.group = name, name_problem(name);
+        selection.group = name;
+        auto problem = name_problem(name);
+        return problem.empty() ? problem : problem + "; gpu-ps --long shows the groups";
     };
     return {"--group", usage::text("GROUP", read),
             "Instead of PID: the processes of this group, all or none"};

@@ -141,6 +141,7 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
         table.add({"", "", "", std::string(state_words(tag.state)), tag.tag,
                    fmt::format("GPU {}", tag.device), format_bytes(tag.bytes), where(tag), policy(tag)});
     add_origin(table, process);
+    if (!report.group.empty()) table.add_line("group " + report.group);
     if (report.intercepts || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
     if (sums.all.host_backed != 0 && link_rate > 0)

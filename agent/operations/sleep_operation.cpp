@@ -5,6 +5,7 @@
 #include "operations/sleep_operation.hpp"
 
 #include "base/guard.hpp"
+#include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
@@ -186,6 +187,18 @@ Result<void> SleepOperation::check_consent() {
     return {};
 }
 
+Result<void> SleepOperation::check_touches() const {
+    // What looks for idle memory asks every process alike.
+    const bool is_unattended = idleness_ || request_.min_awake;
+    if (intercepts() || is_own() || is_unattended) return {};
+    const auto* const option = request_.on_touch      ? "--on-touch"
+                               : request_.gate        ? "--gate"
+                               : request_.touch_limit ? "--touch-limit"
+                                                      : nullptr;
+    if (!option) return {};
+    return make_error(ErrorCode::driver_failed, "{}: {}", option, k_not_intercepted);
+}
+
 std::string SleepOperation::why_too_early() const {
     const auto awake = parts_.status.seconds_since_wake();
     if (!request_.min_awake || !awake) return {};
@@ -298,6 +311,7 @@ Result<void> SleepOperation::fall_asleep() {
 Result<Report> SleepOperation::run() {
     GPU_SLEEP_TRY(model::check_pause(request_));
     GPU_SLEEP_TRY(joint_.announce());
+    GPU_SLEEP_TRY(check_touches());
     GPU_SLEEP_TRY(check_consent());
     const auto turn = Turn::take(parts_, true, deadline_, progress_);
     if (!turn) return turn.error();

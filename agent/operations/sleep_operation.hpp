@@ -54,6 +54,8 @@ private:
     /// Refuses a request from outside while sleeps are inhibited, and only says so in a dry run. Errors:
     /// inhibited.
     [[nodiscard]] Result<void> check_consent();
+    /// Refuses what only a gate could keep where the program's calls pass none. Errors: driver_failed.
+    [[nodiscard]] Result<void> check_touches() const;
     /// Why it is too early to sleep again (SleepRequest::min_awake); empty: it is not.
     [[nodiscard]] std::string why_too_early() const;
 

@@ -153,8 +153,8 @@ bool Admission::knows(const Ends& ends) const {
 }
 
 std::optional<Answer> Admission::check(bool is_known, const Headers& headers) const {
-    const auto refusal = [](int status, std::string_view message) {
-        return answer_of(status, make_error(ErrorCode::not_permitted, "{}", message));
+    const auto refusal = [](int status, std::string_view message, std::string_view advice = {}) {
+        return answer_of(status, make_error(ErrorCode::not_permitted, "{}", message), advice);
     };
     constexpr std::string_view k_is_page = "pages of the web may not call this door";
     if (headers.has_origin) return refusal(k_forbidden, k_is_page);
@@ -168,7 +168,10 @@ std::optional<Answer> Admission::check(bool is_known, const Headers& headers) co
     const auto& site = headers.fetch_site;
     if (!site.empty() && site != "none" && site != "same-origin") return refusal(k_forbidden, k_is_page);
     if (!is_known && token_.empty())
-        return refusal(k_forbidden, "only the owner of this door, on its machine, and root may call it");
+        return refusal(
+            k_forbidden,
+            "only its owner and root, by localhost, and the networks of --http-open may call this door",
+            "call it by localhost, or open it with --http-token or --http-open");
     if (!is_known)
         return refusal(k_unauthorized,
                        has_token ? "this is not the token of this door" : "this door needs its token");

@@ -139,7 +139,8 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
         for (std::string word; std::getline(words, word, ',');) {
             std::erase(word, ' '); // as in "a, b"
             if (std::find(dialect.tags.begin(), dialect.tags.end(), word) == dialect.tags.end())
-                return wrong("tags", word, fmt::format("a tag of {}", dialect.server));
+                return wrong("tags", word,
+                             fmt::format("one of {}'s: {}", dialect.server, fmt::join(dialect.tags, ", ")));
             if (std::find(tags.begin(), tags.end(), word) == tags.end()) tags.push_back(word);
         }
     }

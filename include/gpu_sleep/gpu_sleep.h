@@ -82,9 +82,10 @@ GPU_SLEEP_API const char* gpu_sleep_last_error(void);
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_alloc(void** pointer, size_t bytes, int device, const char* tag);
 
 /** Frees memory of gpu_sleep_alloc(). Like cuMemFree it first waits for the work of the device, so do not
- * call it while a graph is being captured. Sleeping memory is freed without waking. NULL is allowed. Errors:
- * NOT_OWNED (not the start of an allocation), CAPTURE_IN_PROGRESS, DRIVER. Source: CUDA Driver API,
- * cuCtxRecordEvent, cuMemUnmap, cuMemRelease. */
+ * call it while a graph is being captured. Sleeping memory is freed without waking, but not in a deep sleep,
+ * in which the call waits, wakes the process or fails, as `gpu-sleep --on-touch` has it. NULL is allowed.
+ * Errors: NOT_OWNED (not the start of an allocation), CAPTURE_IN_PROGRESS, DRIVER, REFUSED (it sleeps
+ * deeply). Source: CUDA Driver API, cuCtxRecordEvent, cuMemUnmap, cuMemRelease. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_free(void* pointer);
 
 /** Lets `device` read and write the allocation at `pointer`, which lies on another device (peer access; both

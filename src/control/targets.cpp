@@ -7,6 +7,8 @@
 #include "base/text.hpp"
 #include "model/environment.hpp"
 
+#include <fmt/format.h>
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -331,6 +333,7 @@ Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& s
 
 Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search) {
     std::vector<Process> members;
+    std::set<std::string> others;
     auto outcomes = ask_all(finder, search.user, search.name_timeout);
     if (!outcomes) return std::move(outcomes).error();
     drop_ended(*outcomes);
@@ -339,12 +342,14 @@ Result<Targets> find_group(Finder& finder, std::string_view group, const Search&
         const bool belongs = report ? report->group == group
                                     : was_named(finder, outcome.process, model::environment::k_group, group);
         if (belongs) members.push_back(std::move(outcome.process));
+        if (!belongs && report && !report->group.empty()) others.insert(report->group);
     }
     GPU_SLEEP_TRY(check_of_one_user(group, members));
     auto targets = connect_to_those_with_agents(finder, std::move(members), true);
     if (!targets || !targets->is_empty()) return targets;
-    return make_error(ErrorCode::no_process, "there is no process{} in the group '{}'", whose(search.user),
-                      group);
+    return make_error(
+        ErrorCode::no_process, "there is no process{} in the group '{}'{}{}", whose(search.user), group,
+        others.empty() ? "" : "; other groups: ", printable(fmt::format("{}", fmt::join(others, ", "))));
 }
 
 Result<std::optional<Process>> find_newcomer(const Finder& finder, const Membership& membership,

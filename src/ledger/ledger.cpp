@@ -92,7 +92,8 @@ Result<TagId> Ledger::find_tag(std::string_view name) const {
     std::string names;
     for (const auto& tag : tags_) names += (names.empty() ? "" : ", ") + tag.name;
     return make_error(ErrorCode::unknown_tag, "there is no tag '{}'; the process has {}", name,
-                      names.empty() ? "none" : names);
+                      names.empty() ? "none (without gpu-run, only what is allocated under a tag has one)"
+                                    : names);
 }
 
 void Ledger::forget_tags_from(std::size_t count) {

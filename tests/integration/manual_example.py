@@ -26,7 +26,8 @@ page = (TREE / "cli/man/gpu-sleep.7").read_text(encoding="utf-8")
 example = re.search(r"^\.SH PYTORCH$.*?^\.nf$\n(.*?)^\.fi$", page, re.MULTILINE | re.DOTALL).group(1).replace("\\", "")
 sys.path.insert(0, str(TREE / "agent/python"))
 torch_stand_in.install()
-names = {"build_model": Model, "build_cache": lambda model: torch_stand_in.Tensor(), "train": torch_stand_in.Tensor}
+names = {"build_model": Model, "build_cache": lambda model: torch_stand_in.Tensor(), "train": torch_stand_in.Tensor,
+         "generate": lambda: None}
 exec(compile(example, "the example of gpu-sleep(7)", "exec"), names)
 assert names["model"].weights.bytes() == b"\7" * BYTES
 assert names["cache"].bytes() == bytes(BYTES)

@@ -59,7 +59,7 @@ void check_form(const std::string& text, const Scratch& scratch) {
 
 TEST_CASE("Transitions: each is counted once, by what it was and how it ended", "[quick][threads][metrics]") {
     const Scratch scratch;
-    LoadedHost host;
+    LoadedHost host(captured());
     CHECK(transitions_of(host).empty());
     CHECK(host.command("gpu-sleep", {"--dry-run"}).status == 0);
     CHECK(host.command("gpu-wake").status == 0); // it is awake

@@ -367,6 +367,7 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
              {{"gpu-sleep", "--tree"}, "PID is missing"},
              {{"gpu-sleep", k_nobody, "--tag", "a"}, "no option --tag (did you mean --tags?)"},
              {{"gpu-sleep", k_nobody, "--group", "g"}, "--group"},
+             {{"gpu-sleep", "--group", "471"}, "gpu-ps --long shows the groups"},
              {{"gpu-sleep", "--tree", "--group", "g"}, "--tree and --group"},
              {{"gpu-sleep", k_nobody, "1", "--tree"}, "--tree"},
              {{"gpu-sleep", k_nobody, "--tree", "--engine", "driver"}, "--engine driver"},

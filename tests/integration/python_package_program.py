@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import os
 import pathlib
+import re
 import signal
 import sys
 import threading
@@ -309,7 +310,7 @@ class Sleeping(Case):
             while True:
                 others.append(Tensor())
         began = time.monotonic()
-        with self.assertRaises(gpu_sleep.OutOfDeviceMemory):
+        with self.assertRaisesRegex(gpu_sleep.OutOfDeviceMemory, r"; what PyTorch's .* torch\.cuda\.empty_cache\(\)"):
             gpu_sleep.wake(wait=1.2)
         self.assertGreaterEqual(time.monotonic() - began, 1.2)
         interrupt = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
@@ -562,6 +563,12 @@ class Shell:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             self.magics[name](line)
         return printed.getvalue()
+
+
+class Description(unittest.TestCase):
+    def test_names_all_functions(self):
+        named = re.findall(r"\w+", gpu_sleep.__doc__)
+        self.assertEqual([name for name in gpu_sleep.__all__ if name.islower() and name not in named], [])
 
 
 class Notebook(Case):

@@ -344,7 +344,8 @@ TEST_CASE("Together: a group sleeps and wakes as one, and nobody else", "[togeth
     family.check_all_awake();
     const auto none = run({{command_file("gpu-sleep"), "--group", "there-is-none"}});
     CHECK(none.status == 3);
-    CHECK_THAT(none.err, mentions("in the group 'there-is-none'"));
+    CHECK_THAT(none.err, mentions("in the group 'there-is-none'; other groups: ") && mentions(name));
+    CHECK_THAT(family[0].command("gpu-ps").out, mentions("group " + name));
 }
 
 TEST_CASE("Together: ranks of a job sleep at any moment of their collectives", "[together]") {

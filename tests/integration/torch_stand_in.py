@@ -163,7 +163,7 @@ def install():
     """Has `import torch` give this."""
     enter(0)
     cuda = types.SimpleNamespace(
-        init=lambda: None, is_available=lambda: True, is_initialized=lambda: True, memory_reserved=reserved.__getitem__,
+        init=lambda: None, empty_cache=lambda: None, is_available=lambda: True, is_initialized=lambda: True, memory_reserved=reserved.__getitem__,
         device_count=lambda: 2, current_device=current_device, device=device,
         memory=types.SimpleNamespace(
             CUDAPluggableAllocator=Allocator, _snapshot=lambda: {"allocator_settings": settings}), MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph,

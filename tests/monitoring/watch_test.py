@@ -180,7 +180,7 @@ class OnATerminal(unittest.TestCase):
         self.check_left_whole(watch)
 
     def test_shows_what_changes_and_wakes_nobody(self):
-        self.small.command("gpu-sleep", "--on-touch", "wake")
+        self.small.command("gpu-sleep")
         watch = Watch("--sort", "host")
         watch.wait_for(lambda: "asleep" in (self.row(watch, self.small) or ""))
         watch.wait_for_frames(5)

@@ -228,7 +228,7 @@ TEST_CASE("Configuration: the example says what holds without it, and all that i
     CHECK_FALSE(all->users.empty());
     const auto kernel =
         control::program_name({"/usr/bin/python3", "-m", "ipykernel_launcher", "-f", "kernel-1.json"});
-    CHECK(settings_for(*all, {"ann", "", kernel}).idle == Ladder{{4h, Depth::host}});
+    CHECK(settings_for(*all, {"ann", "", kernel}).idle == Ladder{{1h, Depth::host}});
     CHECK_FALSE(all->tags.empty());
 }
 

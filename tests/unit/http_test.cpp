@@ -189,6 +189,8 @@ TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") 
     CHECK(status(without, true, {"localhost", "", false, "none"}) == k_ok);
     CHECK(status(with_token, false, {"localhost", bearer, false, "cross-site"}) == k_ok);
     CHECK(status(without, false, {"localhost", bearer, false}) == k_forbidden);
+    CHECK(without.check(false, {"localhost", "", false})->body.find("with --http-token") !=
+          std::string::npos);
     CHECK(status(with_token, false, {"localhost", "", false}) == k_unauthorized);
     CHECK(status(with_token, false, {"localhost", other, false}) == k_unauthorized);
     CHECK(status(with_token, false, {"localhost", secret, false}) == k_unauthorized);
@@ -259,7 +261,10 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
               R"({"tags": "nope"})", R"({"tags": [1]})", R"({"tags": {}})", R"({"mode": 1})", "\xFF", deep,
               R"({"level": )" + deep + "}"})
         CHECK(wish_error("/sleep", {}, body) == "invalid_argument");
-    CHECK(wish_error("/sleep", {{"tags", "cuda_graph"}}) == "invalid_argument"); // of another dialect
+    const auto wrong_tag =
+        read_wish(route("/sleep"), "POST", {{"tags", "cuda_graph"}}, ""); // of another dialect
+    CHECK(wrong_tag.error().code == ErrorCode::invalid_argument);
+    CHECK(wrong_tag.error().message.ends_with("is not one of vLLM's: weights, kv_cache, scheduling"));
     CHECK(wish_error("/v1/sleep", {{"tags", "weight,kv_cache"}}) == "none");
     CHECK_FALSE(read_wish(route("/release_memory_occupation"), "GET", {{"level", "2"}}, ""));
     CHECK(read_wish(route("/release_memory_occupation"), "GET", {{"level", "1"}}, ""));

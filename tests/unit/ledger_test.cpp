@@ -68,6 +68,7 @@ TEST_CASE("Ledger: only the moves of the table are made", "[ledger]") {
 
 TEST_CASE("Ledger: an unknown tag is refused with the known ones listed", "[ledger]") {
     Ledger ledger;
+    CHECK(ledger.find_tag("weight").error().message.find("none (without gpu-run,") != std::string::npos);
     ledger.tag_id("weights");
     ledger.tag_id("kv_cache");
     CHECK(ledger.tag_id("weights") == 0);

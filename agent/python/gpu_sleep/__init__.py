@@ -7,9 +7,16 @@
     gpu_sleep.sleep(tags=["weights"])
     gpu_sleep.wake()
 
-torch.reload() rereads weights that a sleep has dropped, cuda_graph() captures graphs whose memory has a tag, and
-Process() and processes() are about other programs. gpu_sleep.vllm is for vLLM's sleep mode. "python -m gpu_sleep run" is
-gpu-run, and likewise for the others.
+"pydoc gpu_sleep.tag" describes one of these:
+
+    this program     sleep, wake, status, asleep_bytes
+    its memory       tag, cuda_graph, policy, preserve, mark_refilled, torch.reload (weights that were dropped)
+    taking part      on_sleep, on_wake, on_call, enlist, remove_callback
+    sleeps by others hold, inhibit
+    other programs   Process, processes
+    a notebook       load_ipython_extension (%load_ext gpu_sleep)
+
+gpu_sleep.vllm is for vLLM's sleep mode. "python -m gpu_sleep run" is gpu-run, and likewise for the others.
 
 The package uses the agent that gpu-run has loaded. In a program that was started without gpu-run, the first call that
 needs the agent loads it: from the path in the environment variable GPU_SLEEP_AGENT, or else the one that is installed

@@ -6,6 +6,7 @@ import contextlib
 import math
 import operator
 import os
+import sys
 import time
 from typing import Any, Iterable, List, Optional, Tuple, Union
 
@@ -108,9 +109,12 @@ def wake(tags: Tags = None, wait: float = 0, timeout: Optional[float] = None) ->
         try:
             _agent.call("gpu_sleep_wake_within", names, part_ms, timeout_ms)
             break
-        except OutOfDeviceMemory:
+        except OutOfDeviceMemory as short:
             left_ms = math.ceil((end - time.monotonic()) * 1000)
             if left_ms <= 0:
+                if "torch" in sys.modules:
+                    short.args = (f"{short}; what PyTorch's allocator caches counts as used: torch.cuda.empty_cache() "
+                                  "gives it back",)
                 raise
     _callbacks.warn_if_late()
 
