@@ -203,10 +203,11 @@ class Dialects(unittest.TestCase):
         with Host("default") as host, Door(host.pid) as door:
             for pause, end in ((("POST", "/sleep?level=0"), ("POST", "/wake_up?tags=scheduling")),
                                (("POST", "/pause_generation", '{"mode": "in_place"}'), ("POST", "/continue_generation", "{}")),
-                               (("POST", "/v1/pause"), ("POST", "/v1/resume"))):
+                               (("POST", "/v1/pause"), ("POST", "/v1/resume")), (("POST", "/pause?mode=keep"), ("POST", "/resume"))):
                 status, said = door.ask(*pause)
                 self.assertEqual((status, said["freed_bytes"]), (200, 0), said)
-                self.assertTrue(door.ask("GET", "/v1/is_paused")[1]["is_paused"])
+                for path in ("/v1/is_paused", "/is_paused"):
+                    self.assertTrue(door.ask("GET", path)[1]["is_paused"])
                 status, said = door.ask(*end)
                 self.assertEqual((status, said["is_sleeping"]), (200, False), said)
             door.ask("POST", "/sleep")
