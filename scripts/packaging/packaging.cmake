@@ -72,7 +72,8 @@ if(contained_microhttpd) # section 6 of its licence
     cmake_host_system_information(RESULT system QUERY DISTRIB_PRETTY_NAME)
     set(microhttpd_stanzas "
 Files: */gpu-sleep-http
-Copyright: the gpu-sleep authors and those named above, and the authors of libmicrohttpd (microhttpd)
+Copyright: the gpu-sleep authors and those named above, 2007-2021 Christian Grothoff, 2015-2019 Evgeny Grin,
+ 2020 Silvio Clecio (microhttpd)
 License: Apache-2.0 and BSD-3-clause and Expat and LGPL-2.1+
 Comment:
  gpu-sleep-http contains libmicrohttpd ${version}, which is under the GNU Lesser
