@@ -88,7 +88,7 @@ License: LGPL-2.1+
 ")
     find_file(MICROHTTPD_LICENSE LGPL-2.1 PATHS /usr/share/common-licenses NO_DEFAULT_PATH)
     if(NOT version)
-        install(CODE "message(FATAL_ERROR \"the door contains libmicrohttpd, and ${contained_microhttpd} does not say which version\")")
+        install(CODE "message(FATAL_ERROR \"the door contains libmicrohttpd, and ${contained_microhttpd} does not say which version: name the shared library by -DMICROHTTPD=FILE\")")
     elseif(NOT MICROHTTPD_LICENSE)
         install(CODE "message(FATAL_ERROR \"the door contains libmicrohttpd: name the text of the LGPL 2.1 by -DMICROHTTPD_LICENSE=FILE\")")
     else()
