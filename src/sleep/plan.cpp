@@ -29,6 +29,10 @@ Result<void> check_tags(const ledger::Ledger& ledger, const std::vector<std::str
     return {};
 }
 
+Result<void> check_tags_of(const auto& request, const ledger::Ledger& ledger) {
+    return request.ignore_unknown_tags ? Result<void>() : check_tags(ledger, request.tags);
+}
+
 void add_to(SleepPlan& plan, Backing& backing, Action action) {
     switch (action) {
     case Action::leave: break;
@@ -125,7 +129,7 @@ std::vector<Run> make_runs(const std::vector<Backing*>& backings) {
 Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
                              const IsMendable& is_mendable, const IsElsewhere& is_elsewhere) {
     GPU_SLEEP_TRY(check_directory(request));
-    GPU_SLEEP_TRY(check_tags(ledger, request.tags));
+    GPU_SLEEP_TRY(check_tags_of(request, ledger));
     GPU_SLEEP_TRY(check_tags(ledger, request.keep));
     GPU_SLEEP_TRY(check_tags(ledger, request.discard));
     for (const auto& [name, store] : request.stores)
@@ -191,7 +195,7 @@ std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::opt
 
 Result<std::vector<model::WakeRequest>> parts_of(const ledger::Ledger& ledger,
                                                  const model::WakeRequest& request) {
-    GPU_SLEEP_TRY(check_tags(ledger, request.tags));
+    GPU_SLEEP_TRY(check_tags_of(request, ledger));
     GPU_SLEEP_TRY(check_tags(ledger, request.order));
     for (const auto& name : request.order)
         if (!request.tags.empty() && !contains(request.tags, name))
@@ -228,7 +232,7 @@ Bytes WakePlan::needs_of_host() const noexcept {
 
 Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
                            const IsMendable& is_mendable) {
-    GPU_SLEEP_TRY(check_tags(ledger, request.tags));
+    GPU_SLEEP_TRY(check_tags_of(request, ledger));
     WakePlan plan;
     std::vector<Backing*> asleep;
     for (auto& [address, backing] : ledger.backings()) {
