@@ -215,10 +215,11 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
         wish.aborts = mode == k_abort && route.action == Action::sleep;
     }
     if (route.is_pause()) return wish;
-    for (const auto& text : values_of("level", query, json)) {
-        if (text != "0" && text != "1" && text != "2") return wrong("level", text, "0, 1 or 2");
-        wish.level = static_cast<Level>(text.front() - '0');
-    }
+    if (route.action == Action::sleep)
+        for (const auto& text : values_of("level", query, json)) {
+            if (text != "0" && text != "1" && text != "2") return wrong("level", text, "0, 1 or 2");
+            wish.level = text == "0" ? Level::pause : text == "1" ? Level::keep : Level::drop;
+        }
     if (wish.level == Level::drop && method != "POST")
         return make_error(ErrorCode::invalid_argument, "level 2 drops contents, and is asked for by POST");
     auto tags = read_tags(*route.dialect, values_of("tags", query, json));

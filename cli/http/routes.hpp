@@ -45,8 +45,8 @@ struct Route {
     std::string_view methods; ///< as in the header Allow: "GET, POST"
     Action action;
     const Dialect* dialect;
-    /// Of a sleep, unless the request names one. A pause's, or of its end, is not the request's to choose,
-    /// nor are the tags.
+    /// Of a sleep, unless the request names one. A route of a pause, or of its end, has this level whatever
+    /// the request says, and takes no tags.
     model::Level level = model::Level::keep;
     /// The callback that it is for; empty: the body's `method` names it.
     std::string_view callback{};
@@ -73,10 +73,10 @@ struct Wish {
 /// The callback that ends what a program has in flight.
 inline constexpr std::string_view k_abort = "abort";
 
-/// Reads the query, and what it does not name from the body, a JSON object or nothing: `level`; `tags`,
-/// repeated, by commas, or as a list; `mode`. Ignores what else there is, but gives a callback the body, or
-/// else the query as JSON. Errors: invalid_argument (a value that cannot be, level 2 by another method than
-/// POST, or a tag that the dialect has not).
+/// Reads the query, and what it does not name from the body, a JSON object or nothing: `level` of a sleep;
+/// `tags`, repeated, by commas, or as a list; `mode`. Ignores what else there is, but gives a callback the
+/// body, or else the query as JSON. Errors: invalid_argument (a value that cannot be, level 2 by another
+/// method than POST, or a tag that the dialect has not).
 [[nodiscard]] Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,
                                      std::string_view body);
 

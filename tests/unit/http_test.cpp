@@ -281,6 +281,8 @@ TEST_CASE("Plans: tags of the dialect that the program has, or all of a program 
     CHECK(plan("/v1/sleep", {{"tags", "weight"}}, program({"weight", "weights"})).tags == Tags{"weight"});
     // Nobody could ask for what the dialect has no name for.
     CHECK(plan("/wake_up", {{"tags", "weights"}}, tagged).tags == Tags{"default", "weights"});
+    CHECK(plan("/wake_up", {{"tags", "weights"}, {"level", "0"}}, tagged).tags == Tags{"default", "weights"});
+    CHECK(plan("/sleep", {{"tags", "weights"}, {"level", "0"}}, tagged).tags.empty());
     const auto paused = program({"weights", "kv_cache"}, model::State::paused);
     made = plan("/wake_up", {{"tags", "scheduling"}}, paused);
     CHECK((made.tags.empty() && !made.is_nothing));
