@@ -64,10 +64,10 @@ using Query = std::vector<std::pair<std::string, std::string>>;
 
 /// What a request asks for.
 struct Wish {
-    model::Level level = model::Level::keep;
-    std::vector<std::string> tags{}; ///< the dialect's, each once; empty for all
-    bool aborts = false;             ///< a sleep, by the callback of k_abort
-    model::CallRequest call{};       ///< where the route is for one
+    model::Level level = model::Level::keep; ///< of a wake `pause` if it only ends one
+    std::vector<std::string> tags{};         ///< the dialect's, each once; empty for all
+    bool aborts = false;                     ///< a sleep, by the callback of k_abort
+    model::CallRequest call{};               ///< where the route is for one
 };
 
 /// The callback that ends what a program has in flight.
@@ -85,12 +85,12 @@ inline constexpr std::string_view k_abort = "abort";
 
 /// What is asked of the program.
 struct Plan {
-    std::vector<std::string> tags;        ///< empty for all
+    std::vector<std::string> tags;        ///< empty for all; some processes may have none of them
     std::vector<std::string> dropped;     ///< of a sleep at level 2: what may be
     std::vector<std::string> kept;        ///< of one: the others, for nobody could fill them again
     std::vector<std::string> passed_over; ///< that were wished for, and the program has not
     bool takes_all = false;               ///< though tags were wished for
-    bool is_nothing = false;              ///< it has none of the tags that were wished for
+    bool is_nothing = false;              ///< nobody need be asked
 };
 
 /// `reports`: how the program's processes stand.
