@@ -301,6 +301,7 @@ TEST_CASE("Plans: what only ends a pause asks all for a tag that none has", "[ht
         REQUIRE((made.tags.size() == 1 && !made.is_nothing && !made.takes_all));
         CHECK_FALSE(model::is_valid_tag(made.tags.front()));
     }
+    CHECK_FALSE(plan("/wake_up", {{"tags", "scheduling"}}, asleep).tags.empty()); // empty ones wake all
     // Of a program that the driver alone has put to sleep nothing is known, and none of it is to wake.
     const auto end = read_wish(route("/resume"), "POST", {}, "");
     CHECK(plan_of(route("/resume"), *end, {}).is_nothing);
