@@ -181,6 +181,16 @@ Result<void> WakeOperation::end_deep() {
     return {};
 }
 
+bool WakeOperation::is_for_others(bool is_deep) const {
+    if (!request_.ignore_unknown_tags || request_.tags.empty()) return false;
+    return parts_.memory.with_lock([&](const LockedMemory& locked) {
+        return (is_deep || !locked.is_paused()) &&
+               std::none_of(request_.tags.begin(), request_.tags.end(), [&](const std::string& name) {
+                   return locked.ledger().find_tag(name).has_value();
+               });
+    });
+}
+
 Result<Report> WakeOperation::run() {
     if (joint_.is_joint() && !request_.order.empty())
         return make_error(ErrorCode::invalid_argument,
@@ -196,6 +206,10 @@ Result<Report> WakeOperation::run() {
         return make_error(ErrorCode::invalid_argument,
                           "it does not sleep deeply, so what it has on a GPU cannot move: put it to sleep "
                           "with gpu-sleep --deep first");
+    }
+    if (is_for_others(*is_deep)) {
+        complete_report();
+        return std::move(report_);
     }
     if (*is_deep && request_.dry_run) return rehearse_deep();
     if (*is_deep) GPU_SLEEP_TRY(end_deep());

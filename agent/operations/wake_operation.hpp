@@ -30,6 +30,9 @@ public:
     [[nodiscard]] Result<model::Report> run();
 
 private:
+    /// Whether the process has none of the tags, and no pause ends: that of a deep sleeper ends when it
+    /// wakes.
+    [[nodiscard]] bool is_for_others(bool is_deep) const;
     /// All of a dry run in a deep sleep: what can be told without the driver.
     [[nodiscard]] Result<model::Report> rehearse_deep();
     /// Brings back what the driver has taken in a deep sleep. Errors: those of DeepSleep::find_room(),

@@ -205,10 +205,12 @@ protocol::Request Program::request_for(const Route& route, const Wish& wish, con
         sleep.tags = plan.tags;
         sleep.discard = plan.dropped;
         sleep.joint = whom_.is_joint();
+        sleep.ignore_unknown_tags = true;
         return sleep;
     }
     model::WakeRequest wake;
     wake.tags = plan.tags;
+    wake.ignore_unknown_tags = true;
     wake.wait = waking_.wait;
     wake.make_room = waking_.make_room && processes == 1;
     wake.min_awake = waking_.min_awake;
@@ -236,7 +238,7 @@ Answer Program::change(const Route& route, const Wish& wish, control::Interrupti
     auto dispatch = is_wake ? find(model::WakeRequest()) : find(model::SleepRequest());
     if (!dispatch) return answer_of(dispatch.error());
     // Else all is the program's to choose, whatever it has.
-    const bool ends_pause = route.is_pause() && is_wake;
+    const bool ends_pause = is_wake && wish.level == model::Level::pause;
     if (!wish.tags.empty() || wish.level == model::Level::drop || waking_.make_room || ends_pause) {
         outcomes = dispatch->ask_status(k_patience);
         plan = plan_of(route, wish, reports_in(outcomes));

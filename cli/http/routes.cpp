@@ -20,9 +20,13 @@ using Json = nlohmann::json;
 using model::Level;
 
 constexpr std::string_view k_weights = "weights";
+/// What vLLM calls the end of a pause.
+constexpr std::string_view k_scheduling = "scheduling";
+/// No process has it, for it is no name of a tag: a wake of it brings nothing back, and ends a pause.
+constexpr std::string_view k_no_tag = "(none)";
 
-// Of vLLM 0.30 and LMDeploy. `scheduling` is what vLLM calls the end of a pause.
-const Dialect k_vllm{"vLLM", {k_weights, "kv_cache", "scheduling"}};
+// Of vLLM 0.30 and LMDeploy.
+const Dialect k_vllm{"vLLM", {k_weights, "kv_cache", k_scheduling}};
 // Of SGLang, and of NVIDIA Dynamo's workers.
 const Dialect k_sglang{"SGLang", {k_weights, "kv_cache", "cuda_graph"}};
 const Dialect k_fastdeploy{"FastDeploy", {"weight", "kv_cache"}};
@@ -49,6 +53,9 @@ const std::array k_routes{
     Route{"/sleep", k_post, Action::sleep, &k_vllm},
     Route{"/wake_up", k_post, Action::wake, &k_vllm},
     Route{"/is_sleeping", k_get, Action::is_sleeping, &k_vllm},
+    Route{"/pause", k_post, Action::sleep, &k_vllm, Level::pause},
+    Route{"/resume", k_post, Action::wake, &k_vllm, Level::pause},
+    Route{"/is_paused", k_get, Action::is_paused, &k_vllm},
     Route{"/collective_rpc", k_post, Action::call, &k_vllm},
     callback("/reset_prefix_cache", k_post, k_vllm),
     callback("/reset_mm_cache", k_post, k_vllm),
@@ -149,8 +156,8 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
 
 /// A tag of the program.
 struct Tag {
-    bool is_in_all = false; ///< of its processes; any other refuses to be asked for it
-    bool sleeps = false, is_irreplaceable = false, is_preserved = false;
+    bool is_in_all = false; ///< of its processes; a process refuses to drop a tag that it has not
+    bool is_irreplaceable = false, is_preserved = false;
     bool is_nameable = false; ///< by the dialect
     bool is_wished = false;
 };
@@ -164,7 +171,6 @@ std::map<std::string, Tag> tags_of(const std::vector<model::Report>& reports) {
             auto& tag = tags[row.tag];
             processes[row.tag].insert(&report);
             tag.is_in_all = processes[row.tag].size() == reports.size();
-            tag.sleeps |= !model::is_resident(row.state);
             tag.is_irreplaceable |=
                 !row.policy.refillable && row.policy.retention == model::Retention::offload;
             tag.is_preserved |= row.policy.retention == model::Retention::preserve;
@@ -213,15 +219,18 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
         wish.aborts = mode == k_abort && route.action == Action::sleep;
     }
     if (route.is_pause()) return wish;
-    for (const auto& text : values_of("level", query, json)) {
-        if (text != "0" && text != "1" && text != "2") return wrong("level", text, "0, 1 or 2");
-        wish.level = static_cast<Level>(text.front() - '0');
-    }
+    if (route.action == Action::sleep)
+        for (const auto& text : values_of("level", query, json)) {
+            if (text != "0" && text != "1" && text != "2") return wrong("level", text, "0, 1 or 2");
+            wish.level = text == "0" ? Level::pause : text == "1" ? Level::keep : Level::drop;
+        }
     if (wish.level == Level::drop && method != "POST")
         return make_error(ErrorCode::invalid_argument, "level 2 drops contents, and is asked for by POST");
     auto tags = read_tags(*route.dialect, values_of("tags", query, json));
     if (!tags) return tags.error();
     wish.tags = *std::move(tags);
+    if (route.action == Action::wake && wish.tags == std::vector{std::string(k_scheduling)})
+        wish.level = Level::pause;
     return wish;
 }
 
@@ -234,9 +243,15 @@ std::string_view weights_of(const Dialect& dialect, const std::vector<model::Rep
 }
 
 Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Report>& reports) {
+    Plan plan;
+    const bool is_wake = route.action == Action::wake;
+    if (is_wake && wish.level == Level::pause) {
+        plan.tags.emplace_back(k_no_tag);
+        plan.is_nothing = reports.empty(); // what only the driver can put to sleep has no pause
+        return plan;
+    }
     auto program = tags_of(reports);
     const auto weights = weights_of(*route.dialect, reports);
-    Plan plan;
     for (const auto name : route.dialect->tags) {
         const auto found = program.find(std::string(name == route.dialect->tags.front() ? weights : name));
         const bool is_wished = std::find(wish.tags.begin(), wish.tags.end(), name) != wish.tags.end();
@@ -255,21 +270,14 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
         return std::any_of(program.begin(), program.end(),
                            [&](const auto& each) { return each.second.*what; });
     };
-    const auto is_paused = [](const model::Report& report) { return report.state == model::State::paused; };
-    const bool is_wake = route.action == Action::wake;
-    if (route.is_pause() && is_wake) { // which a wake of what is awake ends
-        const bool sleeps = any(&Tag::sleeps);
-        for (const auto& [name, tag] : program)
-            if (sleeps && !tag.sleeps && tag.is_in_all) plan.tags.push_back(name);
-        plan.is_nothing =
-            sleeps ? plan.tags.empty() : std::none_of(reports.begin(), reports.end(), is_paused);
+    if (wish.tags.empty() || wish.level == Level::pause) return plan;
+    plan.takes_all = !any(&Tag::is_nameable);
+    if (plan.takes_all) return plan;
+    if (!any(&Tag::is_wished)) {
+        if (is_wake) plan.tags.emplace_back(k_no_tag);
+        plan.is_nothing = !is_wake;
         return plan;
     }
-    if (wish.tags.empty() || wish.level == Level::pause) return plan;
-    if (is_wake && std::all_of(reports.begin(), reports.end(), is_paused)) return plan;
-    plan.takes_all = !any(&Tag::is_nameable);
-    plan.is_nothing = !plan.takes_all && !any(&Tag::is_wished);
-    if (plan.takes_all || plan.is_nothing) return plan;
     // Nobody could name the rest, and the program would wait for it for ever.
     for (const auto& [name, tag] : program)
         if (tag.is_wished || (is_wake && !tag.is_nameable)) plan.tags.push_back(name);

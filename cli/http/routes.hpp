@@ -45,8 +45,8 @@ struct Route {
     std::string_view methods; ///< as in the header Allow: "GET, POST"
     Action action;
     const Dialect* dialect;
-    /// Of a sleep, unless the request names one. A pause's, or of its end, is not the request's to choose,
-    /// nor are the tags.
+    /// Of a sleep, unless the request names one. A route of a pause, or of its end, has this level whatever
+    /// the request says, and takes no tags.
     model::Level level = model::Level::keep;
     /// The callback that it is for; empty: the body's `method` names it.
     std::string_view callback{};
@@ -64,19 +64,19 @@ using Query = std::vector<std::pair<std::string, std::string>>;
 
 /// What a request asks for.
 struct Wish {
-    model::Level level = model::Level::keep;
-    std::vector<std::string> tags{}; ///< the dialect's, each once; empty for all
-    bool aborts = false;             ///< a sleep, by the callback of k_abort
-    model::CallRequest call{};       ///< where the route is for one
+    model::Level level = model::Level::keep; ///< of a wake `pause` if it only ends one
+    std::vector<std::string> tags{};         ///< the dialect's, each once; empty for all
+    bool aborts = false;                     ///< a sleep, by the callback of k_abort
+    model::CallRequest call{};               ///< where the route is for one
 };
 
 /// The callback that ends what a program has in flight.
 inline constexpr std::string_view k_abort = "abort";
 
-/// Reads the query, and what it does not name from the body, a JSON object or nothing: `level`; `tags`,
-/// repeated, by commas, or as a list; `mode`. Ignores what else there is, but gives a callback the body, or
-/// else the query as JSON. Errors: invalid_argument (a value that cannot be, level 2 by another method than
-/// POST, or a tag that the dialect has not).
+/// Reads the query, and what it does not name from the body, a JSON object or nothing: `level` of a sleep;
+/// `tags`, repeated, by commas, or as a list; `mode`. Ignores what else there is, but gives a callback the
+/// body, or else the query as JSON. Errors: invalid_argument (a value that cannot be, level 2 by another
+/// method than POST, or a tag that the dialect has not).
 [[nodiscard]] Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,
                                      std::string_view body);
 
@@ -85,12 +85,12 @@ inline constexpr std::string_view k_abort = "abort";
 
 /// What is asked of the program.
 struct Plan {
-    std::vector<std::string> tags;        ///< empty for all
+    std::vector<std::string> tags;        ///< empty for all; some processes may have none of them
     std::vector<std::string> dropped;     ///< of a sleep at level 2: what may be
     std::vector<std::string> kept;        ///< of one: the others, for nobody could fill them again
     std::vector<std::string> passed_over; ///< that were wished for, and the program has not
     bool takes_all = false;               ///< though tags were wished for
-    bool is_nothing = false;              ///< it has none of the tags that were wished for
+    bool is_nothing = false;              ///< nobody need be asked
 };
 
 /// `reports`: how the program's processes stand.

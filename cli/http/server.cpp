@@ -192,8 +192,8 @@ MHD_Result Door::answer(void* door, MHD_Connection* connection, const char* url,
         auto* const begun = new Exchange;
         *exchange = begun;
         self.connections_.limit(context_of(connection), k_for_rest);
-        const auto refused = self.refuse(connection, method, url, *begun);
-        return refused ? self.reply(connection, *begun, *refused) : MHD_YES;
+        auto refused = self.refuse(connection, method, url, *begun);
+        return refused ? self.reply(connection, *begun, *std::move(refused)) : MHD_YES;
     }
     auto& its = *static_cast<Exchange*>(*exchange);
     if (*upload_size > 0) {

@@ -16,7 +16,8 @@ namespace gpu_sleep::cli::http {
 /// Answers until what it returns is let go, which withdraws what is under way, as far as that goes, and
 /// answers what waits. One thread speaks HTTP and waits for nothing else; one asks how the program stands,
 /// one measures, and one puts it to sleep and wakes it, in the order of the requests. `listener` listens, and
-/// has a non-blocking socket. Errors: io_failed.
+/// has a non-blocking socket. The owner has no type, so that libmicrohttpd stays out of this header. Errors:
+/// io_failed.
 [[nodiscard]] Result<std::shared_ptr<void>> serve(UniqueFd listener, Admission admission, Program program);
 
 } // namespace gpu_sleep::cli::http

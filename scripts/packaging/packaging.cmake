@@ -72,7 +72,8 @@ if(contained_microhttpd) # section 6 of its licence
     cmake_host_system_information(RESULT system QUERY DISTRIB_PRETTY_NAME)
     set(microhttpd_stanzas "
 Files: */gpu-sleep-http
-Copyright: the gpu-sleep authors and those named above, and the authors of libmicrohttpd (microhttpd)
+Copyright: the gpu-sleep authors and those named above, 2007-2021 Christian Grothoff, 2015-2019 Evgeny Grin,
+ 2020 Silvio Clecio (microhttpd)
 License: Apache-2.0 and BSD-3-clause and Expat and LGPL-2.1+
 Comment:
  gpu-sleep-http contains libmicrohttpd ${version}, which is under the GNU Lesser
@@ -87,7 +88,7 @@ License: LGPL-2.1+
 ")
     find_file(MICROHTTPD_LICENSE LGPL-2.1 PATHS /usr/share/common-licenses NO_DEFAULT_PATH)
     if(NOT version)
-        install(CODE "message(FATAL_ERROR \"the door contains libmicrohttpd, and ${contained_microhttpd} does not say which version\")")
+        install(CODE "message(FATAL_ERROR \"the door contains libmicrohttpd, and ${contained_microhttpd} does not say which version: name the shared library by -DMICROHTTPD=FILE\")")
     elseif(NOT MICROHTTPD_LICENSE)
         install(CODE "message(FATAL_ERROR \"the door contains libmicrohttpd: name the text of the LGPL 2.1 by -DMICROHTTPD_LICENSE=FILE\")")
     else()

@@ -81,6 +81,7 @@ struct SleepRequest : Terms, Choice {
     /// One of several processes that sleep together: once drained, and once all is ready, it waits for a
     /// Directive.
     bool joint = false;
+    bool ignore_unknown_tags = false; ///< pass over those of `tags` that the process has not
     friend bool operator==(const SleepRequest&, const SleepRequest&) = default;
 };
 
@@ -133,6 +134,7 @@ struct WakeRequest : Terms {
     std::vector<GpuPair> gpus{};
     /// Of what runs from host memory, how much comes back to the GPU, once all that sleeps is awake.
     Bytes live_bytes = k_all_bytes;
+    bool ignore_unknown_tags = false; ///< as for a sleep; who has none of `tags` only ends a pause
 };
 
 /// The sleep that `request`, a variant, asks for, also one that is only for what is idle; null if it is

@@ -166,8 +166,9 @@ auto all_fields(T... field) {
 //
 // A request is carried out as it was asked for, or refused: who does not know one of its fields must not do
 // something else. So all of them must be known, but for those that only permit something: without force,
-// ignore_inhibitors, spill or wait, what they permit is refused, with its own reason, and nothing has
-// changed. A field of a reply may be skipped, unless the rest means something else without it.
+// ignore_inhibitors, ignore_unknown_tags, spill or wait, what they permit is refused, with its own reason,
+// and nothing has changed. A field of a reply may be skipped, unless the rest means something else without
+// it.
 
 auto fields(Is<model::StatusRequest> auto&) {
     return all_fields();
@@ -180,7 +181,8 @@ auto fields_of_sleep(auto& r, auto... idle) {
                       must<12>(r.touch_limit), must<13>(r.store), must<14>(r.stores), must<15>(r.directory),
                       may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all), idle...,
                       may<21>(r.ignore_inhibitors), must<22>(r.check_copies), must<23>(r.store_is_named),
-                      must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint));
+                      must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint),
+                      may<82>(r.ignore_unknown_tags));
 }
 auto fields(Is<model::SleepRequest> auto& r) {
     return fields_of_sleep(r);
@@ -211,7 +213,8 @@ auto fields(Is<GpuPair> auto& p) {
 auto fields(Is<model::WakeRequest> auto& r) {
     return all_fields(must<1>(r.tags), must<2>(r.dry_run), must<3>(r.timeout), must<4>(r.bounds_all),
                       may<5>(r.wait), must<6>(r.order), must<7>(r.make_room), must<8>(r.min_awake),
-                      must<9>(r.joint), must<10>(r.gpus), must<72>(r.live_bytes));
+                      must<9>(r.joint), must<10>(r.gpus), must<72>(r.live_bytes),
+                      may<82>(r.ignore_unknown_tags));
 }
 auto fields(Is<model::Directive> auto& d) {
     return all_fields(must<1>(d.kind), must<2>(d.count));

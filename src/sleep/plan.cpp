@@ -33,6 +33,10 @@ Result<void> check_tags(const ledger::Ledger& ledger, const std::vector<std::str
     return {};
 }
 
+Result<void> check_tags_of(const auto& request, const ledger::Ledger& ledger) {
+    return request.ignore_unknown_tags ? Result<void>() : check_tags(ledger, request.tags);
+}
+
 void add_to(SleepPlan& plan, Backing& backing, Action action) {
     switch (action) {
     case Action::leave: break;
@@ -138,7 +142,7 @@ std::vector<Run> make_runs(const std::vector<Backing*>& backings) {
 Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
                              const IsMendable& is_mendable, const IsElsewhere& is_elsewhere) {
     GPU_SLEEP_TRY(check_directory(request));
-    GPU_SLEEP_TRY(check_tags(ledger, request.tags));
+    GPU_SLEEP_TRY(check_tags_of(request, ledger));
     GPU_SLEEP_TRY(check_tags(ledger, request.keep));
     GPU_SLEEP_TRY(check_tags(ledger, request.discard));
     for (const auto& [name, store] : request.stores)
@@ -226,7 +230,7 @@ void note_in_place(const SleepPlan& plan, model::Report& report) {
 
 Result<std::vector<model::WakeRequest>> parts_of(const ledger::Ledger& ledger,
                                                  const model::WakeRequest& request) {
-    GPU_SLEEP_TRY(check_tags(ledger, request.tags));
+    GPU_SLEEP_TRY(check_tags_of(request, ledger));
     GPU_SLEEP_TRY(check_tags(ledger, request.order));
     for (const auto& name : request.order)
         if (!request.tags.empty() && !contains(request.tags, name))
@@ -263,7 +267,7 @@ Bytes WakePlan::needs_of_host() const noexcept {
 
 Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
                            const IsMendable& is_mendable) {
-    GPU_SLEEP_TRY(check_tags(ledger, request.tags));
+    GPU_SLEEP_TRY(check_tags_of(request, ledger));
     WakePlan plan;
     std::vector<Backing*> asleep;
     for (auto& [address, backing] : ledger.backings()) {

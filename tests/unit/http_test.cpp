@@ -286,16 +286,39 @@ TEST_CASE("Plans: tags of the dialect that the program has, or all of a program 
     CHECK(plan("/v1/sleep", {{"tags", "weight"}}, program({"weight", "weights"})).tags == Tags{"weight"});
     // Nobody could ask for what the dialect has no name for.
     CHECK(plan("/wake_up", {{"tags", "weights"}}, tagged).tags == Tags{"default", "weights"});
+    CHECK(plan("/wake_up", {{"tags", "weights"}, {"level", "0"}}, tagged).tags == Tags{"default", "weights"});
+    CHECK(plan("/sleep", {{"tags", "weights"}, {"level", "0"}}, tagged).tags.empty());
+}
+
+TEST_CASE("Plans: what only ends a pause asks all for a tag that none has", "[http]") {
+    const auto asleep = program({"default"}, model::State::asleep);
     const auto paused = program({"weights", "kv_cache"}, model::State::paused);
-    made = plan("/wake_up", {{"tags", "scheduling"}}, paused);
-    CHECK((made.tags.empty() && !made.is_nothing));
-    CHECK_FALSE(plan("/continue_generation", {}, paused).is_nothing);
-    CHECK(plan("/continue_generation", {}, program({"weights"}, model::State::asleep)).is_nothing);
-    CHECK(plan("/continue_generation", {}, tagged).is_nothing);
-    auto partial = tagged; // which may be paused besides
-    partial.state = model::State::partial;
-    partial.tags[1].state = model::State::asleep;
-    CHECK(plan("/continue_generation", {}, partial).tags == Tags{"default", "weights"});
+    for (const auto& [path, query] : std::vector<std::pair<std::string_view, Query>>{
+             {"/continue_generation", {}},
+             {"/resume", {{"tags", "weights"}}},
+             {"/v1/resume", {}},
+             {"/wake_up", {{"tags", "scheduling"}}},
+             {"/resume_memory_occupation", {{"tags", "cuda_graph"}}}}) {
+        INFO(path);
+        const auto wish = read_wish(route(path), "POST", query, "");
+        REQUIRE(wish);
+        const auto made = plan_of(route(path), *wish, {asleep, paused});
+        REQUIRE((made.tags.size() == 1 && !made.is_nothing && !made.takes_all));
+        CHECK_FALSE(model::is_valid_tag(made.tags.front()));
+    }
+    CHECK_FALSE(plan("/wake_up", {{"tags", "scheduling"}}, asleep).tags.empty()); // empty ones wake all
+    // Of a program that the driver alone has put to sleep nothing is known, and none of it is to wake.
+    const auto end = read_wish(route("/resume"), "POST", {}, "");
+    CHECK(plan_of(route("/resume"), *end, {}).is_nothing);
+}
+
+TEST_CASE("Plans: of unlike processes, tags of any are asked for", "[http]") {
+    const std::vector reports{program({"default"}), program({"weights", "kv_cache"})};
+    const auto tags = [&](std::string_view path) {
+        return plan_of(route(path), *read_wish(route(path), "POST", {{"tags", "weights"}}, ""), reports).tags;
+    };
+    CHECK(tags("/sleep") == Tags{"weights"});
+    CHECK(tags("/wake_up") == Tags{"default", "weights"});
 }
 
 TEST_CASE("Status: `weights` has the dialect's name, unless the program has a tag of that name", "[http]") {

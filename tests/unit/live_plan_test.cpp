@@ -69,6 +69,7 @@ TEST_CASE("Live plan: what may move does, in the order of allocation, until ther
     add_backing(ledger, 0x7000'0000, "weights").host_backed = true;
     CHECK(addresses(plan_live(ledger, Direction::to_device, {}, k_all)) == Addresses{0x7000'0000});
     CHECK(plan_live(ledger, Direction::to_host, {"none"}, k_all).error().code == ErrorCode::unknown_tag);
+    CHECK(addresses(plan_live(ledger, Direction::to_device, {"none"}, k_all)).empty());
 }
 
 TEST_CASE("Live plan: a piece is whole backings of one device", "[plan]") {

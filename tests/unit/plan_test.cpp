@@ -224,13 +224,18 @@ TEST_CASE("Plan: tags limit a request, unknown and contradictory ones are refuse
 
     sleep_request.tags = {"cache"};
     CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::unknown_tag);
+    sleep_request.ignore_unknown_tags = true;
+    CHECK(plan_sleep(ledger, sleep_request)->devices.empty());
     sleep_request.tags = {};
     sleep_request.keep = {"cache"};
     CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::unknown_tag);
     sleep_request.keep = {"weights"};
     sleep_request.discard = {"weights"};
     CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::invalid_argument);
-    CHECK(plan_wake(ledger, {{}, {"cache"}}).error().code == ErrorCode::unknown_tag);
+    model::WakeRequest wake_request{{}, {"cache"}};
+    CHECK(plan_wake(ledger, wake_request).error().code == ErrorCode::unknown_tag);
+    wake_request.ignore_unknown_tags = true;
+    CHECK(plan_wake(ledger, wake_request)->devices.empty());
 }
 
 TEST_CASE("Plan: a wake with an order is one for each tag of it, and one for the rest", "[plan]") {
@@ -272,6 +277,8 @@ TEST_CASE("Plan: a wake with an order is one for each tag of it, and one for the
     CHECK(sleep::parts_of(ledger, request).error().code == ErrorCode::invalid_argument);
     request.tags = {"cache", "lora"};
     CHECK(sleep::parts_of(ledger, request).error().code == ErrorCode::unknown_tag);
+    request.ignore_unknown_tags = true;
+    CHECK(sleep::parts_of(ledger, request)->size() == 2);
 }
 
 TEST_CASE("Plan: what is dropped without a declared refill is named, or refused", "[plan]") {

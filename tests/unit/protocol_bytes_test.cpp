@@ -189,6 +189,7 @@ SleepRequest sleep_to_send() {
     sleep.deep = true;
     sleep.min_awake = Milliseconds(0x090a);
     sleep.joint = true;
+    sleep.ignore_unknown_tags = true;
     return sleep;
 }
 
@@ -240,7 +241,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     const std::string last = "15000100000001"
                              "1680010000000117800100000001"
                              "1880080000000b0a00000000000019800100000001"
-                             "1a80080000000a090000000000001b800100000001";
+                             "1a80080000000a090000000000001b800100000001"
+                             "52000100000001";
     check_bytes(sleep_to_send(), first + last);
     check_bytes(IdleSleepRequest{sleep_to_send(), Milliseconds(0x0708)},
                 first + "1480080000000807000000000000" + last);
@@ -261,6 +263,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     check_bytes(CallRequest{}, "02:438000000000");
     auto wake = wake_to_send();
     wake.live_bytes = 0x0e0f;
+    wake.ignore_unknown_tags = true;
     check_bytes(wake, "03:"
                       "018005000000010000007702800100000001"
                       "038008000000060500000000000004800100000001"
@@ -268,7 +271,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                       "068005000000010000006f07800100000001"
                       "0880080000000c0b00000000000009800100000001"
                       "0a80120000000e0000000180010000006602800100000074"
-                      "4880080000000f0e000000000000");
+                      "4880080000000f0e00000000000052000100000001");
     check_bytes(Directive{Directive::Kind::let_through, 8}, "06:"
                                                             "0180010000000102800400000008000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
