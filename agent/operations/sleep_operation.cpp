@@ -189,8 +189,7 @@ Result<void> SleepOperation::check_consent() {
 
 Result<void> SleepOperation::check_touches() const {
     // What looks for idle memory asks every process alike.
-    const bool is_unattended = idleness_ || request_.min_awake;
-    if (intercepts() || is_own() || is_unattended) return {};
+    if (intercepts() || is_own() || idleness_) return {};
     const auto* const option = request_.on_touch      ? "--on-touch"
                                : request_.gate        ? "--gate"
                                : request_.touch_limit ? "--touch-limit"

@@ -77,8 +77,8 @@ GPU_SLEEP_API const char* gpu_sleep_last_error(void);
  * starts the agent (its thread and its socket) in this process; it initialises CUDA if the program has not
  * yet done so. During a sleep or a wake the call waits until it has ended. Memory that is allocated while
  * its tag sleeps is awake. Errors: INVALID_ARGUMENT (`pointer` is NULL, zero bytes, no such device, bad tag),
- * OUT_OF_DEVICE_MEMORY, DRIVER, CONTEXT_LOST (the process is ending), NO_DRIVER. Source: CUDA Driver API,
- * cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess. */
+ * OUT_OF_DEVICE_MEMORY, DRIVER, CONTEXT_LOST (the process is ending), NO_DRIVER, REFUSED (it sleeps deeply).
+ * Source: CUDA Driver API, cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_alloc(void** pointer, size_t bytes, int device, const char* tag);
 
 /** Frees memory of gpu_sleep_alloc(). Like cuMemFree it first waits for the work of the device, so do not
