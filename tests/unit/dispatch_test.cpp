@@ -11,6 +11,7 @@
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
 
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -66,20 +67,12 @@ public:
 /// Comes whenever the agent's script says so.
 class Interrupted : public Interruptions {
 public:
-    Interrupted() {
-        int ends[2] = {-1, -1};
-        REQUIRE(::pipe(ends) == 0);
-        fd_.reset(ends[0]);
-        write_.reset(ends[1]);
-    }
-    void interrupt() const { CHECK(::write(write_.get(), "!", 1) == 1); }
+    Interrupted() : Interruptions(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE))) {}
+    void interrupt() const { CHECK(::eventfd_write(fd(), 1) == 0); }
     bool has_come() noexcept override {
-        char taken = 0;
-        return ::read(fd(), &taken, 1) == 1;
+        eventfd_t taken = 0;
+        return ::eventfd_read(fd(), &taken) == 0;
     }
-
-private:
-    UniqueFd write_;
 };
 
 } // namespace
