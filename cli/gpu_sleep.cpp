@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
     request.bounds_all = timeout.has_value();
     request.timeout = timeout.value_or(request.timeout);
     request.joint = command.whom.is_joint() && !request.dry_run;
-    const model::Terms& terms = request;
+    const auto terms = static_cast<const model::Terms&>(request); // a copy: what follows destroys the request
     if (releases)
         command.request = model::ReleaseRequest{terms};
     else if (runs_on)

@@ -127,7 +127,8 @@ struct Metrics {
     Family damaged{"gpu_sleep_damaged_bytes", "gauge", "Memory that is asleep with damaged contents."};
     Family residual{"gpu_sleep_residual_bytes", "gauge", "Memory that always stays on the GPU."};
     Family host_held{"gpu_sleep_host_memory_held_bytes", "gauge",
-                     "Host memory that holds contents of what is asleep."};
+                     "Host memory that holds contents of what is asleep; of a process without an agent at "
+                     "most, and 0 where it is not known."};
     Family host_retained{"gpu_sleep_host_memory_retained_bytes", "gauge",
                          "Host memory that holds contents of what is awake, for the next sleep."};
     Family files{"gpu_sleep_file_size_bytes", "gauge", "Size on disk of contents in files."};
@@ -230,7 +231,7 @@ std::string render_metrics(const std::vector<control::Outcome>& outcomes,
         if (outcome.by_driver) {
             const auto state = report ? model::to_string(report->state) : std::string_view("unknown");
             metrics.processes.add(whose.with("engine", "driver").with("state", state), 1);
-            if (report && report->host_bytes != 0) metrics.host_held.add(whose, report->host_bytes);
+            if (report) metrics.host_held.add(whose, report->host_bytes);
         } else if (report) {
             add_process(metrics, whose, *report, now);
         } else {

@@ -26,12 +26,16 @@ sigset_t wanted_signals() noexcept {
     return wanted;
 }
 
+UniqueFd open_signals() noexcept {
+    const auto wanted = wanted_signals();
+    return UniqueFd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
 } // namespace
 
-Signals::Signals() noexcept {
+Signals::Signals() noexcept : Interruptions(open_signals()) {
     const auto wanted = wanted_signals();
-    fd_.reset(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (fd_) ::sigprocmask(SIG_BLOCK, &wanted, nullptr);
+    if (fd() >= 0) ::sigprocmask(SIG_BLOCK, &wanted, nullptr);
 }
 
 Signals::~Signals() {
@@ -40,12 +44,12 @@ Signals::~Signals() {
 
 void Signals::restore() noexcept {
     const auto wanted = wanted_signals();
-    if (fd_) ::sigprocmask(SIG_UNBLOCK, &wanted, nullptr);
+    if (fd() >= 0) ::sigprocmask(SIG_UNBLOCK, &wanted, nullptr);
 }
 
 bool Signals::has_come() noexcept {
     signalfd_siginfo taken{};
-    const bool is_taken = ::read(fd_.get(), &taken, sizeof(taken)) == sizeof(taken);
+    const bool is_taken = ::read(fd(), &taken, sizeof(taken)) == sizeof(taken);
     if (is_taken && first_ == 0) first_ = static_cast<int>(taken.ssi_signo);
     return first_ != 0;
 }

@@ -4,6 +4,7 @@
 
 #include "cli/http/address.hpp"
 
+#include "base/text.hpp"
 #include "base/unix_socket.hpp"
 
 #include <fmt/format.h>
@@ -17,7 +18,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <optional>
 
@@ -27,15 +27,6 @@ namespace {
 constexpr std::array<std::uint8_t, 12> k_v4_prefix{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
 constexpr std::string_view k_rule = "an address is a port of this machine, such as 8080, a socket, such as "
                                     "unix:/run/door, or an IP address and a port, such as 10.1.2.3:8080";
-
-template <class Number>
-std::optional<Number> number_in(std::string_view text) {
-    Number number{};
-    const auto* const end = text.data() + text.size();
-    const auto read = std::from_chars(text.data(), end, number);
-    if (text.empty() || read.ec != std::errc{} || read.ptr != end) return std::nullopt;
-    return number;
-}
 
 Ip mapped(const in_addr& v4) noexcept {
     Ip ip;
@@ -154,7 +145,7 @@ Result<Network> parse_network(std::string_view text) {
     constexpr unsigned k_all = 128;
     const unsigned skipped = ip->is_v4() ? 8 * static_cast<unsigned>(k_v4_prefix.size()) : 0;
     if (slash == std::string_view::npos) return Network{*ip, k_all};
-    const auto bits = number_in<unsigned>(text.substr(slash + 1));
+    const auto bits = parse_number<unsigned>(text.substr(slash + 1));
     if (!bits || *bits > k_all - skipped)
         return make_error(ErrorCode::invalid_argument, "'{}' is not a network, such as 10.0.0.0/8", text);
     const Network network{*ip, *bits + skipped};
@@ -184,7 +175,7 @@ Result<Address> parse_address(std::string_view text) {
     if (has_brackets) host = host.substr(1, host.size() - 2);
     const auto ip = parse_ip(host == "localhost" ? "127.0.0.1" : host);
     const auto port =
-        number_in<std::uint16_t>(colon == std::string_view::npos ? text : text.substr(colon + 1));
+        parse_number<std::uint16_t>(colon == std::string_view::npos ? text : text.substr(colon + 1));
     if (!ip || !port || (!ip->is_v4() && !has_brackets))
         return make_error(ErrorCode::invalid_argument, "'{}' is not an address: {}", text, k_rule);
     address.endpoint = {*ip, *port};

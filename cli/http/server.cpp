@@ -81,14 +81,14 @@ Ends ends_of(int socket) {
 /// What ends the requests of a door that ends.
 class Withdrawal : public control::Interruptions {
 public:
-    Withdrawal() { fd_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
+    Withdrawal() : Interruptions(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))) {}
     void raise() noexcept {
         has_come_ = true;
-        ::eventfd_write(fd_.get(), 1);
+        ::eventfd_write(fd(), 1);
     }
     bool has_come() noexcept override {
         eventfd_t count = 0;
-        ::eventfd_read(fd_.get(), &count);
+        ::eventfd_read(fd(), &count);
         return has_come_;
     }
 

@@ -31,6 +31,8 @@ struct Targets {
 /// A question to `target`, whose connection it takes. All three outlive it.
 [[nodiscard]] peers::Question question_for(Finder& finder, Target& target, const protocol::Request& request,
                                            const peers::AnswerTimeout::Limits& limits);
+peers::Question question_for(Finder&, Target&, protocol::Request&&,
+                             const peers::AnswerTimeout::Limits&) = delete;
 
 /// Asks each target by `request`, which is answered at once; the outcomes are in the same order, those that
 /// were not reached last. no_process stands for one that has ended meanwhile, no_agent for one that runs

@@ -43,7 +43,7 @@ UniqueFd open_directory(uid_t owner, bool makes_it = false) {
     return tmp ? open_private_directory(tmp.get(), name, owner) : UniqueFd();
 }
 
-Recorded read_file(int file) {
+Recorded parse_file(int file) {
     std::array<char, 16'384> text{};
     const auto got = ::pread(file, text.data(), text.size(), 0);
     std::istringstream lines(std::string(text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0))));
@@ -107,7 +107,7 @@ Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Millisec
 }
 
 Recorded CheckpointRecord::read() const {
-    return read_file(file_.get());
+    return parse_file(file_.get());
 }
 
 Result<void> CheckpointRecord::write(const Recorded& recorded) const {
@@ -124,7 +124,7 @@ Recorded recorded_of(const Process& process) {
     const auto directory = open_directory(process.uid);
     const auto name = name_of({process.pid, process.start_time});
     const auto file = directory ? LockedFile::find(directory.get(), name.c_str()) : LockedFile();
-    return file ? read_file(file.get()) : Recorded();
+    return file ? parse_file(file.get()) : Recorded();
 }
 
 std::set<pid_t> recorded_processes() {

@@ -337,7 +337,7 @@ Answer run_by_driver(const Process& process, const Command& command, Interruptio
     return Run(process, command, interruptions).answer();
 }
 
-// Deferred where the system has no thread left: the first step says so, then.
+// Deferred where the system has no thread left: the first step loads it, if it gets a thread.
 DeepLocker::DeepLocker()
     : loaded_(std::async(std::launch::async | std::launch::deferred, [] { return Checkpoint::load(); })) {}
 

@@ -103,10 +103,11 @@ Result<Made> try_to_make_room(const Need& need, Clock::time_point locked_until) 
     const Gpus gpus(finder, processes);
     auto gpu = gpus.choose(need.gpu);
     if (!gpu) return std::move(gpu).error();
-    Result<std::vector<peers::GpuLine>> locks = std::vector<peers::GpuLine>();
+    std::vector<peers::GpuLine> locks;
     if (!need.request.dry_run) {
-        locks = lock_gpu(finder, gpu->uuid, processes, locked_until);
-        if (!locks) return std::move(locks).error();
+        auto locked = lock_gpu(finder, gpu->uuid, processes, locked_until);
+        if (!locked) return std::move(locked).error();
+        locks = *std::move(locked);
         auto now = ask_processes(finder, need); // who had the locks has moved memory
         if (!now) return std::move(now).error();
         processes = *std::move(now);

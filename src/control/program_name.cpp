@@ -43,9 +43,12 @@ std::string file_name(std::string_view path) {
     return std::string(path.size() > 1 ? path.substr(path.rfind('/') + 1) : path); // npos + 1 is 0
 }
 
-/// "sshd: user@pts/0" and "/opt/bin/python serve.py /data" are titles, and "/opt/my programs/serve" is a
-/// path.
-std::string program_of(std::string_view word) {
+/// Of a process's first argument. Before others it is a path: who sets a title leaves no other arguments. On
+/// its own, "sshd: user@pts/0" and "/opt/bin/python serve.py /data" are titles, and "/opt/my programs/serve"
+/// is a path. Not told apart: a path with two blanks before the next slash is taken for a title, and a title
+/// with a relative path behind the program's for a path.
+std::string program_of(std::string_view word, bool has_arguments) {
+    if (has_arguments) return file_name(word);
     const auto first = word.substr(0, word.find(' '));
     const auto rest = word.substr(first.size());
     const auto slash = rest.find('/');
@@ -99,7 +102,7 @@ void read_script(const Interpreter& interpreter, const std::vector<std::string>&
 ProgramName program_name(const std::vector<std::string>& arguments) {
     ProgramName name;
     if (arguments.empty()) return name;
-    name.program = program_of(arguments.front());
+    name.program = program_of(arguments.front(), arguments.size() > 1);
     if (const auto* const interpreter = known_interpreter(name.program))
         read_script(*interpreter, arguments, name);
     return name;

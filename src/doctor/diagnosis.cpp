@@ -17,7 +17,7 @@ Result<std::vector<control::Outcome>> find(control::Finder& finder, const std::s
                                            std::optional<uid_t> user, Milliseconds timeout) {
     if (target.empty()) return std::vector<control::Outcome>();
     auto targets = control::find_targets(finder, target, {user, true, timeout});
-    if (targets) return ask_each(finder, *std::move(targets), model::StatusRequest(), timeout);
+    if (targets) return control::ask_each(finder, *std::move(targets), model::StatusRequest(), timeout);
     const auto found = control::find_process_without_agent(finder, target, user);
     if (!found) return targets.error();
     return std::vector{control::Outcome{*found, targets.error()}}; // the kernel tells of it all the same

@@ -4,10 +4,10 @@
 
 #include "model/allocation_rules.hpp"
 
+#include "base/text.hpp"
 #include "model/terms.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 namespace gpu_sleep::model {
@@ -28,17 +28,10 @@ std::string_view take_piece(std::optional<std::string_view>& text, char separato
     return piece;
 }
 
-std::optional<Bytes> parse_number(std::string_view text) {
-    Bytes value = 0;
-    const auto* last = text.data() + text.size();
-    const auto [end, failure] = std::from_chars(text.data(), last, value);
-    if (failure != std::errc{} || end != last || (text.size() > 1 && text.front() == '0'))
-        return std::nullopt;
-    return value;
-}
-
+/// As text_of() writes it: without zeros that say nothing.
 bool parse_bytes_into(Bytes& field, std::string_view value) {
-    const auto bytes = parse_number(value);
+    const bool has_zeros = value.size() > 1 && value.front() == '0';
+    const auto bytes = has_zeros ? std::nullopt : parse_number<Bytes>(value);
     field = bytes.value_or(0);
     return bytes.has_value();
 }

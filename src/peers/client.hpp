@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::peers {
@@ -27,6 +28,9 @@ public:
     virtual bool has_come() noexcept { return false; }
 
 protected:
+    explicit Interruptions(UniqueFd fd) noexcept : fd_(std::move(fd)) {}
+
+private:
     UniqueFd fd_;
 };
 

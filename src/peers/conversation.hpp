@@ -28,8 +28,8 @@ using Answer = std::variant<model::Report, model::Failure, Error>;
 
 /// One request to one agent.
 struct Question {
-    UniqueFd socket;                            ///< connected and non-blocking
-    const protocol::Request* request = nullptr; ///< outlives the question
+    UniqueFd socket;                  ///< connected and non-blocking
+    const protocol::Request* request; ///< outlives the question
     AnswerTimeout::Limits timeout;
     std::function<bool()> is_stopped = [] { return false; }; ///< whether the agent's process is
     /// What has the driver take the rest of the process, which keeps still meanwhile (Progress::Phase::deep):

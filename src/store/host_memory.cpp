@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// The number that `text` begins with, after blanks. "max", which stands for no limit, is none.
-std::optional<Bytes> parse_number(std::string_view text) {
+std::optional<Bytes> leading_number(std::string_view text) {
     text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
     Bytes value = 0;
     const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -29,7 +29,7 @@ std::optional<Bytes> parse_number(std::string_view text) {
 
 std::optional<Bytes> read_number(const fs::path& file) {
     const auto text = read_small_file(file);
-    return text ? parse_number(*text) : std::nullopt;
+    return text ? leading_number(*text) : std::nullopt;
 }
 
 /// The sum of those of `keys` that a file of lines "key value" has; nothing if it has none of them.
@@ -40,7 +40,7 @@ std::optional<Bytes> read_fields(const fs::path& file, std::initializer_list<std
     while (const auto line = take_line(rest)) {
         const auto end = std::min(line->find_first_of(" \t"), line->size());
         if (std::find(keys.begin(), keys.end(), line->substr(0, end)) == keys.end()) continue;
-        if (const auto value = parse_number(line->substr(end))) sum = sum.value_or(0) + *value;
+        if (const auto value = leading_number(line->substr(end))) sum = sum.value_or(0) + *value;
     }
     return sum;
 }
@@ -137,7 +137,7 @@ unsigned memory_pressure(const HostMemorySources& sources) {
     const auto read = [](const fs::path& file) {
         const auto text = read_small_file(file).value_or("");
         const bool is_told = std::string_view(text).starts_with(k_some);
-        const auto percent = is_told ? parse_number(std::string_view(text).substr(k_some.size())) : 0;
+        const auto percent = is_told ? leading_number(std::string_view(text).substr(k_some.size())) : 0;
         return static_cast<unsigned>(std::min<Bytes>(percent.value_or(0), 100));
     };
     auto most = read(sources.proc / "pressure" / "memory");
@@ -163,7 +163,7 @@ Bytes address_space_left(const HostMemorySources& sources) {
     std::string_view rest = limits;
     while (const auto line = take_line(rest)) {
         if (!line->starts_with(k_limit)) continue;
-        const auto limit = parse_number(line->substr(k_limit.size()));
+        const auto limit = leading_number(line->substr(k_limit.size()));
         const auto taken = read_fields(sources.proc / sources.process / "status", {"VmSize:"});
         return limit && taken ? *limit - std::min(*limit, *taken * k_kib) : k_unlimited;
     }

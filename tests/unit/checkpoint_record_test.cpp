@@ -83,6 +83,7 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     CHECK(as_user(k_one_user, comes_back));
     CHECK(recorded_processes().contains(process.pid));
     CHECK(recorded_of(process).needs == k_needs);
+    CHECK_FALSE(recorded_of(process).is_lost);
     CHECK(as_user(k_one_user, [&] {
         const auto record = CheckpointRecord::open(process, k_moment);
         return record && record->read().needs == k_needs && record->write({.is_lost = true});

@@ -12,7 +12,7 @@
 #include "support/proc_tree.hpp"
 #include "support/sample_reports.hpp"
 
-#include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -70,14 +70,9 @@ const model::Progress k_release{model::Progress::Phase::release, 0, 0};
 /// A command that asks one agent and can be interrupted from the agent's script.
 class Interrupting : public Interruptions {
 public:
-    Interrupting() {
-        int ends[2] = {-1, -1};
-        REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
-        fd_.reset(ends[0]);
-        write_.reset(ends[1]);
-    }
+    Interrupting() : Interruptions(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE))) {}
 
-    void interrupt() const { [[maybe_unused]] const auto written = ::write(write_.get(), "!", 1); }
+    void interrupt() const { ::eventfd_write(fd(), 1); }
     [[nodiscard]] Answer ask(const Stage& stage) {
         std::vector<Question> questions;
         questions.push_back(stage.question(model::SleepRequest{}));
@@ -88,12 +83,11 @@ public:
     }
     [[nodiscard]] int warnings() const { return warnings_; }
     bool has_come() noexcept override {
-        char taken = 0;
-        return ::read(fd(), &taken, 1) == 1;
+        eventfd_t taken = 0;
+        return ::eventfd_read(fd(), &taken) == 0;
     }
 
 private:
-    UniqueFd write_;
     int warnings_ = 0;
 };
 

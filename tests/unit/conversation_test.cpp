@@ -134,7 +134,7 @@ TEST_CASE("Conversation: a step that does not end is left alone by the second in
     std::promise<void> go_on;
     std::promise<void> has_ended;
     struct Events : Interruptions {
-        Events() { fd_.reset(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)); }
+        Events() : Interruptions(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE))) {}
         bool has_come() noexcept override {
             eventfd_t taken = 0;
             return ::eventfd_read(fd(), &taken) == 0;

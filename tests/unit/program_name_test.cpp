@@ -23,6 +23,12 @@ TEST_CASE("Program name: the program's file, and what an interpreter runs", "[fi
         {{"sshd: user@pts/0"}, "sshd: user@pts/0"},
         {{"/opt/bin/python serve.py --model /data/llama"}, "python serve.py --model /data/llama"},
         {{"/usr/sbin/serve /data/llama"}, "serve /data/llama"},
+        {{"/home/u/My Great Project/.venv/bin/python", "train.py"}, "python train.py"},
+        {{"My Great Project/.venv/bin/python", "train.py"}, "python train.py"},
+        // Not told apart, see program_of():
+        {{"/home/u/My Great Project/.venv/bin/python"}, "My Great Project/.venv/bin/python"},
+        {{"/opt/bin/python scripts/serve.py --model /data/llama"}, "llama"},
+        {{"/usr/sbin/serve config/a.toml"}, "a.toml"},
         {{"/usr/bin/python3", "/home/user/work/train.py", "--epochs", "3"}, "python3 train.py"},
         {{"/usr/bin/python3.13t", "-u", "train.py"}, "python3.13t train.py"},
         {{"python3", "-W", "ignore", "-Xdev", "-X", "utf8", "train.py"}, "python3 train.py"},

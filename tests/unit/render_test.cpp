@@ -152,6 +152,17 @@ TEST_CASE("Render: the listing says of a deep sleeper what the driver took, and 
           "still on the GPUs: 8.00 MiB (contexts, modules, residual memory; amid a wake contents, too)");
 }
 
+TEST_CASE("Render: the listing says what the driver holds of a process without an agent", "[render]") {
+    model::Report report;
+    report.state = model::State::asleep;
+    report.host_bytes = 3 * k_gib;
+    const Printed printed(
+        render_listing({{listed_process(), report, model::Operation::status, false, true}}));
+    REQUIRE(printed.rows.size() == 1);
+    CHECK(printed.rows[0].at("BYTES") == "3.00 GiB");
+    CHECK(printed.rows[0].at("WHERE") == "host");
+}
+
 TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render]") {
     auto report = test::sample_intercepted_sleep();
     report.gate = model::GateState::checked;

@@ -9,7 +9,10 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <initializer_list>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 using namespace gpu_sleep;
@@ -106,4 +109,24 @@ TEST_CASE("Text: one of a thing is not several", "[text]") {
     CHECK(counted(0, "byte") == "0 bytes");
     CHECK(counted(1, "byte") == "1 byte");
     CHECK(counted(2, "byte") == "2 bytes");
+}
+
+TEST_CASE("Text: a number is all of its text, and one that its type holds", "[text]") {
+    for (const auto& [text, number] :
+         std::initializer_list<std::pair<std::string_view, std::optional<int>>>{{"0", 0},
+                                                                                {"007", 7},
+                                                                                {"-12", -12},
+                                                                                {"2147483647", 2147483647},
+                                                                                {"2147483648", {}},
+                                                                                {"", {}},
+                                                                                {"-", {}},
+                                                                                {"+1", {}},
+                                                                                {" 1", {}},
+                                                                                {"1 ", {}},
+                                                                                {"1.0", {}},
+                                                                                {"0x1", {}}}) {
+        INFO(text);
+        CHECK(parse_number<int>(text) == number);
+    }
+    CHECK_FALSE(parse_number<unsigned>("-1"));
 }
