@@ -153,6 +153,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
         return scope == Scope::sleepers ? Result<void>() : add_memory(api_, free_after_sleep, report);
     }
     if (plan->is_empty()) return {};
+    static_cast<void>(close_aside()); // or what is released here stays
     auto opened = static_cast<const model::Choice&>(request);
     if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
     auto options = open_stores(contents_, opened, report.notes);
@@ -343,17 +344,38 @@ Result<void> Engine::read_in_place(const Backing& backing, Span span, std::byte*
     const auto session = open_session(api_, backing.device, unused);
     if (!session) return session.error();
     const auto current = (*session)->enter();
-    const auto aside = driver::VaReservation::create(api_, backing.bytes);
-    if (!aside) return aside.error();
-    GPU_SLEEP_TRY(driver::map(api_, aside->span(), backing.handle));
+    GPU_SLEEP_TRY(close_aside());
+    auto aside = driver::VaReservation::create(api_, backing.bytes);
+    if (!aside) return std::move(aside).error();
+    const auto at = aside->span();
+    GPU_SLEEP_TRY(driver::map(api_, at, backing.handle));
+    aside_ = *std::move(aside);
     auto read = guarded([&]() -> Result<void> {
-        GPU_SLEEP_TRY(driver::set_access(api_, aside->span(), driver::DeviceMask{1} << backing.device));
-        GPU_SLEEP_TRY((*session)->copy_to_host(to, aside->span().address + span.offset, span.bytes));
+        GPU_SLEEP_TRY(driver::set_access(api_, at, driver::DeviceMask{1} << backing.device));
+        GPU_SLEEP_TRY((*session)->copy_to_host(to, at.address + span.offset, span.bytes));
         return (*session)->synchronize();
     });
-    if (const auto unmapped = guarded([&] { return driver::unmap(api_, aside->span()); }); !unmapped)
-        log::warning("what was read stays mapped: {}", unmapped.error().message);
+    if (const auto unmapped = guarded([&] { return close_aside(); }); !unmapped)
+        log::warning("what was read stays mapped until a sleep: {}", unmapped.error().message);
     return read;
+}
+
+Result<void> Engine::close_aside() {
+    if (aside_) GPU_SLEEP_TRY(driver::unmap(api_, aside_->span()));
+    aside_.reset();
+    return {};
+}
+
+Result<void> Engine::leave_host_memory() {
+    GPU_SLEEP_TRY(close_aside());
+    for (auto& [address, backing] : ledger_.backings())
+        if (backing.is_asleep() && backing.host_backed && !backing.holds_contents)
+            GPU_SLEEP_TRY(release_memory(api_, backing));
+    static_cast<void>(count_host_backed());
+    const auto left = ledger_.host_backed();
+    if (left == 0) return {};
+    return make_error(ErrorCode::driver_failed,
+                      "{} of it are in host memory, which the driver may not bring back", format_bytes(left));
 }
 
 Result<void> Engine::check_room_in_host(Bytes more) {

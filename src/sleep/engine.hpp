@@ -7,6 +7,7 @@
 #include "contents/contents.hpp"
 #include "contents/progress.hpp"
 #include "driver/api.hpp"
+#include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
 #include "sleep/plan.hpp"
@@ -79,6 +80,10 @@ public:
     /// other addresses meanwhile. Errors: out_of_device_memory, driver_failed, context_lost.
     [[nodiscard]] Result<void> read_in_place(const ledger::Backing& backing, Span span, std::byte* to);
 
+    /// Has no backing keep host memory, which the driver may not bring back: that which failed calls left is
+    /// released. Errors: driver_failed: some is left, or runs or sleeps there.
+    [[nodiscard]] Result<void> leave_host_memory();
+
     /// What wake() would do. Errors: unknown_tag.
     [[nodiscard]] Result<WakePlan> plan_wake(const model::WakeRequest& request);
 
@@ -112,9 +117,13 @@ private:
     /// What `plan` brought back, but for the tags that are `spoiled`.
     [[nodiscard]] Woken woken_but(const Spoiled& spoiled, const WakePlan& plan) const;
 
+    /// Errors: driver_failed.
+    [[nodiscard]] Result<void> close_aside();
+
     const driver::Api& api_;
     ledger::Ledger& ledger_;
     contents::Contents contents_;
+    std::optional<driver::VaReservation> aside_; ///< where memory is, or could not be unmapped, that was read
 };
 
 /// Waits for others that go together with this one (Control::wait_for_others), for whom the deadline is not

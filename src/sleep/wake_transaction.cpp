@@ -236,18 +236,13 @@ void WakeTransaction::take_back_spoiled(DeviceWake& device) {
 Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
     Bytes released = 0;
     for (auto* backing : opened) {
-        if (backing->mapped) {
-            const auto unmapped = driver::unmap(api_, {backing->address, backing->bytes});
-            if (!unmapped) {
-                log::warning("a wake could not be undone completely: {}", unmapped.error().message);
-                continue;
-            }
-            backing->mapped = false;
-        }
-        if (backing->handle == 0 || backing->holds_contents || !driver::release(api_, backing->handle))
-            continue;
-        backing->handle = 0;
-        if (!std::exchange(backing->host_backed, false)) released += backing->bytes;
+        const bool is_of_gpu = backing->handle != 0 && !backing->host_backed;
+        const auto closed = backing->holds_contents ? unmap_memory(api_, *backing)
+                                                    : release_memory(api_, *backing);
+        if (!closed)
+            log::warning("a wake could not be undone completely: {}", closed.error().message);
+        else if (is_of_gpu)
+            released += backing->bytes;
     }
     return released;
 }

@@ -398,6 +398,9 @@ TEST_CASE("Live: what sleeps in place survives the failure of every driver call"
         // Whatever has failed, it still goes deep, and wakes.
         REQUIRE(fixture.sleep(deep()));
         CHECK(in_place(fixture) == 0);
+        REQUIRE(fixture.engine().leave_host_memory());
+        CHECK(host_backed(fixture) == 0);
+        CHECK(sim_live_objects().mapped_bytes == 0); // of what was read, too
         REQUIRE(fixture.wake());
         CHECK(fixture.state() == State::awake);
         CHECK(fixture.all_intact());
