@@ -241,6 +241,16 @@ Answer be_slow_at_exit(Words& words) {
     return std::to_string(std::atexit([] { std::this_thread::sleep_for(s_time); }));
 }
 
+/// Its status will be whether what is kept of the allocation can be read as it ends.
+Answer read_at_exit(const Allocation& allocation, Words&) {
+    static Allocation s_allocation;
+    s_allocation = allocation;
+    return std::to_string(std::atexit([] {
+        char byte = 0;
+        ::_exit(read_kept(&byte, s_allocation.address(), 1) ? 0 : 7);
+    }));
+}
+
 Answer become_another(Words&) {
     std::string self = "/proc/self/exe";
     std::array<char*, 2> arguments = {self.data(), nullptr};
