@@ -80,7 +80,7 @@ bool SleepOperation::give_files_back() {
 }
 
 bool SleepOperation::may_spill() const noexcept {
-    return request_.spill && scope_ == sleep::Engine::Scope::all;
+    return request_.spill && (scope_ == sleep::Engine::Scope::all || request_.deep);
 }
 
 bool SleepOperation::spill_rest() {
@@ -210,7 +210,7 @@ Result<void> SleepOperation::move_deep_contents() {
     auto done = move_contents();
     if (done) done = pass_without_moving();
     if (done) apply_to_sleepers();
-    if (done && has_moved(report_)) give_back_retired(parts_);
+    if (has_moved(report_)) give_back_retired(parts_);
     return done;
 }
 
@@ -285,7 +285,7 @@ Result<void> SleepOperation::fall_asleep() {
     // Who looks for idle memory leaves as it is what sleeps already.
     if (done && (has_slept || has_paused || !idleness_)) apply_to_sleepers();
     // Whoever moves contents wants their room, at once.
-    if (done && has_moved(report_)) give_back_retired(parts_);
+    if (has_moved(report_)) give_back_retired(parts_);
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report_.changed || request_.deep) parts_.come_first_at_exit();
     settler.settle();

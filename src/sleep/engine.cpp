@@ -154,31 +154,47 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     }
     if (plan->is_empty()) return {};
     static_cast<void>(close_aside()); // or what is released here stays
+    if (scope == Scope::all || plan->move.empty()) return carry_out(request, *plan, control, report, spill);
+    // Copies move without the driver, so they do whatever becomes of what sleeps in place.
+    auto moves = *plan;
+    moves.devices.clear();
+    GPU_SLEEP_TRY(carry_out(request, moves, control, report, spill));
+    plan->move.clear();
+    if (plan->is_empty()) return {};
+    auto unawaited = control;
+    unawaited.wait_for_others = [] { return true; }; // they have gone on
+    auto taken_out = carry_out(request, *plan, unawaited, report, spill);
+    if (!taken_out) taken_out.error().message += "; what there were copies of has moved";
+    return taken_out;
+}
+
+Result<void> Engine::carry_out(const model::SleepRequest& request, const SleepPlan& plan,
+                               const Control& control, model::Report& report, Spill spill) {
     auto opened = static_cast<const model::Choice&>(request);
     if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
     auto options = open_stores(contents_, opened, report.notes);
     if (!options) return std::move(options).error();
     if (spill == Spill::rest) options->room_in_host = room_beside_files(*options, contents_.options());
     const Protecting protecting(contents_);
-    MoveTransaction move(contents_, *plan, *options);
-    SleepTransaction transaction(api_, contents_, *plan, *std::move(options),
+    MoveTransaction move(contents_, plan, *options);
+    SleepTransaction transaction(api_, contents_, plan, *std::move(options),
                                  request.spill && spill == Spill::nothing);
     const auto start = Clock::now();
     GPU_SLEEP_TRY(transaction.prepare(control));
     GPU_SLEEP_TRY(move.prepare(control));
-    report.times.transfer = seconds_since(start);
+    report.times.transfer += seconds_since(start);
     GPU_SLEEP_TRY(pass_point_of_no_return(control));
-    report.devices.reserve(report.devices.size() + plan->devices.size() + plan->give_up.size() +
-                           plan->move.size());
+    report.devices.reserve(report.devices.size() + plan.devices.size() + plan.give_up.size() +
+                           plan.move.size());
     const auto prepared = Clock::now();
     GPU_SLEEP_TRY(transaction.commit());
     move.commit();
-    report.times.release = seconds_since(prepared);
+    report.times.release += seconds_since(prepared);
     report.changed = true;
     // It sleeps: no shortage makes a failure of that.
     transaction.describe(report);
     move.describe(report);
-    add_given_up(*plan, report);
+    add_given_up(plan, report);
     return {};
 }
 

@@ -55,7 +55,7 @@ public:
     /// request allows that, a sleep that host memory has no room for fails before anything is copied.
     /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the
     /// directory), damaged (what was to move), driver_failed, context_lost, cancelled, timed_out: all is as
-    /// it was before.
+    /// it was before. Of what sleeps already, copies have moved then if what failed is to have one first.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
                                      model::Report& report, Scope scope = Scope::all,
                                      Spill spill = Spill::nothing);
@@ -102,6 +102,8 @@ public:
     [[nodiscard]] contents::Contents& contents() noexcept { return contents_; }
 
 private:
+    [[nodiscard]] Result<void> carry_out(const model::SleepRequest& request, const SleepPlan& plan,
+                                         const Control& control, model::Report& report, Spill spill);
     /// Says what a sleep would do, and what it needs.
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report);

@@ -36,8 +36,11 @@ Result<void> release_memory(const driver::Api& api, ledger::Backing& backing) {
 }
 
 void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session) {
-    report.devices.push_back(device);
-    report.devices.back().steps = session.steps().times();
+    auto& all = device_in(report, device.device);
+    const auto relocated = all.relocated;
+    all = device;
+    all.relocated += relocated;
+    all.steps = session.steps().times();
 }
 
 model::DeviceReport& device_in(model::Report& report, int device) {

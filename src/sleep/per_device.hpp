@@ -24,7 +24,7 @@ namespace gpu_sleep::sleep {
 [[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
                                                                           model::DeviceReport& report);
 
-/// Adds what was done on one device, and how long each step of it took.
+/// Adds what was done on one device, beside moves, and how long each step of it took.
 void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session);
 
 /// Unmaps the memory of `backing`, if it is mapped. Errors: driver_failed; it is mapped still.

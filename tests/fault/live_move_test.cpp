@@ -303,8 +303,15 @@ TEST_CASE("Live: what is in host memory from the start sleeps there", "[live]") 
         CHECK((fixture.ledger().host_backed() == 0) == request.deep);
     }
     SECTION("it is given up") {
-        REQUIRE(fixture.sleep(level(2, {"weights"})));
+        const bool fails = GENERATE(false, true);
+        if (fails) sim_fail("cuMemRelease", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        report = {};
+        REQUIRE(fixture.sleep(level(2, {"weights"}), &report));
+        sim_clear();
         CHECK(in_place(fixture) == 0);
+        CHECK(report.notes.empty() != fails); // what the driver did not release
+        CHECK((sim_live_objects().physical_bytes == awake.physical_bytes - weights) != fails);
+        if (fails) REQUIRE_FALSE(fixture.engine().leave_host_memory()); // the cache is awake there
         CHECK(sim_live_objects().physical_bytes == awake.physical_bytes - weights);
         REQUIRE(fixture.wake());
         fixture.refill();
@@ -347,6 +354,30 @@ TEST_CASE("Live: damage elsewhere, and copies that cannot be mended, leave what 
         CHECK(in_place(fixture) == 2 * k_mib);
         CHECK(sim_live_objects().mapped_bytes == 0);
     }
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Live: copies move to files though the driver fails, which what sleeps in place needs", "[live]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 2 * k_mib);
+    start_in_host_memory(fixture);
+    fixture.add(0, "cache", 2 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    const Scratch scratch;
+    model::Report report;
+    const auto move = [&] {
+        return fixture.engine().sleep(in_files(scratch), fixture.control(), report,
+                                      sleep::Engine::Scope::sleepers);
+    };
+    const bool fails = GENERATE(false, true);
+    if (fails) sim_fail("*", 1, CUDA_ERROR_ILLEGAL_ADDRESS, SIM_FOREVER);
+    CHECK(static_cast<bool>(move()) != fails);
+    sim_clear();
+    CHECK(fixture.file_bytes() > (fails ? 0 : 2 * k_mib));
+    CHECK(report.devices.size() == 1);
+    CHECK(report.devices.at(0).relocated > (fails ? 0 : 2 * k_mib));
+    CHECK(in_place(fixture) == (fails ? 2 * k_mib : 0));
     REQUIRE(fixture.wake());
     CHECK(fixture.all_intact());
 }
