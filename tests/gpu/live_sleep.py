@@ -26,7 +26,7 @@ def program(options):
         process, seconds = gpu_commands.on_process(options.build, name, str(os.getpid()), *words)
         report = process["report"]
         devices = report["devices"]
-        return {"command": " ".join([name, *words]), "seconds": seconds, "state": report["state"],
+        return {"command": " ".join([name, *words]), "seconds": seconds, "state": process["state"],
                 "in_place": sum(tag["in_place_bytes"] for tag in report["tags"]),
                 "copied": sum(device["copied_bytes"] for device in devices),
                 "relocated": sum(device["relocated_bytes"] for device in devices),
