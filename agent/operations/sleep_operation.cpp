@@ -121,6 +121,15 @@ Result<void> SleepOperation::attempt() noexcept {
     });
 }
 
+Result<void> SleepOperation::hold_work_to_take_out() {
+    if (scope_ != sleep::Engine::Scope::sleepers || request_.dry_run) return {};
+    const auto plan = parts_.memory.with_lock(
+        [this](LockedMemory& locked) { return locked.engine().plan_sleep(request_); });
+    if (!plan) return plan.error();
+    if (!plan->takes_out()) return {};
+    return Quiesce(parts_, request_, progress_, joint_, deadline_, report_).hold_work();
+}
+
 Result<void> SleepOperation::move_contents() {
     // Callbacks that have made ready must hear how it ended, whatever fails from here on.
     auto quiet = guarded([&]() -> Result<bool> {
@@ -130,6 +139,12 @@ Result<void> SleepOperation::move_contents() {
     if (!quiet) return std::move(quiet).error();
     // With nothing to put to sleep the gate is open: what has come since is not to be touched.
     if (!*quiet && !request_.dry_run) scope_ = sleep::Engine::Scope::sleepers;
+    // Where the driver fails no work can be waited for, and copies move still.
+    const auto is_of_driver = [](const Error& error) {
+        return error.code == ErrorCode::context_lost || error.code == ErrorCode::driver_failed;
+    };
+    if (auto held = guarded([this] { return hold_work_to_take_out(); }); !held && !is_of_driver(held.error()))
+        return held;
     auto done = attempt();
     for (const auto& remedy : k_remedies) {
         if (done || done.error().code != remedy.shortage) continue;
