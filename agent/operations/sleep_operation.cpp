@@ -281,8 +281,9 @@ Result<void> SleepOperation::go_deep() {
 Result<void> SleepOperation::fall_asleep() {
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     GPU_SLEEP_TRY(check_deep());
-    // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
-    give_back_files(parts_);
+    // Files of the last sleep have no names any more, but hold their room on the disk until they are closed,
+    // which takes the kernel a while.
+    if (request_.spill || model::uses_files(request_)) give_back_files(parts_);
     GateSettler settler(parts_.memory, parts_.status);
     asleep_before_ = parts_.memory.asleep_bytes();
     was_paused_ = parts_.memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });
