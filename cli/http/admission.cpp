@@ -171,7 +171,7 @@ std::optional<Answer> Admission::check(bool is_known, const Headers& headers) co
         return refusal(
             k_forbidden,
             "only its owner and root, by localhost, and the networks of --http-open may call this door",
-            "call it by localhost as its owner, or give it a token: --http-token");
+            "call it by localhost as its owner, or start it with --http-token");
     if (!is_known)
         return refusal(k_unauthorized,
                        has_token ? "this is not the token of this door" : "this door needs its token");
