@@ -12,9 +12,9 @@
 #include "peers/room.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -26,9 +26,11 @@ constexpr const char* k_program = "gpu-reclaim";
 /// "610 MB (581.7 MiB)" of a size that was given in powers of ten.
 std::string words_for(Bytes bytes) {
     constexpr Bytes k_megabyte = 1'000'000;
-    const bool is_decimal = bytes % k_megabyte == 0 && bytes % k_mib != 0;
-    return is_decimal ? fmt::format("{} MB ({})", bytes / k_megabyte, format_bytes(bytes))
-                      : format_bytes(bytes);
+    if (bytes == 0 || bytes % k_megabyte != 0 || bytes % k_mib == 0) return format_bytes(bytes);
+    constexpr Bytes k_gigabyte = 1'000 * k_megabyte;
+    const bool is_large = bytes % k_gigabyte == 0;
+    return fmt::format("{} {} ({})", bytes / (is_large ? k_gigabyte : k_megabyte), is_large ? "GB" : "MB",
+                       format_bytes(bytes));
 }
 
 std::string words(const control::Need& need, const control::Made& done) {
@@ -66,7 +68,7 @@ int print_errors(const std::string& program, const control::Need& need, const co
 
 } // namespace
 
-usage::Row wait_row(std::optional<Milliseconds>& wait, const char* standard) {
+usage::Row wait_row(std::optional<Milliseconds>& wait, std::string_view standard) {
     return {"--wait", usage::duration(wait),
             fmt::format("With --need: how long to try again while too little can be freed (default: {})",
                         standard)};
@@ -90,7 +92,6 @@ int run_need(const control::Need& need, const OutputOptions& output) {
 
 int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,
                           std::optional<Milliseconds> wait) {
-    constexpr Milliseconds k_patience{30'000}; // as long as programs are left alone after a wake
     const auto failed = [](int status) {
         return status == exit_status::usage ? status : exit_status::failed_awake;
     };
@@ -99,21 +100,20 @@ int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds 
     if (!gpus) return failed(tell_failure(program, {}, gpus.error()));
     control::Need need;
     need.bytes = bytes;
-    const auto until = Clock::now() + wait.value_or(Milliseconds(0));
+    need.until = Clock::now() + wait.value_or(Milliseconds(0));
+    if (!wait) need.until_for_time = Clock::now() + model::WakeRequest().min_awake;
+    bool is_told = false;
+    need.waits_for_time = [&](const control::Made& done) {
+        if (!std::exchange(is_told, true))
+            print_error(fmt::format("{}: waits for {} on GPU {}: {}\n", program, words_for(bytes),
+                                    done.room.gpu.index, done.error->message));
+    };
     need.request = peers::room_request(min_awake);
     const auto make_all = [&](bool dry_run) {
         need.request.dry_run = dry_run;
         for (const auto& gpu : *gpus) {
             need.gpu = gpu.uuid;
-            need.until = until;
-            auto done = make_room(need);
-            const auto rest = done && done->error ? done->wait.value_or(0) : 0;
-            if (!wait && rest > 0 && std::chrono::duration<double>(rest) <= k_patience) {
-                print_error(fmt::format("{}: waits for {} on GPU {}: {}\n", program, words_for(bytes),
-                                        done->room.gpu.index, done->error->message));
-                need.until = Clock::now() + k_patience;
-                done = make_room(need);
-            }
+            const auto done = make_room(need);
             if (!done) return tell_failure(program, {}, done.error());
             if (!dry_run && !done->outcomes.empty()) print_error(words(need, *done));
             if (const int status = print_errors(program, need, *done); status != exit_status::done)

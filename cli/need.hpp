@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace gpu_sleep::cli {
 
@@ -16,7 +17,7 @@ namespace gpu_sleep::cli {
 [[nodiscard]] int run_need(const control::Need& need, const OutputOptions& output);
 
 /// `standard`: what holds without it.
-[[nodiscard]] usage::Row wait_row(std::optional<Milliseconds>& wait, const char* standard);
+[[nodiscard]] usage::Row wait_row(std::optional<Milliseconds>& wait, std::string_view standard);
 
 /// The same before a command starts, on each GPU that it will see by CUDA_VISIBLE_DEVICES and
 /// CUDA_DEVICE_ORDER. Speaks on standard error, as `program`. Returns the exit status: 0 if each of them has

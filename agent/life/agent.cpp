@@ -450,17 +450,21 @@ Error Agent::as_it_ends(Error error) const {
 void Agent::wake_on_touch() {
     if (wake_wanted_.exchange(true)) return;
     static std::atomic<bool> s_said{false};
-    const auto tell = [this](const Error& error, bool is_said = true) {
+    // Who takes turns waits for them again and again: each kind of such a wait is said once.
+    static std::atomic<bool> s_turn_said{false};
+    static std::atomic<bool> s_time_said{false};
+    // `said`: whether its kind was; null: it is too early to say it.
+    const auto tell = [this](const Error& error, std::atomic<bool>* said) {
         gate::Gate::instance().wake_refused();
         const auto trouble = "GPU work could not wake this process yet: " + error.message;
-        if (is_said && !s_said.exchange(true)) log::warning("{}", trouble);
+        if (said && !said->exchange(true)) log::warning("{}", trouble);
         parts_.status.set_touch_trouble(trouble);
     };
     const auto hear = [this, tell](const server::Outcome& outcome) {
         wake_wanted_ = false;
         const auto* failure = std::get_if<model::Failure>(&outcome);
         if (!failure || state() == model::State::awake) s_said = false;
-        if (failure && failure->error.code != ErrorCode::cancelled) return tell(failure->error);
+        if (failure && failure->error.code != ErrorCode::cancelled) return tell(failure->error, &s_said);
         if (failure) gate::Gate::instance().wake_cancelled();
         parts_.status.set_touch_trouble({});
     };
@@ -486,7 +490,9 @@ void Agent::wake_on_touch() {
             if (is_time)
                 shortage.message +=
                     fmt::format("; to go first: gpu-wake {} --make-room --min-awake 0s", ::getpid());
-            tell(shortage, !takes_turns || Clock::now() - since >= k_moment);
+            const bool is_turn = takes_turns && parts_.room.waits_for_turn();
+            const bool is_early = takes_turns && Clock::now() - since < k_moment;
+            tell(shortage, is_early ? nullptr : is_turn ? &s_turn_said : is_time ? &s_time_said : &s_said);
         };
         const auto is_wanted = [this, times_back] {
             // The call that asked may need no more than that it is not deep: all of it wakes then.

@@ -101,13 +101,13 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
                            [&](const auto& each) { return each.first == process; });
     };
     const protocol::Request request = model::StatusRequest();
-    std::vector<peers::Neighbour> asked;
+    std::vector<ProcessIdentity> asked;
     std::vector<peers::Question> questions;
-    for (const auto& neighbour : *listed) {
-        if (is_silent(neighbour.process)) continue;
-        auto socket = neighbours.connect(neighbour);
+    for (const auto& process : *listed) {
+        if (is_silent(process)) continue;
+        auto socket = neighbours.connect(process);
         if (!socket) continue;
-        asked.push_back(neighbour);
+        asked.push_back(process);
         questions.push_back({*std::move(socket), &request, {k_status_patience}});
     }
     auto answers = peers::ask_all(std::move(questions));
@@ -115,13 +115,13 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
     for (std::size_t i = 0; i < asked.size(); ++i) {
         const auto* const error = peers::error_of(answers[i]);
         if (error && error->code == ErrorCode::timed_out)
-            silent_.emplace_back(asked[i].process, now + k_between_asking_silent);
+            silent_.emplace_back(asked[i], now + k_between_asking_silent);
         if (error) continue;
         auto& status = std::get<Report>(answers[i]);
-        const auto pid = asked[i].process.pid;
-        auto title = status.name.empty() ? std::to_string(pid) : fmt::format("{} {}", pid, status.name);
+        auto title = status.name.empty() ? std::to_string(asked[i].pid)
+                                         : fmt::format("{} {}", asked[i].pid, status.name);
         holders.push_back({std::move(title), std::move(status),
-                           [&neighbours, its = asked[i]] { return neighbours.connect(its); }});
+                           [&neighbours, process = asked[i]] { return neighbours.connect(process); }});
     }
     return holders;
 }
@@ -152,6 +152,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
 }
 
 Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& request) {
+    waits_for_turn_ = false;
     const auto dry = rehearsal(request);
     auto rehearsed = wake(dry);
     if (!rehearsed) return rehearsed;
@@ -160,7 +161,7 @@ Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& requ
     if (gpus.empty() || !neighbours) return wake(request);
     const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake);
     if (!locks) {
-        waits_for_time_ = false;
+        waits_for_turn_ = true;
         return make_error(ErrorCode::out_of_device_memory,
                           "others are making room on the GPU: this process is number {} in the queue",
                           place_.load());

@@ -248,10 +248,14 @@ Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
 std::string why_not_asked(Finder& finder, const Process& asker, const Process& other) {
     if (other.uid != asker.uid) {
         const auto owner = user_name(other.uid);
-        return fmt::format("it is of {}: only {} and root can put it to sleep", owner, owner);
+        return asker.uid == 0
+                   ? fmt::format("it is of {}, and an agent of root's asks only root's own", owner)
+                   : fmt::format("it is of {}: only {} and root can put it to sleep", owner, owner);
     }
-    const bool sees_all = asker.pid == asker.inner_pid;
-    if (sees_all || place_of_socket(finder, asker) == place_of_socket(finder, other)) return {};
+    const auto place = place_of_socket(finder, asker);
+    const auto its_place = place_of_socket(finder, other);
+    if (!place || !its_place) return "whether it can be asked is not known: its socket is not found";
+    if (*place == *its_place) return {};
     return "it sees another /tmp, so it cannot be asked; start both with the same /tmp";
 }
 
@@ -304,7 +308,7 @@ std::string holders_beside(const Process& process, bool others_alone, const std:
     if (const auto looked = driver::look_at_gpus())
         for (const auto& [uuid, bytes] : gpus)
             if (const auto* const gpu = find_gpu(*looked, uuid)) {
-                auto others = holders_without_agent(finder, *gpu, *outcomes);
+                auto others = holders_without_agent(finder, *gpu, *outcomes, ::geteuid());
                 std::move(others.begin(), others.end(), std::back_inserter(lines));
             }
     return fmt::format("{}", fmt::join(lines, "; "));

@@ -9,7 +9,6 @@
 #include "driver/management.hpp"
 
 #include <sys/types.h>
-#include <unistd.h>
 
 #include <map>
 #include <optional>
@@ -76,14 +75,13 @@ visible_of(const std::vector<driver::Gpu>& all, bool are_numbered, const char* n
 [[nodiscard]] std::string holders_beside(const Process& process, bool others_alone,
                                          const std::vector<GpuPair>& moves);
 
-/// Why the agent of `asker` cannot ask that of `other`; empty: it can. An agent asks those of its own user,
-/// in its own /tmp and in the others that its pid namespace sees.
+/// Why the agent of `asker` cannot ask that of `other`; empty: it can. An agent asks those of its own user
+/// whose sockets lie in the same directory.
 [[nodiscard]] std::string why_not_asked(Finder& finder, const Process& asker, const Process& other);
 
 /// "4711 (python3) has 30.0 GiB: it has no agent that answers", for each that NVML names and that is not in
 /// `known`; of another user's that has one, who may put it to sleep. `own`: who asks.
 [[nodiscard]] std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
-                                                             const std::vector<Outcome>& known,
-                                                             uid_t own = ::geteuid());
+                                                             const std::vector<Outcome>& known, uid_t own);
 
 } // namespace gpu_sleep::control

@@ -11,8 +11,10 @@
 
 #include <fmt/ranges.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <set>
 #include <thread>
@@ -131,10 +133,20 @@ Result<Made> try_to_make_room(const Need& need, Clock::time_point locked_until) 
     if (made->is_enough() || would_do) return done;
     done.wait = made->wait;
     done.room.against = std::move(made->against);
-    auto others = holders_without_agent(finder, done.room.gpu, processes);
+    auto others = holders_without_agent(finder, done.room.gpu, processes, ::geteuid());
     std::move(others.begin(), others.end(), std::back_inserter(done.room.against));
     done.error = too_little(need, done.room);
     return done;
+}
+
+/// Whether to try again after what came of a try.
+bool goes_on(const Need& need, const Made& made) {
+    const auto now = Clock::now();
+    if (!made.error || need.bytes > made.room.gpu.total) return false;
+    if (now < need.until) return true;
+    const bool is_time = made.wait && now + std::chrono::duration<double>(*made.wait) <= need.until_for_time;
+    if (is_time && need.waits_for_time) need.waits_for_time(made);
+    return is_time;
 }
 
 } // namespace
@@ -153,14 +165,14 @@ Result<Made> make_room(const Need& need) {
         if (!made) return made;
         if (before)
             made->outcomes.insert(made->outcomes.begin(), before->outcomes.begin(), before->outcomes.end());
-        const bool may_be_enough = need.bytes <= made->room.gpu.total;
-        if (!made->error || !may_be_enough || Clock::now() >= need.until) return made;
+        if (!goes_on(need, *made)) return made;
         before = *std::move(made);
         std::erase_if(before->outcomes, [](const auto& each) {
             const auto* const report = std::get_if<model::Report>(&each.answer);
             return !report || !report->changed; // it is asked again
         });
-        std::this_thread::sleep_until(std::min(Clock::now() + k_between, need.until));
+        std::this_thread::sleep_until(
+            std::min(Clock::now() + k_between, std::max(need.until, need.until_for_time)));
     }
 }
 

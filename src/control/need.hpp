@@ -14,6 +14,8 @@
 
 namespace gpu_sleep::control {
 
+struct Made;
+
 /// Room that a GPU is to have.
 struct Need {
     Bytes bytes = 0;                            ///< that are to be free
@@ -23,6 +25,10 @@ struct Need {
     model::SleepRequest request{};              ///< see peers::room_request()
     std::optional<Milliseconds> only_if_idle{}; ///< only those sleep that have been idle for so long
     Clock::time_point until{};                  ///< when not to try again any more while there is too little
+    /// The same while there may be enough by then without more than time: some were woken just now.
+    Clock::time_point until_for_time{};
+    /// Told of what came of a try after which it waits until `until_for_time`; may be empty.
+    std::function<void(const Made&)> waits_for_time{};
     /// Puts what holds for one process alone into its request; may be empty.
     std::function<void(const Process&, const model::Report&, model::SleepRequest&)> adapt{};
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The agents of other processes of this user, found as an agent can: by their sockets.
+// The agents of other processes of this user, found as an agent can: by their sockets, without a look at
+// /proc.
 
 #pragma once
 
@@ -8,21 +9,13 @@
 #include "base/process.hpp"
 #include "base/result.hpp"
 
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace gpu_sleep::peers {
 
-struct Neighbour {
-    ProcessIdentity process;                     ///< as its own namespaces see it
-    std::shared_ptr<const UniqueFd> elsewhere{}; ///< its socket's directory, if its /tmp is another one
-};
-
-/// The agents in the directory that this user's processes share, and in those of processes with another /tmp,
-/// such as services with PrivateTmp=yes, as far as /proc lets them be seen. Thread-safe. Takes no lock of the
-/// loader's, and asks no name service.
+/// The agents in the directory that this user's processes share. Thread-safe. Takes no lock of the loader's,
+/// and asks no name service.
 class Neighbours {
 public:
     /// Errors: io_failed (this user has no such directory of the usual name).
@@ -30,10 +23,10 @@ public:
 
     [[nodiscard]] int directory() const noexcept { return directory_.get(); }
     /// Those of all processes but this one, also of some that have ended. Errors: io_failed.
-    [[nodiscard]] Result<std::vector<Neighbour>> list() const;
+    [[nodiscard]] Result<std::vector<ProcessIdentity>> list() const;
     /// A connected, non-blocking socket, whose peer is of this user. Errors: no_agent (nobody listens there),
     /// timed_out (it does not accept connections), io_failed.
-    [[nodiscard]] Result<UniqueFd> connect(const Neighbour& neighbour) const;
+    [[nodiscard]] Result<UniqueFd> connect(const ProcessIdentity& process) const;
 
 private:
     Neighbours(UniqueFd directory, std::string path) noexcept

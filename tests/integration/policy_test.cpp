@@ -132,6 +132,13 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     CHECK_THAT(reclaim_with(home.path(), {"--why", pid}).out,
                mentions("prevented by: sleeps are inhibited") && !mentions("now: to host memory"));
     REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
+    write_file(home.path() / "gpu-sleep.toml",
+               fmt::format("[command.the-server]\nidle = \"10ms:file\"\ndirectory = \"{}\"\n",
+                           home.file("none/files")));
+    CHECK_THAT(reclaim_with(home.path(), {"--why", pid}).out,
+               mentions("nothing now: ") && mentions("it would fail") && !mentions("now: to files"));
+    CHECK(reclaim_with(home.path(), {pid}).status != 0);
+    write_file(home.path() / "gpu-sleep.toml", "[command.the-server]\nidle = \"10ms\"\n");
     CHECK(host.state() == "awake");
     CHECK(reclaim_with(home.path(), {pid, "--dry-run"}).status == 0);
     CHECK(host.state() == "awake");

@@ -324,14 +324,18 @@ TEST_CASE("Find: of another user's process that has memory it is said who may pu
           "41 ([program]) has 1.00 GiB: it has no agent that answers");
 }
 
-TEST_CASE("Find: an agent in a container asks none with another /tmp", "[find]") {
+TEST_CASE("Find: an agent asks none of another user, and none with another /tmp", "[find]") {
     const test::ProcTree tree;
     const test::ProcTree other;
     const auto agent = add_agent(tree, 7);
+    const auto its_agent = add_agent(other, 42);
     tree.add({.pid = 40, .inner_pid = 7, .start_time = 99});
     tree.add({.pid = 41, .inner_pid = 7, .start_time = 99});
     tree.add({.pid = 42, .start_time = 99});
     tree.add({.pid = 43, .uid = 1'000'040});
+    tree.add({.pid = 44, .uid = 0});
+    tree.add({.pid = 47, .uid = 1'000'041});
+    for (const pid_t pid : {45, 46}) tree.add({.pid = pid, .start_time = 99});
     const auto its_root = tree.proc() / "42" / "root";
     REQUIRE(fs::remove(its_root));
     fs::create_directory_symlink(other.root(), its_root);
@@ -341,6 +345,8 @@ TEST_CASE("Find: an agent in a container asks none with another /tmp", "[find]")
     };
     CHECK(why(40, 41).empty());
     CHECK(why(40, 42) == "it sees another /tmp, so it cannot be asked; start both with the same /tmp");
-    CHECK(why(42, 40).empty()); // it sees those in containers
-    CHECK(why(40, 43) == "it is of 1000040: only 1000040 and root can put it to sleep");
+    CHECK(why(42, 40) == why(40, 42));
+    CHECK(why(45, 46) == "whether it can be asked is not known: its socket is not found");
+    CHECK(why(44, 43) == "it is of 1000040, and an agent of root's asks only root's own");
+    CHECK(why(47, 43) == "it is of 1000040: only 1000040 and root can put it to sleep");
 }

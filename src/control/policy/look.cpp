@@ -35,9 +35,14 @@ std::string refusal(const peers::Answer& answer) {
     if (const auto* const failure = std::get_if<model::Failure>(&answer)) return failure->error.message;
     const auto* const report = std::get_if<model::Report>(&answer);
     if (!report || report->notes.empty()) return {};
-    const bool would_do = model::sum_of(report->devices, &model::DeviceReport::released) > 0 ||
-                          model::sum_of(report->devices, &model::DeviceReport::relocated) > 0;
-    return would_do ? std::string() : report->notes.front();
+    const auto failing = std::find_if(report->notes.begin(), report->notes.end(), [](const auto& note) {
+        return note.ends_with(": it would fail"); // as a rehearsal says it
+    });
+    if (failing != report->notes.end()) return *failing;
+    Bytes sum = 0;
+    for (const auto& device : report->devices)
+        sum += device.released + device.kept + device.dropped + device.relocated;
+    return sum > 0 ? std::string() : report->notes.front();
 }
 
 Holder holder_of(const Seen& seen) {
