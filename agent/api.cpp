@@ -339,7 +339,8 @@ gpu_sleep_status gpu_sleep_sleep_in_files(int level, const char* tags, const cha
 gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t bytes, void* to) {
     return finish([&]() -> Result<void> {
         if (!to || bytes == 0) return invalid("the buffer for the contents is missing or empty");
-        return Agent::instance().read_kept(address_of(pointer), {static_cast<std::byte*>(to), bytes});
+        return Agent::instance().memory().read_kept(address_of(pointer),
+                                                    {static_cast<std::byte*>(to), bytes});
     });
 }
 

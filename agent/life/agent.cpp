@@ -11,7 +11,6 @@
 #include "common/interception.hpp"
 #include "common/settings.hpp"
 #include "intercepted/ipc.hpp"
-#include "intercepted/own_contexts.hpp"
 #include "intercepted/own_memory.hpp"
 #include "model/environment.hpp"
 #include "operations/call.hpp"
@@ -36,7 +35,6 @@
 #include <memory>
 #include <new>
 #include <optional>
-#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <variant>
@@ -305,12 +303,6 @@ Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
     if (memory_.is_started() && !memory_.may_call_driver())
         return make_error(ErrorCode::context_lost, "the process is ending");
     return intercepted::allow_own(memory_, address, device);
-}
-
-Result<void> Agent::read_kept(driver::DeviceAddress address, std::span<std::byte> to) {
-    intercepted::let_contexts_end();
-    const std::shared_lock stay(intercepted::contexts_mutex());
-    return memory_.read_kept(address, to);
 }
 
 void Agent::set_name(std::string_view name) {

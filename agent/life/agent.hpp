@@ -16,9 +16,7 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string_view>
 
 namespace gpu_sleep::agent {
@@ -41,7 +39,6 @@ public:
     [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, std::string_view tag, Bytes bytes);
     [[nodiscard]] Result<void> free(driver::DeviceAddress address);
     [[nodiscard]] Result<void> allow_access(driver::DeviceAddress address, int device);
-    [[nodiscard]] Result<void> read_kept(driver::DeviceAddress address, std::span<std::byte> to);
     void set_name(std::string_view name);
 
     [[nodiscard]] ProgramMemory& memory() noexcept { return memory_; }

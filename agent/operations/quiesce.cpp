@@ -190,11 +190,6 @@ Result<void> Quiesce::drain() {
     return {};
 }
 
-Result<void> Quiesce::hold_work() {
-    GPU_SLEEP_TRY(shut_gate_to_wake(progress_, deadline_));
-    return drain();
-}
-
 Result<void> Quiesce::await_others() {
     if (!joint_.is_joint()) return {};
     const auto held = [this] {

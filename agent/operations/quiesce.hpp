@@ -31,9 +31,6 @@ public:
     /// Joint::wait_drained(); unseen_library, io_failed,
     /// capture_in_progress, cancelled, timed_out.
     [[nodiscard]] Result<bool> run(Callbacks::Jobs& owed);
-    /// Only holds work back that a checked gate lets through, and waits for it. Errors: those of
-    /// Gate::close() and driver::drain().
-    [[nodiscard]] Result<void> hold_work();
 
 private:
     /// What the sleep would do: what callbacks are told of it, with no tags where all of it sleeps already.

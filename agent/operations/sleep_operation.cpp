@@ -81,7 +81,7 @@ bool SleepOperation::give_files_back() {
 }
 
 bool SleepOperation::may_spill() const noexcept {
-    return request_.spill && (scope_ == sleep::Engine::Scope::all || request_.deep);
+    return request_.spill && scope_ == sleep::Engine::Scope::all;
 }
 
 bool SleepOperation::spill_rest() {
@@ -122,15 +122,6 @@ Result<void> SleepOperation::attempt() noexcept {
     });
 }
 
-Result<void> SleepOperation::hold_work_to_take_out() {
-    if (scope_ != sleep::Engine::Scope::sleepers || request_.dry_run) return {};
-    const auto plan = parts_.memory.with_lock(
-        [this](LockedMemory& locked) { return locked.engine().plan_sleep(request_); });
-    if (!plan) return plan.error();
-    if (!plan->takes_out()) return {};
-    return Quiesce(parts_, request_, progress_, joint_, deadline_, report_).hold_work();
-}
-
 Result<void> SleepOperation::move_contents() {
     // Callbacks that have made ready must hear how it ended, whatever fails from here on.
     auto quiet = guarded([&]() -> Result<bool> {
@@ -140,12 +131,6 @@ Result<void> SleepOperation::move_contents() {
     if (!quiet) return std::move(quiet).error();
     // With nothing to put to sleep the gate is open: what has come since is not to be touched.
     if (!*quiet && !request_.dry_run) scope_ = sleep::Engine::Scope::sleepers;
-    // Where the driver fails no work can be waited for, and copies move still.
-    const auto is_of_driver = [](const Error& error) {
-        return error.code == ErrorCode::context_lost || error.code == ErrorCode::driver_failed;
-    };
-    if (auto held = guarded([this] { return hold_work_to_take_out(); }); !held && !is_of_driver(held.error()))
-        return held;
     auto done = attempt();
     for (const auto& remedy : k_remedies) {
         if (done || done.error().code != remedy.shortage) continue;
@@ -237,7 +222,7 @@ Result<void> SleepOperation::move_deep_contents() {
     auto done = move_contents();
     if (done) done = pass_without_moving();
     if (done) apply_to_sleepers();
-    if (has_moved(report_)) give_back_retired(parts_);
+    if (done && has_moved(report_)) give_back_retired(parts_);
     return done;
 }
 
@@ -293,9 +278,8 @@ Result<void> SleepOperation::go_deep() {
 Result<void> SleepOperation::fall_asleep() {
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     GPU_SLEEP_TRY(check_deep());
-    // Files of the last sleep have no names any more, but hold their room on the disk until they are closed,
-    // which takes the kernel a while.
-    if (request_.spill || model::uses_files(request_)) give_back_files(parts_);
+    // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
+    give_back_files(parts_);
     GateSettler settler(parts_.memory, parts_.status);
     asleep_before_ = parts_.memory.asleep_bytes();
     was_paused_ = parts_.memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });
@@ -313,7 +297,7 @@ Result<void> SleepOperation::fall_asleep() {
     // Who looks for idle memory leaves as it is what sleeps already.
     if (done && (has_slept || has_paused || !idleness_)) apply_to_sleepers();
     // Whoever moves contents wants their room, at once.
-    if (has_moved(report_)) give_back_retired(parts_);
+    if (done && has_moved(report_)) give_back_retired(parts_);
     // After a failure too: what could not be mapped again sleeps.
     if (!done || report_.changed || request_.deep) parts_.come_first_at_exit();
     settler.settle();

@@ -78,9 +78,6 @@ private:
     [[nodiscard]] Result<void> fall_asleep();
     /// How the asker follows the transaction.
     [[nodiscard]] sleep::Control control();
-    /// The driver loads kernels and locks pages once all work is done, which is not to be waited for with the
-    /// mutex held: holds work back, and waits for it, where what sleeps in place is to be taken out alone.
-    [[nodiscard]] Result<void> hold_work_to_take_out();
     /// Gets the program quiet, and moves contents as often as remedies allow.
     [[nodiscard]] Result<void> move_contents();
     [[nodiscard]] Result<void> attempt() noexcept;

@@ -65,10 +65,7 @@ Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Repo
         return joint_.wait_ready();
     };
     return parts_.memory.with_lock([&](LockedMemory& locked) {
-        const auto in_place = locked.ledger().in_place();
-        auto woken = transact(parts_.status, locked, [&] { return locked.wake(part, control, report); });
-        from_place_ += in_place - locked.ledger().in_place();
-        return woken;
+        return transact(parts_.status, locked, [&] { return locked.wake(part, control, report); });
     });
 }
 
@@ -111,7 +108,6 @@ void WakeOperation::add(Report&& part) {
 void WakeOperation::note_speed() {
     Bytes bytes = 0;
     for (const auto& device : report_.devices) bytes += device.kept;
-    bytes -= std::min(bytes, from_place_);
     if (report_.changed && bytes > 0)
         parts_.status.set_woken(bytes, seconds_since(start_) - report_.times.callbacks);
 }

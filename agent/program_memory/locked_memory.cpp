@@ -103,8 +103,7 @@ void LockedMemory::describe(model::Report& report) const {
     }
     for (const auto& [address, backing] : ledger_.backings())
         if (backing.is_asleep() && backing.handle != 0)
-            (backing.host_backed && backing.holds_contents ? report.host_bytes : report.unreleased_bytes) +=
-                backing.bytes;
+            (backing.host_backed ? report.host_bytes : report.unreleased_bytes) += backing.bytes;
     // Asking walks all blocks of the range, with the mutex held.
     const bool has_files = report.file_bytes != 0;
     report.tags = ledger_.report([this, has_files](contents::Number range) {

@@ -144,7 +144,6 @@ public:
     void forget_retained() noexcept;
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
     [[nodiscard]] Result<void> keep_on_gpu(driver::DeviceAddress address);
-    /// The caller holds intercepted::contexts_mutex(): what sleeps in place is read in a context.
     [[nodiscard]] Result<void> read_kept(driver::DeviceAddress address, std::span<std::byte> to);
     [[nodiscard]] Result<void> mark_refilled(std::string_view tag);
     /// After a refill that may have failed: what was dropped of `tags` counts as not refilled.

@@ -133,9 +133,6 @@ public:
     /// Host memory that backings have in place of GPU memory: all, or those of one tag.
     [[nodiscard]] Bytes host_backed(std::optional<TagId> tag = std::nullopt) const noexcept;
 
-    /// Of that, what holds the contents of what sleeps.
-    [[nodiscard]] Bytes in_place() const noexcept;
-
     /// Notes that the program itself asked for the sleep of what sleeps under `tags`, or of all for none.
     void note_own_sleep(const std::vector<std::string>& tags) noexcept;
 

@@ -187,7 +187,7 @@ struct Holdings {
     Bytes file_bytes = 0;     ///< what its files take on disk
     Bytes retained_bytes = 0; ///< host memory that holds contents of what is awake, for the next sleep
     std::vector<std::string> directories; ///< of its files of contents, as it sees them
-    Bytes unreleased_bytes = 0;           ///< of what sleeps, memory that the driver did not release
+    Bytes unreleased_bytes = 0;           ///< of what sleeps, GPU memory that the driver did not release
     std::string reply;                    ///< of a callback by name; may be empty
 };
 

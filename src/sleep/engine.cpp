@@ -153,48 +153,31 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
         return scope == Scope::sleepers ? Result<void>() : add_memory(api_, free_after_sleep, report);
     }
     if (plan->is_empty()) return {};
-    static_cast<void>(close_aside()); // or what is released here stays
-    if (scope == Scope::all || plan->move.empty()) return carry_out(request, *plan, control, report, spill);
-    // Copies move without the driver, so they do whatever becomes of what sleeps in place.
-    auto moves = *plan;
-    moves.devices.clear();
-    GPU_SLEEP_TRY(carry_out(request, moves, control, report, spill));
-    plan->move.clear();
-    if (plan->is_empty()) return {};
-    auto unawaited = control;
-    unawaited.wait_for_others = [] { return true; }; // they have gone on
-    auto taken_out = carry_out(request, *plan, unawaited, report, spill);
-    if (!taken_out) taken_out.error().message += "; what there were copies of has moved";
-    return taken_out;
-}
-
-Result<void> Engine::carry_out(const model::SleepRequest& request, const SleepPlan& plan,
-                               const Control& control, model::Report& report, Spill spill) {
     auto opened = static_cast<const model::Choice&>(request);
     if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
     auto options = open_stores(contents_, opened, report.notes);
     if (!options) return std::move(options).error();
     if (spill == Spill::rest) options->room_in_host = room_beside_files(*options, contents_.options());
     const Protecting protecting(contents_);
-    MoveTransaction move(contents_, plan, *options);
-    SleepTransaction transaction(api_, contents_, plan, *std::move(options),
+    MoveTransaction move(contents_, *plan, *options);
+    SleepTransaction transaction(api_, contents_, *plan, *std::move(options),
                                  request.spill && spill == Spill::nothing);
     const auto start = Clock::now();
     GPU_SLEEP_TRY(transaction.prepare(control));
     GPU_SLEEP_TRY(move.prepare(control));
-    report.times.transfer += seconds_since(start);
+    report.times.transfer = seconds_since(start);
     GPU_SLEEP_TRY(pass_point_of_no_return(control));
-    report.devices.reserve(report.devices.size() + plan.devices.size() + plan.give_up.size() +
-                           plan.move.size());
+    report.devices.reserve(report.devices.size() + plan->devices.size() + plan->give_up.size() +
+                           plan->move.size());
     const auto prepared = Clock::now();
     GPU_SLEEP_TRY(transaction.commit());
     move.commit();
-    report.times.release += seconds_since(prepared);
+    report.times.release = seconds_since(prepared);
     report.changed = true;
     // It sleeps: no shortage makes a failure of that.
     transaction.describe(report);
     move.describe(report);
-    add_given_up(plan, report);
+    add_given_up(*plan, report);
     return {};
 }
 
@@ -360,38 +343,17 @@ Result<void> Engine::read_in_place(const Backing& backing, Span span, std::byte*
     const auto session = open_session(api_, backing.device, unused);
     if (!session) return session.error();
     const auto current = (*session)->enter();
-    GPU_SLEEP_TRY(close_aside());
-    auto aside = driver::VaReservation::create(api_, backing.bytes);
-    if (!aside) return std::move(aside).error();
-    const auto at = aside->span();
-    GPU_SLEEP_TRY(driver::map(api_, at, backing.handle));
-    aside_ = *std::move(aside);
+    const auto aside = driver::VaReservation::create(api_, backing.bytes);
+    if (!aside) return aside.error();
+    GPU_SLEEP_TRY(driver::map(api_, aside->span(), backing.handle));
     auto read = guarded([&]() -> Result<void> {
-        GPU_SLEEP_TRY(driver::set_access(api_, at, driver::DeviceMask{1} << backing.device));
-        GPU_SLEEP_TRY((*session)->copy_to_host(to, at.address + span.offset, span.bytes));
+        GPU_SLEEP_TRY(driver::set_access(api_, aside->span(), driver::DeviceMask{1} << backing.device));
+        GPU_SLEEP_TRY((*session)->copy_to_host(to, aside->span().address + span.offset, span.bytes));
         return (*session)->synchronize();
     });
-    if (const auto unmapped = guarded([&] { return close_aside(); }); !unmapped)
-        log::warning("what was read stays mapped until a sleep: {}", unmapped.error().message);
+    if (const auto unmapped = guarded([&] { return driver::unmap(api_, aside->span()); }); !unmapped)
+        log::warning("what was read stays mapped: {}", unmapped.error().message);
     return read;
-}
-
-Result<void> Engine::close_aside() {
-    if (aside_) GPU_SLEEP_TRY(driver::unmap(api_, aside_->span()));
-    aside_.reset();
-    return {};
-}
-
-Result<void> Engine::leave_host_memory() {
-    GPU_SLEEP_TRY(close_aside());
-    for (auto& [address, backing] : ledger_.backings())
-        if (backing.is_asleep() && backing.host_backed && !backing.holds_contents)
-            GPU_SLEEP_TRY(release_memory(api_, backing));
-    static_cast<void>(count_host_backed());
-    const auto left = ledger_.host_backed();
-    if (left == 0) return {};
-    return make_error(ErrorCode::driver_failed,
-                      "{} of it are in host memory, which the driver may not bring back", format_bytes(left));
 }
 
 Result<void> Engine::check_room_in_host(Bytes more) {

@@ -7,7 +7,6 @@
 #include "contents/contents.hpp"
 #include "contents/progress.hpp"
 #include "driver/api.hpp"
-#include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
 #include "sleep/plan.hpp"
@@ -55,7 +54,7 @@ public:
     /// request allows that, a sleep that host memory has no room for fails before anything is copied.
     /// Errors: those of plan_sleep(); out_of_host_memory, out_of_disk, io_failed, not_permitted (the
     /// directory), damaged (what was to move), driver_failed, context_lost, cancelled, timed_out: all is as
-    /// it was before. Of what sleeps already, copies have moved then if what failed is to have one first.
+    /// it was before.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
                                      model::Report& report, Scope scope = Scope::all,
                                      Spill spill = Spill::nothing);
@@ -80,10 +79,6 @@ public:
     /// other addresses meanwhile. Errors: out_of_device_memory, driver_failed, context_lost.
     [[nodiscard]] Result<void> read_in_place(const ledger::Backing& backing, Span span, std::byte* to);
 
-    /// Has no backing keep host memory, which the driver may not bring back: that which failed calls left is
-    /// released. Errors: driver_failed: some is left, or runs or sleeps there.
-    [[nodiscard]] Result<void> leave_host_memory();
-
     /// What wake() would do. Errors: unknown_tag.
     [[nodiscard]] Result<WakePlan> plan_wake(const model::WakeRequest& request);
 
@@ -102,8 +97,6 @@ public:
     [[nodiscard]] contents::Contents& contents() noexcept { return contents_; }
 
 private:
-    [[nodiscard]] Result<void> carry_out(const model::SleepRequest& request, const SleepPlan& plan,
-                                         const Control& control, model::Report& report, Spill spill);
     /// Says what a sleep would do, and what it needs.
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report);
@@ -119,13 +112,9 @@ private:
     /// What `plan` brought back, but for the tags that are `spoiled`.
     [[nodiscard]] Woken woken_but(const Spoiled& spoiled, const WakePlan& plan) const;
 
-    /// Errors: driver_failed.
-    [[nodiscard]] Result<void> close_aside();
-
     const driver::Api& api_;
     ledger::Ledger& ledger_;
     contents::Contents contents_;
-    std::optional<driver::VaReservation> aside_; ///< where memory is, or could not be unmapped, that was read
 };
 
 /// Waits for others that go together with this one (Control::wait_for_others), for whom the deadline is not

@@ -9,7 +9,6 @@
 #include "base/quiet_thread.hpp"
 #include "contents/progress.hpp"
 #include "driver/device_session.hpp"
-#include "ledger/ledger.hpp"
 #include "model/model.hpp"
 
 #include <memory>
@@ -24,14 +23,8 @@ namespace gpu_sleep::sleep {
 [[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
                                                                           model::DeviceReport& report);
 
-/// Adds what was done on one device, beside moves, and how long each step of it took.
+/// Adds what was done on one device, and how long each step of it took.
 void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session);
-
-/// Unmaps the memory of `backing`, if it is mapped. Errors: driver_failed; it is mapped still.
-[[nodiscard]] Result<void> unmap_memory(const driver::Api& api, ledger::Backing& backing);
-/// Unmaps and releases the memory of `backing`, if it has any: its contents are elsewhere, or given up.
-/// Errors: driver_failed; what has not gone is the backing's still.
-[[nodiscard]] Result<void> release_memory(const driver::Api& api, ledger::Backing& backing);
 
 /// The part of `report` that tells of `device`, which is made where it is missing.
 [[nodiscard]] model::DeviceReport& device_in(model::Report& report, int device);

@@ -71,14 +71,8 @@ bool SleepPlan::changes_sleep() const noexcept {
                                            [](const auto& device) { return device.second.puts_to_sleep(); });
 }
 
-bool SleepPlan::takes_out() const noexcept {
-    return std::any_of(devices.begin(), devices.end(),
-                       [](const auto& device) { return !device.second.take_out.empty(); });
-}
-
 void SleepPlan::move_only() noexcept {
-    for (auto& [ordinal, part] : devices)
-        part = {.keep = {}, .drop = {}, .stay = {}, .take_out = std::move(part.take_out)};
+    for (auto& [ordinal, part] : devices) part = {{}, {}, {}, std::move(part.take_out)};
     std::erase_if(devices, [](const auto& device) { return device.second.take_out.empty(); });
     give_up.clear();
     without_refill.clear();
@@ -228,8 +222,8 @@ void note_in_place(const SleepPlan& plan, model::Report& report) {
         for (const auto* backing : part.stay) bytes += backing->bytes;
     if (bytes == 0) return;
     ignoring_errors([&] {
-        report.notes.push_back(fmt::format("{} stays in the host memory that the program runs from, "
-                                           "without a copy",
+        report.notes.push_back(fmt::format("{} of it stay in the host memory that they run from: a sleep "
+                                           "copies nothing of that",
                                            format_bytes(bytes)));
     });
 }

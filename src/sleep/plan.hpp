@@ -118,9 +118,7 @@ struct SleepPlan {
         still_kept; ///< asleep with all contents, which were to be dropped but for preserved spans
     /// Whether anything goes to sleep, or to a deeper one: not if it only moves, or is taken out.
     [[nodiscard]] bool changes_sleep() const noexcept;
-    /// Whether any is taken out of its own memory.
-    [[nodiscard]] bool takes_out() const noexcept;
-    /// Has it do nothing but move, and take out.
+    /// Has it do nothing else.
     void move_only() noexcept;
     [[nodiscard]] bool is_empty() const noexcept {
         return devices.empty() && give_up.empty() && move.empty();

@@ -49,13 +49,13 @@ SleepTransaction::~SleepTransaction() {
     const auto unmap = [this](DeviceSleep& device, Backing& backing) -> Result<void> {
         const auto current = device.session->enter();
         GPU_SLEEP_TRY(device.session->synchronize()); // or it may be read still
-        return unmap_memory(api_, backing);
+        return driver::unmap(api_, {backing.address, backing.bytes});
     };
     for (auto& device : devices_)
         for (const auto& run : device.runs)
             for (auto* backing : run.backings)
                 if (device.session && backing->is_asleep() && backing->mapped)
-                    static_cast<void>(guarded([&] { return unmap(device, *backing); }));
+                    backing->mapped = !guarded([&] { return unmap(device, *backing); });
 }
 
 Result<void> SleepTransaction::prepare(const contents::Control& control) {
@@ -219,7 +219,13 @@ void SleepTransaction::give_up(Backing& backing) noexcept {
     contents_.forget(std::exchange(backing.kept, {}).range);
     const bool was_in_place = backing.holds_contents;
     Ledger::move(backing, Residence::dropped);
-    if (was_in_place) release(backing);
+    if (!was_in_place) return;
+    const driver::AddressSpan span{backing.address, backing.bytes};
+    if (backing.mapped) backing.mapped = !guarded([&] { return driver::unmap(api_, span); });
+    const bool is_free = !backing.mapped && guarded([&] { return driver::release(api_, backing.handle); });
+    if (!is_free) return; // the next wake takes it back
+    backing.handle = 0;
+    backing.was_host_backed = std::exchange(backing.host_backed, false);
 }
 
 void SleepTransaction::drop(Backing& backing) noexcept {
@@ -228,21 +234,21 @@ void SleepTransaction::drop(Backing& backing) noexcept {
     Ledger::move(backing, Residence::dropped);
 }
 
-bool SleepTransaction::release(Backing& backing) noexcept {
-    const auto released = guarded([&] { return release_memory(api_, backing); });
-    if (released) return true;
-    ++unreleased_; // nothing is lost: waking maps it again
-    log::warning("range {:#x} keeps its memory: {}", backing.address, released.error().message);
-    return false;
-}
-
 void SleepTransaction::release(DeviceSleep& device) {
     const model::StepClock::Timed timed(&device.session->steps(), model::Step::release);
     for (const auto& run : device.runs) {
         for (auto* backing : run.backings) {
             if (backing->holds_contents) continue;
-            const bool was_on_gpu = !backing->host_backed;
-            if (release(*backing) && was_on_gpu) device.report.released += backing->bytes;
+            if (const auto released = driver::release(api_, backing->handle); !released) {
+                // Nothing is lost: the handle stays, and waking maps it again.
+                ++unreleased_;
+                log::warning("range {:#x} keeps its GPU memory: {}", backing->address,
+                             released.error().message);
+                continue;
+            }
+            backing->handle = 0;
+            backing->was_host_backed = std::exchange(backing->host_backed, false);
+            if (!backing->was_host_backed) device.report.released += backing->bytes;
         }
     }
     const auto current = device.session->enter();

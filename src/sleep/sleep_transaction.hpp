@@ -65,8 +65,6 @@ private:
     void stay_in_place(ledger::Backing& backing) noexcept;
     void drop(ledger::Backing& backing) noexcept;
     void give_up(ledger::Backing& backing) noexcept;
-    /// False where the driver fails; that is counted.
-    bool release(ledger::Backing& backing) noexcept;
     void release(DeviceSleep& device);
     /// Has the contents kept, and their owners know of it; forget_kept() takes it back.
     void admit() noexcept;

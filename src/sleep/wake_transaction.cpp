@@ -37,13 +37,9 @@ Bytes lead_of(const std::vector<Backing*>& kept) {
     constexpr Bytes k_access_us = 13;
     constexpr Bytes k_handle_us = 115;
     Bytes bytes = 0;
-    Bytes copied = 0;
-    for (const auto* backing : kept) {
-        bytes += backing->bytes;
-        copied += backing->holds_contents ? 0 : backing->bytes;
-    }
+    for (const auto* backing : kept) bytes += backing->bytes;
     const auto mib = bytes / k_mib;
-    const auto copying = copied / k_mib * k_copy_us;
+    const auto copying = mib * k_copy_us;
     const auto mapping = mib * k_access_us + kept.size() * k_handle_us;
     return mapping <= copying ? 0 : mib * (mapping - copying) / mapping * k_mib;
 }
@@ -240,13 +236,18 @@ void WakeTransaction::take_back_spoiled(DeviceWake& device) {
 Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
     Bytes released = 0;
     for (auto* backing : opened) {
-        const bool is_of_gpu = backing->handle != 0 && !backing->host_backed;
-        const auto closed =
-            backing->holds_contents ? unmap_memory(api_, *backing) : release_memory(api_, *backing);
-        if (!closed)
-            log::warning("a wake could not be undone completely: {}", closed.error().message);
-        else if (is_of_gpu)
-            released += backing->bytes;
+        if (backing->mapped) {
+            const auto unmapped = driver::unmap(api_, {backing->address, backing->bytes});
+            if (!unmapped) {
+                log::warning("a wake could not be undone completely: {}", unmapped.error().message);
+                continue;
+            }
+            backing->mapped = false;
+        }
+        if (backing->handle == 0 || backing->holds_contents || !driver::release(api_, backing->handle))
+            continue;
+        backing->handle = 0;
+        if (!std::exchange(backing->host_backed, false)) released += backing->bytes;
     }
     return released;
 }

@@ -241,14 +241,6 @@ Answer be_slow_at_exit(Words& words) {
     return std::to_string(std::atexit([] { std::this_thread::sleep_for(s_time); }));
 }
 
-/// Its status will be whether what is kept of its first allocation could be read last.
-Answer read_at_exit(Words&) {
-    return std::to_string(std::atexit([] {
-        char byte = 0;
-        ::_exit(read_kept(&byte, host().allocations.front().address(), 1) ? 0 : 7);
-    }));
-}
-
 Answer become_another(Words&) {
     std::string self = "/proc/self/exe";
     std::array<char*, 2> arguments = {self.data(), nullptr};
@@ -349,7 +341,6 @@ const Commands& commands() {
         {"raw_fork", fork_raw},
         {"fork_while_sleeping", fork_while_sleeping},
         {"slow_exit", be_slow_at_exit},
-        {"read_at_exit", read_at_exit},
         {"exec", become_another},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
         {"usurp_sockets", usurp_sockets},

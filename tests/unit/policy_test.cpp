@@ -378,13 +378,4 @@ TEST_CASE("Look: what sleeps in the host memory that it runs from is counted onc
     runs.tags[0].in_place = k_gib;
     CHECK(holder().held == k_gib);
     CHECK(holder().incoming == 0);
-    auto deep = with(ladder({"10s:deep"}));
-    deep.directory.clear(); // or it goes to files
-    const auto incoming = [&] {
-        return holders_of({Seen{{}, runs, deep, *decide(deep, runs)}}).front().incoming;
-    };
-    CHECK(incoming() == k_gib);
-    runs = report(model::State::asleep, 60, 60);
-    runs.tags[0].in_place = k_gib;
-    CHECK(incoming() == k_gib);
 }

@@ -22,10 +22,9 @@ Bytes needed_by(const model::SleepRequest& request, const model::Report& report)
         const bool goes_elsewhere = std::any_of(request.stores.begin(), request.stores.end(),
                                                 [&](const auto& each) { return each.tag == tag.tag; });
         const bool is_kept = tag.policy.retention != model::Retention::discard;
-        if (!goes || goes_elsewhere || !is_kept) continue;
-        // What sleeps in its own memory takes no more, but is copied as it goes deep, from there, too.
-        sum += tag.resident + (request.deep ? std::max(tag.host_backed, tag.in_place)
-                                            : tag.host_backed - std::min(tag.host_backed, tag.in_place));
+        // What sleeps in its own memory takes no more.
+        if (goes && !goes_elsewhere && is_kept)
+            sum += tag.resident + tag.host_backed - std::min(tag.host_backed, tag.in_place);
     }
     return sum;
 }

@@ -184,32 +184,6 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     check_places();
 }
 
-TEST_CASE("Live: as its process ends, what sleeps in place is read no more, and a copy is", "[live]") {
-    const bool is_in_place = GENERATE(false, true);
-    Host host({is_in_place ? "GPU_SLEEP_LIVE_BYTES=weights=1GiB" : "GPU_SLEEP_LIVE_BYTES=other=1GiB"});
-    host.tell("read_at_exit"); // before the agent hears of the end
-    host.tell("alloc weights 4194304 0");
-    host.sleep();
-    host.process().send("exit 0");
-    CHECK(host.wait() == (is_in_place ? 7 : 0));
-}
-
-TEST_CASE("Live: what sleeps in place is not taken out while work runs, which it would wait for", "[live]") {
-    LoadedHost host(captured({"GPU_SLEEP_LIVE_BYTES=weights=1GiB"}));
-    host.tell("alloc cache 4194304 0");
-    host.sleep({"--tags", "weights", "--gate", "checked"});
-    host.tell("spin 5000");
-    const Scratch scratch;
-    const Arguments in_files{"--tags", "weights", "--store", "file", "--dir", scratch.file("sleep"),
-                             "--json"};
-    const auto busy = host.command("gpu-sleep", with(in_files, {"--timeout", "200ms"}));
-    CHECK(busy.json(k_code_of_error) == "timed_out");
-    CHECK(host.report("file_bytes") == "0");
-    REQUIRE(succeeded(host.command("gpu-sleep", in_files)));
-    CHECK(host.report("file_bytes") != "0");
-    host.wake_whole();
-}
-
 TEST_CASE("Live: where host memory cannot be had, a program starts on the GPU", "[live]") {
     const auto variable =
         GENERATE(as<std::string>(), "GPU_SLEEP_SIM_HOST_NUMA=0", "GPU_SLEEP_HOST_BUDGET=1048576");
