@@ -219,8 +219,6 @@ Result<void> ProgramMemory::read_kept(driver::DeviceAddress address, std::span<s
     const MutexLock lock(mutex_);
     const auto place = locate_span(address, to.size());
     if (!place) return place.error();
-    if (place->backing->holds_contents)
-        return storage_->engine.read_in_place(*place->backing, place->span, to.data());
     const auto& contents = storage_->engine.contents();
     const auto number = place->backing->kept.range;
     const bool is_asleep = place->backing->is_asleep();

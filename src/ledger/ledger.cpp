@@ -204,8 +204,6 @@ Ledger::report(const std::function<Bytes(std::uint64_t range)>& in_files) const 
         row.policy = tag.policy;
         sum.add(backing);
         add_to(row, backing);
-        const bool is_in_place = backing.is_asleep() ? backing.holds_contents : may_sleep_in_place(backing);
-        row.in_place += is_in_place ? backing.bytes : 0;
         if (backing.kept.bytes != 0 && backing.residence() != Residence::damaged)
             row.in_files += in_files(backing.kept.range);
     }

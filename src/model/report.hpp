@@ -33,7 +33,6 @@ struct TagReport {
     bool needs_refill = false; ///< awake, but dropped in an earlier sleep and not yet reported refilled
     Bytes allocated = 0;       ///< the size that the program requested
     Bytes host_backed = 0;     ///< awake, in host memory that the GPU uses in place
-    Bytes in_place = 0;        ///< of host_backed and kept, what sleeps in its own memory, or would
 };
 
 /// A kind of work that a sleep or a wake consists of.

@@ -61,7 +61,6 @@ void describe_plan(const SleepPlan& plan, model::Report& report) {
             device.kept += kept_if_dropped(*backing);
             device.dropped += backing->bytes - kept_if_dropped(*backing);
         }
-        for (const auto* backing : part.stay) device.kept += backing->bytes;
     }
 }
 
@@ -71,7 +70,7 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
         device.device = ordinal;
         device.released = plan.needs(ordinal);
         for (const auto* backing : backings) {
-            device.kept += backing->bytes - backing->lost();
+            device.kept += backing->kept.bytes;
             device.dropped += backing->lost();
         }
     }
@@ -192,9 +191,6 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
         device.stored = save.stored(device.device);
         device.copied = save.copied(device.device);
     }
-    for (const auto& [ordinal, part] : plan.devices) // how much of it is zero is not known
-        for (const auto* backing : part.take_out) add_taken_out(report, ordinal, backing->bytes);
-    note_in_place(plan, report);
     const MoveTransaction move(contents_, plan, {});
     move.describe(report);
     for (const auto store : contents::k_stores) {
@@ -335,25 +331,6 @@ Result<void> Engine::check_free_memory(const model::WakeRequest& request) {
     const auto plan = plan_wake(request);
     if (!plan) return plan.error();
     return sleep::check_free_memory(api_, *plan);
-}
-
-Result<void> Engine::read_in_place(const Backing& backing, Span span, std::byte* to) {
-    const driver::RelaxedCaptureMode relaxed(api_);
-    model::DeviceReport unused;
-    const auto session = open_session(api_, backing.device, unused);
-    if (!session) return session.error();
-    const auto current = (*session)->enter();
-    const auto aside = driver::VaReservation::create(api_, backing.bytes);
-    if (!aside) return aside.error();
-    GPU_SLEEP_TRY(driver::map(api_, aside->span(), backing.handle));
-    auto read = guarded([&]() -> Result<void> {
-        GPU_SLEEP_TRY(driver::set_access(api_, aside->span(), driver::DeviceMask{1} << backing.device));
-        GPU_SLEEP_TRY((*session)->copy_to_host(to, aside->span().address + span.offset, span.bytes));
-        return (*session)->synchronize();
-    });
-    if (const auto unmapped = guarded([&] { return driver::unmap(api_, aside->span()); }); !unmapped)
-        log::warning("what was read stays mapped: {}", unmapped.error().message);
-    return read;
 }
 
 Result<void> Engine::check_room_in_host(Bytes more) {

@@ -75,10 +75,6 @@ public:
     /// out_of_device_memory, driver_failed, context_lost.
     [[nodiscard]] Result<void> check_free_memory(const model::WakeRequest& request);
 
-    /// Copies `span` of what sleeps in its own memory (Backing::holds_contents) to `to`; it is mapped at
-    /// other addresses meanwhile. Errors: out_of_device_memory, driver_failed, context_lost.
-    [[nodiscard]] Result<void> read_in_place(const ledger::Backing& backing, Span span, std::byte* to);
-
     /// What wake() would do. Errors: unknown_tag.
     [[nodiscard]] Result<WakePlan> plan_wake(const model::WakeRequest& request);
 

@@ -34,13 +34,6 @@ model::DeviceReport& device_in(model::Report& report, int device) {
     return made;
 }
 
-void add_taken_out(model::Report& report, int device, Bytes stored) {
-    auto& all = device_in(report, device);
-    all.relocated += stored;
-    all.stored -= stored;
-    all.copied -= stored;
-}
-
 Result<void> first_cause(std::vector<Result<void>>& results) {
     Result<void> cancelled;
     for (auto& result : results) {

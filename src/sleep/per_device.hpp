@@ -29,9 +29,6 @@ void add_report(model::Report& report, const model::DeviceReport& device, driver
 /// The part of `report` that tells of `device`, which is made where it is missing.
 [[nodiscard]] model::DeviceReport& device_in(model::Report& report, int device);
 
-/// Counts `stored` bytes, which are in the report of `device` as what a sleep stores, as moved: they slept.
-void add_taken_out(model::Report& report, int device, Bytes stored);
-
 /// Runs `job(state)` for every state, each on a thread of its own when there are several. When one fails the
 /// progress counter is stopped. Returns the first error that is not `cancelled`, or else the first.
 template <class State, class Job>

@@ -190,7 +190,7 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, conte
     std::vector<contents::Restore::Target> targets;
     for (const auto* backing : run.backings) {
         if (backing->kept.range != 0) targets.push_back({backing->kept.range, backing->address});
-        device.report.kept += backing->bytes - backing->lost();
+        device.report.kept += backing->kept.bytes;
         device.report.dropped += backing->lost();
     }
     return restore.add(targets);
@@ -225,7 +225,7 @@ void WakeTransaction::take_back_spoiled(DeviceWake& device) {
                 failed != device.failures.end() && failed->second.code == ErrorCode::damaged;
             if (is_damaged && backing->residence() != Residence::damaged)
                 Ledger::move(*backing, Residence::damaged);
-            device.report.kept -= backing->bytes - backing->lost();
+            device.report.kept -= backing->kept.bytes;
             device.report.dropped -= backing->lost();
         }
         device.report.released -= std::min(device.report.released, close(run->backings));

@@ -69,15 +69,7 @@ Result<void> fill(const Allocation& allocation) {
     return {};
 }
 
-Result<void> read_device(void* to, CUdeviceptr from, std::size_t bytes) {
-    return checked(cuMemcpyDtoH(to, from, bytes), "cuMemcpyDtoH");
-}
-
-Result<void> read_kept(void* to, CUdeviceptr from, std::size_t bytes) {
-    return checked(gpu_sleep_read_kept(reinterpret_cast<const void*>(from), bytes, to));
-}
-
-Result<std::string> compare(const Allocation& allocation, Reader* read) {
+Result<std::string> compare(const Allocation& allocation) {
     GPU_SLEEP_TRY(use_device(allocation.device));
     std::vector<std::uint64_t> found(std::min(allocation.bytes, k_piece) / sizeof(std::uint64_t));
     auto expected = found;
@@ -87,7 +79,7 @@ Result<std::string> compare(const Allocation& allocation, Reader* read) {
         const auto bytes = std::min(k_piece, allocation.bytes - at);
         found.resize(bytes / sizeof(std::uint64_t));
         expected.resize(found.size());
-        auto copied = read(found.data(), allocation.address() + at, bytes);
+        auto copied = checked(cuMemcpyDtoH(found.data(), allocation.address() + at, bytes), "cuMemcpyDtoH");
         if (!copied) {
             auto error = std::move(copied).error();
             error.message += fmt::format(", {} bytes of the process are asleep", gpu_sleep_asleep_bytes());

@@ -37,12 +37,8 @@ struct Allocation {
 /// Writes the bytes that `allocation` is to have. Errors: driver_failed.
 [[nodiscard]] Result<void> fill(const Allocation& allocation);
 
-using Reader = Result<void>(void* to, CUdeviceptr from, std::size_t bytes);
-/// From the device, or what is kept of it while it sleeps.
-[[nodiscard]] Reader read_device, read_kept;
-
-/// Reads it: "intact" when its bytes are what fill() wrote, "zero", or "differs". Errors: those of `read`.
-[[nodiscard]] Result<std::string> compare(const Allocation& allocation, Reader* read = read_device);
+/// Reads it: "intact" when its bytes are what fill() wrote, "zero", or "differs". Errors: driver_failed.
+[[nodiscard]] Result<std::string> compare(const Allocation& allocation);
 
 /// A graph that copies one allocation to another, captured on a stream of its own, on device 0.
 class Graph {

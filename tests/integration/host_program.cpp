@@ -309,8 +309,6 @@ const Commands& commands() {
         {"alloc_many", allocate_many},
         {"free", about(allocation, release)},
         {"check", about(allocation, [](const Allocation& which, Words&) { return compare(which); })},
-        {"check_kept",
-         about(allocation, [](const Allocation& which, Words&) { return compare(which, read_kept); })},
         {"check_all", check_all},
         {"policy", set_policy},
         {"refilled",

@@ -173,15 +173,6 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     check_places();
     host.check_unharmed();
     check_places();
-    host.sleep(); // where it is
-    CHECK(host.report("host_bytes") == "12582912");
-    CHECK(host.report("unreleased_bytes") == "0");
-    CHECK(host.tell("check_kept 0") == "intact");
-    const Scratch scratch;
-    host.sleep({"--store", "weights=file", "--dir", scratch.file("sleep")});
-    CHECK(host.report("tags/1/in_files_bytes") == "8388608");
-    host.wake_whole();
-    check_places();
 }
 
 TEST_CASE("Live: where host memory cannot be had, a program starts on the GPU", "[live]") {
@@ -379,17 +370,5 @@ TEST_CASE("Live: what is asked for amid a move waits for its turn", "[live]") {
     CHECK(moving.finish().status == 0);
     machine.wake({"--live-bytes", "0"});
     CHECK(host_backed(machine.host) > 0); // it had moved before it slept
-    machine.expect_works();
-}
-
-TEST_CASE("Live: what sleeps in host memory from the start can go deep without waking", "[live]") {
-    DeepMachine machine({"GPU_SLEEP_LIVE_BYTES=1GiB"});
-    const auto placed = host_backed(machine.host);
-    CHECK(placed > 0);
-    REQUIRE(succeeded(machine.command("gpu-sleep")));
-    CHECK(machine.state() == "asleep");
-    machine.fall_asleep();
-    machine.wake();
-    CHECK(host_backed(machine.host) == placed);
     machine.expect_works();
 }
