@@ -9,7 +9,6 @@
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
-#include "support/skip.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
