@@ -130,7 +130,9 @@ TEST_CASE("Idle: is not known of a program whose calls are not intercepted", "[r
     CHECK(host.state() == "awake");
     host.tell("sleep 1");
     const Scratch place; // asleep counts as idle, and its contents move
-    CHECK(reclaim(host, {"--store", "file", "--dir", place.file("files")}).json(k_changed) == "true");
+    CHECK(becomes_true([&] {
+        return reclaim(host, {"--store", "file", "--dir", place.file("files")}).json(k_changed) == "true";
+    }));
 }
 
 TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is no longer idle",
