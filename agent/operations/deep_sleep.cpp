@@ -245,7 +245,8 @@ Result<void> DeepSleep::check_again() {
     const auto is_noted = [&](int device) { return noted.contains(device); };
     if (!std::all_of(uses->devices.begin(), uses->devices.end(), is_noted))
         GPU_SLEEP_TRY(note_devices(uses->devices)); // it has begun to use one in the meantime
-    return {};
+    // What is allocated since the sleep may be placed there.
+    return memory_.with_lock([](LockedMemory& locked) { return locked.engine().leave_host_memory(); });
 }
 
 Result<void> DeepSleep::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {
