@@ -245,7 +245,7 @@ Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
             backing->holds_contents ? unmap_memory(api_, *backing) : release_memory(api_, *backing);
         if (!closed)
             log::warning("a wake could not be undone completely: {}", closed.error().message);
-        else if (is_of_gpu)
+        else if (is_of_gpu && !backing->holds_contents)
             released += backing->bytes;
     }
     return released;
