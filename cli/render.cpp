@@ -179,8 +179,9 @@ std::string render_reasons(const control::Process& process, const Report& report
         text += "  it worked or woke within the last 4 s\n"; // which is how finely agents count
     else
         text += fmt::format("  it last worked {} ago\n", format_seconds(*report.idle_seconds));
-    const auto kept = model::sum_of(report.tags, &model::TagReport::kept) + // of what sleeps
-                      model::sum_of(report.devices, &DeviceReport::kept);
+    auto kept = model::sum_of(report.tags, &model::TagReport::kept) + // of what sleeps
+                model::sum_of(report.devices, &DeviceReport::kept);
+    kept -= std::min(kept, model::sum_of(report.tags, &model::TagReport::in_place)); // only mapped
     text += fmt::format("  a sleep would free {}\n", format_bytes(released(report)));
     for (const auto& reason : against) text += fmt::format("  prevented by: {}\n", printable(reason));
     if (against.empty()) text += "  nothing prevents it\n";

@@ -209,6 +209,11 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
     auto ready = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, keep_going);
     if (ready) ready = guarded([&] { return check_again(); });
     if (ready) ready = guarded([&] { return drain(deadline, keep_going); });
+    // What is allocated since the sleep may be placed there.
+    if (ready)
+        ready = memory_.with_lock([](LockedMemory& locked) {
+            return guarded([&] { return locked.engine().leave_host_memory(); });
+        });
     if (!ready) {
         gate::Gate::instance().leave_deep();
         const auto& why = ready.error().message;

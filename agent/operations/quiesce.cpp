@@ -66,14 +66,16 @@ Result<void> Quiesce::check_late_calls() const {
     return make_error(ErrorCode::unseen_library, "{}", words_for(calls));
 }
 
-Result<Quiesce::Preview> Quiesce::preview() const {
+Result<Quiesce::Preview> Quiesce::preview(Scope scope) const {
     bool stops_work = false;
     auto state = model::State::awake;
     auto plan = parts_.memory.with_lock([&](LockedMemory& locked) {
         state = locked.state();
         const bool is_any_awake = state == model::State::awake || state == model::State::partial;
         stops_work = pauses() && !locked.is_paused() && (is_any_awake || gate::Gate::instance().is_checked());
-        return locked.engine().plan_sleep(request_);
+        auto made = locked.engine().plan_sleep(request_);
+        if (made && scope == Scope::sleepers) made->move_only();
+        return made;
     });
     if (!plan) return std::move(plan).error();
     // Callbacks hear only of what is still there: what already sleeps and is given up is out of their reach.
@@ -84,29 +86,31 @@ Result<Quiesce::Preview> Quiesce::preview() const {
                     request_.deep},
                    std::move(plan->still_kept),
                    !plan->changes_sleep() && !stops_work,
+                   plan->takes_out(),
                    stops_work && state != model::State::awake};
 }
 
-Result<bool> Quiesce::run(Callbacks::Jobs& owed) {
-    const auto preview = this->preview();
+Result<bool> Quiesce::run(Callbacks::Jobs& owed, Scope scope) {
+    const auto preview = this->preview(scope);
     if (!preview) return preview.error();
     for (const auto& tag : preview->still_kept)
         report_.notes.push_back(fmt::format("tag '{}' keeps its contents: parts of it are preserved, and a "
                                             "sleeping tag cannot be dropped in part; wake it first",
                                             tag));
     if (request_.dry_run && preview->pauses_besides) report_.notes.emplace_back("it would be paused as well");
-    if (preview->is_empty && !request_.deep) return false; // a deep sleep takes what is left
-    GPU_SLEEP_TRY(check_unseen());
-    if (preview->is_empty || request_.dry_run) return false;
-    GPU_SLEEP_TRY(run_callbacks(preview->event, owed));
+    const bool sleeps = !preview->is_empty;
+    // A deep sleep takes what is left.
+    if (sleeps || (request_.deep && scope == Scope::all)) GPU_SLEEP_TRY(check_unseen());
+    if (request_.dry_run || !(sleeps || preview->takes_out)) return false;
+    if (sleeps) GPU_SLEEP_TRY(run_callbacks(preview->event, owed));
     const auto start = Clock::now();
-    GPU_SLEEP_TRY(shut_gate());
-    GPU_SLEEP_TRY(check_late_calls());
+    GPU_SLEEP_TRY(shut_gate(sleeps));
+    if (sleeps) GPU_SLEEP_TRY(check_late_calls());
     GPU_SLEEP_TRY(drain());
     GPU_SLEEP_TRY(await_others());
-    if (intercepts() && !pauses()) intercepted::trim();
+    if (sleeps && intercepts() && !pauses()) intercepted::trim();
     report_.times.drain = seconds_since(start);
-    return true;
+    return sleeps;
 }
 
 Result<void> Quiesce::run_callbacks(const Event& event, Callbacks::Jobs& owed) {
@@ -158,16 +162,16 @@ Result<void> Quiesce::end_captures() {
     return {};
 }
 
-Result<void> Quiesce::shut_gate() {
+Result<void> Quiesce::shut_gate(bool trims) {
     if (!intercepts()) return {};
     auto& gate = gate::Gate::instance();
     const auto keep_going = [this] { return keeps_going(); };
     // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
     if (gate::Gate::is_open()) python::find_python(gate.loader_lock());
-    for (bool has_trimmed = false;;) {
+    for (bool has_trimmed = !trims || pauses();;) {
         GPU_SLEEP_TRY(end_captures());
         // PyTorch could not unmap blocks of its own that sleep, and would be left in disorder.
-        if (!std::exchange(has_trimmed, true) && !pauses() && !intercepted::own_mappings_sleep())
+        if (!std::exchange(has_trimmed, true) && !intercepted::own_mappings_sleep())
             GPU_SLEEP_TRY(parts_.torch_trim.run(deadline_, keep_going));
         bool has_released = false;
         GPU_SLEEP_TRY(gate.close(deadline_, keeps_coaxing(has_released)));

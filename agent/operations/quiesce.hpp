@@ -10,6 +10,7 @@
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "server/line.hpp"
+#include "sleep/engine.hpp"
 
 #include <functional>
 #include <string>
@@ -25,12 +26,14 @@ public:
         : parts_(parts), request_(request), progress_(progress), joint_(joint), deadline_(deadline),
           report_(report) {}
 
-    /// Takes all steps. False: nothing is to go to sleep or to be paused, and nothing was done. What
-    /// callbacks are owed if the sleep does not come is added to `owed`, also after a failure. Errors: those
-    /// of plan_sleep(), Callbacks::run_before_sleep(), Gate::close(), driver::drain() and
-    /// Joint::wait_drained(); unseen_library, io_failed,
-    /// capture_in_progress, cancelled, timed_out.
-    [[nodiscard]] Result<bool> run(Callbacks::Jobs& owed);
+    using Scope = sleep::Engine::Scope;
+
+    /// Takes all steps. False: nothing is to go to sleep or to be paused, and nothing was done but to hold
+    /// work back where what sleeps is taken out of its own memory. What callbacks are owed if the sleep does
+    /// not come is added to `owed`, also after a failure. Errors: those of plan_sleep(),
+    /// Callbacks::run_before_sleep(), Gate::close(), driver::drain() and Joint::wait_drained();
+    /// unseen_library, io_failed, capture_in_progress, cancelled, timed_out.
+    [[nodiscard]] Result<bool> run(Callbacks::Jobs& owed, Scope scope = Scope::all);
 
 private:
     /// What the sleep would do: what callbacks are told of it, with no tags where all of it sleeps already.
@@ -38,9 +41,10 @@ private:
         Event event;
         std::vector<std::string> still_kept; ///< as SleepPlan has it
         bool is_empty = true;                ///< nothing goes to sleep or is paused; what sleeps may move
+        bool takes_out = false;              ///< of that, some from its own memory
         bool pauses_besides = false;         ///< it would be paused, and something sleeps already
     };
-    [[nodiscard]] Result<Preview> preview() const;
+    [[nodiscard]] Result<Preview> preview(Scope scope) const;
     [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }
     /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds, or once the
     /// program has called an entry point of the driver that this build does not know; notes it otherwise.
@@ -50,8 +54,8 @@ private:
     /// The same of what was called for the first time just before the gate was shut.
     [[nodiscard]] Result<void> check_late_calls() const;
     [[nodiscard]] Result<void> run_callbacks(const Event& event, Callbacks::Jobs& owed);
-    /// Lets captures end, and closes the gate.
-    [[nodiscard]] Result<void> shut_gate();
+    /// Lets captures end, has PyTorch give back what it caches if that `trims`, and closes the gate.
+    [[nodiscard]] Result<void> shut_gate(bool trims);
     /// Holds new captures back and waits until those under way have ended.
     [[nodiscard]] Result<void> end_captures();
     /// Errors: capture_in_progress, if a capture waits for what sleeps already, and so for no sleep's end.

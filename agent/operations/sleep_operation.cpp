@@ -81,7 +81,7 @@ bool SleepOperation::give_files_back() {
 }
 
 bool SleepOperation::may_spill() const noexcept {
-    return request_.spill && scope_ == sleep::Engine::Scope::all;
+    return request_.spill && (scope_ == sleep::Engine::Scope::all || (request_.deep && !names_store()));
 }
 
 bool SleepOperation::spill_rest() {
@@ -124,12 +124,10 @@ Result<void> SleepOperation::attempt() noexcept {
 
 Result<void> SleepOperation::move_contents() {
     // Callbacks that have made ready must hear how it ended, whatever fails from here on.
-    auto quiet = guarded([&]() -> Result<bool> {
-        if (scope_ == sleep::Engine::Scope::sleepers) return false; // nobody need be quiet
-        return Quiesce(parts_, request_, progress_, joint_, deadline_, report_).run(owed_);
-    });
+    auto quiet = guarded(
+        [&] { return Quiesce(parts_, request_, progress_, joint_, deadline_, report_).run(owed_, scope_); });
     if (!quiet) return std::move(quiet).error();
-    // With nothing to put to sleep the gate is open: what has come since is not to be touched.
+    // With nothing to put to sleep nobody was told: what has come since is not to be touched.
     if (!*quiet && !request_.dry_run) scope_ = sleep::Engine::Scope::sleepers;
     auto done = attempt();
     for (const auto& remedy : k_remedies) {
@@ -278,8 +276,9 @@ Result<void> SleepOperation::go_deep() {
 Result<void> SleepOperation::fall_asleep() {
     const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
     GPU_SLEEP_TRY(check_deep());
-    // Files of the last sleep have no names any more, but hold their room on the disk until they are closed.
-    give_back_files(parts_);
+    // Files of the last sleep have no names any more, but hold their room on the disk until they are closed,
+    // which takes the kernel a while.
+    if (request_.spill || model::uses_files(request_)) give_back_files(parts_);
     GateSettler settler(parts_.memory, parts_.status);
     asleep_before_ = parts_.memory.asleep_bytes();
     was_paused_ = parts_.memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });

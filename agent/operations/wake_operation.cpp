@@ -65,7 +65,10 @@ Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Repo
         return joint_.wait_ready();
     };
     return parts_.memory.with_lock([&](LockedMemory& locked) {
-        return transact(parts_.status, locked, [&] { return locked.wake(part, control, report); });
+        const auto in_place = locked.ledger().in_place();
+        auto woken = transact(parts_.status, locked, [&] { return locked.wake(part, control, report); });
+        from_place_ += in_place - locked.ledger().in_place();
+        return woken;
     });
 }
 
@@ -108,6 +111,7 @@ void WakeOperation::add(Report&& part) {
 void WakeOperation::note_speed() {
     Bytes bytes = 0;
     for (const auto& device : report_.devices) bytes += device.kept;
+    bytes -= std::min(bytes, from_place_);
     if (report_.changed && bytes > 0)
         parts_.status.set_woken(bytes, seconds_since(start_) - report_.times.callbacks);
 }

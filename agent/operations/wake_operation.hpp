@@ -65,6 +65,7 @@ private:
     model::Report report_;
     /// After a deep sleep: kept until all is mapped, or others might count on the room.
     GpuLines::Room room_;
+    Bytes from_place_ = 0;           ///< of what woke, what was only mapped
     std::vector<std::string> woken_; ///< tags of the order, by parts that are done
     /// What callbacks take comes first: once memory is awake they must run.
     std::shared_ptr<Event> event_;

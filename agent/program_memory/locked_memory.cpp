@@ -81,6 +81,7 @@ std::map<int, Bytes> LockedMemory::worth_preparing() const {
         auto& of_device = bytes[backing.device];
         const auto& tag = ledger_.tag(backing.tag);
         const bool would_be_kept = !backing.is_asleep() && !backing.stay_reason &&
+                                   !ledger_.may_sleep_in_place(backing) &&
                                    sleep::keeps_contents(request, tag.name, tag.policy);
         if (would_be_kept && !contents().find_retained(backing.kept.range)) of_device += backing.bytes;
     }
@@ -101,7 +102,9 @@ void LockedMemory::describe(model::Report& report) const {
         report.directories = contents().directories();
     }
     for (const auto& [address, backing] : ledger_.backings())
-        if (backing.is_asleep() && backing.handle != 0) report.unreleased_bytes += backing.bytes;
+        if (backing.is_asleep() && backing.handle != 0)
+            (backing.host_backed && backing.holds_contents ? report.host_bytes : report.unreleased_bytes) +=
+                backing.bytes;
     // Asking walks all blocks of the range, with the mutex held.
     const bool has_files = report.file_bytes != 0;
     report.tags = ledger_.report([this, has_files](contents::Number range) {

@@ -227,7 +227,11 @@ Result<void> ProgramMemory::read_kept(driver::DeviceAddress address, std::span<s
     const auto* const range = number == 0 ? nullptr
                               : is_asleep ? &contents.at(number)
                                           : contents.find_retained(number);
-    if (!range) return make_error(ErrorCode::refused, "none of the contents are kept");
+    if (!range)
+        return make_error(ErrorCode::refused, "{}",
+                          place->backing->holds_contents
+                              ? "it sleeps in its own memory, where it can be read once it wakes"
+                              : "none of the contents are kept");
     return contents::Contents::read(*range, place->span, to.data());
 }
 

@@ -303,9 +303,9 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_sleep_in_files(int level, const char* t
  * `to`: while it sleeps, and after it woke those of its last sleep for as long as they are retained (see
  * gpu_sleep_set_retained()). Small allocations can share a range, and what is retained of it may be of one
  * that was freed: of those it reads only what sleeps. Since version 8. Errors: NOT_OWNED (not within one
- * allocation), INVALID_ARGUMENT (zero bytes, `to` is NULL), REFUSED (not all of it is kept, or it is in
- * files; awake memory of a shared range), IO (the kernel does not let the process read its own memory).
- * Source: proc(5), /proc/self/mem. */
+ * allocation), INVALID_ARGUMENT (zero bytes, `to` is NULL), REFUSED (not all of it is kept, it is in files,
+ * or it sleeps in the host memory that it runs from; awake memory of a shared range), IO (the kernel does not
+ * let the process read its own memory). Source: proc(5), /proc/self/mem. */
 GPU_SLEEP_API gpu_sleep_status gpu_sleep_read_kept(const void* pointer, size_t bytes, void* to);
 
 /** Wakes this process, or some of its tags. `wait_ms` is how long to try again while GPU memory is short,

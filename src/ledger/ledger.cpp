@@ -144,6 +144,13 @@ Bytes Ledger::host_backed(std::optional<TagId> tag) const noexcept {
     return sum;
 }
 
+Bytes Ledger::in_place() const noexcept {
+    Bytes sum = 0;
+    for (const auto& [address, backing] : backings_)
+        sum += backing.holds_contents && backing.host_backed ? backing.bytes : 0;
+    return sum;
+}
+
 void Ledger::note_own_sleep(const std::vector<std::string>& tags) noexcept {
     for (auto& [address, backing] : backings_)
         backing.slept_by_program |=
@@ -204,6 +211,9 @@ Ledger::report(const std::function<Bytes(std::uint64_t range)>& in_files) const 
         row.policy = tag.policy;
         sum.add(backing);
         add_to(row, backing);
+        const bool is_in_place =
+            backing.is_asleep() ? backing.holds_contents && backing.host_backed : may_sleep_in_place(backing);
+        row.in_place += is_in_place ? backing.bytes : 0;
         if (backing.kept.bytes != 0 && backing.residence() != Residence::damaged)
             row.in_files += in_files(backing.kept.range);
     }

@@ -47,7 +47,7 @@ struct Backing {
         nullptr;                  ///< why it has to stay on the GPU, in static text; null when it may sleep
     std::uint64_t handle = 0;     ///< the driver's physical memory; 0 when it has none
     bool host_backed = false;     ///< that is host memory, which its devices reach across the link
-    bool holds_contents = false;  ///< asleep, and its handle still has all of its contents
+    bool holds_contents = false;  ///< asleep in place: its handle has all its contents, and no kept range
     bool was_host_backed = false; ///< asleep without a handle, it ran from host memory until then
     std::uint64_t number = 0;     ///< in the order in which they were added; given by the ledger
     std::vector<Span> preserved;  ///< sorted, disjoint, not touching
@@ -124,8 +124,17 @@ public:
     /// logged.
     static bool move(Backing& backing, model::Residence to);
 
+    /// Whether a sleep in host memory leaves the contents of the backing, which is awake, where they are: it
+    /// runs from host memory, and every wake puts it there again.
+    [[nodiscard]] bool may_sleep_in_place(const Backing& backing) const noexcept {
+        return backing.host_backed && tags_[backing.tag].live_bytes != 0;
+    }
+
     /// Host memory that backings have in place of GPU memory: all, or those of one tag.
     [[nodiscard]] Bytes host_backed(std::optional<TagId> tag = std::nullopt) const noexcept;
+
+    /// Of that, what holds the contents of what sleeps.
+    [[nodiscard]] Bytes in_place() const noexcept;
 
     /// Notes that the program itself asked for the sleep of what sleeps under `tags`, or of all for none.
     void note_own_sleep(const std::vector<std::string>& tags) noexcept;

@@ -33,6 +33,7 @@ struct TagReport {
     bool needs_refill = false; ///< awake, but dropped in an earlier sleep and not yet reported refilled
     Bytes allocated = 0;       ///< the size that the program requested
     Bytes host_backed = 0;     ///< awake, in host memory that the GPU uses in place
+    Bytes in_place = 0;        ///< of host_backed and kept, what sleeps in its own memory, or would
 };
 
 /// A kind of work that a sleep or a wake consists of.
@@ -186,7 +187,7 @@ struct Holdings {
     Bytes file_bytes = 0;     ///< what its files take on disk
     Bytes retained_bytes = 0; ///< host memory that holds contents of what is awake, for the next sleep
     std::vector<std::string> directories; ///< of its files of contents, as it sees them
-    Bytes unreleased_bytes = 0;           ///< of what sleeps, GPU memory that the driver did not release
+    Bytes unreleased_bytes = 0;           ///< of what sleeps, memory that the driver did not release
     std::string reply;                    ///< of a callback by name; may be empty
 };
 

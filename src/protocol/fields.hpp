@@ -270,7 +270,8 @@ auto fields(Is<model::TagReport> auto& t) {
                       may<7>(t.resident, "resident_bytes"), may<8>(t.kept, "kept_bytes"),
                       may<9>(t.in_files, "in_files_bytes"), may<10>(t.dropped, "dropped_bytes"),
                       may<11>(t.damaged, "damaged_bytes"), may<12>(t.allocated, "allocated_bytes"),
-                      may<13>(t.needs_refill, "needs_refill"), may<73>(t.host_backed, "host_backed_bytes"));
+                      may<13>(t.needs_refill, "needs_refill"), may<73>(t.host_backed, "host_backed_bytes"),
+                      may<75>(t.in_place, "in_place_bytes"));
 }
 auto fields(Is<model::Policy> auto& p) {
     return all_fields(may<1>(p.retention, "policy"), may<2>(p.refillable, "refillable"));

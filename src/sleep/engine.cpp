@@ -61,6 +61,7 @@ void describe_plan(const SleepPlan& plan, model::Report& report) {
             device.kept += kept_if_dropped(*backing);
             device.dropped += backing->bytes - kept_if_dropped(*backing);
         }
+        for (const auto* backing : part.stay) device.kept += backing->bytes;
     }
 }
 
@@ -70,7 +71,7 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
         device.device = ordinal;
         device.released = plan.needs(ordinal);
         for (const auto* backing : backings) {
-            device.kept += backing->kept.bytes;
+            device.kept += backing->bytes - backing->lost();
             device.dropped += backing->lost();
         }
     }
@@ -191,6 +192,9 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
         device.stored = save.stored(device.device);
         device.copied = save.copied(device.device);
     }
+    for (const auto& [ordinal, part] : plan.devices) // how much of it is zero is not known
+        for (const auto* backing : part.take_out) add_taken_out(report, ordinal, backing->bytes);
+    note_in_place(plan, report);
     const MoveTransaction move(contents_, plan, {});
     move.describe(report);
     for (const auto store : contents::k_stores) {
@@ -331,6 +335,17 @@ Result<void> Engine::check_free_memory(const model::WakeRequest& request) {
     const auto plan = plan_wake(request);
     if (!plan) return plan.error();
     return sleep::check_free_memory(api_, *plan);
+}
+
+Result<void> Engine::leave_host_memory() {
+    for (auto& [address, backing] : ledger_.backings())
+        if (backing.is_asleep() && backing.host_backed && !backing.holds_contents)
+            GPU_SLEEP_TRY(release_memory(api_, backing));
+    static_cast<void>(count_host_backed());
+    const auto left = ledger_.host_backed();
+    if (left == 0) return {};
+    return make_error(ErrorCode::driver_failed,
+                      "{} of it are in host memory, which the driver may not bring back", format_bytes(left));
 }
 
 Result<void> Engine::check_room_in_host(Bytes more) {

@@ -42,7 +42,9 @@ public:
     /// What a sleep is done to.
     enum class Scope {
         all,
-        sleepers ///< only what sleeps already, and moves to another store: the device need not be drained
+        /// Only what sleeps already, and moves to another store: the device need not be drained, but for what
+        /// is taken out of its own memory.
+        sleepers
     };
     /// What of the contents for host memory goes to files.
     enum class Spill {
@@ -74,6 +76,10 @@ public:
     /// Whether the devices have room for that now; asks, and changes nothing. Errors: those of plan_wake();
     /// out_of_device_memory, driver_failed, context_lost.
     [[nodiscard]] Result<void> check_free_memory(const model::WakeRequest& request);
+
+    /// Has no backing keep host memory, which the driver may not bring back: that which failed calls left is
+    /// released. Errors: driver_failed: some is left, or runs or sleeps there.
+    [[nodiscard]] Result<void> leave_host_memory();
 
     /// What wake() would do. Errors: unknown_tag.
     [[nodiscard]] Result<WakePlan> plan_wake(const model::WakeRequest& request);

@@ -21,6 +21,20 @@ Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& a
     return session;
 }
 
+Result<void> unmap_memory(const driver::Api& api, ledger::Backing& backing) {
+    if (backing.mapped) GPU_SLEEP_TRY(driver::unmap(api, {backing.address, backing.bytes}));
+    backing.mapped = false;
+    return {};
+}
+
+Result<void> release_memory(const driver::Api& api, ledger::Backing& backing) {
+    GPU_SLEEP_TRY(unmap_memory(api, backing));
+    if (backing.handle != 0) GPU_SLEEP_TRY(driver::release(api, backing.handle));
+    backing.handle = 0;
+    backing.was_host_backed |= std::exchange(backing.host_backed, false);
+    return {};
+}
+
 void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session) {
     report.devices.push_back(device);
     report.devices.back().steps = session.steps().times();
@@ -32,6 +46,13 @@ model::DeviceReport& device_in(model::Report& report, int device) {
     auto& made = report.devices.emplace_back();
     made.device = device;
     return made;
+}
+
+void add_taken_out(model::Report& report, int device, Bytes stored) {
+    auto& all = device_in(report, device);
+    all.relocated += stored;
+    all.stored -= stored;
+    all.copied -= stored;
 }
 
 Result<void> first_cause(std::vector<Result<void>>& results) {

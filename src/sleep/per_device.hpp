@@ -9,6 +9,7 @@
 #include "base/quiet_thread.hpp"
 #include "contents/progress.hpp"
 #include "driver/device_session.hpp"
+#include "ledger/ledger.hpp"
 #include "model/model.hpp"
 
 #include <memory>
@@ -26,8 +27,17 @@ namespace gpu_sleep::sleep {
 /// Adds what was done on one device, and how long each step of it took.
 void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session);
 
+/// Unmaps the memory of `backing`, if it is mapped. Errors: driver_failed; it is mapped still.
+[[nodiscard]] Result<void> unmap_memory(const driver::Api& api, ledger::Backing& backing);
+/// Unmaps and releases the memory of `backing`, if it has any: its contents are elsewhere, or given up.
+/// Errors: driver_failed; what has not gone is the backing's still.
+[[nodiscard]] Result<void> release_memory(const driver::Api& api, ledger::Backing& backing);
+
 /// The part of `report` that tells of `device`, which is made where it is missing.
 [[nodiscard]] model::DeviceReport& device_in(model::Report& report, int device);
+
+/// Counts `stored` bytes, which are in the report of `device` as what a sleep stores, as moved: they slept.
+void add_taken_out(model::Report& report, int device, Bytes stored);
 
 /// Runs `job(state)` for every state, each on a thread of its own when there are several. When one fails the
 /// progress counter is stopped. Returns the first error that is not `cancelled`, or else the first.

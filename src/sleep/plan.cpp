@@ -4,6 +4,10 @@
 
 #include "sleep/plan.hpp"
 
+#include "base/guard.hpp"
+
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -40,6 +44,8 @@ void add_to(SleepPlan& plan, Backing& backing, Action action) {
     case Action::drop: plan.devices[backing.device].drop.push_back(&backing); break;
     case Action::give_up: plan.give_up.push_back(&backing); break;
     case Action::move: plan.move.push_back(&backing); break;
+    case Action::stay: plan.devices[backing.device].stay.push_back(&backing); break;
+    case Action::take_out: plan.devices[backing.device].take_out.push_back(&backing); break;
     }
 }
 
@@ -60,16 +66,30 @@ Result<void> check_directory(const model::Placement& placement) {
 
 } // namespace
 
+bool SleepPlan::changes_sleep() const noexcept {
+    return !give_up.empty() || std::any_of(devices.begin(), devices.end(),
+                                           [](const auto& device) { return device.second.puts_to_sleep(); });
+}
+
+bool SleepPlan::takes_out() const noexcept {
+    return std::any_of(devices.begin(), devices.end(),
+                       [](const auto& device) { return !device.second.take_out.empty(); });
+}
+
 void SleepPlan::move_only() noexcept {
-    devices.clear();
+    for (auto& [ordinal, part] : devices)
+        part = {.keep = {}, .drop = {}, .stay = {}, .take_out = std::move(part.take_out)};
+    std::erase_if(devices, [](const auto& device) { return device.second.take_out.empty(); });
     give_up.clear();
     without_refill.clear();
+    still_kept.clear();
 }
 
 Action action_for(Residence residence, const Circumstances& it) noexcept {
-    const auto leave = it.is_elsewhere ? Action::move : Action::leave;
+    const auto move = it.is_in_place ? Action::take_out : Action::move;
+    const auto leave = it.is_elsewhere ? move : Action::leave;
     switch (residence) {
-    case Residence::device: return it.keep ? Action::keep : Action::drop;
+    case Residence::device: return !it.keep ? Action::drop : it.may_stay ? Action::stay : Action::keep;
     case Residence::kept: return it.keep || it.has_preserved ? leave : Action::give_up;
     case Residence::dropped: return leave;
     case Residence::damaged:
@@ -144,27 +164,36 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
     for (auto& [address, backing] : ledger.backings()) {
         if (backing.stay_reason) continue;
         const auto& tag = ledger.tag(backing.tag);
-        if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
-        const bool keep = keeps_contents(request, tag.name, tag.policy);
+        const bool is_in_place = backing.holds_contents;
+        const bool is_asked_for = request.tags.empty() || contains(request.tags, tag.name);
+        // A deep sleep takes it all out: the driver may not bring such memory back.
+        if (!is_asked_for && !(request.deep && is_in_place)) continue;
+        const bool keep = !is_asked_for || keeps_contents(request, tag.name, tag.policy);
         const bool is_damaged = backing.residence() == Residence::damaged;
         const auto asked = store_asked_for(request, tag.name);
         const bool has_kept = backing.is_asleep() && backing.kept.range != 0;
-        const auto action =
-            action_for(backing.residence(),
-                       {keep, !backing.preserved.empty(), is_damaged && is_mendable(backing.kept.range),
-                        asked && has_kept && is_elsewhere(backing.kept.range, *asked)});
+        const bool is_to_move = is_in_place ? request.deep || asked == model::Store::file
+                                            : asked && has_kept && is_elsewhere(backing.kept.range, *asked);
+        const bool may_stay = ledger.may_sleep_in_place(backing) && !request.deep &&
+                              store_for(request, tag.name) == model::Store::host;
+        const auto action = action_for(backing.residence(), {keep, !backing.preserved.empty(),
+                                                             is_damaged && is_mendable(backing.kept.range),
+                                                             is_to_move, may_stay, is_in_place});
         const bool has_all =
             backing.residence() == Residence::kept || (is_damaged && backing.kept.bytes == backing.bytes);
-        const bool stays_asleep = action == Action::leave || action == Action::move;
+        const bool moves = action == Action::move || action == Action::take_out;
+        const bool stays_asleep = action == Action::leave || moves;
         if (stays_asleep && !keep && has_all) add_once(plan.still_kept, tag.name);
         if (action == Action::leave) continue;
         add_to(plan, backing, action);
         if (!plan.targets.contains(backing.tag))
             plan.targets.emplace(backing.tag, SleepPlan::Target{tag.name, store_for(request, tag.name)});
-        if (action == Action::move) continue;
+        if (moves) continue;
         add_once(plan.tags, tag.name);
         if (action != Action::give_up) plan.awake_tags.insert(tag.name);
-        if (action == Action::keep || (action == Action::drop && backing.is_wholly_preserved())) continue;
+        if (action == Action::keep || action == Action::stay ||
+            (action == Action::drop && backing.is_wholly_preserved()))
+            continue;
         add_once(plan.dropped_tags, tag.name);
         if (!may_be_lost(tag.policy)) add_once(plan.without_refill, tag.name);
     }
@@ -187,10 +216,23 @@ std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::opt
     };
     for (const auto& [ordinal, part] : plan.devices) {
         for (auto* backing : part.keep) add(*backing, {{0, backing->bytes}});
+        for (auto* backing : part.take_out) add(*backing, {{0, backing->bytes}});
         for (auto* backing : part.drop)
             if (!backing->preserved.empty()) add(*backing, backing->preserved);
     }
     return drafted;
+}
+
+void note_in_place(const SleepPlan& plan, model::Report& report) {
+    Bytes bytes = 0;
+    for (const auto& [ordinal, part] : plan.devices)
+        for (const auto* backing : part.stay) bytes += backing->bytes;
+    if (bytes == 0) return;
+    ignoring_errors([&] {
+        report.notes.push_back(fmt::format("{} stays in the host memory that the program runs from, "
+                                           "without a copy",
+                                           format_bytes(bytes)));
+    });
 }
 
 Result<std::vector<model::WakeRequest>> parts_of(const ledger::Ledger& ledger,

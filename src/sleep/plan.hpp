@@ -25,6 +25,8 @@ enum class Action : std::uint8_t {
     drop,    ///< keep preserved spans only, release the memory
     give_up, ///< asleep with contents: give them up
     move,    ///< asleep with contents: bring them to the store that was asked for, without waking
+    stay,    ///< keep all contents in the memory that has them, which is the host's
+    take_out ///< asleep with its contents in its own memory: keep them in a store, without waking
 };
 
 /// What a request says of a backing, and what is known of it.
@@ -33,6 +35,8 @@ struct Circumstances {
     bool has_preserved = false; ///< parts of it are kept whatever the request means
     bool is_mendable = false;   ///< damaged, and it may have been put right since
     bool is_elsewhere = false;  ///< the request names a store, and some of what is kept lies in another
+    bool may_stay = false;      ///< awake, and a sleep need not copy it: ledger::Ledger::may_sleep_in_place()
+    bool is_in_place = false;   ///< asleep, and its own memory holds the contents
 };
 
 /// What a sleep does to a backing that is `residence`. This table and wake_action_for() are the whole meaning
@@ -46,8 +50,9 @@ struct Circumstances {
 ///     dropped     leave      leave
 ///     damaged     leave      give_up, unless it has preserved spans and may be mended: then leave
 ///
-/// A pause leaves all as it is. Where the table says leave, what is kept (preserved spans of what was
-/// dropped, too) moves if it is elsewhere; but what is damaged stays where it can be put right.
+/// A pause leaves all as it is. What is to be kept stays in its own memory where it may. Where the table says
+/// leave, what is kept (preserved spans of what was dropped, too) moves if it is elsewhere, or is taken out
+/// of its own memory; but what is damaged stays where it can be put right.
 [[nodiscard]] Action action_for(model::Residence residence, const Circumstances& it) noexcept;
 
 /// What a wake does to a backing: kept and dropped ones wake, awake ones stay. Damaged ones keep all of their
@@ -86,6 +91,12 @@ struct Run {
 struct DeviceSleepPlan {
     std::vector<ledger::Backing*> keep; ///< by address, as all below
     std::vector<ledger::Backing*> drop;
+    std::vector<ledger::Backing*> stay;
+    std::vector<ledger::Backing*> take_out; ///< of what sleeps already
+    /// Whether anything is awake that is to sleep.
+    [[nodiscard]] bool puts_to_sleep() const noexcept {
+        return !keep.empty() || !drop.empty() || !stay.empty();
+    }
 };
 
 struct SleepPlan {
@@ -105,11 +116,15 @@ struct SleepPlan {
         without_refill; ///< of those, the ones that nobody declared refillable or discardable
     std::vector<std::string>
         still_kept; ///< asleep with all contents, which were to be dropped but for preserved spans
-    /// Whether anything goes to sleep, or to a deeper one: not if it only moves.
-    [[nodiscard]] bool changes_sleep() const noexcept { return !devices.empty() || !give_up.empty(); }
-    /// Has it do nothing but move.
+    /// Whether anything goes to sleep, or to a deeper one: not if it only moves, or is taken out.
+    [[nodiscard]] bool changes_sleep() const noexcept;
+    /// Whether any is taken out of its own memory.
+    [[nodiscard]] bool takes_out() const noexcept;
+    /// Has it do nothing but move, and take out.
     void move_only() noexcept;
-    [[nodiscard]] bool is_empty() const noexcept { return !changes_sleep() && move.empty(); }
+    [[nodiscard]] bool is_empty() const noexcept {
+        return devices.empty() && give_up.empty() && move.empty();
+    }
 };
 
 /// A backing of which something is to be kept, and what its ledger entry will say.
@@ -121,6 +136,9 @@ struct Drafted {
 /// Puts all that `plan` keeps into `save`: in its store, or all in `store`. A dry run and the sleep do this.
 [[nodiscard]] std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save,
                                          std::optional<model::Store> store = std::nullopt);
+
+/// Notes in `report` how much of what `plan` keeps stays in its own memory.
+void note_in_place(const SleepPlan& plan, model::Report& report);
 
 /// Tags that stay asleep although they were to wake, each with the reason.
 using Spoiled = std::map<ledger::TagId, Error>;

@@ -22,7 +22,7 @@ namespace {
 /// All that goes to sleep on the device, by address.
 std::vector<Backing*> all_of(const DeviceSleepPlan& plan) {
     auto all = plan.keep;
-    all.insert(all.end(), plan.drop.begin(), plan.drop.end());
+    for (const auto* more : {&plan.drop, &plan.stay}) all.insert(all.end(), more->begin(), more->end());
     std::sort(all.begin(), all.end(),
               [](const Backing* a, const Backing* b) { return a->address < b->address; });
     return all;
@@ -34,7 +34,29 @@ Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
     return sum;
 }
 
+bool contains(const std::vector<Backing*>& backings, const Backing* backing) {
+    return std::find(backings.begin(), backings.end(), backing) != backings.end();
+}
+
+/// Of a run that is taken out.
+bool is_asleep(const Run& run) noexcept {
+    return run.backings.front()->is_asleep();
+}
+
 } // namespace
+
+SleepTransaction::~SleepTransaction() {
+    const auto unmap = [this](DeviceSleep& device, Backing& backing) -> Result<void> {
+        const auto current = device.session->enter();
+        GPU_SLEEP_TRY(device.session->synchronize()); // or it may be read still
+        return unmap_memory(api_, backing);
+    };
+    for (auto& device : devices_)
+        for (const auto& run : device.runs)
+            for (auto* backing : run.backings)
+                if (device.session && backing->is_asleep() && backing->mapped)
+                    static_cast<void>(guarded([&] { return unmap(device, *backing); }));
+}
 
 Result<void> SleepTransaction::prepare(const contents::Control& control) {
     drafted_ = draft(plan_, save_);
@@ -43,8 +65,9 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
         device.device = ordinal;
         const auto all = all_of(part);
         device.runs = make_runs(all);
+        for (auto& run : make_runs(part.take_out)) device.runs.push_back(std::move(run));
         device.unmapped.assign(device.runs.size(), false);
-        device.report.kept = save_.bytes(ordinal);
+        device.report.kept = save_.bytes(ordinal) - bytes_of(part.take_out) + bytes_of(part.stay);
         device.report.dropped = bytes_of(all) - device.report.kept;
     }
     for (auto& device : devices_) {
@@ -52,6 +75,7 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
         if (!session) return std::move(session).error();
         device.session = *std::move(session);
     }
+    GPU_SLEEP_TRY(map_sleepers());
     contents::ProgressCounter sealing(control, 0);
     GPU_SLEEP_TRY(run_side_by_side(devices_, sealing,
                                    [&](DeviceSleep& device) { return save_.seal(*device.session); }));
@@ -91,6 +115,21 @@ Result<void> SleepTransaction::check_room() const {
                       format_bytes(*needed), format_bytes(room));
 }
 
+Result<void> SleepTransaction::map_sleepers() {
+    for (auto& device : devices_) {
+        for (const auto& run : device.runs) {
+            if (!is_asleep(run)) continue;
+            for (auto* backing : run.backings) {
+                if (backing->mapped) continue; // an earlier sleep could not be undone wholly
+                GPU_SLEEP_TRY(driver::map(api_, {backing->address, backing->bytes}, backing->handle));
+                backing->mapped = true;
+            }
+            GPU_SLEEP_TRY(driver::set_access(api_, run.span(), run.backings.front()->access));
+        }
+    }
+    return {};
+}
+
 Result<void> SleepTransaction::unmap_all() {
     for (auto& device : devices_) {
         const model::StepClock::Timed timed(&device.session->steps(), model::Step::unmap);
@@ -106,8 +145,8 @@ Result<void> SleepTransaction::unmap_all() {
 void SleepTransaction::map_again() {
     for (auto& device : devices_) {
         for (std::size_t i = 0; i < device.runs.size(); ++i) {
-            if (!device.unmapped[i]) continue;
             const auto& run = device.runs[i];
+            if (!device.unmapped[i] || is_asleep(run)) continue;
             Result<void> done;
             for (auto* backing : run.backings) {
                 done = driver::map(api_, {backing->address, backing->bytes}, backing->handle);
@@ -124,13 +163,14 @@ void SleepTransaction::map_again() {
 std::size_t SleepTransaction::leave_asleep() {
     std::size_t count = 0;
     for (auto& device : devices_) {
-        const auto& keep = plan_.devices.at(device.device).keep;
+        const auto& plan = plan_.devices.at(device.device);
         for (std::size_t i = 0; i < device.runs.size(); ++i) {
-            if (!device.unmapped[i]) continue;
+            if (!device.unmapped[i] || is_asleep(device.runs[i])) continue;
             for (auto* backing : device.runs[i].backings) {
-                const bool is_kept = std::find(keep.begin(), keep.end(), backing) != keep.end();
-                if (is_kept)
+                if (contains(plan.keep, backing))
                     Ledger::move(*backing, Residence::kept);
+                else if (contains(plan.stay, backing))
+                    stay_in_place(*backing);
                 else
                     drop(*backing);
                 ++count;
@@ -158,16 +198,28 @@ Result<void> SleepTransaction::commit() {
                           unmapped.error().message, counted(asleep, "range"));
     }
     for (auto& device : devices_) {
-        release(device);
         const auto& plan = plan_.devices.at(device.device);
+        for (auto* backing : plan.stay) stay_in_place(*backing);
+        for (auto* backing : plan.take_out) backing->holds_contents = false; // its copy does
+        release(device);
         for (auto* backing : plan.keep) Ledger::move(*backing, Residence::kept);
         for (auto* backing : plan.drop) drop(*backing);
     }
-    for (auto* backing : plan_.give_up) {
-        contents_.forget(std::exchange(backing->kept, {}).range);
-        Ledger::move(*backing, Residence::dropped);
-    }
+    for (auto* backing : plan_.give_up) give_up(*backing);
     return {};
+}
+
+void SleepTransaction::stay_in_place(Backing& backing) noexcept {
+    contents_.forget(std::exchange(backing.kept, {}).range); // the program may have written since
+    Ledger::move(backing, Residence::kept);
+    backing.holds_contents = true;
+}
+
+void SleepTransaction::give_up(Backing& backing) noexcept {
+    contents_.forget(std::exchange(backing.kept, {}).range);
+    const bool was_in_place = backing.holds_contents;
+    Ledger::move(backing, Residence::dropped);
+    if (was_in_place) release(backing);
 }
 
 void SleepTransaction::drop(Backing& backing) noexcept {
@@ -176,20 +228,21 @@ void SleepTransaction::drop(Backing& backing) noexcept {
     Ledger::move(backing, Residence::dropped);
 }
 
+bool SleepTransaction::release(Backing& backing) noexcept {
+    const auto released = guarded([&] { return release_memory(api_, backing); });
+    if (released) return true;
+    ++unreleased_; // nothing is lost: waking maps it again
+    log::warning("range {:#x} keeps its memory: {}", backing.address, released.error().message);
+    return false;
+}
+
 void SleepTransaction::release(DeviceSleep& device) {
     const model::StepClock::Timed timed(&device.session->steps(), model::Step::release);
     for (const auto& run : device.runs) {
         for (auto* backing : run.backings) {
-            if (const auto released = driver::release(api_, backing->handle); !released) {
-                // Nothing is lost: the handle stays, and waking maps it again.
-                ++unreleased_;
-                log::warning("range {:#x} keeps its GPU memory: {}", backing->address,
-                             released.error().message);
-                continue;
-            }
-            backing->handle = 0;
-            backing->was_host_backed = std::exchange(backing->host_backed, false);
-            if (!backing->was_host_backed) device.report.released += backing->bytes;
+            if (backing->holds_contents) continue;
+            const bool was_on_gpu = !backing->host_backed;
+            if (release(*backing) && was_on_gpu) device.report.released += backing->bytes;
         }
     }
     const auto current = device.session->enter();
@@ -203,12 +256,16 @@ void SleepTransaction::admit() noexcept {
 
 void SleepTransaction::forget_kept() noexcept {
     for (const auto& drafted : drafted_)
-        if (!drafted.backing->is_asleep())
+        if (!drafted.backing->is_asleep() || drafted.backing->holds_contents)
             contents_.forget(std::exchange(drafted.backing->kept, {}).range, contents::Files::removed);
 }
 
 void SleepTransaction::describe(model::Report& report) const {
     for (const auto& device : devices_) add_report(report, device.report, *device.session);
+    for (const auto& [ordinal, part] : plan_.devices)
+        for (const auto* backing : part.take_out)
+            add_taken_out(report, ordinal, contents_.at(backing->kept.range).stored);
+    note_in_place(plan_, report);
     if (save_.spilled() != 0)
         ignoring_errors([&] {
             report.notes.push_back(fmt::format("host memory is short: {} of contents went to files",
@@ -237,8 +294,8 @@ Result<void> MoveTransaction::prepare(const contents::Control& control) {
 }
 
 void MoveTransaction::describe(model::Report& report) const {
-    for (const auto* backing : plan_.move)
-        device_in(report, backing->device).relocated = relocation_.bytes(backing->device);
+    for (const auto* backing : plan_.move) static_cast<void>(device_in(report, backing->device));
+    for (auto& device : report.devices) device.relocated += relocation_.bytes(device.device);
 }
 
 } // namespace gpu_sleep::sleep

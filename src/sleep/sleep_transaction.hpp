@@ -20,7 +20,7 @@ namespace gpu_sleep::sleep {
 /// One device's part of a sleep.
 struct DeviceSleep {
     int device = 0;
-    std::vector<Run> runs;
+    std::vector<Run> runs;      ///< of what is awake, then those that are taken out
     std::vector<bool> unmapped; ///< for each run
     model::DeviceReport report;
     std::unique_ptr<driver::DeviceSession> session;
@@ -35,6 +35,11 @@ public:
                      contents::SaveOptions options, bool looks_for_room = false)
         : api_(api), contents_(contents), plan_(plan), looks_for_room_(looks_for_room),
           save_(contents, std::move(options), plan.devices.size()) {}
+    SleepTransaction(const SleepTransaction&) = delete;
+    SleepTransaction& operator=(const SleepTransaction&) = delete;
+    /// What it has mapped to take it out, and has not, sleeps as before; unmapped, where the driver does
+    /// that.
+    ~SleepTransaction();
 
     /// Errors: out_of_host_memory, out_of_disk, io_failed, driver_failed, context_lost, cancelled, timed_out.
     [[nodiscard]] Result<void> prepare(const contents::Control& control);
@@ -49,12 +54,19 @@ private:
     /// Waits for what others of the user's processes retain, where all may hold no more together.
     [[nodiscard]] Result<void> await_share(contents::ProgressCounter& progress) const;
     [[nodiscard]] Result<void> check_room() const;
+    /// Maps what is taken out of its own memory, which holds the contents until all is unmapped.
+    [[nodiscard]] Result<void> map_sleepers();
     [[nodiscard]] Result<void> unmap_all();
     void map_again();
     /// What could not be mapped again sleeps: nobody may touch it, and a wake maps it. Returns how many
     /// ranges.
     std::size_t leave_asleep();
+    /// It sleeps, and its memory holds its contents.
+    void stay_in_place(ledger::Backing& backing) noexcept;
     void drop(ledger::Backing& backing) noexcept;
+    void give_up(ledger::Backing& backing) noexcept;
+    /// False where the driver fails; that is counted.
+    bool release(ledger::Backing& backing) noexcept;
     void release(DeviceSleep& device);
     /// Has the contents kept, and their owners know of it; forget_kept() takes it back.
     void admit() noexcept;

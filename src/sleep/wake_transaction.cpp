@@ -37,9 +37,13 @@ Bytes lead_of(const std::vector<Backing*>& kept) {
     constexpr Bytes k_access_us = 13;
     constexpr Bytes k_handle_us = 115;
     Bytes bytes = 0;
-    for (const auto* backing : kept) bytes += backing->bytes;
+    Bytes copied = 0;
+    for (const auto* backing : kept) {
+        bytes += backing->bytes;
+        copied += backing->holds_contents ? 0 : backing->bytes;
+    }
     const auto mib = bytes / k_mib;
-    const auto copying = mib * k_copy_us;
+    const auto copying = copied / k_mib * k_copy_us;
     const auto mapping = mib * k_access_us + kept.size() * k_handle_us;
     return mapping <= copying ? 0 : mib * (mapping - copying) / mapping * k_mib;
 }
@@ -190,7 +194,7 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, conte
     std::vector<contents::Restore::Target> targets;
     for (const auto* backing : run.backings) {
         if (backing->kept.range != 0) targets.push_back({backing->kept.range, backing->address});
-        device.report.kept += backing->kept.bytes;
+        device.report.kept += backing->bytes - backing->lost();
         device.report.dropped += backing->lost();
     }
     return restore.add(targets);
@@ -225,7 +229,7 @@ void WakeTransaction::take_back_spoiled(DeviceWake& device) {
                 failed != device.failures.end() && failed->second.code == ErrorCode::damaged;
             if (is_damaged && backing->residence() != Residence::damaged)
                 Ledger::move(*backing, Residence::damaged);
-            device.report.kept -= backing->kept.bytes;
+            device.report.kept -= backing->bytes - backing->lost();
             device.report.dropped -= backing->lost();
         }
         device.report.released -= std::min(device.report.released, close(run->backings));
@@ -236,18 +240,13 @@ void WakeTransaction::take_back_spoiled(DeviceWake& device) {
 Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
     Bytes released = 0;
     for (auto* backing : opened) {
-        if (backing->mapped) {
-            const auto unmapped = driver::unmap(api_, {backing->address, backing->bytes});
-            if (!unmapped) {
-                log::warning("a wake could not be undone completely: {}", unmapped.error().message);
-                continue;
-            }
-            backing->mapped = false;
-        }
-        if (backing->handle == 0 || backing->holds_contents || !driver::release(api_, backing->handle))
-            continue;
-        backing->handle = 0;
-        if (!std::exchange(backing->host_backed, false)) released += backing->bytes;
+        const bool is_of_gpu = backing->handle != 0 && !backing->host_backed;
+        const auto closed =
+            backing->holds_contents ? unmap_memory(api_, *backing) : release_memory(api_, *backing);
+        if (!closed)
+            log::warning("a wake could not be undone completely: {}", closed.error().message);
+        else if (is_of_gpu && !backing->holds_contents)
+            released += backing->bytes;
     }
     return released;
 }

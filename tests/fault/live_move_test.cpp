@@ -6,10 +6,12 @@
 #include "sleep/live_move.hpp"
 #include "store/host_account.hpp"
 #include "support/engine_fixture.hpp"
+#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
 #include <functional>
 #include <limits>
+#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -68,6 +70,39 @@ void add_some(EngineFixture& fixture) {
     fixture.add(1, "weights", 2 * k_mib);
     fixture.remove(1);
     REQUIRE(fixture.heap().allow_access(fixture.allocations()[0].address, 1));
+}
+
+/// Has all of it in host memory, and the weights from the start.
+void start_in_host_memory(EngineFixture& fixture) {
+    REQUIRE(move(fixture, Direction::to_host));
+    fixture.ledger().set_live_bytes(fixture.ledger().tag_id("weights"), k_all);
+}
+
+model::SleepRequest deep() {
+    auto request = level(1);
+    request.deep = true;
+    return request;
+}
+
+model::SleepRequest in_files(const Scratch& scratch) {
+    auto request = level(1);
+    request.store = model::Store::file;
+    request.store_is_named = true;
+    request.directory = scratch.file("sleep");
+    return request;
+}
+
+/// What sleeps in its own memory; a kept range would be another place of its contents.
+Bytes in_place(EngineFixture& fixture) {
+    Bytes sum = 0;
+    for (const auto& [address, backing] : fixture.ledger().backings()) {
+        if (!backing.holds_contents) continue;
+        CHECK(backing.is_asleep());
+        CHECK(backing.handle != 0);
+        CHECK(backing.kept.range == 0);
+        sum += backing.bytes;
+    }
+    return sum;
 }
 
 } // namespace
@@ -165,9 +200,8 @@ TEST_CASE("Live: without host memory that can be mapped, nothing moves", "[live]
 TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it may and fits", "[live]") {
     EngineFixture fixture;
     add_some(fixture);
-    fixture.ledger().set_live_bytes(fixture.ledger().tag_id("weights"), k_all);
-    REQUIRE(move(fixture, Direction::to_host));
-    REQUIRE(fixture.sleep(level(1)));
+    start_in_host_memory(fixture);
+    REQUIRE(fixture.sleep(deep())); // a plain one leaves it there
     model::WakeRequest request{{}, {"weights"}};
     const auto wake = [&](bool is_dry, Bytes live_bytes, std::string_view note) {
         request.dry_run = is_dry;
@@ -190,6 +224,213 @@ TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it m
     CHECK(host_backed(fixture) == 0);
     REQUIRE(fixture.wake());
     CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Live: what is in host memory from the start sleeps there", "[live]") {
+    sleep::Engine::Options options{2, 0};
+    options.retained = GENERATE(Bytes{0}, 64 * k_mib);
+    EngineFixture fixture(options);
+    add_some(fixture);
+    if (options.retained > 0) { // which is older than what the program writes
+        REQUIRE(fixture.sleep(level(1)));
+        REQUIRE(fixture.wake());
+    }
+    start_in_host_memory(fixture);
+    fixture.change(0, k_mib);
+    const auto awake = sim_live_objects();
+    const auto weights = fixture.ledger().host_backed(fixture.ledger().tag_id("weights"));
+    const Scratch scratch;
+    model::Report report;
+    auto rehearsal = level(1);
+    rehearsal.dry_run = true;
+    REQUIRE(fixture.sleep(rehearsal, &report));
+    CHECK(report.notes.at(0).find("stays in the host memory") != std::string::npos);
+    report = {};
+    REQUIRE(fixture.sleep(level(1, {"weights"}), &report));
+    CHECK(report.notes.at(0).find("stays in the host memory") != std::string::npos);
+    for (const auto& device : report.devices) {
+        CHECK(device.kept > 0);
+        CHECK(device.copied == 0);
+        CHECK(device.dropped == 0);
+    }
+    CHECK(in_place(fixture) == weights);
+    CHECK(fixture.ledger().report().back().in_place == 2 * k_mib); // of the second device
+    CHECK(sim_live_objects().handles == awake.handles);
+    CHECK(fixture.host_bytes() == fixture.retained_bytes()); // the cache's
+    CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes - weights);
+    CHECK(sim_live_objects().reservations == awake.reservations);
+    SECTION("a wake maps it, and takes no more host memory") {
+        store::HostAccount::own().limit(0);
+        report = {};
+        REQUIRE(fixture.wake(tags({"weights"}), &report));
+        store::HostAccount::own().limit({});
+        CHECK(report.devices.at(0).kept > 0);
+        CHECK(report.devices.at(0).dropped == 0);
+        CHECK(in_place(fixture) == 0);
+        CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes);
+    }
+    SECTION("a sleep elsewhere takes it out as it sleeps") {
+        auto request = GENERATE(0, 1) == 0 ? deep() : in_files(scratch);
+        request.tags = {request.deep ? "cache" : "weights"}; // a deep one takes all
+        rehearsal = request;
+        rehearsal.dry_run = true;
+        for (const auto& each : {rehearsal, request}) {
+            CHECK(in_place(fixture) == weights);
+            report = {};
+            REQUIRE(fixture.sleep(each, &report));
+            Bytes relocated = 0;
+            for (const auto& device : report.devices) relocated += device.relocated;
+            CHECK(relocated <= weights); // what is not zero
+            CHECK(relocated > weights - 2 * k_mib);
+            CHECK(report.devices.back().device == 1);
+            CHECK(report.devices.back().kept == 0);
+            CHECK(report.devices.back().stored == 0);
+            CHECK(report.devices.back().copied == 0);
+        }
+        CHECK(in_place(fixture) == 0);
+        CHECK((request.deep ? fixture.host_bytes() : fixture.file_bytes()) >= weights / 2);
+        CHECK((fixture.ledger().host_backed() == 0) == request.deep);
+    }
+    SECTION("it is given up") {
+        const bool fails = GENERATE(false, true);
+        if (fails) sim_fail("cuMemRelease", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        report = {};
+        REQUIRE(fixture.sleep(level(2, {"weights"}), &report));
+        sim_clear();
+        CHECK(in_place(fixture) == 0);
+        CHECK(report.notes.empty() != fails); // what the driver did not release
+        CHECK((sim_live_objects().physical_bytes == awake.physical_bytes - weights) != fails);
+        if (fails) REQUIRE_FALSE(fixture.engine().leave_host_memory()); // the cache is awake there
+        CHECK(sim_live_objects().physical_bytes == awake.physical_bytes - weights);
+        REQUIRE(fixture.wake());
+        fixture.refill();
+    }
+    SECTION("it is freed") {
+        fixture.remove(0);
+        CHECK(in_place(fixture) == weights - 4 * k_mib);
+        CHECK(sim_live_objects().physical_bytes == awake.physical_bytes - 4 * k_mib);
+    }
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+    CHECK(fixture.ledger().host_backed(fixture.ledger().tag_id("weights")) >= weights - 4 * k_mib);
+    CHECK(sim_fault_counts().illegal_accesses == 0);
+}
+
+TEST_CASE("Live: damage elsewhere, and copies that cannot be mended, leave what sleeps in place", "[live]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 2 * k_mib);
+    start_in_host_memory(fixture);
+    fixture.add(0, "weights", 2 * k_mib); // on the GPU
+    REQUIRE(fixture.sleep(level(1)));
+    CHECK(in_place(fixture) == 2 * k_mib);
+    SECTION("a block that is damaged") {
+        fixture.flip_kept_bit(1, k_mib, 3);
+        // Memory of the GPU holds contents where a move could map neither.
+        auto& is_of_host = fixture.ledger().find(fixture.allocations()[0].address)->host_backed;
+        for (const bool each : {false, true}) {
+            is_of_host = each;
+            fixture.add(0, "cache", 2 * k_mib);
+            REQUIRE(fixture.sleep(level(1)));
+            model::Report report;
+            CHECK(fixture.wake({}, &report).error().code == ErrorCode::damaged);
+            CHECK(report.devices.at(0).released == 2 * k_mib); // the cache's
+            CHECK(in_place(fixture) == 2 * k_mib);
+            fixture.remove(2);
+        }
+        REQUIRE(fixture.sleep(deep()));
+        CHECK(in_place(fixture) == 0);
+        fixture.remove(1); // and with it the damage
+    }
+    SECTION("a copy that is") {
+        auto request = deep();
+        request.check_copies = true;
+        for (std::uint64_t i = 1; i <= 50; ++i) sim_corrupt_copy("cuMemcpyDtoHAsync", i);
+        CHECK(fixture.sleep(request).error().code == ErrorCode::io_failed);
+        sim_clear();
+        CHECK(in_place(fixture) == 2 * k_mib);
+        CHECK(sim_live_objects().mapped_bytes == 0);
+    }
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Live: copies and what sleeps in place go to files together, or neither does", "[live]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 2 * k_mib);
+    start_in_host_memory(fixture);
+    fixture.add(0, "cache", 2 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    const Scratch scratch;
+    model::Report report;
+    const auto move = [&] {
+        return fixture.engine().sleep(in_files(scratch), fixture.control(), report,
+                                      sleep::Engine::Scope::sleepers);
+    };
+    const bool fails = GENERATE(false, true);
+    if (fails) sim_fail("*", 1, CUDA_ERROR_ILLEGAL_ADDRESS, SIM_FOREVER);
+    CHECK(static_cast<bool>(move()) != fails);
+    sim_clear();
+    CHECK((fixture.file_bytes() > 2 * k_mib) != fails);
+    CHECK(report.devices.size() == (fails ? 0 : 1));
+    if (!fails) CHECK(report.devices.at(0).relocated > 2 * k_mib);
+    CHECK(in_place(fixture) == (fails ? 2 * k_mib : 0));
+    CHECK((fixture.host_bytes() > 0) == fails);
+    REQUIRE(fixture.wake());
+    CHECK(fixture.all_intact());
+}
+
+TEST_CASE("Live: what sleeps in place survives the failure of every driver call", "[sweep][live]") {
+    const auto step = GENERATE(as<std::string>(), "sleep", "wake", "deep", "files");
+    // The call alone, it and all after it, or what undoes the rest: only unmapping, or only mapping, fails.
+    const auto fails = GENERATE(as<std::string>(), "once", "*", "cuMemUnmap", "cuMemMap", "cuMemSetAccess");
+    if (step == "files" && fails == "*") return; // as "deep", in ten times the time
+    sleep::Engine::Options options{2, 0};
+    EngineFixture fixture(options);
+    for (const int device : {0, 0, 1}) fixture.add(device, "weights", 2 * k_mib);
+    start_in_host_memory(fixture);
+    fixture.add(0, "cache", 2 * k_mib); // a neighbour on the GPU, awake until it goes deep
+    const auto before = sim_live_objects();
+    const auto weights = host_backed(fixture);
+    const Scratch scratch;
+    int failures = 0;
+    for_each_call([&](int call) {
+        if (step != "sleep") REQUIRE(fixture.sleep(level(1, {"weights"})));
+        sim_reset_counts();
+        sim_fail(fails == "once" ? "*" : fails.c_str(), static_cast<std::uint64_t>(call), 999,
+                 fails == "once" ? unsigned{SIM_ONCE} : unsigned{SIM_FOREVER});
+        Result<void> done;
+        if (step == "wake")
+            done = fixture.wake();
+        else
+            done = fixture.sleep(step == "deep" ? deep() : step == "files" ? in_files(scratch) : level(1));
+        const auto counts = sim_fault_counts();
+        sim_clear();
+        INFO(sim_last_failed());
+        fixture.await_devices();
+        failures += !done;
+        CHECK(fixture.retained_bytes() == 0);
+        if (!done && step != "sleep") CHECK(in_place(fixture) == weights);
+        if (!done && fails == "once") {
+            CHECK(fixture.ledger().state({"cache"}) == State::awake);
+            CHECK(fixture.host_bytes() + fixture.file_bytes() == 0);
+        }
+        // Whatever has failed, it still goes deep, and wakes.
+        REQUIRE(fixture.sleep(deep()));
+        CHECK(in_place(fixture) == 0);
+        REQUIRE(fixture.engine().leave_host_memory());
+        CHECK(host_backed(fixture) == 0);
+        CHECK(sim_live_objects().mapped_bytes == 0);
+        REQUIRE(fixture.wake());
+        CHECK(fixture.state() == State::awake);
+        CHECK(fixture.all_intact());
+        CHECK(host_backed(fixture) == weights);
+        CHECK(fixture.host_bytes() == 0);
+        CHECK(sim_live_objects().physical_bytes == before.physical_bytes);
+        CHECK(sim_live_objects().mapped_bytes == before.mapped_bytes);
+        CHECK(counts.illegal_accesses + sim_fault_counts().illegal_accesses == 0);
+        return counts.injected_failures != 0;
+    });
+    if (sweep_stride() == 1 && (fails == "once" || fails == "*")) CHECK(failures > 4);
 }
 
 TEST_CASE("Live: a wake asks for host memory on no device where nothing runs from there", "[live]") {

@@ -108,6 +108,26 @@ TEST_CASE("Budget: eight that sleep at once within a budget for three spill to f
     check_bytes_after_wake(all);
 }
 
+TEST_CASE("Budget: what sleeps in the host memory that it runs from goes deep by way of files", "[policy]") {
+    if (!has_empty_tmp()) return;
+    const Scratch disk("/var/tmp");
+    const Arguments machine{"GPU_SLEEP_SIM_STATE=" + disk.file("gpus"), "GPU_SLEEP_SIM_DEVICES=1"};
+    const auto all =
+        programs_apart(1, with(machine, {"GPU_SLEEP_LIVE_BYTES=weights=1GiB",
+                                         fmt::format("GPU_SLEEP_HOST_BUDGET={}", k_each + k_mib)}));
+    const auto& host = *all.front();
+    const auto sleep = [&](const Arguments& options) {
+        return run({with({command_file("gpu-sleep"), std::to_string(host.pid())}, options), machine});
+    };
+    REQUIRE(succeeded(sleep({})));
+    CHECK(host.report("tags/0/in_place_bytes") == std::to_string(k_each));
+    CHECK(sleep({"--deep"}).status == 7); // there is no room for a copy
+    CHECK(succeeded(sleep({"--deep", "--spill", disk.file("sleep")})));
+    CHECK(host.report("deep") == "true");
+    CHECK(host.report("file_bytes") != "0");
+    check_bytes_after_wake(all);
+}
+
 TEST_CASE("Budget: who sleeps within a budget has what others only retain", "[policy]") {
     if (!has_empty_tmp()) return;
     const auto all = programs_apart(4, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 2 * k_each)});

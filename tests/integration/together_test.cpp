@@ -140,6 +140,21 @@ TEST_CASE("Together: a tree sleeps and wakes as one", "[quick][threads][together
     family.check_all_awake();
 }
 
+TEST_CASE("Together: what sleeps in host memory goes to files as one", "[together]") {
+    Family family(1, captured());
+    family.add(captured({"GPU_SLEEP_LIVE_BYTES=weights=1GiB"}));
+    REQUIRE(succeeded(Family::command("gpu-sleep", {"--gate", "checked"})));
+    const Scratch scratch;
+    const Arguments in_files{"--store", "file", "--dir", scratch.file("sleep")};
+    family[1].tell("spin 5000");
+    CHECK(Family::command("gpu-sleep", with(in_files, {"--timeout", "300ms"})).status == 4);
+    for (std::size_t i = 0; i < family.size(); ++i) CHECK(family[i].report("file_bytes") == "0");
+    CHECK(succeeded(Family::command("gpu-sleep", in_files)));
+    for (std::size_t i = 0; i < family.size(); ++i) CHECK(family[i].report("file_bytes") != "0");
+    CHECK(Family::command("gpu-wake").status == 0);
+    family.check_all_awake();
+}
+
 TEST_CASE("Together: one that refuses keeps all awake", "[together]") {
     Family family(4);
     SECTION("inhibited") {

@@ -56,7 +56,7 @@ TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
     CHECK(report["tags"][0] ==
           json::parse(R"({"tag": "weights", "device": 0, "state": "asleep", "policy": "offload",
         "refillable": true, "needs_refill": false, "ranges": 194, "bytes": 16106127360, "allocated_bytes": 16106123264,
-        "resident_bytes": 0, "host_backed_bytes": 0, "kept_bytes": 16106127360, "in_files_bytes": 5368709120,
+        "resident_bytes": 0, "host_backed_bytes": 0, "in_place_bytes": 0, "kept_bytes": 16106127360, "in_files_bytes": 5368709120,
         "dropped_bytes": 0, "damaged_bytes": 0})"));
     CHECK(report["devices"][0] ==
           json::parse(

@@ -116,7 +116,13 @@ TEST_CASE("Ledger: what must stay counts neither for a tag nor for the process",
     CHECK(ledger.report().front().resident == 0);
     CHECK(ledger.report().front().host_backed == 10);
     CHECK(ledger.host_backed() == 10);
+    CHECK(ledger.report().front().in_place == 0);
+    ledger.set_live_bytes(weights, 1);
+    CHECK(ledger.report().front().in_place == 10);
     Ledger::move(first, Residence::kept);
+    CHECK(ledger.report().front().in_place == 0);
+    first.holds_contents = true;
+    CHECK(ledger.report().front().in_place == 10);
     CHECK(ledger.state() == State::asleep);
     CHECK(ledger.report().front().state == State::asleep);
     first.stay_reason = "shared";

@@ -88,6 +88,17 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
         CHECK(sleep::action_for(row.residence, {false, false, false, true}) == moved(row.drop));
         CHECK(sleep::action_for(row.residence, {false, true, true, true}) ==
               (is_damaged ? Action::leave : moved(row.drop_with_spans)));
+        // In host memory of its own it stays, and goes elsewhere from there.
+        sleep::Circumstances own{true, false, false, false};
+        own.may_stay = true;
+        CHECK(sleep::action_for(row.residence, own) == (row.keep == Action::keep ? Action::stay : row.keep));
+        own.keep = false;
+        CHECK(sleep::action_for(row.residence, own) == row.drop);
+        own = {true, false, false, true};
+        own.is_in_place = true;
+        const auto elsewhere = moved(row.keep);
+        CHECK(sleep::action_for(row.residence, own) ==
+              (elsewhere == Action::move ? Action::take_out : elsewhere));
         const bool tries_again = row.residence == Residence::damaged;
         CHECK(sleep::wake_action_for(row.residence, true) == (tries_again ? WakeAction::restore : row.wake));
 
@@ -327,6 +338,44 @@ TEST_CASE("Plan: what still has its memory after an undo that failed needs no mo
     on_gpu.handle = in_host.handle = 1;
     CHECK(plan_wake(ledger, wake)->needs(0) == 0);
     CHECK(plan_wake(ledger, wake)->needs_of_host() == 0);
+}
+
+TEST_CASE("Plan: what is in host memory from the start stays there, unless it is wanted elsewhere",
+          "[plan]") {
+    ledger::Ledger ledger;
+    auto& backing = add(ledger, k_unit, "weights");
+    add(ledger, 2 * k_unit, "cache");
+    backing.host_backed = true;
+    const auto plain = request(Level::keep);
+    auto deep = plain;
+    deep.deep = true;
+    auto in_files = plain;
+    in_files.store = model::Store::file;
+    in_files.directory = "/d";
+    in_files.store_is_named = true;
+    CHECK(plan_sleep(ledger, plain)->devices.at(0).stay.empty()); // it was moved there
+    ledger.set_live_bytes(backing.tag, 1);
+    CHECK(plan_sleep(ledger, plain)->devices.at(0).stay.front() == &backing);
+    CHECK(plan_sleep(ledger, plain)->dropped_tags.empty());
+    for (const auto& elsewhere : {deep, in_files})
+        CHECK(plan_sleep(ledger, elsewhere)->devices.at(0).keep.size() == 2);
+    ledger::Ledger::move(backing, Residence::kept);
+    backing.holds_contents = true;
+    CHECK(plan_sleep(ledger, plain)->devices.at(0).keep.size() == 1);
+    deep.tags = {"cache"}; // what the driver may not bring back goes, whatever is asked for
+    deep.level = Level::drop;
+    for (const auto& elsewhere : {deep, in_files}) {
+        auto plan = plan_sleep(ledger, elsewhere);
+        CHECK(plan->changes_sleep());
+        CHECK(plan->awake_tags.size() == 1);
+        plan->move_only();
+        CHECK_FALSE(plan->changes_sleep());
+        CHECK_FALSE(plan->is_empty());
+        CHECK(plan->devices.at(0).take_out.front() == &backing);
+        CHECK(plan->devices.at(0).keep.empty());
+        CHECK(plan->give_up.empty());
+    }
+    CHECK(plan_sleep(ledger, request(Level::drop))->give_up.front() == &backing);
 }
 
 TEST_CASE("Plan: what is damaged and given up is dropped, preserved or not", "[plan]") {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control::policy;
@@ -365,4 +366,25 @@ TEST_CASE("Look: what sleeps can move to files as long as host memory has conten
     sleeper.tags[0].in_files = k_gib;
     CHECK_FALSE(holder().can_move);
     CHECK_FALSE(holders_of({Seen{{}, report(model::State::awake, 0), with({}), {}}}).front().can_move);
+}
+
+TEST_CASE("Look: what sleeps in the host memory that it runs from is counted once", "[policy]") {
+    auto runs = report(model::State::awake, 60);
+    runs.tags[0].host_backed = std::exchange(runs.tags[0].resident, 0);
+    const auto policy = with(ladder({"10s:host"}));
+    const auto holder = [&] { return holders_of({Seen{{}, runs, policy, *decide(policy, runs)}}).front(); };
+    CHECK(holder().held == k_gib);
+    CHECK(holder().incoming == k_gib); // its copy
+    runs.tags[0].in_place = k_gib;
+    CHECK(holder().held == k_gib);
+    CHECK(holder().incoming == 0);
+    auto deep = with(ladder({"10s:deep"}));
+    deep.directory.clear(); // or it goes to files
+    const auto incoming = [&] {
+        return holders_of({Seen{{}, runs, deep, *decide(deep, runs)}}).front().incoming;
+    };
+    CHECK(incoming() == k_gib);
+    runs = report(model::State::asleep, 60, 60);
+    runs.tags[0].in_place = k_gib;
+    CHECK(incoming() == k_gib);
 }

@@ -71,6 +71,9 @@ TEST_CASE("Render: why a process sleeps or not, and how long it would take to wa
                          "4242 llama: awake 1 h 0 min", "it worked or woke within the last 4 s",
                          "a sleep would free 15.0 GiB", "prevented by: it is not idle", "needs host memory",
                          "waking would take 0.50 s for 12.0 GiB, as fast as last time (6.00 GiB in 0.25 s)"});
+    report.tags.at(0).in_place = 9 * k_gib; // which takes next to no time
+    CHECK(lines().back() ==
+          "waking would take 0.12 s for 3.00 GiB, as fast as last time (6.00 GiB in 0.25 s)");
     report.idle_seconds.reset();
     CHECK(lines()[1] == "it is not known when it last worked");
 }

@@ -22,7 +22,10 @@ Bytes needed_by(const model::SleepRequest& request, const model::Report& report)
         const bool goes_elsewhere = std::any_of(request.stores.begin(), request.stores.end(),
                                                 [&](const auto& each) { return each.tag == tag.tag; });
         const bool is_kept = tag.policy.retention != model::Retention::discard;
-        if (goes && !goes_elsewhere && is_kept) sum += tag.resident + tag.host_backed;
+        if (!goes || goes_elsewhere || !is_kept) continue;
+        // What sleeps in its own memory takes no more, but is copied as it goes deep, from there, too.
+        sum += tag.resident + (request.deep ? std::max(tag.host_backed, tag.in_place)
+                                            : tag.host_backed - std::min(tag.host_backed, tag.in_place));
     }
     return sum;
 }
@@ -46,6 +49,7 @@ Holder holder_of(const Seen& seen) {
     const auto& report = seen.report;
     Holder holder{
         seen.process.uid, report.host_bytes + report.retained_bytes, report.retained_bytes, 0, 0, false};
+    for (const auto& tag : report.tags) holder.held += tag.host_backed;
     const auto& request = seen.decision.request;
     if (request && request->sleep.store == model::Store::host) {
         const auto needed = needed_by(request->sleep, report);

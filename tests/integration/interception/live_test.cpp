@@ -173,6 +173,49 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     check_places();
     host.check_unharmed();
     check_places();
+    host.sleep(); // where it is
+    CHECK(host.report("host_bytes") == "12582912");
+    CHECK(host.report("unreleased_bytes") == "0");
+    const Scratch scratch;
+    host.sleep({"--store", "weights=file", "--dir", scratch.file("sleep")});
+    CHECK(host.report("tags/1/in_files_bytes") == "8388608");
+    host.wake_whole();
+    check_places();
+}
+
+TEST_CASE("Live: what sleeps in place is not taken out while work runs, which it would wait for", "[live]") {
+    LoadedHost host(captured({"GPU_SLEEP_LIVE_BYTES=weights=1GiB"}));
+    host.tell("alloc cache 4194304 0");
+    host.sleep({"--tags", "weights", "--gate", "checked"});
+    host.tell("spin 5000");
+    const Scratch scratch;
+    const Arguments in_files{"--tags", "weights", "--store", "file", "--dir", scratch.file("sleep"),
+                             "--json"};
+    const auto busy = host.command("gpu-sleep", with(in_files, {"--timeout", "200ms"}));
+    CHECK(busy.json(k_code_of_error) == "timed_out");
+    CHECK(host.report("file_bytes") == "0");
+    REQUIRE(succeeded(host.command("gpu-sleep", in_files)));
+    CHECK(host.report("file_bytes") != "0");
+    host.wake_whole();
+}
+
+TEST_CASE("Live: what sleeps in place is not taken out amid a capture, which is not broken", "[live]") {
+    Host host(captured_launch(k_linked, {"GPU_SLEEP_LIVE_BYTES=1GiB"}));
+    const auto from = make_piece(host, "plain", k_piece_bytes);
+    auto to = make_piece(host, "plain", k_piece_bytes);
+    host.sleep({"--gate", "checked"});
+    host.process().send("capture 0 1");
+    REQUIRE(becomes_true([&] { return host.report("gate/waiting_threads") == "1"; }));
+    const Scratch scratch;
+    const auto amid =
+        host.command("gpu-sleep", {"--store", "file", "--dir", scratch.file("sleep"), "--json"});
+    CHECK(amid.json(k_code_of_error) == "capture_in_progress");
+    host.wake();
+    CHECK(host.process().read_line() == "ok ");
+    host.tell("end_capture");
+    to.hash = host.tell("replay 1");
+    check_intact(host, from);
+    check_no_harm(host);
 }
 
 TEST_CASE("Live: where host memory cannot be had, a program starts on the GPU", "[live]") {
@@ -370,5 +413,17 @@ TEST_CASE("Live: what is asked for amid a move waits for its turn", "[live]") {
     CHECK(moving.finish().status == 0);
     machine.wake({"--live-bytes", "0"});
     CHECK(host_backed(machine.host) > 0); // it had moved before it slept
+    machine.expect_works();
+}
+
+TEST_CASE("Live: what sleeps in host memory from the start can go deep without waking", "[live]") {
+    DeepMachine machine({"GPU_SLEEP_LIVE_BYTES=1GiB"});
+    const auto placed = host_backed(machine.host);
+    CHECK(placed > 0);
+    REQUIRE(succeeded(machine.command("gpu-sleep")));
+    CHECK(machine.state() == "asleep");
+    machine.fall_asleep();
+    machine.wake();
+    CHECK(host_backed(machine.host) == placed);
     machine.expect_works();
 }
