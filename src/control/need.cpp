@@ -71,9 +71,8 @@ private:
         }
     }
     [[nodiscard]] static Error timed_out(pid_t holder) {
-        return make_error(ErrorCode::timed_out, "{} is already making room on the GPU",
-                          holder != 0 ? fmt::format("process {}", holder)
-                                      : std::string("a process of another pid namespace"));
+        const auto who = holder != 0 ? fmt::format("process {}", holder) : std::string("another process");
+        return make_error(ErrorCode::timed_out, "{} is already making room on the GPU", who);
     }
 
     /// By directory: in the same order for all who take several.
