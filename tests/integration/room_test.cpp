@@ -328,7 +328,8 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK_THAT(hurried.err, mentions("it was woken") && !mentions("waits for"));
     only.host.sleep();
     only.request();
-    const auto unhurried = start("40MiB", gpu, fmt::format("{}s", 3 * k_slowness));
+    const auto unhurried =
+        start("40MiB", gpu, fmt::format("{}s", 7 * k_slowness)); // less than it waits: 30 s
     CHECK(unhurried.out == "started\n");
     CHECK_THAT(unhurried.err, mentions("gpu-run: waits for 40.0 MiB on GPU") && mentions("it was woken"));
     only.request();
