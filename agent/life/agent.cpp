@@ -11,6 +11,7 @@
 #include "common/interception.hpp"
 #include "common/settings.hpp"
 #include "intercepted/ipc.hpp"
+#include "intercepted/own_contexts.hpp"
 #include "intercepted/own_memory.hpp"
 #include "model/environment.hpp"
 #include "operations/call.hpp"
@@ -255,7 +256,12 @@ Result<void> Agent::start() {
     const MutexLock lock(start_mutex_);
     if (memory_.is_started()) return {};
     parts_.deep.set_means(std::move(deep_means));
-    memory_.set_up(*api, [this](Milliseconds delay) { server_.tidy_within(delay); });
+    memory_.set_up(
+        *api, [this](Milliseconds delay) { server_.tidy_within(delay); },
+        [](int device) {
+            const auto own = intercepted::own_contexts_of(device);
+            return own.empty() ? nullptr : own.front();
+        });
     pid_ = ::getpid();
     GPU_SLEEP_TRY(server_.start());
     gate::Gate::instance().set_waker([this] { wake_on_touch(); });

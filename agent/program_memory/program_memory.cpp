@@ -29,11 +29,13 @@ ProgramMemory* ProgramMemory::in_use() noexcept {
     return g_in_use.load(std::memory_order_acquire);
 }
 
-void ProgramMemory::set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within) {
+void ProgramMemory::set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within,
+                           sleep::Engine::ContextOf own_context_of) {
     const MutexLock lock(mutex_);
     sleep::Engine::Options options;
     options.retained = retained_limit_;
-    if (!storage_) storage_ = std::make_unique<Running>(api, locked_.ledger(), options);
+    if (!storage_)
+        storage_ = std::make_unique<Running>(api, locked_.ledger(), options, std::move(own_context_of));
     locked_.start(storage_->engine);
     tidy_within_ = std::move(tidy_within);
     storage_->engine.contents().when_wasted([this] { tidy_within_(Milliseconds(0)); });

@@ -78,8 +78,10 @@ public:
     [[nodiscard]] static ProgramMemory* in_use() noexcept;
 
     /// CUDA can be used. `tidy_within` is called from now on when there is something to tidy up: with the
-    /// mutex held, by whoever frees memory. It must neither take memory nor wait. One caller at a time.
-    void set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within);
+    /// mutex held, by whoever frees memory. It must neither take memory nor wait. `own_context_of`: see
+    /// sleep::Engine. One caller at a time.
+    void set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within,
+                sleep::Engine::ContextOf own_context_of);
     /// After set_up(): all else can be used from here on. Thread-safe.
     void start() noexcept;
     [[nodiscard]] bool is_started() const noexcept { return running_.load() != nullptr; }
@@ -179,8 +181,9 @@ public:
 private:
     /// What exists once CUDA is in use.
     struct Running {
-        Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Engine::Options& options)
-            : api(found), heap(api, ledger), engine(api, ledger, options) {}
+        Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Engine::Options& options,
+                sleep::Engine::ContextOf own_context_of)
+            : api(found), heap(api, ledger), engine(api, ledger, options, std::move(own_context_of)) {}
         driver::Api api;
         memory::Heap heap;
         sleep::Engine engine;

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <map>
 #include <set>
 #include <thread>
 #include <utility>
@@ -26,31 +27,57 @@ namespace {
 
 constexpr Milliseconds k_answer_patience{2'000};
 
-/// Takes the locks of one GPU, each user's who has processes on it, asleep or not: they let nobody wake
-/// meanwhile who makes room himself. Errors: timed_out, out of descriptors.
-Result<std::vector<peers::GpuLine>> lock_gpu(Finder& finder, const std::string& gpu,
-                                             const std::vector<Outcome>& processes, Clock::time_point until) {
-    constexpr Milliseconds k_between{20};
-    std::vector<peers::GpuLine> lines;
-    std::set<std::pair<dev_t, ino_t>> known;
-    for (const auto& each : processes) {
-        if (!device_of(each.answer, gpu)) continue;
-        const auto socket = finder.socket_of(each.process);
-        struct stat status = {};
-        if (!socket || ::fstat(socket->directory.get(), &status) != 0) continue;
-        if (!known.emplace(status.st_dev, status.st_ino).second) continue;
-        auto line = peers::GpuLine::open(socket->directory.get(), gpu);
-        if (line) lines.push_back(*std::move(line));
+/// One GPU's line of each user who has processes on it, asleep or not. They stay open from try to try:
+/// closing one gives up its place.
+class Lines {
+public:
+    /// Takes the locks: nobody wakes meanwhile who makes room himself. Errors: timed_out.
+    [[nodiscard]] Result<void> lock(Finder& finder, const std::string& gpu,
+                                    const std::vector<Outcome>& processes, Clock::time_point until) {
+        constexpr Milliseconds k_between{20};
+        open(finder, gpu, processes);
+        for (auto& [directory, line] : lines_)
+            while (!line.lock()) {
+                if (Clock::now() >= until) return timed_out(line.holder());
+                std::this_thread::sleep_for(k_between);
+            }
+        return {};
     }
-    for (auto& line : lines)
-        while (!line.lock()) {
-            if (Clock::now() >= until)
-                return make_error(ErrorCode::timed_out, "process {} is already making room on the GPU",
-                                  line.holder());
-            std::this_thread::sleep_for(k_between);
+    /// Until the next try. Who only waits for somebody's time keeps its place, so that nobody who comes later
+    /// has the room first; who lacks more lets others go first, as agents do.
+    void rest(bool waits_for_time) {
+        for (auto& [directory, line] : lines_) {
+            line.unlock();
+            if (!waits_for_time)
+                line.leave();
+            else
+                static_cast<void>(line.stand()); // without a place others may come first
         }
-    return lines;
-}
+    }
+
+private:
+    void open(Finder& finder, const std::string& gpu, const std::vector<Outcome>& processes) {
+        for (const auto& each : processes) {
+            if (!device_of(each.answer, gpu)) continue;
+            const auto socket = finder.socket_of(each.process);
+            struct stat status = {};
+            if (!socket || ::fstat(socket->directory.get(), &status) != 0) continue;
+            const std::pair directory(status.st_dev, status.st_ino);
+            const auto known = lines_.find(directory);
+            if (known != lines_.end() && known->second.is_in_place(socket->directory.get())) continue;
+            if (known != lines_.end()) lines_.erase(known);
+            auto line = peers::GpuLine::open(socket->directory.get(), gpu);
+            if (line) lines_.emplace(directory, *std::move(line));
+        }
+    }
+    [[nodiscard]] static Error timed_out(pid_t holder) {
+        const auto who = holder != 0 ? fmt::format("process {}", holder) : std::string("another process");
+        return make_error(ErrorCode::timed_out, "{} is already making room on the GPU", who);
+    }
+
+    /// By directory: in the same order for all who take several.
+    std::map<std::pair<dev_t, ino_t>, peers::GpuLine> lines_;
+};
 
 Result<std::vector<Outcome>> ask_processes(Finder& finder, const Need& need) {
     auto processes = ask_all(finder, need.user, k_answer_patience);
@@ -95,7 +122,7 @@ Error too_little(const Need& need, const GpuRoom& room) {
     return error;
 }
 
-Result<Made> try_to_make_room(const Need& need, Clock::time_point locked_until) {
+Result<Made> try_to_make_room(const Need& need, Lines& lines, Clock::time_point locked_until) {
     Finder finder;
     const auto only = selected(finder, need);
     if (!only) return only.error();
@@ -105,11 +132,8 @@ Result<Made> try_to_make_room(const Need& need, Clock::time_point locked_until) 
     const Gpus gpus(finder, processes);
     auto gpu = gpus.choose(need.gpu);
     if (!gpu) return std::move(gpu).error();
-    std::vector<peers::GpuLine> locks;
     if (!need.request.dry_run) {
-        auto locked = lock_gpu(finder, gpu->uuid, processes, locked_until);
-        if (!locked) return std::move(locked).error();
-        locks = *std::move(locked);
+        GPU_SLEEP_TRY(lines.lock(finder, gpu->uuid, processes, locked_until));
         auto now = ask_processes(finder, need); // who had the locks has moved memory
         if (!now) return std::move(now).error();
         processes = *std::move(now);
@@ -155,9 +179,10 @@ Result<Made> make_room(const Need& need) {
     constexpr Milliseconds k_between{500};
     constexpr Milliseconds k_lock_patience{10'000};
     const auto locked_until = std::max(Clock::now() + k_lock_patience, need.until);
+    Lines lines;
     std::optional<Made> before;
     for (;;) {
-        auto made = try_to_make_room(need, locked_until);
+        auto made = try_to_make_room(need, lines, locked_until);
         if (!made && before) {
             before->error = std::move(made).error();
             return *std::move(before);
@@ -166,6 +191,7 @@ Result<Made> make_room(const Need& need) {
         if (before)
             made->outcomes.insert(made->outcomes.begin(), before->outcomes.begin(), before->outcomes.end());
         if (!goes_on(need, *made)) return made;
+        lines.rest(made->wait.has_value());
         before = *std::move(made);
         std::erase_if(before->outcomes, [](const auto& each) {
             const auto* const report = std::get_if<model::Report>(&each.answer);

@@ -31,9 +31,6 @@ void PrimaryContext::reset() noexcept {
     context_ = nullptr;
 }
 
-namespace {
-
-/// The context of `device` if it is active.
 Result<std::optional<PrimaryContext>> active_context(const Api& api, int device) {
     unsigned flags = 0;
     int active = 0;
@@ -44,8 +41,6 @@ Result<std::optional<PrimaryContext>> active_context(const Api& api, int device)
     if (!context) return std::move(context).error();
     return std::optional(*std::move(context));
 }
-
-} // namespace
 
 Result<std::vector<PrimaryContext>> active_contexts(const Api& api) {
     std::vector<PrimaryContext> contexts;

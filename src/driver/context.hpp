@@ -40,6 +40,9 @@ private:
     int device_;
 };
 
+/// The primary context of `device`, if it is active. Errors: driver_failed.
+[[nodiscard]] Result<std::optional<PrimaryContext>> active_context(const Api& api, int device);
+
 /// The primary contexts of all devices that are active now, in the order of their devices. Errors:
 /// driver_failed.
 [[nodiscard]] Result<std::vector<PrimaryContext>> active_contexts(const Api& api);

@@ -77,26 +77,6 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
     }
 }
 
-/// Adds the memory of each device in `report`: as it is, and as it would be. Devices whose context the
-/// program has given back are passed over: to ask for theirs would make a new one.
-Result<void> add_memory(const driver::Api& api, Bytes (*estimate)(Bytes free, Bytes moved),
-                        model::Report& report) {
-    const auto contexts = driver::active_contexts(api);
-    if (!contexts) return contexts.error();
-    for (const auto& context : *contexts) {
-        const driver::CurrentContext current(api, context.get());
-        for (auto& device : report.devices) {
-            if (device.device != context.device()) continue;
-            const auto memory = driver::memory_info(api);
-            if (!memory) return memory.error();
-            device.total = memory->total;
-            device.free_before = memory->free;
-            device.free_after = estimate(memory->free, device.released);
-        }
-    }
-    return {};
-}
-
 Bytes free_after_sleep(Bytes free, Bytes released) noexcept {
     return free + released;
 }
@@ -107,7 +87,7 @@ Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
 
 void note_short_devices(model::Report& report) {
     for (const auto& device : report.devices)
-        if (device.released > device.free_before)
+        if (device.total != 0 && device.released > device.free_before)
             report.notes.push_back(fmt::format("GPU {} has {} free, and {} are needed: it would fail",
                                                device.device, format_bytes(device.free_before),
                                                format_bytes(device.released)));
@@ -150,7 +130,7 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     if (request.dry_run) {
         GPU_SLEEP_TRY(rehearse(request, *plan, report));
         // Who only moves contents takes no GPU memory, and may be out of the driver's reach.
-        return scope == Scope::sleepers ? Result<void>() : add_memory(api_, free_after_sleep, report);
+        return scope == Scope::sleepers ? Result<void>() : add_memory(free_after_sleep, report);
     }
     if (plan->is_empty()) return {};
     auto opened = static_cast<const model::Choice&>(request);
@@ -298,7 +278,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
         describe_plan(*plan, report);
         for (const auto& [tag, why] : plan->spoiled)
             report.notes.push_back(why.message + ": it would stay asleep");
-        GPU_SLEEP_TRY(add_memory(api_, free_after_wake, report));
+        GPU_SLEEP_TRY(add_memory(free_after_wake, report));
         note_short_devices(report);
         return Woken{};
     }
@@ -334,7 +314,40 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
 Result<void> Engine::check_free_memory(const model::WakeRequest& request) {
     const auto plan = plan_wake(request);
     if (!plan) return plan.error();
-    return sleep::check_free_memory(api_, *plan);
+    return check_free_memory(*plan);
+}
+
+Result<void> Engine::check_free_memory(const WakePlan& plan) const {
+    for (const auto& [device, backings] : plan.devices) {
+        const auto memory = memory_of(device);
+        if (!memory) return memory.error();
+        if (*memory) GPU_SLEEP_TRY(sleep::check_free_memory(plan, device, **memory));
+    }
+    return {};
+}
+
+Result<std::optional<driver::MemoryInfo>> Engine::memory_of(int device) const {
+    const auto primary = driver::active_context(api_, device);
+    if (!primary) return primary.error();
+    auto* const context = *primary ? (*primary)->get() : own_context_of_(device);
+    if (!context) return std::optional<driver::MemoryInfo>();
+    const driver::CurrentContext current(api_, context);
+    const auto memory = driver::memory_info(api_);
+    // What has failed in one of the program's own contexts is no matter of ours.
+    if (!memory && *primary) return memory.error();
+    return memory ? std::optional(*memory) : std::nullopt;
+}
+
+Result<void> Engine::add_memory(Bytes (*estimate)(Bytes free, Bytes moved), model::Report& report) const {
+    for (auto& device : report.devices) {
+        const auto memory = memory_of(device.device);
+        if (!memory) return memory.error();
+        if (!*memory) continue;
+        device.total = (*memory)->total;
+        device.free_before = (*memory)->free;
+        device.free_after = estimate(device.free_before, device.released);
+    }
+    return {};
 }
 
 Result<void> Engine::leave_host_memory() {
@@ -368,7 +381,7 @@ Result<void> Engine::count_host_backed_by(WakePlan& plan, const model::WakeReque
     if (has_room || request.live_bytes == 0) return has_room;
     auto on_gpu = plan;
     on_gpu.to_host.clear();
-    if (!sleep::check_free_memory(api_, on_gpu)) return has_room;
+    if (!check_free_memory(on_gpu)) return has_room;
     report.notes.push_back(
         "all wakes on the GPU: running from host memory needs more of it, besides the kept contents; " +
         has_room.error().message);

@@ -7,12 +7,15 @@
 #include "contents/contents.hpp"
 #include "contents/progress.hpp"
 #include "driver/api.hpp"
+#include "driver/context.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
 #include "sleep/plan.hpp"
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::sleep {
@@ -32,9 +35,14 @@ struct Woken {
 class Engine {
 public:
     using Options = contents::Options;
+    /// A context of the program's own on a device, or null. It lives as long as the call in which it is asked
+    /// for.
+    using ContextOf = std::function<CUcontext(int device)>;
 
-    Engine(const driver::Api& api, ledger::Ledger& ledger, Options options) noexcept
-        : api_(api), ledger_(ledger), contents_(api, options) {}
+    Engine(
+        const driver::Api& api, ledger::Ledger& ledger, Options options,
+        ContextOf own_context_of = [](int) { return nullptr; })
+        : api_(api), ledger_(ledger), contents_(api, options), own_context_of_(std::move(own_context_of)) {}
 
     /// What sleep() would do. Errors: those of sleep::plan_sleep().
     [[nodiscard]] Result<SleepPlan> plan_sleep(const model::SleepRequest& request);
@@ -103,6 +111,17 @@ private:
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report);
 
+    /// Of a device, as one of its contexts says: the primary one if that is active, else one of the program's
+    /// own. Nothing where there is none: to ask in the primary one would make it. Errors: driver_failed,
+    /// context_lost.
+    [[nodiscard]] Result<std::optional<driver::MemoryInfo>> memory_of(int device) const;
+    /// Adds the memory of each device in `report`, if it can be asked: as it is, and by `estimate` as it
+    /// would be. Errors: those of memory_of().
+    [[nodiscard]] Result<void> add_memory(Bytes (*estimate)(Bytes free, Bytes moved),
+                                          model::Report& report) const;
+    /// Errors: out_of_device_memory (`plan` takes more than is free), those of memory_of().
+    [[nodiscard]] Result<void> check_free_memory(const WakePlan& plan) const;
+
     /// Errors: out_of_host_memory.
     [[nodiscard]] Result<void> check_room_in_host(Bytes more);
     /// Counts the host memory that `plan` makes; a dry run only looks for it. Where that cannot be had, and
@@ -117,6 +136,7 @@ private:
     const driver::Api& api_;
     ledger::Ledger& ledger_;
     contents::Contents contents_;
+    const ContextOf own_context_of_;
 };
 
 /// Waits for others that go together with this one (Control::wait_for_others), for whom the deadline is not

@@ -283,18 +283,4 @@ Result<void> check_free_memory(const WakePlan& plan, int device, const driver::M
         has_run_from_host ? "; gpu-wake --live-bytes 0 leaves in host memory what ran from there" : "");
 }
 
-Result<void> check_free_memory(const driver::Api& api, const WakePlan& plan) {
-    if (plan.is_empty()) return {};
-    const auto contexts = driver::active_contexts(api);
-    if (!contexts) return contexts.error();
-    for (const auto& context : *contexts) {
-        if (!plan.devices.contains(context.device())) continue;
-        const driver::CurrentContext current(api, context.get());
-        const auto memory = driver::memory_info(api);
-        if (!memory) return memory.error();
-        GPU_SLEEP_TRY(check_free_memory(plan, context.device(), *memory));
-    }
-    return {};
-}
-
 } // namespace gpu_sleep::sleep

@@ -81,8 +81,4 @@ private:
 [[nodiscard]] Result<void> check_free_memory(const WakePlan& plan, int device,
                                              const driver::MemoryInfo& memory);
 
-/// The same for every device of `plan`, before anything is done. A device that the program has given back is
-/// passed over: to ask it would make a new context. Errors: the same; driver_failed, context_lost.
-[[nodiscard]] Result<void> check_free_memory(const driver::Api& api, const WakePlan& plan);
-
 } // namespace gpu_sleep::sleep

@@ -485,7 +485,7 @@ TEST_CASE("Live: what sleeps because it cannot be mapped has its own contents, n
     CHECK(fixture.all_intact());
 }
 
-TEST_CASE("Live: a move survives the failure of every driver call", "[sweep][live]") {
+TEST_CASE("Live: a move survives the failure of every driver call", "[live]") {
     const auto direction = GENERATE(Direction::to_host, Direction::to_device);
     const unsigned lasts = GENERATE(unsigned{SIM_ONCE}, unsigned{SIM_FOREVER});
     const auto back = direction == Direction::to_host ? Direction::to_device : Direction::to_host;
@@ -527,7 +527,7 @@ TEST_CASE("Live: a move survives the failure of every driver call", "[sweep][liv
     if (lasts == SIM_FOREVER && sweep_stride() == 1) CHECK(slept > 0);
 }
 
-TEST_CASE("Live: a wake into host memory survives the failure of every driver call", "[sweep][live]") {
+TEST_CASE("Live: a wake into host memory survives the failure of every driver call", "[live]") {
     const unsigned lasts = GENERATE(unsigned{SIM_ONCE}, unsigned{SIM_FOREVER});
     EngineFixture fixture;
     add_some(fixture);
@@ -557,7 +557,7 @@ TEST_CASE("Live: a wake into host memory survives the failure of every driver ca
     });
 }
 
-TEST_CASE("Live: an allocation in host memory survives the failure of every driver call", "[sweep][live]") {
+TEST_CASE("Live: an allocation in host memory survives the failure of every driver call", "[live]") {
     EngineFixture fixture;
     add_some(fixture);
     const auto tag = fixture.ledger().tag_id("weights");

@@ -244,6 +244,29 @@ TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else
     CHECK(second.host.state() == "asleep");
 }
 
+TEST_CASE("Room: gpu-reclaim --need --wait keeps its place before those who come while it waits", "[room]") {
+    const Machine machine;
+    const int min_awake = 3'000 * k_slowness;
+    Model first(machine.model("first", min_awake));
+    Model second(machine.model("second", min_awake));
+    const auto gpu = second.host.report(k_uuid);
+    const auto path = std::filesystem::path(socket_file(second.host.pid())).parent_path();
+    const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const auto line = peers::GpuLine::open(directory.get(), gpu);
+    REQUIRE(line);
+    first.request();
+    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--wait", "60s",
+                         "--min-awake", fmt::format("{}ms", min_awake)},
+                        machine.devices.environment()});
+    REQUIRE(becomes_true([&] { return line->before() == 1; }));
+    second.begin_request();
+    REQUIRE(second.shows(k_place, "2"));
+    const auto done = need.finish();
+    CHECK(succeeded(done));
+    CHECK_THAT(done.out, mentions(fmt::format("{} first", first.host.pid())) && !mentions("second"));
+    second.end_request();
+}
+
 TEST_CASE("Room: gpu-reclaim --need --wait tells also of whom it put to sleep before it waited", "[room]") {
     const Machine machine;
     Host first(machine.model("first"));
@@ -305,7 +328,8 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK_THAT(hurried.err, mentions("it was woken") && !mentions("waits for"));
     only.host.sleep();
     only.request();
-    const auto unhurried = start("40MiB", gpu, fmt::format("{}s", 3 * k_slowness));
+    const auto unhurried =
+        start("40MiB", gpu, fmt::format("{}s", 7 * k_slowness)); // less than it waits: 30 s
     CHECK(unhurried.out == "started\n");
     CHECK_THAT(unhurried.err, mentions("gpu-run: waits for 40.0 MiB on GPU") && mentions("it was woken"));
     only.request();

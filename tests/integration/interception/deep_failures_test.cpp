@@ -125,6 +125,22 @@ TEST_CASE("Deep: it is not brought back without room", "[deep]") {
     machine.expect_awake();
 }
 
+TEST_CASE("Deep: one with a context of its own, and too little room for the primary one, is asleep and whole",
+          "[deep]") {
+    const Arguments contexts{"GPU_SLEEP_SIM_CONTEXT_BYTES=16777216"};
+    DeepMachine machine(with(contexts, {"TEST_OWN_CONTEXT=1"}));
+    machine.fall_asleep();
+    Host other(machine.plain(contexts));
+    other.tell("start");
+    const auto filling = make_piece(other, "plain", free_bytes(other) - (std::uint64_t{36} << 20));
+    const auto refused = machine.command("gpu-wake"); // which its context leaves room for, and its memory
+    CHECK(refused.status == 7);
+    CHECK(refused.json("/processes/0/error/code") == "out_of_device_memory");
+    CHECK(machine.state() == "asleep");
+    other.tell("free " + filling.number);
+    machine.wake_whole();
+}
+
 TEST_CASE("Deep: others make room for one that comes back", "[deep]") {
     const auto by_touch = GENERATE(false, true);
     DeepMachine machine({"GPU_SLEEP_MAKE_ROOM=1", "GPU_SLEEP_MIN_AWAKE=0"});

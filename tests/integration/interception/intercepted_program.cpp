@@ -53,12 +53,16 @@ Program& program() {
     return instance;
 }
 
-/// Makes everything at the first use.
+/// Makes everything at the first use: in the primary context, or in its own where TEST_OWN_CONTEXT is set.
 Result<void> start() {
     auto& all = program();
     if (all.context) return {};
     GPU_SLEEP_TEST_CALL(cuInit, 0);
-    GPU_SLEEP_TEST_CALL(cuDevicePrimaryCtxRetain, &all.context, 0);
+    if (std::getenv("TEST_OWN_CONTEXT")) {
+        GPU_SLEEP_TEST_CALL(cuCtxCreate, &all.context, nullptr, 0, 0);
+    } else {
+        GPU_SLEEP_TEST_CALL(cuDevicePrimaryCtxRetain, &all.context, 0);
+    }
     GPU_SLEEP_TEST_CALL(cuCtxSetCurrent, all.context);
     GPU_SLEEP_TEST_CALL(cuStreamCreate, &all.stream, CU_STREAM_NON_BLOCKING);
     GPU_SLEEP_TEST_CALL(cuStreamCreate, &all.capture, CU_STREAM_NON_BLOCKING);

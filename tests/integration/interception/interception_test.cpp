@@ -6,6 +6,7 @@
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
+#include "support/shared_devices.hpp"
 
 #include <fmt/format.h>
 
@@ -36,6 +37,28 @@ void send_held(Host& host, const std::string& line) {
 }
 
 } // namespace
+
+TEST_CASE("Interception: for one with a context of its own others sleep, too, also for the primary context",
+          "[interception]") {
+    SharedDevices devices(900 * k_MiB);
+    const auto variables = with(
+        devices.environment(), {"GPU_SLEEP_SIM_POISON=0", "GPU_SLEEP_SIM_CONTEXT_BYTES=100663296"}); // 96 MiB
+    Captured own(k_linked, with(variables, {"TEST_OWN_CONTEXT=1"}));
+    const auto piece = make_piece(own, "plain", k_piece_bytes);
+    own.sleep();
+    Captured other(k_linked, variables);
+    other.tell("start");
+    const auto leave_free = [&, free = free_bytes(other)](std::uint64_t bytes) {
+        other.tell(fmt::format("alloc plain {}", free - bytes));
+    };
+    const bool has_own_room = GENERATE(false, true);
+    leave_free(has_own_room ? 80 * k_MiB : 2 * k_MiB);
+    CHECK(mentions("it would fail").match(own.command("gpu-wake", {"--dry-run"}).out) != has_own_room);
+    CHECK(own.command("gpu-wake").status == 7);
+    own.wake({"--make-room", "--min-awake", "0s"});
+    CHECK(other.state() == "asleep");
+    check_intact(own, piece);
+}
 
 TEST_CASE(
     "Interception: what an unmodified program allocates sleeps and comes back, whichever way it reaches the "
