@@ -5,10 +5,10 @@
 
 For each kind of contents a PyTorch process is put to sleep into files and woken, several times, on each directory; and
 what sleeps in host memory is moved to files and back. Beside it the same bytes are written and read as a raw file, past
-the page cache where the file system can, and by zstd -1 of one core where the command is there. Sums over all contents
-must stay the same, and no file may stay behind, also when the process is killed. Rates count contents.
+the page cache where the file system can. Sums over all contents must stay the same, and no file may stay behind. Rates
+count contents.
 
-Usage: file_store.py --build DIR --dir DIR [--dir DIR...] [--gib 16] [--cycles 3] [--kills 0] [--json FILE]
+Usage: file_store.py --build DIR --dir DIR [--dir DIR...] [--gib 16] [--cycles 3] [--json FILE]
 Exit status: 0 when no byte was lost and nothing stayed behind; targets that were missed are printed, not failed.
 """
 
@@ -17,15 +17,14 @@ import functools
 import json
 import mmap
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
 
 from gpu_commands import on_process
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 GIB = 1 << 30
 PIECE = 1 << 30
 KINDS = ("bf16", "e4m3", "fp32", "random")
@@ -36,7 +35,9 @@ SHARE = {"bf16": 1.0, "e4m3": 0.5, "fp32": 0.5, "random": 0.5} # of --gib
 
 def program(kind, gib):
     """Runs under gpu-run; a line of standard input asks for the sum."""
+    sys.path.insert(0, os.path.join(HERE, "programs"))
     import torch
+    from torch_common import weighted_sum
 
     generator = torch.Generator(device="cuda").manual_seed(1)
 
@@ -54,16 +55,9 @@ def program(kind, gib):
     for line in sys.stdin:
         if line.startswith("save"):
             pieces[0].view(torch.uint8).cpu().numpy().tofile(line.split(maxsplit=1)[1].strip())
-        # Order matters in this sum: each word has a weight of its own.
-        total = 0
-        for tensor in pieces:
-            words = tensor.view(torch.int32)
-            for part in words.split(1 << 26):
-                weights = torch.arange(part.numel(), device="cuda", dtype=torch.int64) * 2 + 1
-                total = (total * 31 + int((part.to(torch.int64) * weights).sum())) % (1 << 64)
-                del weights
+        sums = [weighted_sum(tensor.view(torch.int32)) for tensor in pieces]
         torch.cuda.empty_cache()
-        print(f"sum {total:016x}", flush=True)
+        print("sums", *sums, flush=True)
 
 
 class Program:
@@ -117,27 +111,12 @@ def raw_rates(directory, sample, gib):
     return gib * GIB / written / 1e9, gib * GIB / read / 1e9
 
 
-def zstd_rate(sample):
-    """Rate and ratio of zstd -1 on one core."""
-    if not shutil.which("zstd"):
-        return None
-    started = time.monotonic()
-    done = subprocess.run(["zstd", "-1", "-T1", "-q", "-c", sample], stdout=subprocess.PIPE, check=True)
-    spent = time.monotonic() - started
-    return {"gb_s": os.path.getsize(sample) / spent / 1e9, "ratio": len(done.stdout) / os.path.getsize(sample)}
-
-
-def best(values):
-    return max(values)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release", help="the build folder with bin/ and lib/")
     parser.add_argument("--dir", action="append", help="where snapshots go; may be given several times")
     parser.add_argument("--gib", type=int, default=16, help="of bf16; of the others half")
     parser.add_argument("--cycles", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=0, help="processes killed at a random moment of sleeping or waking")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--program", help=argparse.SUPPRESS)
@@ -160,7 +139,6 @@ def main():
             if raw is None:
                 raw = raw_rates(place, sample, min(gib, 8))
                 print(f"{directory}: a raw file is written at {raw[0]:.2f} GB/s and read at {raw[1]:.2f}", flush=True)
-            zstd = zstd_rate(sample)
             os.unlink(sample)
             pid = str(child.child.pid)
             sleeps, wakes, stored = [], [], 0
@@ -181,61 +159,26 @@ def main():
             same = child.ask() == before
             left = os.listdir(place)
             child.end()
-            row = {"directory": directory, "kind": kind, "gib": gib, "stored": stored, "sleep_gb_s": best(sleeps),
-                   "wake_gb_s": best(wakes), "raw_write_gb_s": raw[0], "raw_read_gb_s": raw[1], "same": same,
-                   "zstd": zstd, "move_gb_s": best(moves), "move_back_gb_s": best(returns)}
+            row = {"directory": directory, "kind": kind, "gib": gib, "stored": stored, "sleep_gb_s": max(sleeps),
+                   "wake_gb_s": max(wakes), "raw_write_gb_s": raw[0], "raw_read_gb_s": raw[1], "same": same,
+                   "move_gb_s": max(moves), "move_back_gb_s": max(returns)}
             figures.append(row)
             failures += not same or bool(left)
             phases = slept["report"]["times"]
             print("  the last sleep: " + ", ".join(f"{k.removesuffix('_seconds')} {v:.2f} s" for k, v in phases.items()))
-            text = f"zstd -1 on a core {zstd['ratio']:.3f} at {zstd['gb_s']:.2f} GB/s" if zstd else "no zstd command"
             print(f"{directory} {kind:6} {gib:3} GiB: stored {stored:.4f} (at most {MOST_STORED[kind]}), "
-                  f"sleep {best(sleeps):.2f} GB/s = {best(sleeps) / raw[0]:.2f} x raw, "
-                  f"wake {best(wakes):.2f} GB/s = {best(wakes) / raw[1]:.2f} x raw; {text}; "
+                  f"sleep {max(sleeps):.2f} GB/s = {max(sleeps) / raw[0]:.2f} x raw, "
+                  f"wake {max(wakes):.2f} GB/s = {max(wakes) / raw[1]:.2f} x raw; "
                   f"{'the same bytes' if same else 'BYTES DIFFER'}{', FILES LEFT: ' + str(left) if left else ''}",
                   flush=True)
-            slower = best(sleeps) / best(moves)
-            print(f"  asleep, from host memory to files: {best(moves):.2f} GB/s, {slower:.2f} x the time of a sleep to files "
-                  f"(at most {MOST_MOVE_TIME}); back: {best(returns):.2f} GB/s", flush=True)
-        failures += killed(arguments, place, command)
+            slower = max(sleeps) / max(moves)
+            print(f"  asleep, from host memory to files: {max(moves):.2f} GB/s, {slower:.2f} x the time of a sleep to files "
+                  f"(at most {MOST_MOVE_TIME}); back: {max(returns):.2f} GB/s", flush=True)
         shutil.rmtree(place)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(figures, file, indent=1)
     return 1 if failures else 0
-
-
-def killed(arguments, place, command):
-    """Kills processes at random moments of sleeping and waking; the next look at the directory finds their files."""
-    for _ in range(arguments.kills):
-        child = Program(arguments.build, "bf16", 2)
-        child.ask()
-        pid = str(child.child.pid)
-        words = [os.path.join(arguments.build, "bin", "gpu-sleep"), pid, "--store", "file", "--dir", place]
-        other = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if random.random() < 0.5:
-            other.wait()
-            other = subprocess.Popen([os.path.join(arguments.build, "bin", "gpu-wake"), pid],
-                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(random.random() * 1.5)
-        child.child.send_signal(signal.SIGKILL)
-        child.child.wait()
-        other.wait()
-    if not arguments.kills:
-        return 0
-    left = len(os.listdir(place))
-    child = Program(arguments.build, "bf16", 1)
-    before = child.ask()
-    pid = str(child.child.pid)
-    command("gpu-sleep", pid, "--store", "file", "--dir", place)
-    during = os.listdir(place)
-    command("gpu-wake", pid)
-    same = child.ask() == before
-    child.end()
-    after = os.listdir(place)
-    print(f"{arguments.kills} kills left {left} files; the next sleep left only its own ({during}), and then {after}",
-          flush=True)
-    return 0 if same and len(during) == 1 and not after else 1
 
 
 if __name__ == "__main__":

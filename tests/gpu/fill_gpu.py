@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Takes all memory that is free on the GPUs, says how much on standard output, and holds it until its input ends."""
+"""Takes all memory that is free on the GPUs, says how much on standard output, and holds it until its input ends.
+
+Usage: fill_gpu.py [SPARE]. SPARE: bytes of each that it leaves.
+"""
 
 import ctypes
 import sys
@@ -11,12 +14,12 @@ SPARE = 64 << 20 # what the driver may want for itself
 LEAST = 2 << 20
 
 
-def take(device):
+def take(device, spare):
     """Returns how many bytes of `device` it has taken."""
     driver = Driver(device)
-    free, _ = driver.free_and_total()
-    taken, piece = 0, max(free - SPARE, LEAST)
-    while piece >= LEAST and taken + piece <= free: # memory that is free may lie in pieces
+    wanted = piece = driver.free_and_total()[0] - spare
+    taken = 0
+    while piece >= LEAST: # memory that is free may lie in pieces
         try:
             address = driver.allocate(piece)
         except RuntimeError:
@@ -24,6 +27,7 @@ def take(device):
             continue
         driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0xA5), ctypes.c_size_t(piece))
         taken += piece
+        piece = min(piece, wanted - taken)
     driver.call("cuCtxSynchronize")
     return taken
 
@@ -31,7 +35,8 @@ def take(device):
 def main():
     count = ctypes.c_int()
     Driver().call("cuDeviceGetCount", ctypes.byref(count))
-    print(sum(map(take, range(count.value))), flush=True)
+    spare = int(sys.argv[1]) if len(sys.argv) > 1 else SPARE
+    print(sum(take(device, spare) for device in range(count.value)), flush=True)
     sys.stdin.read()
 
 

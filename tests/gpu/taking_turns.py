@@ -5,8 +5,7 @@
 
 Each is an HTTP server with a model of the shape of Llama-3-8B and random weights of its own, under gpu-run, and knows
 nothing of sleeping. A third process takes what is left of the GPU, so that there is room for one of them. Each answer must
-be that which the server gave before, undisturbed. Who makes room: the servers' own agents (--by requests), or this script
-by commands (--by commands).
+be that which the server gave before, undisturbed. The servers' own agents make room.
 
 Usage: taking_turns.py --build DIR [--seconds 60] [--min-awake 2] [--json FILE]. Exit status 0 when all answers were right.
 """
@@ -83,24 +82,15 @@ def serve(options):
     gpu_commands.serve(answer)
 
 
-def fill(options):
-    """Takes all GPU memory but --spare bytes, until standard input ends."""
-    driver = Driver()
-    driver.allocate(max(0, driver.free_and_total()[0] - options.spare))
-    print("filled", flush=True)
-    sys.stdin.read()
-
-
 # ---- What asks
 
 
 class Server:
     def __init__(self, options, name):
         self.name, self.options = name, options
-        makes_room = ["--make-room", "--min-awake", f"{int(options.min_awake * 1000)}ms"] if options.by == "requests" else []
-        words = [os.path.join(options.build, "bin", "gpu-run"), "--name", f"server-{name}", "--on-touch", "wake", *makes_room,
-                 "--", sys.executable, os.path.abspath(__file__), "--serve", "--model", options.model, "--scale",
-                 str(options.scale), "--seed", str(NAMES.index(name) + 1)]
+        words = [os.path.join(options.build, "bin", "gpu-run"), "--name", f"server-{name}", "--on-touch", "wake", "--make-room",
+                 "--min-awake", f"{int(options.min_awake * 1000)}ms", "--", sys.executable, os.path.abspath(__file__), "--serve",
+                 "--model", options.model, "--scale", str(options.scale), "--seed", str(NAMES.index(name) + 1)]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         self.port = self.process.stdout.readline().strip()
         if not self.port:
@@ -134,45 +124,6 @@ class Server:
             self.wrong.append((prompt, tokens))
 
 
-class Turns:
-    """Who makes room by commands: one server has the GPU while it is asked, and for --min-awake at least."""
-
-    def __init__(self, servers, min_awake):
-        self.servers, self.min_awake = servers, min_awake
-        self.changed = threading.Condition()
-        self.awake, self.since, self.busy = None, 0.0, 0
-        self.queue = []
-
-    def __call__(self, server, act):
-        me = object()
-        with self.changed:
-            self.queue.append((me, server))
-            while not self.may_go(me, server):
-                self.changed.wait(0.01)
-            self.queue = [each for each in self.queue if each[0] is not me]
-            self.busy += 1
-        try:
-            act()
-        finally:
-            with self.changed:
-                self.busy -= 1
-                self.changed.notify_all()
-
-    def may_go(self, me, server):
-        # Who waits for the other comes first once its time has come.
-        is_due = time.monotonic() - self.since >= self.min_awake
-        first = self.queue[0][0] is me
-        if self.awake is server and (first or not is_due or self.queue[0][1] is server):
-            return True
-        if self.awake is server or not first or self.busy or not is_due:
-            return False
-        for other in self.servers:
-            if other is not server:
-                other.command("gpu-sleep", "--quiet")
-        self.awake, self.since = server, time.monotonic()
-        return True
-
-
 def watch(options, servers, is_over):
     """Counts how often each falls asleep; looking wakes nobody."""
     before = {}
@@ -185,13 +136,12 @@ def watch(options, servers, is_over):
 
 
 def ask_at_random(options, servers):
-    turns = Turns(servers, options.min_awake) if options.by == "commands" else lambda _, act: act()
     chosen, threads = random.Random(options.seed), []
     end = time.monotonic() + options.seconds
     while time.monotonic() < end:
         time.sleep(chosen.expovariate(1 / options.pause))
         server, prompt = chosen.choice(servers), chosen.randrange(PROMPTS)
-        threads.append(threading.Thread(target=turns, args=(server, lambda s=server, p=prompt: s.note(p))))
+        threads.append(threading.Thread(target=server.note, args=(prompt,)))
         threads[-1].start()
     for thread in threads:
         thread.join()
@@ -210,10 +160,10 @@ def run(options, servers, others):
         for server in servers:
             server.command("gpu-sleep", "--quiet")
         servers.append(Server(options, name))
-    filler = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--fill", "--spare", str(options.spare)],
+    filler = subprocess.Popen([sys.executable, os.path.join(HERE, "fill_gpu.py"), str(options.spare)],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     others.append(filler)
-    if filler.stdout.readline() != "filled\n":
+    if int(filler.stdout.readline() or 0) == 0:
         raise SystemExit("the third process found no memory")
     refused = subprocess.run([os.path.join(options.build, "bin", "gpu-wake"), str(servers[0].process.pid), "--quiet"],
                              stderr=subprocess.DEVNULL, check=False).returncode
@@ -231,13 +181,11 @@ def parse_options():
     parser.add_argument("--seconds", type=float, default=300, help="for which requests come")
     parser.add_argument("--pause", type=float, default=2, help="seconds between two requests, on average")
     parser.add_argument("--min-awake", type=float, default=2, help="seconds for which who was woken is left alone")
-    parser.add_argument("--by", choices=("requests", "commands"), default="requests", help="who makes room")
     parser.add_argument("--model", choices=("torch", "plain"), default="torch")
     parser.add_argument("--scale", type=float, default=1, help="of the models")
     parser.add_argument("--spare", type=int, default=SPARE, help="bytes of GPU memory that the third process leaves")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--fill", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.build = os.path.abspath(options.build)
     return options
@@ -245,8 +193,8 @@ def parse_options():
 
 def main():
     options = parse_options()
-    if options.serve or options.fill:
-        return serve(options) if options.serve else fill(options)
+    if options.serve:
+        return serve(options)
     servers, others = [], []
     try:
         refused = run(options, servers, others)
@@ -254,7 +202,7 @@ def main():
         for process in [server.process for server in servers] + others:
             process.kill()
             process.wait()
-    print(f"room made by {options.by}, {options.min_awake} s awake at least, requests for {options.seconds} s")
+    print(f"{options.min_awake} s awake at least, requests for {options.seconds} s")
     print(table(servers))
     checks = {
         "both did not fit": refused == 7,
@@ -265,7 +213,7 @@ def main():
         "each was asked": all(server.waits for server in servers),
     }
     return gpu_commands.finish(
-        options, {"by": options.by, "seconds": options.seconds, "min_awake": options.min_awake,
+        options, {"seconds": options.seconds, "min_awake": options.min_awake,
                   "servers": [{"name": s.name, "alone": s.alone, "waits": s.waits, "slept": s.slept, "wrong": s.wrong[:2],
                                "unanswered": s.unanswered[:2]} for s in servers]}, checks)
 

@@ -7,7 +7,6 @@
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
-#include "support/tree.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -43,14 +42,11 @@ std::uint64_t sum_of_durations(const nlohmann::json& transition) {
     return sum;
 }
 
-/// Has the strict check look at metrics, and Prometheus's own if it is there.
+/// Has Prometheus's own check look at metrics, if it is there.
 void check_form(const std::string& text, const Scratch& scratch) {
     const auto file = scratch.file("metrics.txt");
     std::ofstream(file) << text;
-    const auto ours = run({{"python3", source_file("tests/monitoring/exposition.py"), file}});
-    INFO(ours.out);
     INFO(text);
-    CHECK(ours.status == 0);
     if (run({{"sh", "-c", "command -v promtool"}}).status != 0) return;
     CHECK(succeeded(run({{"sh", "-c", "promtool check metrics <\"$1\"", "sh", file}})));
 }

@@ -7,12 +7,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <thread>
 
 using namespace gpu_sleep::driver_rules;
 
 TEST_CASE("Driver: a step of a checkpoint that is not its state's turn is refused", "[driver_rules]") {
-    const Target target;
+    Target target;
     CHECK(target.checkpoint() == CUDA_ERROR_ILLEGAL_STATE);
     CHECK(target.restore() == CUDA_ERROR_ILLEGAL_STATE);
     CHECK(target.unlock() == CUDA_ERROR_ILLEGAL_STATE);
@@ -37,7 +38,7 @@ TEST_CASE("Driver: a step of a checkpoint that is not its state's turn is refuse
 }
 
 TEST_CASE("Driver: a lock that is taken back has changed nothing", "[driver_rules]") {
-    const Target target;
+    Target target;
     REQUIRE(target.lock() == CUDA_SUCCESS);
     REQUIRE(target.unlock() == CUDA_SUCCESS);
     CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
@@ -57,13 +58,13 @@ TEST_CASE("child: locks and checkpoints another and ends", "[.child]") {
 }
 
 TEST_CASE("Driver: what one process locked or checkpointed another restores and unlocks", "[driver_rules]") {
-    const Target target;
+    Target target;
     const auto pid = "SIM_TEST_PID=" + std::to_string(target.pid());
-    REQUIRE(Process("child: locks and checkpoints another and ends", {pid}).passed());
+    REQUIRE(OtherRun("child: locks and checkpoints another and ends", {pid}).passed());
     CHECK(target.state() == CU_PROCESS_STATE_LOCKED);
     REQUIRE(target.unlock() == CUDA_SUCCESS);
     REQUIRE(
-        Process("child: locks and checkpoints another and ends", {pid, "SIM_TEST_CHECKPOINT=1"}).passed());
+        OtherRun("child: locks and checkpoints another and ends", {pid, "SIM_TEST_CHECKPOINT=1"}).passed());
     CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
     REQUIRE(target.restore() == CUDA_SUCCESS);
     REQUIRE(target.unlock() == CUDA_SUCCESS);
@@ -100,8 +101,8 @@ TEST_CASE("child: uses no driver", "[.child]") {
 TEST_CASE("Driver: a process that uses no driver has no state", "[driver_rules]") {
     share_devices();
     REQUIRE(cuInit(0) == CUDA_SUCCESS);
-    const Process other("child: uses no driver", {});
-    REQUIRE(other.wait_until_ready());
+    OtherRun other("child: uses no driver", {});
+    REQUIRE(other.is_ready());
     CUprocessState state{};
     CUcheckpointLockArgs args{};
     args.timeoutMs = 1000;
@@ -111,7 +112,7 @@ TEST_CASE("Driver: a process that uses no driver has no state", "[driver_rules]"
 }
 
 TEST_CASE("Driver: a process is checkpointed without cuInit in who does it", "[driver_rules]") {
-    const Target target; // which calls none
+    Target target; // which calls none
     REQUIRE(target.lock() == CUDA_SUCCESS);
     REQUIRE(target.checkpoint() == CUDA_SUCCESS);
     CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
@@ -128,11 +129,11 @@ TEST_CASE("child: locks another that is at work without end", "[.child]") {
 }
 
 TEST_CASE("Driver: a process stays locked if who waits to lock it is killed", "[driver_rules]") {
-    const Target target;
+    Target target;
     REQUIRE(target.ask(Order::spin) == 'y');
-    Process locker("child: locks another that is at work without end",
-                   {"SIM_TEST_PID=" + std::to_string(target.pid())});
-    REQUIRE(locker.wait_until_ready());
+    OtherRun locker("child: locks another that is at work without end",
+                    {"SIM_TEST_PID=" + std::to_string(target.pid())});
+    REQUIRE(locker.is_ready());
     for (int tries = 200; target.state() != CU_PROCESS_STATE_LOCKED && tries > 0; --tries)
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     locker.end_with(SIGKILL);
@@ -144,14 +145,13 @@ TEST_CASE("Driver: a process stays locked if who waits to lock it is killed", "[
 }
 
 TEST_CASE("Driver: what is asked of a stopped process waits", "[driver_rules]") {
-    const Target target;
-    REQUIRE(::kill(target.pid(), SIGSTOP) == 0);
-    REQUIRE(::waitpid(target.pid(), nullptr, WUNTRACED) == target.pid());
+    Target target;
+    target.process().signal(SIGSTOP);
     std::atomic<int> state{-2};
     std::thread asker([&] { state = target.state(); });
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     CHECK(state == -2);
-    REQUIRE(::kill(target.pid(), SIGCONT) == 0);
+    target.process().signal(SIGCONT);
     asker.join();
     CHECK(state == CU_PROCESS_STATE_RUNNING);
 }
@@ -179,7 +179,7 @@ TEST_CASE("Driver: a process that was restored without room stays checkpointed f
 }
 
 TEST_CASE("Driver: reserved arguments of a checkpoint have to be zero", "[driver_rules]") {
-    const Target target;
+    Target target;
     CUcheckpointLockArgs args{};
     args.timeoutMs = 1000;
     args.reserved1[6] = 1;

@@ -62,7 +62,6 @@ public:
                        cuCheckpointProcessUnlock(::getpid(), nullptr) == CUDA_SUCCESS);
         case Order::spin: return yes(launch(spin_, stream_, flag_) == CUDA_SUCCESS);
         case Order::let_go: __atomic_store_n(flag_, 1U, __ATOMIC_RELEASE); return 'y';
-        case Order::exit_now: std::exit(0);
         }
         return '?';
     }
@@ -107,24 +106,21 @@ private:
 
 } // namespace
 
-// It is killed by its parent, or ends as it is told to.
+// It is killed by its parent.
 TEST_CASE("child: obeys", "[.child]") {
     REQUIRE(cuInit(0) == CUDA_SUCCESS);
     CUcontext context = nullptr;
     REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
     REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
     auto& obedient = *new Obedient;
-    const int orders = std::atoi(std::getenv("SIM_TEST_ORDERS_FD"));
     say_ready();
-    for (Order order{}; ::read(orders, &order, 1) == 1;) {
-        const char answer = obedient.obey(order);
-        if (::write(orders, &answer, 1) != 1) break;
-    }
+    for (std::string line; std::getline(std::cin, line);)
+        std::cout << obedient.obey(static_cast<Order>(line.front())) << std::endl;
     ::_exit(1);
 }
 
 TEST_CASE("Driver: a process has everything as before after a checkpoint and a restore", "[driver_rules]") {
-    const Target target;
+    Target target;
     for (int round = 0; round < 3; ++round) {
         CHECK(target.state() == CU_PROCESS_STATE_RUNNING);
         CHECK(target.ask(Order::check_contents) == 'y');
@@ -141,7 +137,7 @@ TEST_CASE("Driver: a process has everything as before after a checkpoint and a r
 }
 
 TEST_CASE("Driver: what a process has on the device is free while it is checkpointed", "[driver_rules]") {
-    const Target target;
+    Target target;
     const Session session;
     constexpr auto k_all = 2 * Target::k_bytes;
     const auto before = free_bytes();
@@ -155,20 +151,20 @@ TEST_CASE("Driver: what a process has on the device is free while it is checkpoi
 }
 
 TEST_CASE("Driver: calls wait while their process is locked or checkpointed", "[driver_rules]") {
-    const Target target;
+    Target target;
     REQUIRE(target.lock() == CUDA_SUCCESS);
     target.tell(Order::check_contents);
-    CHECK(target.answer(200) == '-');
+    CHECK(target.answer(std::chrono::milliseconds(200)) == '-');
     REQUIRE(target.checkpoint() == CUDA_SUCCESS);
-    CHECK(target.answer(200) == '-');
+    CHECK(target.answer(std::chrono::milliseconds(200)) == '-');
     REQUIRE(target.restore() == CUDA_SUCCESS);
-    CHECK(target.answer(200) == '-');
+    CHECK(target.answer(std::chrono::milliseconds(200)) == '-');
     REQUIRE(target.unlock() == CUDA_SUCCESS);
     CHECK(target.answer() == 'y');
 }
 
 TEST_CASE("Driver: calls that only ask pass while their process is locked", "[driver_rules]") {
-    const Target target;
+    Target target;
     REQUIRE(target.lock() == CUDA_SUCCESS);
     CHECK(target.ask(Order::ask) == 'y');
     REQUIRE(target.unlock() == CUDA_SUCCESS);
@@ -176,7 +172,7 @@ TEST_CASE("Driver: calls that only ask pass while their process is locked", "[dr
 }
 
 TEST_CASE("Driver: a process with managed memory is not checkpointed, and goes on", "[driver_rules]") {
-    const Target target;
+    Target target;
     REQUIRE(target.ask(Order::managed) == 'y');
     REQUIRE(target.lock() == CUDA_SUCCESS);
     CHECK(target.checkpoint() == CUDA_ERROR_NOT_SUPPORTED);
@@ -186,7 +182,7 @@ TEST_CASE("Driver: a process with managed memory is not checkpointed, and goes o
 }
 
 TEST_CASE("Driver: a checkpointed process can restore and unlock itself", "[driver_rules]") {
-    const Target target;
+    Target target;
     REQUIRE(target.lock() == CUDA_SUCCESS);
     REQUIRE(target.checkpoint() == CUDA_SUCCESS);
     CHECK(target.ask(Order::ask_state) == 'y');
@@ -196,7 +192,7 @@ TEST_CASE("Driver: a checkpointed process can restore and unlock itself", "[driv
 }
 
 TEST_CASE("Driver: page-locked memory can be read while its process is checkpointed", "[driver_rules]") {
-    const Target target;
+    Target target;
     REQUIRE(target.lock() == CUDA_SUCCESS);
     CHECK(target.ask(Order::read_host) == 'y');
     REQUIRE(target.checkpoint() == CUDA_SUCCESS);
@@ -208,7 +204,7 @@ TEST_CASE("Driver: page-locked memory can be read while its process is checkpoin
 
 TEST_CASE("Driver: a lock waits for work, and gives up in time", "[driver_rules]") {
     using namespace std::chrono;
-    const Target target;
+    Target target;
     REQUIRE(target.ask(Order::spin) == 'y');
     const auto begin = steady_clock::now();
     CHECK(target.lock(300) == CUDA_ERROR_NOT_READY);
@@ -232,7 +228,7 @@ TEST_CASE("Driver: a lock waits for work, and gives up in time", "[driver_rules]
 }
 
 TEST_CASE("Driver: a process is restored on another GPU by a list of all GPUs", "[driver_rules]") {
-    const Target target;
+    Target target;
     if (!has_two_devices()) return;
     const auto count = device_count();
     std::vector<CUcheckpointGpuPair> pairs(static_cast<std::size_t>(count));

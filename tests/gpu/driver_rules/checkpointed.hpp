@@ -9,13 +9,12 @@
 
 #include "support/other_run.hpp"
 
-#include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace gpu_sleep::driver_rules {
 
@@ -31,7 +30,6 @@ enum class Order : char {
     restore_itself = 'r', ///< and unlocks itself
     spin = 'b',           ///< work that runs until let_go
     let_go = 'g',         ///< no driver call
-    exit_now = 'x',       ///< std::exit(0)
 };
 
 /// The simulated driver's processes know of each other by a file, which is named before the first driver
@@ -50,31 +48,19 @@ public:
 
     Target() {
         share_devices();
-        int ends[2];
-        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
-        REQUIRE(::fcntl(ends[1], F_SETFD, 0) == 0);
-        orders_ = ends[0];
-        process_ = std::make_unique<Process>("child: obeys",
-                                             std::vector{"SIM_TEST_ORDERS_FD=" + std::to_string(ends[1])});
-        ::close(ends[1]);
-        REQUIRE(process_->wait_until_ready());
+        process_.emplace("child: obeys", std::vector<std::string>{});
+        REQUIRE(process_->is_ready());
     }
-    Target(const Target&) = delete;
-    Target& operator=(const Target&) = delete;
-    ~Target() { ::close(orders_); }
 
     [[nodiscard]] int pid() const { return process_->pid(); }
-    [[nodiscard]] Process& process() { return *process_; }
+    [[nodiscard]] OtherRun& process() { return *process_; }
 
-    void tell(Order order) const { REQUIRE(::write(orders_, &order, 1) == 1); }
+    void tell(Order order) const { process_->send(std::string(1, static_cast<char>(order))); }
     /// Its answer to the oldest order; '-' if none comes in that time.
-    [[nodiscard]] char answer(int timeout_ms = 20'000) const {
-        pollfd wanted{orders_, POLLIN, 0};
-        char byte = '-';
-        if (::poll(&wanted, 1, timeout_ms) == 1 && ::read(orders_, &byte, 1) != 1) byte = '!';
-        return byte;
+    [[nodiscard]] char answer(Milliseconds limit = test::k_patience) {
+        return process_->has_output_within(limit) ? process_->read_line().at(0) : '-';
     }
-    [[nodiscard]] char ask(Order order) const {
+    [[nodiscard]] char ask(Order order) {
         tell(order);
         return answer();
     }
@@ -94,8 +80,7 @@ public:
     }
 
 private:
-    int orders_ = -1;
-    std::unique_ptr<Process> process_;
+    std::optional<OtherRun> process_; ///< made once the devices are shared
 };
 
 } // namespace gpu_sleep::driver_rules

@@ -75,40 +75,30 @@ TEST_CASE("Driver: what a graph allocates and does not free lives on", "[driver_
     const auto* sim = simulated();
     const auto stream = make_stream();
     const auto before = free_bytes();
-    CUgraph graph = nullptr;
-    REQUIRE(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
-    CUDA_MEM_ALLOC_NODE_PARAMS allocation{};
-    allocation.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    allocation.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    allocation.bytesize = k_bytes;
-    CUgraphNode node = nullptr;
-    REQUIRE(cuGraphAddMemAllocNode(&node, graph, nullptr, 0, &allocation) == CUDA_SUCCESS);
-    CUgraphExec strict = nullptr;
-    REQUIRE(cuGraphInstantiate(&strict, graph, 0) == CUDA_SUCCESS);
-    CHECK_FALSE(is_known(allocation.dptr));
+    REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    const auto address = allocate_async(stream);
+    const auto strict = end_and_instantiate(stream);
+    CHECK_FALSE(is_known(address));
     REQUIRE(cuGraphLaunch(strict, stream) == CUDA_SUCCESS);
-    CHECK(is_known(allocation.dptr)); // as no memory is that its graph frees
+    CHECK(is_known(address)); // as no memory is that its graph frees
     CUdeviceptr begin = 0;
     std::size_t bytes = 0;
-    CHECK(cuMemGetAddressRange(&begin, &bytes, allocation.dptr) == CUDA_SUCCESS);
-    CHECK(begin == allocation.dptr);
+    CHECK(cuMemGetAddressRange(&begin, &bytes, address) == CUDA_SUCCESS);
+    CHECK(begin == address);
     CHECK(cuGraphLaunch(strict, stream) == CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(cuMemsetD8Async(allocation.dptr, 1, k_bytes, stream) == CUDA_SUCCESS);
+    REQUIRE(cuMemsetD8Async(address, 1, k_bytes, stream) == CUDA_SUCCESS);
 
-    CUgraph freeing = nullptr;
-    CUgraphExec frees = nullptr;
-    REQUIRE(cuGraphCreate(&freeing, 0) == CUDA_SUCCESS);
-    REQUIRE(cuGraphAddMemFreeNode(&node, freeing, nullptr, 0, allocation.dptr) == CUDA_SUCCESS);
-    REQUIRE(cuGraphInstantiate(&frees, freeing, 0) == CUDA_SUCCESS);
+    REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+    REQUIRE(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
+    const auto frees = end_and_instantiate(stream);
     REQUIRE(cuGraphLaunch(frees, stream) == CUDA_SUCCESS);
     REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     if (sim) CHECK(free_bytes() == before);
     REQUIRE(cuGraphLaunch(strict, stream) == CUDA_SUCCESS);
-    REQUIRE(cuMemFreeAsync(allocation.dptr, stream) == CUDA_SUCCESS);
+    REQUIRE(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
     REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     if (sim) CHECK(free_bytes() == before);
     for (auto* const exec : {strict, frees}) REQUIRE(cuGraphExecDestroy(exec) == CUDA_SUCCESS);
-    for (auto* const each : {graph, freeing}) REQUIRE(cuGraphDestroy(each) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Driver: a graph may free at a launch what its last launch left", "[driver_rules]") {

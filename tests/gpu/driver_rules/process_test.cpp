@@ -6,6 +6,10 @@
 
 #include "support/other_run.hpp"
 
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdio>
 
 using namespace gpu_sleep::driver_rules;
@@ -77,7 +81,7 @@ TEST_CASE("Driver: another process imports memory", "[driver_rules]") {
     REQUIRE(cuMemExportToShareableHandle(&fd, range.handle(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) ==
             CUDA_SUCCESS);
     REQUIRE(::fcntl(fd, F_SETFD, 0) == 0);
-    CHECK(Process("child: imports memory and changes it", {"SIM_TEST_IMPORT_FD=" + std::to_string(fd)})
+    CHECK(OtherRun("child: imports memory and changes it", {"SIM_TEST_IMPORT_FD=" + std::to_string(fd)})
               .passed());
     ::close(fd);
     std::vector<std::byte> out(17);
@@ -120,7 +124,7 @@ TEST_CASE("Driver: another process opens a plain allocation", "[driver_rules]") 
         std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
         text += digits;
     }
-    CHECK(Process("child: opens a plain allocation and changes it", {"SIM_TEST_IPC=" + text}).passed());
+    CHECK(OtherRun("child: opens a plain allocation and changes it", {"SIM_TEST_IPC=" + text}).passed());
     unsigned char byte = 0;
     REQUIRE(cuMemcpyDtoH(&byte, address, 1) == CUDA_SUCCESS);
     CHECK(byte == 18);
@@ -138,5 +142,5 @@ TEST_CASE("child: exits with work under way", "[.child]") {
 }
 
 TEST_CASE("Driver: a process may exit with work under way", "[driver_rules]") {
-    CHECK(Process("child: exits with work under way", {}).passed());
+    CHECK(OtherRun("child: exits with work under way", {}).passed());
 }

@@ -65,8 +65,8 @@ void sleep_from_outside(std::vector<std::string> arguments) {
     REQUIRE(command("gpu-sleep", std::move(arguments)) == 0);
 }
 
-void wake_from_outside(std::vector<std::string> arguments = {}) {
-    REQUIRE(command("gpu-wake", std::move(arguments)) == 0);
+void wake_from_outside() {
+    REQUIRE(command("gpu-wake", {}) == 0);
 }
 
 } // namespace
@@ -109,37 +109,6 @@ TEST_CASE("Gate mode: a program that slept as a whole goes on with what it wakes
     wake();
     CHECK(ends(later));
     CHECK(later.get());
-    CHECK(sim_fault_counts().illegal_accesses == 0);
-}
-
-TEST_CASE("Gate mode: all that a program has put to sleep by name, it can do without", "[api]") {
-    const Memory memory;
-    sleep("weights,kv_cache,other");
-    CHECK(gate() == "checked");
-    CUdeviceptr added = 0;
-    check(cuMemAlloc(&added, k_part_bytes));
-    check(cuMemsetD8(added, 1, k_part_bytes));
-    check(cuMemFree(added));
-    wake();
-    CHECK(memory.cache.read() == memory.words);
-    CHECK(sim_fault_counts().illegal_accesses == 0);
-}
-
-TEST_CASE("Gate mode: what others put to sleep besides holds all work until it wakes", "[api]") {
-    const Memory memory;
-    sleep("kv_cache");
-    sleep_from_outside({"--tags", "other"});
-    CHECK(gate() == "shut");
-    auto work = memory.work_on(memory.weights);
-    CHECK(waits(work));
-    wake_from_outside({"--tags", "other"});
-    CHECK(ends(work));
-    CHECK(work.get());
-    CHECK(gate() == "checked");
-    sleep_from_outside({"--tags", "kv_cache,other", "--gate", "checked"}); // who says so is heard
-    CHECK(gate() == "checked");
-    wake();
-    CHECK(memory.cache.read() == memory.words);
     CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 

@@ -180,9 +180,7 @@ TEST_CASE("Short memory: an allocation is made so that it can sleep, or fails", 
     Devices devices;
     const bool pooled = GENERATE(false, true);
     const bool has_new_tag = GENERATE(true, false);
-    const auto left_to_driver = [] {
-        return sim_calls("cuMemAlloc_v2") + sim_calls("cuMemAlloc") + sim_calls("cuMemAllocAsync");
-    };
+    const auto left_to_driver = [] { return sim_calls("cuMemAlloc") + sim_calls("cuMemAllocAsync"); };
     CUdeviceptr address = 0;
     CUresult status = CUDA_SUCCESS;
     std::uint64_t before = 0;

@@ -48,10 +48,7 @@ CUresult make(Driver& driver, const Context& context, const CUDA_ARRAY3D_DESCRIP
     if ((array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) != 0)
         return CUDA_ERROR_NOT_SUPPORTED;
     const auto bytes = offset_of_level(*array, levels);
-    CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, context.device};
-    auto memory = Physical::create(driver.pool(context.device), bytes, properties);
+    auto memory = Physical::create(driver.pool(context.device), bytes);
     if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
     return add_plain_memory(driver, context, std::move(memory), bytes, PlainAllocation::Kind::array, address);
 }

@@ -166,9 +166,8 @@ void destroy_context(Call& call, const std::shared_ptr<Context>& context) {
 using namespace gpu_sleep::sim;
 
 SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-    return call(Entry::cuDevicePrimaryCtxRetain, [&](Call& c) {
+    return call_with_device(Entry::cuDevicePrimaryCtxRetain, device, [&](Call& c) {
         if (!context) return CUDA_ERROR_INVALID_VALUE;
-        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         const auto primary = retain_primary(c.driver, device);
         if (!primary) return CUDA_ERROR_OUT_OF_MEMORY;
         *context = primary->handle;
@@ -177,15 +176,12 @@ SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice devi
 }
 
 SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxRelease(CUdevice device) {
-    return call(Entry::cuDevicePrimaryCtxRelease, [&](Call& c) {
-        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-        return release_primary(c, device);
-    });
+    return call_with_device(Entry::cuDevicePrimaryCtxRelease, device,
+                            [&](Call& c) { return release_primary(c, device); });
 }
 
 SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxReset(CUdevice device) {
-    return call(Entry::cuDevicePrimaryCtxReset, [&](Call& c) {
-        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    return call_with_device(Entry::cuDevicePrimaryCtxReset, device, [&](Call& c) {
         auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
         bool has_green = false;
         c.driver.green_contexts.for_each([&](CUgreenCtx, const GreenContext& green) {
@@ -199,9 +195,8 @@ SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxReset(CUdevice device) {
 }
 
 SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
-    return call(Entry::cuDevicePrimaryCtxGetState, [&](Call& c) {
+    return call_with_device(Entry::cuDevicePrimaryCtxGetState, device, [&](Call& c) {
         if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
-        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         const auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
         *flags = primary.flags;
         *active = primary.active ? 1 : 0;
@@ -210,9 +205,8 @@ SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flag
 }
 
 SIM_ENTRY(safe, 12050) cuCtxCreate(CUcontext* handle, CUctxCreateParams*, unsigned flags, CUdevice device) {
-    return call(Entry::cuCtxCreate, [&](Call& c) {
+    return call_with_device(Entry::cuCtxCreate, device, [&](Call& c) {
         if (!handle) return CUDA_ERROR_INVALID_VALUE;
-        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         const auto own_handle = reinterpret_cast<CUcontext>((std::uint64_t{1} << 40) + c.driver.next_id * 16);
         auto context = make_context(c.driver, own_handle, device, flags, false);
         if (!context) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -6,8 +6,7 @@
  * find the names with dlsym.
  *
  * Every function may be called from any thread, before cuInit too, and is not counted as a driver call. Sizes
- * are in bytes. Names of driver functions are those of the documentation ("cuMemAlloc") or of the symbol
- * ("cuMemAlloc_v2"); the symbols for a per-thread default stream ("cuMemcpy_ptds") are one with the others.
+ * are in bytes. Names of driver functions are those of the documentation ("cuMemAlloc"), for all symbols of a name.
  *
  * The environment sets up a process that a test cannot reach into. Read once, at the first driver call:
  *
@@ -91,10 +90,9 @@ SIM_API uint64_t sim_nanoseconds_inside(void);
 
 /** What was done wrong since the start or sim_reset_counts(). */
 typedef struct sim_faults {
-    uint64_t illegal_accesses; /**< work that touched memory not mapped, not granted or released meanwhile */
-    uint64_t host_memory_lost; /**< of those: page-locked host memory unregistered or unmapped under a copy */
-    uint64_t broken_captures;  /**< stream captures that a forbidden call invalidated */
-    uint64_t corrupted_copies; /**< bits flipped by sim_corrupt_copy() */
+    uint64_t illegal_accesses;  /**< work that touched memory not mapped, not granted or released meanwhile */
+    uint64_t broken_captures;   /**< stream captures that a forbidden call invalidated */
+    uint64_t corrupted_copies;  /**< bits flipped by sim_corrupt_copy() */
     uint64_t injected_failures; /**< calls failed by sim_fail() */
 } sim_faults;
 SIM_API sim_faults sim_fault_counts(void);

@@ -113,61 +113,42 @@ Expect expected(CUmemorytype type) noexcept {
     return type == CU_MEMORYTYPE_DEVICE ? Expect::device : Expect::any;
 }
 
-/// What a 2D copy asks for. Errors: INVALID_VALUE, NOT_SUPPORTED.
-CUresult request_of(const CUDA_MEMCPY2D& p, int device, Request& request) {
+/// What a copy asks for whose sides begin in these rows. Errors: INVALID_VALUE, NOT_SUPPORTED.
+template <class Parameters>
+CUresult request_of(const Parameters& p, std::size_t to_row, std::size_t from_row, std::size_t height,
+                    int device, Request& request) {
     const auto who = copier(device);
-    const auto to = side_of(p.dstMemoryType, p.dstHost, p.dstDevice, p.dstXInBytes, p.dstY, p.dstPitch, who);
+    const auto to = side_of(p.dstMemoryType, p.dstHost, p.dstDevice, p.dstXInBytes, to_row, p.dstPitch, who);
     const auto from =
-        side_of(p.srcMemoryType, p.srcHost, p.srcDevice, p.srcXInBytes, p.srcY, p.srcPitch, who);
+        side_of(p.srcMemoryType, p.srcHost, p.srcDevice, p.srcXInBytes, from_row, p.srcPitch, who);
     if (!to || !from) return CUDA_ERROR_NOT_SUPPORTED;
-    const bool overlapping_rows =
-        p.Height > 1 && (p.WidthInBytes > p.dstPitch || p.WidthInBytes > p.srcPitch);
+    const bool overlapping_rows = height > 1 && (p.WidthInBytes > p.dstPitch || p.WidthInBytes > p.srcPitch);
     if (overlapping_rows) return CUDA_ERROR_INVALID_VALUE;
-    request = {*to, *from, expected(p.dstMemoryType), expected(p.srcMemoryType), p.WidthInBytes, p.Height};
+    request = {*to, *from, expected(p.dstMemoryType), expected(p.srcMemoryType), p.WidthInBytes, height};
     return CUDA_SUCCESS;
+}
+
+CUresult request_of(const CUDA_MEMCPY2D& p, int device, Request& request) {
+    return request_of(p, p.dstY, p.srcY, p.Height, device, request);
 }
 
 /// A 3D copy as one of rows, which it is when it has one layer, or its layers follow each other without a
 /// gap. Errors: NOT_SUPPORTED (any other).
-CUresult flatten(const CUDA_MEMCPY3D& p, CUDA_MEMCPY2D& flat) {
+CUresult request_of(const CUDA_MEMCPY3D& p, int device, Request& request) {
     const bool without_gaps =
         p.dstHeight == p.Height && p.srcHeight == p.Height && p.dstY == 0 && p.srcY == 0;
     if (p.Depth > 1 && !without_gaps) return CUDA_ERROR_NOT_SUPPORTED;
-    flat = {};
-    flat.srcXInBytes = p.srcXInBytes;
-    flat.srcY = p.srcZ * p.srcHeight + p.srcY;
-    flat.srcMemoryType = p.srcMemoryType;
-    flat.srcHost = p.srcHost;
-    flat.srcDevice = p.srcDevice;
-    flat.srcPitch = p.srcPitch;
-    flat.dstXInBytes = p.dstXInBytes;
-    flat.dstY = p.dstZ * p.dstHeight + p.dstY;
-    flat.dstMemoryType = p.dstMemoryType;
-    flat.dstHost = p.dstHost;
-    flat.dstDevice = p.dstDevice;
-    flat.dstPitch = p.dstPitch;
-    flat.WidthInBytes = p.WidthInBytes;
-    flat.Height = p.Height * p.Depth;
-    return CUDA_SUCCESS;
+    return request_of(p, p.dstZ * p.dstHeight + p.dstY, p.srcZ * p.srcHeight + p.srcY, p.Height * p.Depth,
+                      device, request);
 }
 
-CUresult call_copy_2d(Entry entry, const CUDA_MEMCPY2D* p, CUstream stream, Wait wait) noexcept {
+template <class Parameters>
+CUresult call_copy_of_rows(Entry entry, const Parameters* p) noexcept {
     return call_in_context(entry, [&](Call& c, Context& context) {
         Request request;
         if (!p) return CUDA_ERROR_INVALID_VALUE;
         const auto status = request_of(*p, context.device, request);
-        return status == CUDA_SUCCESS ? copy(c, context, stream, request, wait) : status;
-    });
-}
-
-CUresult call_copy_3d(Entry entry, const CUDA_MEMCPY3D* p, CUstream stream, Wait wait) noexcept {
-    return call_in_context(entry, [&](Call& c, Context& context) {
-        CUDA_MEMCPY2D flat;
-        Request request;
-        if (!p) return CUDA_ERROR_INVALID_VALUE;
-        if (const auto status = flatten(*p, flat); status != CUDA_SUCCESS) return status;
-        const auto status = request_of(flat, context.device, request);
-        return status == CUDA_SUCCESS ? copy(c, context, stream, request, wait) : status;
+        return status == CUDA_SUCCESS ? copy(c, context, nullptr, request, Wait::yes) : status;
     });
 }
 
@@ -175,10 +156,9 @@ CUresult call_copy_3d(Entry entry, const CUDA_MEMCPY3D* p, CUstream stream, Wait
 
 CUresult make_copy(const Call& c, const Context& context, const CUDA_MEMCPY3D& parameters,
                    std::shared_ptr<const Work>& work) {
-    CUDA_MEMCPY2D flat;
     Request request;
-    if (const auto status = flatten(parameters, flat); status != CUDA_SUCCESS) return status;
-    if (const auto status = request_of(flat, context.device, request); status != CUDA_SUCCESS) return status;
+    if (const auto status = request_of(parameters, context.device, request); status != CUDA_SUCCESS)
+        return status;
     if (request.width == 0 || request.height == 0) return CUDA_ERROR_INVALID_VALUE;
     if (const auto status = resolve(c, request); status != CUDA_SUCCESS) return status;
     work = std::make_shared<Copy>(request.to, request.from, request.width, request.height);
@@ -253,11 +233,11 @@ cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcont
 }
 
 SIM_ENTRY(unsafe, 3020) cuMemcpy2D(const CUDA_MEMCPY2D* parameters) {
-    return call_copy_2d(Entry::cuMemcpy2D, parameters, nullptr, Wait::yes);
+    return call_copy_of_rows(Entry::cuMemcpy2D, parameters);
 }
 
 SIM_ENTRY(unsafe, 3020) cuMemcpy3D(const CUDA_MEMCPY3D* parameters) {
-    return call_copy_3d(Entry::cuMemcpy3D, parameters, nullptr, Wait::yes);
+    return call_copy_of_rows(Entry::cuMemcpy3D, parameters);
 }
 
 SIM_ENTRY(queued, 13000)

@@ -22,7 +22,7 @@ namespace {
 constexpr auto k_entries = static_cast<std::size_t>(Entry::count);
 
 bool matches(Entry entry, const std::string& name) {
-    return name == "*" ? entry_point(entry).trait != Trait::early : is_named(entry, name);
+    return name == "*" ? entry_point(entry).trait != Trait::early : name == entry_point(entry).name;
 }
 
 std::chrono::microseconds parse_time(const std::string& text) {
@@ -50,12 +50,6 @@ bool count_down(std::vector<Item>& items, Applies applies, Due due) {
 }
 
 } // namespace
-
-bool is_named(Entry entry, const std::string& name) {
-    std::string_view plain = name;
-    if (plain.ends_with("_ptsz") || plain.ends_with("_ptds")) plain.remove_suffix(5);
-    return plain == entry_point(entry).name || plain == entry_point(entry).symbol;
-}
 
 int thread_id() noexcept {
     static thread_local const int id = static_cast<int>(::syscall(SYS_gettid));
@@ -147,20 +141,25 @@ Counts& Counts::instance() {
 std::uint64_t Counts::calls_of(const std::string& name) const {
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < k_entries; ++i)
-        if (name == "*" || is_named(static_cast<Entry>(i), name)) sum += calls[i];
+        if (name == "*" || name == entry_points()[i].name) sum += calls[i];
     return sum;
 }
 
 sim_faults Counts::faults() const noexcept {
-    return {illegal_accesses, host_memory_lost, broken_captures, corrupted_copies, injected_failures};
+    return {illegal_accesses, broken_captures, corrupted_copies, injected_failures};
 }
 
 void Counts::reset() noexcept {
     for (auto& count : calls) count = 0;
-    for (auto* count : {&nanoseconds_inside, &illegal_accesses, &host_memory_lost, &broken_captures,
-                        &corrupted_copies, &injected_failures})
+    for (auto* count :
+         {&nanoseconds_inside, &illegal_accesses, &broken_captures, &corrupted_copies, &injected_failures})
         *count = 0;
     last_failed = "";
+}
+
+CUresult illegal_access() {
+    ++Counts::instance().illegal_accesses;
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
 void trace_call(Entry entry, CUresult status, std::chrono::nanoseconds time) {

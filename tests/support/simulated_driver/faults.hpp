@@ -69,18 +69,17 @@ struct Counts {
     std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Entry::count)> calls{};
     std::atomic<std::uint64_t> nanoseconds_inside{0};
     std::atomic<std::uint64_t> illegal_accesses{0};
-    std::atomic<std::uint64_t> host_memory_lost{0};
     std::atomic<std::uint64_t> broken_captures{0};
     std::atomic<std::uint64_t> corrupted_copies{0};
     std::atomic<std::uint64_t> injected_failures{0};
     std::atomic<const char*> last_failed{""};
 };
 
+/// Counts one. Returns CUDA_ERROR_ILLEGAL_ADDRESS.
+CUresult illegal_access();
+
 /// Writes a line about a call to the file named by GPU_SLEEP_SIM_TRACE, if there is one. Thread-safe.
 void trace_call(Entry entry, CUresult status, std::chrono::nanoseconds time);
-
-/// Whether `name` is the documented name or the symbol of `entry`.
-[[nodiscard]] bool is_named(Entry entry, const std::string& name);
 
 /// The calling thread's number, as the kernel counts.
 [[nodiscard]] int thread_id() noexcept;

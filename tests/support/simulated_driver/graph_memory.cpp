@@ -13,10 +13,7 @@ namespace gpu_sleep::sim {
 namespace {
 
 CUresult back(Driver& driver, const GraphMemory& memory) {
-    CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, memory.device};
-    const auto physical = Physical::create(driver.pool(memory.device), memory.reserved, properties);
+    const auto physical = Physical::create(driver.pool(memory.device), memory.reserved);
     if (!physical) return CUDA_ERROR_OUT_OF_MEMORY;
     auto status = driver.space.map(memory.begin, physical, Origin::pool);
     for (auto it = memory.access.begin(); it != memory.access.end() && status == CUDA_SUCCESS; ++it)

@@ -20,11 +20,11 @@ using Dependencies = std::span<const CUgraphNode>;
 /// A call that adds a node: `make` gives it its work.
 template <class Make>
 CUresult call_add_node(Entry entry, CUgraphNode* node, CUgraph handle, Dependencies dependencies,
-                       Make&& make) noexcept {
+                       const void* parameters, Make&& make) noexcept {
     return call_in_context(entry, [&](Call& c, Context& context) -> CUresult {
         const auto graph = c.driver.graphs.find(handle);
         const auto exists = [&](CUgraphNode each) { return c.driver.nodes.find(each) != nullptr; };
-        if (!node || !graph || !std::all_of(dependencies.begin(), dependencies.end(), exists))
+        if (!node || !graph || !parameters || !std::all_of(dependencies.begin(), dependencies.end(), exists))
             return CUDA_ERROR_INVALID_VALUE;
         std::shared_ptr<const Work> work;
         if (const auto status = make(c, context, work); status != CUDA_SUCCESS) return status;
@@ -71,10 +71,12 @@ CUresult make_node(const Call& c, const Context& current, const CUgraphNodeParam
 
 /// A call that gives a node other work of its kind.
 template <class Make>
-CUresult call_set_parameters(Entry entry, CUgraphNode handle, CUgraphNodeType type, Make&& make) noexcept {
+CUresult call_set_parameters(Entry entry, CUgraphNode handle, CUgraphNodeType type, const void* parameters,
+                             Make&& make) noexcept {
     return call_in_context(entry, [&](Call& c, const Context& context) {
         const auto node = c.driver.nodes.find(handle);
-        return node && node->work->type() == type ? make(c, context, node->work) : CUDA_ERROR_INVALID_VALUE;
+        return parameters && node && node->work->type() == type ? make(c, context, node->work)
+                                                                : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
@@ -112,32 +114,31 @@ SIM_ENTRY(safe, 10000) cuGraphDestroy(CUgraph handle) {
 SIM_ENTRY(safe, 12000)
 cuGraphAddKernelNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
                      const CUDA_KERNEL_NODE_PARAMS* parameters) {
-    return call_add_node(Entry::cuGraphAddKernelNode, node, graph, {dependencies, count},
+    return call_add_node(Entry::cuGraphAddKernelNode, node, graph, {dependencies, count}, parameters,
                          [&](Call& c, const Context& context, auto& work) {
-                             return parameters ? make_launch(c.driver, context, *parameters, work)
-                                               : CUDA_ERROR_INVALID_VALUE;
+                             return make_launch(c.driver, context, *parameters, work);
                          });
 }
 
 SIM_ENTRY(safe, 10000)
 cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
                      const CUDA_MEMCPY3D* parameters, CUcontext context_handle) {
-    return call_add_node(Entry::cuGraphAddMemcpyNode, node, graph, {dependencies, count},
+    return call_add_node(Entry::cuGraphAddMemcpyNode, node, graph, {dependencies, count}, parameters,
                          [&](Call& c, const Context&, auto& work) {
                              const auto context = find_context(c.driver, context_handle);
-                             return parameters && context ? make_copy(c, *context, *parameters, work)
-                                                          : CUDA_ERROR_INVALID_VALUE;
+                             return context ? make_copy(c, *context, *parameters, work)
+                                            : CUDA_ERROR_INVALID_VALUE;
                          });
 }
 
 SIM_ENTRY(safe, 10000)
 cuGraphAddMemsetNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
                      const CUDA_MEMSET_NODE_PARAMS* parameters, CUcontext context_handle) {
-    return call_add_node(Entry::cuGraphAddMemsetNode, node, graph, {dependencies, count},
+    return call_add_node(Entry::cuGraphAddMemsetNode, node, graph, {dependencies, count}, parameters,
                          [&](Call& c, const Context&, auto& work) {
                              const auto context = find_context(c.driver, context_handle);
-                             return parameters && context ? make_memset(c, *context, *parameters, work)
-                                                          : CUDA_ERROR_INVALID_VALUE;
+                             return context ? make_memset(c, *context, *parameters, work)
+                                            : CUDA_ERROR_INVALID_VALUE;
                          });
 }
 
@@ -181,23 +182,21 @@ SIM_ENTRY(safe, 10000) cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_
 SIM_ENTRY(safe, 12000)
 cuGraphKernelNodeSetParams(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS* parameters) {
     return call_set_parameters(Entry::cuGraphKernelNodeSetParams, handle, CU_GRAPH_NODE_TYPE_KERNEL,
-                               [&](Call& c, const Context& context, auto& work) {
-                                   return parameters ? make_launch(c.driver, context, *parameters, work)
-                                                     : CUDA_ERROR_INVALID_VALUE;
+                               parameters, [&](Call& c, const Context& context, auto& work) {
+                                   return make_launch(c.driver, context, *parameters, work);
                                });
 }
 
 SIM_ENTRY(safe, 10000) cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCPY3D* parameters) {
     return call_set_parameters(Entry::cuGraphMemcpyNodeSetParams, handle, CU_GRAPH_NODE_TYPE_MEMCPY,
-                               [&](Call& c, const Context& context, auto& work) {
-                                   return parameters ? make_copy(c, context, *parameters, work)
-                                                     : CUDA_ERROR_INVALID_VALUE;
+                               parameters, [&](Call& c, const Context& context, auto& work) {
+                                   return make_copy(c, context, *parameters, work);
                                });
 }
 
 SIM_ENTRY(safe, 12020) cuGraphNodeSetParams(CUgraphNode handle, CUgraphNodeParams* parameters) {
     if (!parameters) return CUDA_ERROR_INVALID_VALUE;
-    return call_set_parameters(Entry::cuGraphNodeSetParams, handle, parameters->type,
+    return call_set_parameters(Entry::cuGraphNodeSetParams, handle, parameters->type, parameters,
                                [&](Call& c, const Context& context, auto& work) {
                                    return make_node(c, context, *parameters, work);
                                });
@@ -206,20 +205,18 @@ SIM_ENTRY(safe, 12020) cuGraphNodeSetParams(CUgraphNode handle, CUgraphNodeParam
 SIM_ENTRY(safe, 13000)
 cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData*,
                std::size_t count, CUgraphNodeParams* parameters) {
-    return call_add_node(Entry::cuGraphAddNode, node, graph, {dependencies, count},
+    return call_add_node(Entry::cuGraphAddNode, node, graph, {dependencies, count}, parameters,
                          [&](Call& c, const Context& context, auto& work) {
-                             return parameters ? make_node(c, context, *parameters, work)
-                                               : CUDA_ERROR_INVALID_VALUE;
+                             return make_node(c, context, *parameters, work);
                          });
 }
 
 SIM_ENTRY(safe, 11070)
 cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
                          const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
-    return call_add_node(Entry::cuGraphAddBatchMemOpNode, node, graph, {dependencies, count},
+    return call_add_node(Entry::cuGraphAddBatchMemOpNode, node, graph, {dependencies, count}, parameters,
                          [&](Call& c, const Context&, auto& work) {
-                             const auto context =
-                                 parameters ? find_context(c.driver, parameters->ctx) : nullptr;
+                             const auto context = find_context(c.driver, parameters->ctx);
                              return context
                                         ? make_operations(c.driver, *context,
                                                           {parameters->paramArray, parameters->count}, work)

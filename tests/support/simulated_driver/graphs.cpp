@@ -129,10 +129,10 @@ CUresult call_with_exec(Entry entry, CUgraphExec handle, CUstream stream_handle,
 /// A call that gives one node of an instantiated graph other work of its kind.
 template <class Make>
 CUresult call_set_step(Entry entry, CUgraphExec handle, CUgraphNode node, CUgraphNodeType type,
-                       Make&& make) noexcept {
+                       const void* parameters, Make&& make) noexcept {
     return call_in_context(entry, [&](Call& c, Context& context) {
         const auto exec = c.driver.execs.find(handle);
-        if (!exec) return CUDA_ERROR_INVALID_VALUE;
+        if (!exec || !parameters) return CUDA_ERROR_INVALID_VALUE;
         auto steps = run_of(*exec).steps();
         const auto step = std::find_if(steps.begin(), steps.end(), [=](const auto& s) {
             return s.node == node && s.work->type() == type;
@@ -183,9 +183,8 @@ SIM_ENTRY(safe, 12000)
 cuGraphExecKernelNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                const CUDA_KERNEL_NODE_PARAMS* parameters) {
     return call_set_step(Entry::cuGraphExecKernelNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_KERNEL,
-                         [&](Call& c, const Context& context, auto& work) {
-                             return parameters ? make_launch(c.driver, context, *parameters, work)
-                                               : CUDA_ERROR_INVALID_VALUE;
+                         parameters, [&](Call& c, const Context& context, auto& work) {
+                             return make_launch(c.driver, context, *parameters, work);
                          });
 }
 
@@ -193,23 +192,21 @@ SIM_ENTRY(safe, 10020)
 cuGraphExecMemcpyNodeSetParams(CUgraphExec handle, CUgraphNode node, const CUDA_MEMCPY3D* parameters,
                                CUcontext context_handle) {
     return call_set_step(Entry::cuGraphExecMemcpyNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_MEMCPY,
-                         [&](Call& c, const Context&, auto& work) {
+                         parameters, [&](Call& c, const Context&, auto& work) {
                              const auto context = find_context(c.driver, context_handle);
-                             return parameters && context ? make_copy(c, *context, *parameters, work)
-                                                          : CUDA_ERROR_INVALID_VALUE;
+                             return context ? make_copy(c, *context, *parameters, work)
+                                            : CUDA_ERROR_INVALID_VALUE;
                          });
 }
 
 SIM_ENTRY(safe, 11070)
 cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                    const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
-    return call_set_step(Entry::cuGraphExecBatchMemOpNodeSetParams, handle, node,
-                         CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, [&](Call& c, const Context& context, auto& work) {
-                             return parameters
-                                        ? make_operations(c.driver, context,
-                                                          {parameters->paramArray, parameters->count}, work)
-                                        : CUDA_ERROR_INVALID_VALUE;
-                         });
+    return call_set_step(
+        Entry::cuGraphExecBatchMemOpNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, parameters,
+        [&](Call& c, const Context& context, auto& work) {
+            return make_operations(c.driver, context, {parameters->paramArray, parameters->count}, work);
+        });
 }
 
 SIM_ENTRY(queued, 10000) cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {

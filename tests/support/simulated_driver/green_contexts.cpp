@@ -13,9 +13,8 @@ using namespace gpu_sleep::sim;
 
 SIM_ENTRY(safe, 12040)
 cuGreenCtxCreate(CUgreenCtx* handle, CUdevResourceDesc, CUdevice device, unsigned flags) {
-    return call(Entry::cuGreenCtxCreate, [&](Call& c) {
+    return call_with_device(Entry::cuGreenCtxCreate, device, [&](Call& c) {
         if (!handle || flags != CU_GREEN_CTX_DEFAULT_STREAM) return CUDA_ERROR_INVALID_VALUE;
-        if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
         const auto primary = retain_primary(c.driver, device);
         if (!primary) return CUDA_ERROR_OUT_OF_MEMORY;
         const auto its_handle = reinterpret_cast<CUcontext>((std::uint64_t{1} << 40) + c.driver.next_id * 16);

@@ -91,9 +91,7 @@ CUresult KernelLaunch::run(const Execution& execution) const {
                             execution.context.device,
                             &execution};
     auto body = [&] { kernel_->function(&launch, pointers_.data()); };
-    if (pointers_are_accessible(execution) && run_guarded(body)) return CUDA_SUCCESS;
-    ++Counts::instance().illegal_accesses;
-    return CUDA_ERROR_ILLEGAL_ADDRESS;
+    return pointers_are_accessible(execution) && run_guarded(body) ? CUDA_SUCCESS : illegal_access();
 }
 
 CUDA_KERNEL_NODE_PARAMS KernelLaunch::node_parameters() const {

@@ -144,6 +144,15 @@ std::shared_ptr<Physical> Physical::create(PhysicalPool& pool, std::uint64_t byt
     return std::shared_ptr<Physical>(new Physical(&pool, offset, bytes, properties));
 }
 
+std::shared_ptr<Physical> Physical::create(PhysicalPool& pool, std::uint64_t bytes,
+                                           CUmemAllocationHandleType handle_types) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = handle_types;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, pool.device()};
+    return create(pool, bytes, properties);
+}
+
 std::shared_ptr<Physical> Physical::import(int fd) {
     std::array<char, 128> target{};
     const auto link = "/proc/self/fd/" + std::to_string(fd);

@@ -67,6 +67,10 @@ public:
     /// Null when the device is full.
     [[nodiscard]] static std::shared_ptr<Physical> create(PhysicalPool& pool, std::uint64_t bytes,
                                                           const CUmemAllocationProp& properties);
+    /// Memory of the pool's device, that can be shared as `handle_types` say; else as above.
+    [[nodiscard]] static std::shared_ptr<Physical>
+    create(PhysicalPool& pool, std::uint64_t bytes,
+           CUmemAllocationHandleType handle_types = CU_MEM_HANDLE_TYPE_NONE);
     /// Memory that another process exported; charged to that one. Null if `fd` is nothing that was exported.
     [[nodiscard]] static std::shared_ptr<Physical> import(int fd);
 

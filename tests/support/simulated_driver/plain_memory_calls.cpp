@@ -24,10 +24,7 @@ CUresult allocate(Driver& driver, const Context& context, std::uint64_t bytes, P
                   CUdeviceptr& address) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     if (bytes > settings().memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
-    CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, context.device};
-    auto memory = Physical::create(driver.pool(context.device), round_up(bytes, k_smallest_page), properties);
+    auto memory = Physical::create(driver.pool(context.device), round_up(bytes, k_smallest_page));
     if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
     return add_plain_memory(driver, context, std::move(memory), bytes, kind, address);
 }

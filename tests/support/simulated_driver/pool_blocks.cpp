@@ -68,11 +68,7 @@ CUresult take_new(Driver& driver, const std::shared_ptr<MemoryPool>& pool, std::
                   Blocks::iterator& at) {
     if (reserved > pool->most_bytes || pool->reserved > pool->most_bytes - reserved)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.requestedHandleTypes = pool->handle_types;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, pool->device};
-    const auto memory = Physical::create(driver.pool(pool->device), reserved, properties);
+    const auto memory = Physical::create(driver.pool(pool->device), reserved, pool->handle_types);
     if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
     std::uint64_t begin = 0;
     const auto status = driver.space.place(memory, Origin::pool, pool->device, begin);

@@ -16,11 +16,6 @@
 namespace gpu_sleep::sim {
 namespace {
 
-CUresult illegal_access() {
-    ++Counts::instance().illegal_accesses;
-    return CUDA_ERROR_ILLEGAL_ADDRESS;
-}
-
 bool reachable_now(const Side& side, std::uint64_t bytes, Access access, const Execution& execution) {
     auto& driver = Driver::instance();
     const std::lock_guard lock(driver.mutex);

@@ -101,26 +101,11 @@ bool Copy::copy_row(const Execution& execution, std::uint64_t row) const {
     return true;
 }
 
-CUresult Copy::fault(const Execution& execution) const {
-    auto& driver = Driver::instance();
-    const std::lock_guard lock(driver.mutex);
-    const bool device_is_there = [&] {
-        const auto there = [&](const Side& side, Access access) {
-            return side.space != Space::device || reachable(driver, side, width_, height_, access,
-                                                            execution.space_as_of, execution.host_as_of);
-        };
-        return there(to_, Access::write) && there(from_, Access::read);
-    }();
-    ++Counts::instance().illegal_accesses;
-    if (device_is_there) ++Counts::instance().host_memory_lost;
-    return CUDA_ERROR_ILLEGAL_ADDRESS;
-}
-
 CUresult Copy::run(const Execution& execution) const {
     for (std::uint64_t row = 0; row < height_; ++row)
-        if (!copy_row(execution, row)) return fault(execution);
+        if (!copy_row(execution, row)) return illegal_access();
     for (std::uint64_t row = 0; row < height_; ++row)
-        if (!reachable_now(execution, row, 0, width_)) return fault(execution);
+        if (!reachable_now(execution, row, 0, width_)) return illegal_access();
     if (Faults::instance().next_corruption(execution.entry)) flip_a_bit(to_.address + width_ / 2);
     return CUDA_SUCCESS;
 }
@@ -178,9 +163,7 @@ CUresult Memset::run(const Execution& execution) const {
         }
         fine = fine && reachable_now(to_.row(row), width_ * element_bytes_);
     }
-    if (fine) return CUDA_SUCCESS;
-    ++Counts::instance().illegal_accesses;
-    return CUDA_ERROR_ILLEGAL_ADDRESS;
+    return fine ? CUDA_SUCCESS : illegal_access();
 }
 
 } // namespace gpu_sleep::sim

@@ -58,7 +58,6 @@ private:
     [[nodiscard]] bool reachable_now(const Execution& execution, std::uint64_t row, std::uint64_t offset,
                                      std::uint64_t bytes) const;
     [[nodiscard]] bool copy_row(const Execution& execution, std::uint64_t row) const;
-    CUresult fault(const Execution& execution) const;
 
     Side to_;
     Side from_;
