@@ -36,8 +36,8 @@ struct Question {
     /// called one after another until one fails, each on a thread of its own, which may outlive the question.
     /// A failure becomes the answer, with how the agent says that the process stands then.
     std::vector<std::function<Result<void>()>> deep_steps = {};
-    /// Makes the socket when the request is sent, if it is set, and there is none or ask_together() sends it
-    /// late; and another, where the agent is of version 7 of the protocol, and is asked again in that.
+    /// Makes the socket when the request is sent, if it is set, and there is none or it goes together with
+    /// others; and another, where the agent is of version 7 of the protocol, and is asked again in that.
     std::function<Result<UniqueFd>()> connect = {};
 };
 

@@ -62,18 +62,27 @@ private:
 
     /// Asks all of `chosen` at once, and others beside those that are slow.
     [[nodiscard]] Result<void> ask(const std::vector<std::size_t>& chosen) {
-        Result<void> looked;
+        constexpr Milliseconds k_between{1'000};
         asked_.clear();
-        Observer observer;
-        observer.answered = [this](std::size_t i, const Answer& answer) { note(asked_[i], answer); };
-        if (!request_.dry_run)
-            observer.more = [&]() -> std::optional<std::vector<Question>> {
-                looked = look_again();
-                if (!looked || made_.missing.empty() || Clock::now() >= end_) return std::nullopt;
-                return questions_for(plan_room(candidates_, made_.missing));
-            };
-        static_cast<void>(ask_all(questions_for(chosen), observer));
-        return looked;
+        Conversations conversations(questions_for(chosen));
+        Result<void> looked;
+        auto next_look = request_.dry_run ? Clock::time_point::max() : Clock::now() + k_between;
+        for (;;) {
+            if (auto event = conversations.next(next_look)) {
+                if (auto* const answer = std::get_if<Answer>(&event->what))
+                    note(asked_[event->question], std::move(*answer));
+                continue;
+            }
+            if (conversations.are_over()) return looked;
+            looked = look_again();
+            next_look = Clock::now() + k_between;
+            if (looked && !made_.missing.empty() && Clock::now() < end_) {
+                conversations.add(questions_for(plan_room(candidates_, made_.missing)));
+            } else {
+                conversations.withdraw();
+                next_look = Clock::time_point::max();
+            }
+        }
     }
 
     [[nodiscard]] std::vector<Question> questions_for(const std::vector<std::size_t>& chosen) {
