@@ -30,15 +30,14 @@ bool has_moved(const Report& report) noexcept {
                                           [](const auto& device) { return device.relocated > 0; });
 }
 
-/// Of a sleep that was not to be: `note` says why.
-Report unchanged(Parts& parts, const model::SleepRequest& request, std::string note,
-                 Clock::time_point start) {
+/// Of a sleep that was not to be: `why` says it.
+Report unchanged(Parts& parts, const model::SleepRequest& request, std::string why, Clock::time_point start) {
     Report report;
     report.operation = model::Operation::sleep;
     report.level = request.level;
     report.dry_run = request.dry_run;
     parts.memory.with_lock([&](const LockedMemory& locked) { parts.status.complete(locked, report); });
-    report.notes.push_back(std::move(note));
+    refuse(report, std::move(why));
     report.times.total = seconds_since(start);
     return report;
 }
@@ -183,7 +182,7 @@ Result<void> SleepOperation::check_consent() {
                                                         format_seconds(*inhibited->seconds))
                                           : std::string("sleeps are inhibited");
     if (!request_.dry_run) return make_error(ErrorCode::inhibited, "{}", words);
-    report_.notes.push_back(words + "; refused without --ignore-inhibitors");
+    refuse(report_, words + "; refused without --ignore-inhibitors");
     return {};
 }
 
@@ -255,7 +254,7 @@ Result<void> SleepOperation::check_deep() {
             able.error().message = "it is asleep, but " + able.error().message;
         return able;
     }
-    report_.notes.push_back(able.error().message + "; gpu-sleep --deep would be refused");
+    refuse(report_, able.error().message + "; gpu-sleep --deep would be refused");
     return {};
 }
 

@@ -10,13 +10,6 @@
 namespace gpu_sleep::peers {
 namespace {
 
-/// Why it does not sleep; empty: it does, perhaps since before it was asked, or would.
-std::string refusal(const Answer& answer, bool is_dry_run) {
-    if (const auto* const error = error_of(answer)) return error->message;
-    const auto& report = std::get<model::Report>(answer);
-    return report.changed || is_dry_run || report.notes.empty() ? std::string() : report.notes.front();
-}
-
 /// Puts to sleep until there is room.
 class RoomMaker {
 public:
@@ -107,7 +100,7 @@ private:
         const auto* const error = error_of(answer);
         if (error && error->code == ErrorCode::cancelled) return; // withdrawn: it is as it was
         auto& candidate = candidates_[index];
-        candidate.against = refusal(answer, request_.dry_run);
+        candidate.against = refusal_in(answer);
         if (candidate.against.empty()) {
             candidate = {};
             candidate.against = "it sleeps";

@@ -129,6 +129,20 @@ TEST_CASE("Conversation: where nothing is to be done the agent hears so at once"
     CHECK(std::holds_alternative<model::Report>(ask_all(std::move(questions))[0]));
 }
 
+TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to nothing has a reason",
+          "[conversation]") {
+    model::Report report;
+    CHECK(refusal_in(report).empty());
+    report.notes = {"files stay in /d"};
+    CHECK(refusal_in(report) == "files stay in /d");
+    report.devices.emplace_back().relocated = 1;
+    CHECK(refusal_in(report).empty());
+    refuse(report, "sleeps are inhibited");
+    CHECK(refusal_in(report) == "sleeps are inhibited");
+    CHECK(report.notes.back() == "sleeps are inhibited");
+    CHECK(refusal_in(make_error(ErrorCode::timed_out, "late")) == "late");
+}
+
 TEST_CASE("Conversation: a step that does not end is left alone by the second interruption",
           "[conversation]") {
     SleepyAgent agent(500ms);
