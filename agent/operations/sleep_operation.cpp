@@ -194,7 +194,7 @@ Result<void> SleepOperation::check_touches() const {
                                : request_.touch_limit ? "--touch-limit"
                                                       : nullptr;
     if (!option) return {};
-    return make_error(ErrorCode::driver_failed, "{}: {}", option, k_not_intercepted);
+    return make_error(ErrorCode::refused, "{}: {}", option, k_not_intercepted);
 }
 
 std::string SleepOperation::why_too_early() const {
