@@ -311,8 +311,9 @@ Result<Report> SleepOperation::run() {
     GPU_SLEEP_TRY(joint_.announce());
     GPU_SLEEP_TRY(check_touches());
     GPU_SLEEP_TRY(check_consent());
-    const auto turn = Turn::take(parts_, true, deadline_, progress_);
+    const auto turn = Turn::take(parts_, !request_.dry_run, deadline_, progress_);
     if (!turn) return turn.error();
+    if (request_.dry_run && parts_.turnstile.is_held()) report_.notes.emplace_back(k_held_back);
     if (parts_.memory.is_ending()) return process_is_ending();
     if (auto why = why_too_early(); !why.empty()) return unchanged(parts_, request_, std::move(why), start_);
     const auto is_deep = parts_.deep.look();
