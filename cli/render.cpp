@@ -65,7 +65,8 @@ std::string headline(const control::Process& process, const Report& report, bool
     if (report.dry_run && only_relocates(report))
         return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
     if (report.dry_run && !report.devices.empty())
-        return fmt::format("{} would {}{}; nothing was changed:\n", subject,
+        return fmt::format("{} would {}{}{}; nothing was changed:\n", subject,
+                           report.refusal.empty() ? "" : "not ",
                            is_live  ? "run on"
                            : sleeps ? "sleep"
                                     : "wake",
