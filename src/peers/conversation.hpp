@@ -58,7 +58,6 @@ public:
     [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
     [[nodiscard]] bool is_past_return() const noexcept { return timeout_.is_past_return(); }
     [[nodiscard]] const Answer& answer() const noexcept { return *answer_; }
-    [[nodiscard]] Answer take_answer() { return *std::move(answer_); }
     /// When to call keep_time().
     [[nodiscard]] Clock::time_point next_time() const noexcept;
     [[nodiscard]] pollfd interest() const noexcept;
