@@ -13,12 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <climits>
-#include <cstdlib>
-#include <deque>
 #include <utility>
 
 namespace gpu_sleep::cli {

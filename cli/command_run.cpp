@@ -13,7 +13,6 @@
 #include "cli/render_lines.hpp"
 #include "cli/signals.hpp"
 #include "control/gpus.hpp"
-#include "control/tasks.hpp"
 
 #include <fmt/ranges.h>
 #include <strings.h>

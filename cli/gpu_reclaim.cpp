@@ -15,7 +15,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 using namespace gpu_sleep;
@@ -37,22 +36,13 @@ constexpr const char* k_program = "gpu-reclaim";
 int explain(const control::Selection& whom, const model::IdleSleepRequest& request,
             const cli::OutputOptions& output, std::map<pid_t, std::string> policies) {
     constexpr Milliseconds k_patience{10'000};
-    auto rehearsals = control::rehearse(whom.words.front(), whom.user, request,
-                                        request.sleep.bounds_all ? request.sleep.timeout : k_patience);
-    if (!rehearsals) return cli::tell_failure(k_program, output, rehearsals.error());
-    std::vector<control::Outcome> outcomes;
-    std::map<pid_t, std::vector<std::string>> against;
-    for (auto& [outcome, reasons] : *rehearsals) {
-        auto* const report = std::get_if<model::Report>(&outcome.answer);
-        if (report && output.json)
-            report->notes.insert(report->notes.begin(), reasons.begin(), reasons.end());
-        against[outcome.process.pid] = std::move(reasons);
-        outcomes.push_back(std::move(outcome));
-    }
-    return cli::tell_all(
-        k_program, output, outcomes, [&](const control::Process& process, const model::Report& report) {
-            return cli::render_reasons(process, report, against[process.pid]) + policies[process.pid];
-        });
+    const auto outcomes = control::rehearse(whom.words.front(), whom.user, request,
+                                            request.sleep.bounds_all ? request.sleep.timeout : k_patience);
+    if (!outcomes) return cli::tell_failure(k_program, output, outcomes.error());
+    return cli::tell_all(k_program, output, *outcomes,
+                         [&](const control::Process& process, const model::Report& report) {
+                             return cli::render_reasons(process, report) + policies[process.pid];
+                         });
 }
 
 /// What was typed of policies.

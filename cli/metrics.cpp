@@ -13,7 +13,6 @@
 #include <initializer_list>
 #include <map>
 #include <string_view>
-#include <utility>
 
 namespace gpu_sleep::cli {
 namespace {

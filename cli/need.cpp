@@ -23,13 +23,13 @@ namespace {
 
 constexpr const char* k_program = "gpu-reclaim";
 
-/// "610 MB (581.7 MiB)" of a size that was given in powers of ten.
+/// "1.5 GB (1.40 GiB)" of a size that was given in powers of ten.
 std::string words_for(Bytes bytes) {
     constexpr Bytes k_megabyte = 1'000'000;
     if (bytes == 0 || bytes % k_megabyte != 0 || bytes % k_mib == 0) return format_bytes(bytes);
-    constexpr Bytes k_gigabyte = 1'000 * k_megabyte;
-    const bool is_large = bytes % k_gigabyte == 0;
-    return fmt::format("{} {} ({})", bytes / (is_large ? k_gigabyte : k_megabyte), is_large ? "GB" : "MB",
+    const auto megabytes = static_cast<double>(bytes / k_megabyte);
+    const bool is_large = megabytes >= 1'000;
+    return fmt::format("{:.12g} {} ({})", is_large ? megabytes / 1'000 : megabytes, is_large ? "GB" : "MB",
                        format_bytes(bytes));
 }
 

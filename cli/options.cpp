@@ -5,6 +5,7 @@
 #include "cli/options.hpp"
 
 #include "base/exit_status.hpp"
+#include "base/text.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"
@@ -20,6 +21,7 @@
 #include <system_error>
 #include <unistd.h>
 #include <utility>
+#include <vector>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -78,17 +80,21 @@ std::string listed(const std::vector<const CLI::App*>& commands) {
     return text;
 }
 
-/// An option that `word` begins, or that begins it, as a question; or nothing.
-std::string likely_meant(const CLI::App& app, const std::string& word) {
+/// An option that `word` begins, or that begins it, or is nearest to it, as a question; or nothing.
+std::string likely_meant(const CLI::App& app, std::string_view word) {
+    if (!word.starts_with("--")) return {};
+    word.remove_prefix(2);
+    std::vector<std::string_view> known;
+    std::string_view meant;
     for (const auto* each : all_of(app))
         for (const auto* option : each->get_options())
-            for (const auto& name : option->get_lnames()) {
-                const auto full = "--" + name;
-                const bool is_shown = option->get_group() != usage::k_unseen;
-                if (is_shown && (full.starts_with(word) || word.starts_with(full)))
-                    return fmt::format(" (did you mean {}?)", full);
+            for (const std::string_view name : option->get_lnames()) {
+                if (option->get_group() == usage::k_unseen) continue;
+                known.push_back(name);
+                if (meant.empty() && (name.starts_with(word) || word.starts_with(name))) meant = name;
             }
-    return {};
+    if (meant.empty()) meant = nearest(word, known);
+    return meant.empty() ? std::string() : fmt::format(" (did you mean --{}?)", meant);
 }
 
 /// The first word that nobody wants, an option if there is one among them, or nothing.

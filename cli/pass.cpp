@@ -12,9 +12,7 @@
 #include "cli/signals.hpp"
 #include "control/gpus.hpp"
 
-#include <utility>
 #include <variant>
-#include <vector>
 
 namespace gpu_sleep::cli {
 
@@ -22,19 +20,7 @@ namespace policy = control::policy;
 
 namespace {
 
-/// Prints what has failed, as soon as it is known.
-class FailureTeller : public control::Listener {
-public:
-    explicit FailureTeller(std::string program) : program_(std::move(program)) {}
-    void ended(const control::Outcome& outcome) override {
-        print_error(render_failure(program_, "put {} to sleep", outcome));
-    }
-
-private:
-    std::string program_; ///< for messages
-};
-
-/// Prints the rest. Returns the exit status.
+/// Says what came of it. Returns the exit status.
 int tell(const PassOptions& options, const policy::Passed& passed) {
     const auto& [outcomes, errors, failure] = passed;
     const bool is_told = !options.output.json && !options.output.quiet; // on standard output, in words
@@ -42,6 +28,7 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
     std::string text;
     int status = exit_status::done;
     for (const auto& outcome : outcomes) {
+        print_error(render_failure(options.program, "put {} to sleep", outcome));
         const auto* const report = std::get_if<model::Report>(&outcome.answer);
         if (report && is_told && (does_something(*report) || !options.request.whom.is_for_all()))
             text += render_operation(outcome.process, numbers.in(*report));
@@ -73,8 +60,7 @@ int run_pass(const PassOptions& options) {
     control::raise_descriptor_limit();
     auto policies = load_policies(options.program, options.sources);
     if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
-    FailureTeller teller(options.program);
-    const auto passed = pass(options.request, *policies, teller);
+    const auto passed = pass(options.request, *policies);
     tell_complaints(options.program, *policies);
     if (passed) return end_beside_driver(tell(options, *passed));
     return tell_failure(options.program, options.output, passed.error());

@@ -17,10 +17,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
-#include <vector>
 
 namespace gpu_sleep::cli {
 namespace {

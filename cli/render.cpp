@@ -65,7 +65,8 @@ std::string headline(const control::Process& process, const Report& report, bool
     if (report.dry_run && only_relocates(report))
         return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
     if (report.dry_run && !report.devices.empty())
-        return fmt::format("{} would {}{}; nothing was changed:\n", subject,
+        return fmt::format("{} would {}{}{}; nothing was changed:\n", subject,
+                           report.refusal.empty() ? "" : "not ",
                            is_live  ? "run on"
                            : sleeps ? "sleep"
                                     : "wake",
@@ -169,8 +170,7 @@ std::string render_inhibition(const control::Process& process, const Report& rep
     return fmt::format("{} {}: {}\n", process.pid, label(process, report), inhibition_line(report));
 }
 
-std::string render_reasons(const control::Process& process, const Report& report,
-                           const std::vector<std::string>& against) {
+std::string render_reasons(const control::Process& process, const Report& report) {
     auto text = fmt::format("{} {}: {} {}\n", process.pid, label(process, report), state_words(report),
                             format_seconds(report.state_seconds));
     if (!report.idle_seconds)
@@ -183,9 +183,9 @@ std::string render_reasons(const control::Process& process, const Report& report
                 model::sum_of(report.devices, &DeviceReport::kept);
     kept -= std::min(kept, model::sum_of(report.tags, &model::TagReport::in_place)); // only mapped
     text += fmt::format("  a sleep would free {}\n", format_bytes(released(report)));
-    for (const auto& reason : against) text += fmt::format("  prevented by: {}\n", printable(reason));
-    if (against.empty()) text += "  nothing prevents it\n";
-    for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
+    if (report.refusal.empty()) text += "  nothing prevents it\n";
+    for (const auto& note : report.notes)
+        text += fmt::format("  {}{}\n", note == report.refusal ? "prevented by: " : "", printable(note));
     if (report.woken_bytes == 0 || report.woken_seconds <= 0)
         return text + "  the time to wake is not known: it has not woken yet\n";
     const auto seconds =

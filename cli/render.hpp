@@ -35,8 +35,7 @@ namespace gpu_sleep::cli {
 
 /// For gpu-reclaim --why: when the process worked last, what a sleep would free, what prevents it, and
 /// how long waking would take. `report` is of a dry run.
-[[nodiscard]] std::string render_reasons(const control::Process& process, const model::Report& report,
-                                         const std::vector<std::string>& against);
+[[nodiscard]] std::string render_reasons(const control::Process& process, const model::Report& report);
 
 /// How much a listing says of each process.
 enum class Detail : std::uint8_t {

@@ -5,8 +5,6 @@
 #include "cli/render.hpp"
 #include "cli/render_lines.hpp"
 
-#include <utility>
-
 namespace gpu_sleep::cli {
 namespace {
 

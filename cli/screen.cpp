@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
-#include <initializer_list>
 
 namespace gpu_sleep::cli {
 namespace {

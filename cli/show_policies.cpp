@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <utility>
-#include <vector>
 
 namespace gpu_sleep::cli {
 

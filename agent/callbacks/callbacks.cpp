@@ -142,7 +142,8 @@ Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point d
                 return std::move(answer).error();
             }
             if (*answer != 0)
-                return make_error(ErrorCode::refused, "a before-sleep callback of the program {}",
+                return make_error(ErrorCode::refused,
+                                  "a before-sleep callback of the program {}; try again later",
                                   described("refused", *job));
         }
         owed.splice(owed.end(), its);

@@ -5,10 +5,10 @@
 #pragma once
 
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "base/units.hpp"
 
-#include <charconv>
-#include <concepts>
+#include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
@@ -37,19 +37,12 @@ auto parsed_setting(const char* name, std::string_view allowed, Parse&& parse)
     return value;
 }
 
-/// A whole number, from 0 on.
-template <std::integral Number>
-std::optional<Number> parse_count(std::string_view text) noexcept {
-    Number number = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
-    const bool is_whole = failure == std::errc{} && end == text.data() + text.size() && number >= 0;
-    return is_whole ? std::optional(number) : std::nullopt;
-}
-
 /// A number of milliseconds, at most k_max_duration.
 inline std::optional<Milliseconds> parse_limit(std::string_view text) noexcept {
-    const auto count = parse_count<Milliseconds::rep>(text);
-    return count && *count <= k_max_duration.count() ? std::optional(Milliseconds(*count)) : std::nullopt;
+    const auto count = parse_number<std::uint64_t>(text);
+    return count && *count <= static_cast<std::uint64_t>(k_max_duration.count())
+               ? std::optional(Milliseconds(*count))
+               : std::nullopt;
 }
 
 /// "1" or "0".
@@ -67,7 +60,7 @@ inline std::optional<bool> switch_setting(const char* name) {
 }
 /// A setting of a size. Nothing when it is not set, or refused.
 inline std::optional<Bytes> bytes_setting(const char* name) {
-    return parsed_setting(name, "a number of bytes", parse_count<Bytes>);
+    return parsed_setting(name, "a number of bytes", parse_number<Bytes>);
 }
 
 } // namespace gpu_sleep::agent

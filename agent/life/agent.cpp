@@ -110,7 +110,7 @@ std::map<std::string, Bytes> live_bytes_of_environment() {
 /// How long memory must not have changed until host memory is prepared for it; none: it is not.
 Milliseconds prepare_of_environment() {
     const auto parse_seconds = [](std::string_view text) {
-        const auto count = parse_count<std::uint32_t>(text);
+        const auto count = parse_number<std::uint32_t>(text);
         return count ? std::optional(Milliseconds(std::chrono::seconds(*count))) : std::nullopt;
     };
     return parsed_setting(model::environment::k_prepare, "a number of seconds", parse_seconds)

@@ -33,7 +33,7 @@ std::string Idleness::find() {
     if (is_asleep && request_.sleep.store_is_named) return find_unused();
     if (is_asleep) return "it is already asleep";
     if (parts_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
-    if (parts_.turnstile.is_held()) return "the program holds sleeps back (gpu_sleep_hold)";
+    if (parts_.turnstile.is_held()) return k_held_back;
     const auto idle = parts_.idle.find();
     if (!idle) return "it is not known whether it is idle";
     if (idle->seconds == 0) return "it is not idle";

@@ -55,8 +55,10 @@ Result<void> Quiesce::check_unseen() {
     if (trouble.empty()) return {};
     if (!request_.force && !request_.dry_run)
         return make_error(uses ? ErrorCode::unseen_library : uses.error().code, "{}", trouble);
-    trouble += request_.force ? "; its work is not held back" : model::k_refused_unless_forced;
-    report_.notes.push_back(std::move(trouble));
+    if (request_.force)
+        report_.notes.push_back(trouble + "; its work is not held back");
+    else
+        refuse(report_, trouble + "; refused without --force");
     return {};
 }
 

@@ -30,15 +30,14 @@ bool has_moved(const Report& report) noexcept {
                                           [](const auto& device) { return device.relocated > 0; });
 }
 
-/// Of a sleep that was not to be: `note` says why.
-Report unchanged(Parts& parts, const model::SleepRequest& request, std::string note,
-                 Clock::time_point start) {
+/// Of a sleep that was not to be: `why` says it.
+Report unchanged(Parts& parts, const model::SleepRequest& request, std::string why, Clock::time_point start) {
     Report report;
     report.operation = model::Operation::sleep;
     report.level = request.level;
     report.dry_run = request.dry_run;
     parts.memory.with_lock([&](const LockedMemory& locked) { parts.status.complete(locked, report); });
-    report.notes.push_back(std::move(note));
+    refuse(report, std::move(why));
     report.times.total = seconds_since(start);
     return report;
 }
@@ -181,7 +180,7 @@ Result<void> SleepOperation::check_consent() {
                                                         format_seconds(*inhibited->seconds))
                                           : std::string("sleeps are inhibited");
     if (!request_.dry_run) return make_error(ErrorCode::inhibited, "{}", words);
-    report_.notes.push_back(words + "; refused without --ignore-inhibitors");
+    refuse(report_, words + "; refused without --ignore-inhibitors");
     return {};
 }
 
@@ -193,7 +192,7 @@ Result<void> SleepOperation::check_touches() const {
                                : request_.touch_limit ? "--touch-limit"
                                                       : nullptr;
     if (!option) return {};
-    return make_error(ErrorCode::driver_failed, "{}: {}", option, k_not_intercepted);
+    return make_error(ErrorCode::refused, "{}: {}", option, k_not_intercepted);
 }
 
 std::string SleepOperation::why_too_early() const {
@@ -253,7 +252,7 @@ Result<void> SleepOperation::check_deep() {
             able.error().message = "it is asleep, but " + able.error().message;
         return able;
     }
-    report_.notes.push_back(able.error().message + "; gpu-sleep --deep would be refused");
+    refuse(report_, able.error().message + "; gpu-sleep --deep would be refused");
     return {};
 }
 
@@ -311,8 +310,9 @@ Result<Report> SleepOperation::run() {
     GPU_SLEEP_TRY(joint_.announce());
     GPU_SLEEP_TRY(check_touches());
     GPU_SLEEP_TRY(check_consent());
-    const auto turn = Turn::take(parts_, true, deadline_, progress_);
+    const auto turn = Turn::take(parts_, !request_.dry_run, deadline_, progress_);
     if (!turn) return turn.error();
+    if (request_.dry_run && parts_.turnstile.is_held()) report_.notes.emplace_back(k_held_back);
     if (parts_.memory.is_ending()) return process_is_ending();
     if (auto why = why_too_early(); !why.empty()) return unchanged(parts_, request_, std::move(why), start_);
     const auto is_deep = parts_.deep.look();

@@ -15,8 +15,7 @@ Result<void> Turnstile::enter(bool is_sleep, Clock::time_point deadline,
     const auto free = [&]() GPU_SLEEP_REQUIRES(mutex_) { return !is_sleep || holds_ == 0; };
     while (!free()) {
         if (Clock::now() >= deadline)
-            return make_error(ErrorCode::timed_out,
-                              "the program holds sleeps back (gpu_sleep_hold) and did not resume in time");
+            return make_error(ErrorCode::timed_out, "{} and did not resume in time", k_held_back);
         lock.unlock();
         const bool wanted = keep_going();
         lock.lock();

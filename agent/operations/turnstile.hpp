@@ -13,6 +13,9 @@
 
 namespace gpu_sleep::agent::operations {
 
+/// What whoever wants a sleep is told while Turnstile::is_held().
+inline constexpr const char* k_held_back = "the program holds sleeps back (gpu_sleep_hold)";
+
 /// Thread-safe. Operations that sleep wait for holds; holds wait for operations.
 class Turnstile {
 public:

@@ -105,7 +105,7 @@ bool is_another_here(const std::string& path, int own, int spare) {
     const auto names = names_in(descriptors.get(), k_max_entries);
     if (!names) return false;
     return std::any_of(names->begin(), names->end(), [&](const std::string& name) {
-        const int fd = parse_count<int>(name).value_or(-1);
+        const int fd = parse_number<int>(name).value_or(-1);
         sockaddr_un address{};
         socklen_t size = sizeof address;
         int listens = 0;

@@ -13,8 +13,6 @@
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
-#include <strings.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>

@@ -22,7 +22,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
 
 namespace gpu_sleep::cli::http {
 namespace {

@@ -9,11 +9,27 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
 namespace gpu_sleep {
 namespace {
 
 constexpr char k_mark = '?';
+
+/// The number of changes that make one word of the other; a swap of two letters is one.
+std::size_t distance(std::string_view one, std::string_view other) {
+    std::vector<std::vector<std::size_t>> far(one.size() + 1, std::vector<std::size_t>(other.size() + 1));
+    for (std::size_t i = 0; i <= one.size(); ++i)
+        for (std::size_t j = 0; j <= other.size(); ++j) {
+            far[i][j] = i + j;
+            if (i == 0 || j == 0) continue;
+            const auto replaced = far[i - 1][j - 1] + (one[i - 1] == other[j - 1] ? 0 : 1);
+            far[i][j] = std::min({far[i - 1][j] + 1, far[i][j - 1] + 1, replaced});
+            if (i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1])
+                far[i][j] = std::min(far[i][j], far[i - 2][j - 2] + 1);
+        }
+    return far[one.size()][other.size()];
+}
 
 /// First and last.
 struct Range {
@@ -157,6 +173,19 @@ std::string shortened(std::string_view text, std::size_t columns) {
         if (width + k_ellipsis.size() <= columns) end = at;
     }
     return safe;
+}
+
+std::string_view nearest(std::string_view word, std::span<const std::string_view> known) {
+    constexpr std::size_t k_longest = 64; // a longer one is no slip
+    std::string_view nearest;
+    if (word.size() > k_longest) return nearest;
+    auto least = word.size() / 3 + 2;
+    for (const auto& each : known)
+        if (const auto far = distance(word, each); far < least) {
+            least = far;
+            nearest = each;
+        }
+    return nearest;
 }
 
 std::string counted(std::uint64_t count, std::string_view noun) {

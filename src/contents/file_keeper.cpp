@@ -129,13 +129,15 @@ std::unique_ptr<Batch> FileKeeper::make_batch(Label label, const SaveOptions& op
     return std::make_unique<FileBatch>(*this, std::move(label), options);
 }
 
-void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const {
+void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) const {
     const auto& directory = rehearsal.choice.directory;
     if (needed == 0 || directory.empty()) return;
     auto space = store::SnapshotDirectory::free_space_in(directory);
     if (!space) {
-        notes.push_back(space.error().message +
-                        (rehearsal.is_fallback ? ": nothing could be put there" : ": it would fail"));
+        if (rehearsal.is_fallback)
+            report.notes.push_back(space.error().message + ": nothing could be put there");
+        else
+            refuse(report, space.error().message + ": it would fail");
         return;
     }
     std::string limit;
@@ -144,10 +146,11 @@ void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
         space->bytes = headroom.bytes;
         limit = fmt::format(", in host memory ({})", headroom.limited_by);
     }
-    notes.push_back(fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
-                                rehearsal.is_fallback ? "without enough host memory, needs" : "needs",
-                                format_bytes(needed), directory, format_bytes(space->bytes), limit,
-                                needed <= space->bytes ? "" : ": it fails unless the files compress enough"));
+    report.notes.push_back(
+        fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
+                    rehearsal.is_fallback ? "without enough host memory, needs" : "needs",
+                    format_bytes(needed), directory, format_bytes(space->bytes), limit,
+                    needed <= space->bytes ? "" : ": it fails unless the files compress enough"));
 }
 
 Result<void> FileKeeper::take(Transfer& transfer, std::span<Batch* const> batches) {

@@ -63,7 +63,7 @@ public:
     [[nodiscard]] Result<void> open(const model::Choice& choice, SaveOptions& options,
                                     std::vector<std::string>& notes) override;
     [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, const SaveOptions& options) override;
-    void note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const override;
+    void note_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) const override;
     [[nodiscard]] Result<void> take(Transfer& transfer, std::span<Batch* const> batches) override;
     [[nodiscard]] Result<void> give(Transfer& transfer, std::span<const Move> blocks,
                                     Failures& failures) override;

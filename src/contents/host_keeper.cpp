@@ -279,7 +279,7 @@ void HostKeeper::take_prepared(std::list<std::unique_ptr<Batch>>& batches) noexc
     for (auto& [device, stock] : stocks_) batches.splice(batches.end(), stock);
 }
 
-void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vector<std::string>& notes) const {
+void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) const {
     if (needed == 0) return;
     auto headroom = store::host_headroom_beyond(rehearsal.options.host_reserve);
     if (const auto left = store::address_space_left(); left < headroom.bytes)
@@ -290,8 +290,9 @@ void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, std::vecto
     const auto* const outcome = needed <= available      ? ""
                                 : rehearsal.choice.spill ? ": the rest would go to files"
                                                          : ": it would fail, unless enough of it is zero";
-    notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
-                                format_bytes(needed), format_bytes(available), headroom.limited_by, outcome));
+    report.notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
+                                       format_bytes(needed), format_bytes(available), headroom.limited_by,
+                                       outcome));
 }
 
 Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batches) {

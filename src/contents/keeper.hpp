@@ -241,9 +241,8 @@ public:
     }
     /// Takes nothing yet.
     [[nodiscard]] virtual std::unique_ptr<Batch> make_batch(Label label, const SaveOptions& options) = 0;
-    /// Adds to `notes` what `needed` (Batch::needs() of all batches) are, and whether they are there.
-    virtual void note_needs(Bytes needed, const Rehearsal& rehearsal,
-                            std::vector<std::string>& notes) const = 0;
+    /// Has `report` say what `needed` (Batch::needs() of all batches) are, and whether they are there.
+    virtual void note_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) const = 0;
 
     /// Brings the contents of `batches`, all of this keeper, from the device to their places. They are whole
     /// and flushed once it returns and the session was synchronized. After an error copies may still be under

@@ -14,8 +14,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <thread>
@@ -69,17 +69,24 @@ std::string name_of(const ProcessIdentity& process) {
     return fmt::format("{}-{}-{}{}", process.pid, process.start_time, pid_namespace(), k_ending);
 }
 
+/// Whose file it is, of this pid namespace.
+std::optional<ProcessIdentity> process_of(const std::string& name) {
+    std::istringstream words(name);
+    ProcessIdentity process;
+    char dash = 0;
+    words >> process.pid >> dash >> process.start_time;
+    return words && name == name_of(process) ? std::optional(process) : std::nullopt;
+}
+
 /// Removes what processes left that ended asleep, those of this pid namespace.
 void remove_leftovers(int directory) {
     const auto names = names_in(directory, k_max_entries);
     if (!names || pid_namespace() == 0) return;
     for (const auto& name : *names) {
-        std::istringstream words(name);
-        ProcessIdentity process;
-        char dash = 0;
-        if (!(words >> process.pid >> dash >> process.start_time) || name != name_of(process)) continue;
-        const auto start = start_time_of(process.pid);
-        if (start ? *start != process.start_time : start.error().code == ErrorCode::no_process)
+        const auto process = process_of(name);
+        if (!process) continue;
+        const auto start = start_time_of(process->pid);
+        if (start ? *start != process->start_time : start.error().code == ErrorCode::no_process)
             ::unlinkat(directory, name.c_str(), 0);
     }
 }
@@ -140,8 +147,7 @@ std::set<pid_t> recorded_processes() {
                                      : Result<std::vector<std::string>>(std::vector<std::string>());
         if (!names) continue;
         for (const auto& name : *names)
-            if (name.ends_with(k_ending))
-                pids.insert(static_cast<pid_t>(std::strtol(name.c_str(), nullptr, 10)));
+            if (const auto process = process_of(name)) pids.insert(process->pid);
     }
     return pids;
 }

@@ -4,6 +4,7 @@
 
 #include "control/dispatch.hpp"
 
+#include "control/checkpoint_record.hpp"
 #include "control/driver_engine.hpp"
 #include "control/tasks.hpp"
 
@@ -105,7 +106,21 @@ Result<void> Dispatch::find() {
                                      : find_all(finder_, whom.user);
     if (!found) return std::move(found).error();
     targets_ = *std::move(found);
+    if (whom.is_for_all()) find_recorded();
     return {};
+}
+
+/// A wake of all is also for those that a command has had the driver put to sleep.
+void Dispatch::find_recorded() {
+    const auto* const wake = wake_of(command_);
+    if (!wake || !wake->tags.empty()) return;
+    for (const auto pid : recorded_processes()) {
+        auto process = find_process(finder_, std::to_string(pid), command_.whom.user);
+        if (!process || targets_.contains(*process)) continue;
+        const auto state = state_by_driver(*process);
+        if (state ? *state != checkpoint::State::running : state.error().code == ErrorCode::stopped)
+            without_agent_.push_back(*std::move(process));
+    }
 }
 
 Result<void> Dispatch::find(const std::string& word) {

@@ -45,6 +45,7 @@ private:
 
     [[nodiscard]] Result<void> find();
     [[nodiscard]] Result<void> find(const std::string& word);
+    void find_recorded();
     [[nodiscard]] Result<Process> choose_driver(const std::string& word, const Result<Targets>& found);
     [[nodiscard]] Result<void> plan_moves();
     /// Asks all that were reached what changes nothing; whoever asks again connects again.

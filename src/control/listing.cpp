@@ -118,11 +118,6 @@ void note_version(Outcome& outcome) {
                                               report->version, GPU_SLEEP_VERSION));
 }
 
-/// Whether a sleep that was rehearsed would free memory.
-bool would_free(const model::Report& report) {
-    return model::sum_of(report.devices, &model::DeviceReport::released) > 0;
-}
-
 } // namespace
 
 Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t> user,
@@ -145,8 +140,8 @@ Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t
     return outcomes;
 }
 
-Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional<uid_t> user,
-                                        model::IdleSleepRequest request, Milliseconds patience) {
+Result<std::vector<Outcome>> rehearse(const std::string& target, std::optional<uid_t> user,
+                                      model::IdleSleepRequest request, Milliseconds patience) {
     request.sleep.dry_run = true;
     request.sleep.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
     Finder finder;
@@ -158,20 +153,24 @@ Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional
     const auto now = ask(request);
     if (!now) return now.error();
     request.sleep.ignore_inhibitors = true;
-    const auto outcomes = ask(request.sleep);
-    if (!outcomes) return outcomes.error();
-    std::vector<Rehearsal> rehearsals;
-    for (const auto& outcome : *outcomes) {
+    const auto unprevented = ask(request.sleep);
+    if (!unprevented) return unprevented.error();
+    std::vector<Outcome> outcomes;
+    for (const auto& outcome : *unprevented) {
         const auto verdict = std::find_if(now->begin(), now->end(), [&](const Outcome& other) {
             return other.process.pid == outcome.process.pid;
         });
         if (verdict == now->end()) continue;
-        const auto* const said = std::get_if<model::Report>(&verdict->answer);
-        const bool is_prevented = said && !would_free(*said) && !peers::error_of(outcome.answer);
-        rehearsals.push_back(
-            {said ? outcome : *verdict, is_prevented ? said->notes : std::vector<std::string>()});
+        const bool has_said = std::holds_alternative<model::Report>(verdict->answer);
+        auto* const report =
+            std::get_if<model::Report>(&outcomes.emplace_back(has_said ? outcome : *verdict).answer);
+        if (!report) continue;
+        report->refusal = peers::refusal_in(verdict->answer);
+        if (report->refusal.empty()) continue;
+        std::erase(report->notes, report->refusal);
+        report->notes.insert(report->notes.begin(), report->refusal);
     }
-    return rehearsals;
+    return outcomes;
 }
 
 } // namespace gpu_sleep::control

@@ -19,15 +19,10 @@ namespace gpu_sleep::control {
 [[nodiscard]] Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t> user,
                                                 Milliseconds timeout);
 
-/// What a sleep would be.
-struct Rehearsal {
-    Outcome outcome;                  ///< if nothing prevented it
-    std::vector<std::string> against; ///< what prevents it
-};
-
-/// Asks the processes that `target` stands for what `request` would free now, and what it would if nothing
-/// prevented it. Changes nothing. Errors: those of find_targets().
-[[nodiscard]] Result<std::vector<Rehearsal>> rehearse(const std::string& target, std::optional<uid_t> user,
-                                                      model::IdleSleepRequest request, Milliseconds patience);
+/// Asks the processes that `target` stands for what `request` would free if nothing prevented it; the
+/// refusals in the reports are what does now, and their first notes. Changes nothing. Errors: those of
+/// find_targets().
+[[nodiscard]] Result<std::vector<Outcome>> rehearse(const std::string& target, std::optional<uid_t> user,
+                                                    model::IdleSleepRequest request, Milliseconds patience);
 
 } // namespace gpu_sleep::control

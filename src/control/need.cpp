@@ -4,7 +4,6 @@
 
 #include "control/need.hpp"
 
-#include "base/exit_status.hpp"
 #include "control/gpus.hpp"
 #include "peers/gpu_line.hpp"
 #include "peers/room.hpp"
@@ -152,8 +151,10 @@ Result<Made> try_to_make_room(const Need& need, Lines& lines, Clock::time_point 
     auto made = peers::make_room(holders, look, need.request);
     if (!made) return std::move(made).error();
     for (auto& slept : made->slept) done.outcomes.push_back({*asked[slept.holder], std::move(slept.answer)});
-    const bool would_do =
-        need.request.dry_run && !done.outcomes.empty() && exit_status_of(done.outcomes) == exit_status::done;
+    const bool would_do = need.request.dry_run && !done.outcomes.empty() &&
+                          std::all_of(done.outcomes.begin(), done.outcomes.end(), [](const Outcome& each) {
+                              return peers::refusal_in(each.answer).empty();
+                          });
     if (made->is_enough() || would_do) return done;
     done.wait = made->wait;
     done.room.against = std::move(made->against);

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <optional>
 
 namespace gpu_sleep::control {
 namespace {

@@ -8,6 +8,7 @@
 #include "control/gpus.hpp"
 
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -54,33 +55,30 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
         if (!locker) locker.emplace();
         questions.back().deep_steps = locker->steps(target.process, sleep->timeout);
     }
-    std::vector<std::optional<Outcome>> told(tasks.size());
     const auto tell = [&](const Outcome& outcome) {
         if (!manner.passes_over || !is_passed_over(outcome)) listener.ended(outcome);
     };
-    peers::Observer observer;
-    observer.progress = [&](std::size_t index, const model::Progress& progress) {
-        listener.progress(tasks[index].target.process, progress);
-    };
-    observer.answered = [&](std::size_t index, const peers::Answer& answer) {
-        if (manner.joint || is_lost(answer)) return;
-        const auto& [target, request] = tasks[index];
-        auto& outcome = told[index].emplace(outcome_of(finder, *request, target.process, answer));
+    std::vector<Outcome> outcomes(tasks.size());
+    std::set<std::size_t> untold;
+    for (peers::Conversations conversations(std::move(questions), &interruptions, manner.joint);
+         auto event = conversations.next();) {
+        const auto& [target, request] = tasks[event->question];
+        if (const auto* const progress = std::get_if<model::Progress>(&event->what))
+            listener.progress(target.process, *progress);
+        if (std::holds_alternative<peers::PastReturn>(event->what)) listener.past_return(target.process);
+        auto* const answer = std::get_if<peers::Answer>(&event->what);
+        if (!answer) continue;
+        auto& outcome = outcomes[event->question];
+        outcome = outcome_of(finder, *request, target.process, std::move(*answer));
+        if (manner.joint || is_lost(outcome.answer)) {
+            untold.insert(event->question);
+            continue;
+        }
         add_holders(*request, outcome);
         tell(outcome);
-    };
-    observer.past_return = [&](std::size_t index) { listener.past_return(tasks[index].target.process); };
-    observer.interruptions = &interruptions;
-    auto answers = manner.joint ? peers::ask_together(std::move(questions), *manner.joint, observer)
-                                : peers::ask_all(std::move(questions), observer);
-    std::vector<Outcome> outcomes;
-    for (std::size_t i = 0; i < tasks.size(); ++i)
-        outcomes.push_back(
-            told[i] ? std::move(*told[i])
-                    : outcome_of(finder, *tasks[i].request, tasks[i].target.process, std::move(answers[i])));
+    }
     ask_again(finder, outcomes);
-    for (std::size_t i = 0; i < tasks.size(); ++i)
-        if (!told[i]) tell(outcomes[i]);
+    for (const auto index : untold) tell(outcomes[index]);
     return outcomes;
 }
 

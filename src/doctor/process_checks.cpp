@@ -67,9 +67,8 @@ Findings judge_reach(const MachineFacts&, const ProcessFacts& process) {
     Findings findings;
     const auto* const status = status_of(process);
     if (const auto* const rehearsal = rehearsal_of(process)) {
-        // The agent knows of calls, too.
-        for (const auto& note : rehearsal->notes)
-            if (note.ends_with(model::k_refused_unless_forced)) findings.push_back(bad(note, advice));
+        // The agent knows of calls, too. Nothing else has it refuse this request in a report.
+        if (!rehearsal->refusal.empty()) findings.push_back(bad(rehearsal->refusal, advice));
     } else if (!process.kernel.unseen.empty()) {
         findings.push_back(warn("uses the GPU unseen: " + model::list_of(process.kernel.unseen), advice));
     }

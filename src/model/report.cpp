@@ -87,4 +87,9 @@ int exit_status_of(const Failure& failure, Operation asked) noexcept {
     return is_resident(failure.state) ? row.exit_status : row.exit_status_asleep;
 }
 
+void refuse(Report& report, std::string why) {
+    if (report.refusal.empty()) report.refusal = why;
+    report.notes.push_back(std::move(why));
+}
+
 } // namespace gpu_sleep::model

@@ -164,6 +164,7 @@ struct Deed {
     double longest_pause = 0; ///< seconds for which work was held back at most, of what moved while it ran
     std::vector<std::string> dropped_without_refill; ///< tags dropped by this sleep with no declared refill
     std::vector<std::string> notes; ///< sentences for a person, such as what could not be done
+    std::string refusal; ///< of the notes, why it was not done, or would fail; empty: nothing known
 };
 
 /// How the process stands afterwards, and since when.
@@ -248,6 +249,8 @@ struct Failure {
 [[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
 [[nodiscard]] std::string_view to_string(Operation operation) noexcept;
 
+/// Has `report` say why what was asked is not done, or would fail. The first reason stays its refusal.
+void refuse(Report& report, std::string why);
 /// That figure of all items, such as TagReport::in_files of a report's tags.
 template <class T>
 [[nodiscard]] Bytes sum_of(const std::vector<T>& items, Bytes T::*figure) noexcept {

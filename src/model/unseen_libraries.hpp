@@ -20,9 +20,6 @@ struct UnseenUse {
     friend bool operator==(const UnseenUse&, const UnseenUse&) = default;
 };
 
-/// Ends the note of a dry run that tells of such uses: the sleep itself would not happen.
-inline constexpr std::string_view k_refused_unless_forced = "; refused without --force";
-
 /// Those among `mappings`, each once, in the order of the table and then of the addresses.
 /// Source: proc_pid_maps(5).
 [[nodiscard]] std::vector<UnseenUse> unseen_libraries(std::string_view mappings);

@@ -5,11 +5,14 @@
 #pragma once
 
 #include "peers/conversation.hpp"
+#include "peers/together.hpp"
 
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace gpu_sleep::peers {
@@ -34,28 +37,6 @@ private:
     UniqueFd fd_;
 };
 
-/// Receives the events of the questions, each with the index of its question.
-struct Observer {
-    std::function<void(std::size_t, const model::Progress&)> progress = [](auto, const auto&) {};
-    /// Called once for each, when it ends.
-    std::function<void(std::size_t, const Answer&)> answered = [](auto, const auto&) {};
-    /// Called for each that is past the point of no return when an interruption comes.
-    std::function<void(std::size_t)> past_return = [](auto) {};
-    /// Called every second, if it is set, while some are not answered: what else to ask, with the indices
-    /// that follow. Nothing: withdraw what is not answered.
-    std::function<std::optional<std::vector<Question>>()> more = {};
-    Interruptions* interruptions = nullptr; ///< none if null
-};
-
-/// Sends all questions, then waits until each is answered or has timed out; the answers are in the same
-/// order. Closes the sockets. The first interruption withdraws all requests: an agent undoes what it did.
-/// Those past the point of no return are waited for, until a second interruption.
-///
-/// An Error in place of an answer: invalid_argument, protocol_mismatch, connection_lost, timed_out,
-/// cancelled: the agent has not passed the point of no return, and will not. outcome_unknown: it has, and did
-/// not report the result.
-[[nodiscard]] std::vector<Answer> ask_all(std::vector<Question> questions, const Observer& observer = {});
-
 /// What holds for all that sleep or wake together.
 struct Joint {
     bool is_sleep = true;
@@ -64,10 +45,68 @@ struct Joint {
     std::function<Result<void>()> consent = [] { return Result<void>(); };
 };
 
-/// Asks all, by joint requests of which there is one at least, and has them pass the point of no return when
-/// all are ready; see Together. If one cannot, all requests are withdrawn, as by an interruption: the answers
-/// of the others are `cancelled` then. Those that have been told to pass that point are waited for.
-[[nodiscard]] std::vector<Answer> ask_together(std::vector<Question> questions, const Joint& joint,
-                                               const Observer& observer = {});
+/// An interruption comes too late for it.
+struct PastReturn {};
+
+/// What has come of a question: what its agent tells, or its answer, once.
+struct Event {
+    std::size_t question; ///< its index
+    std::variant<model::Progress, PastReturn, Answer> what;
+};
+
+/// Questions that are asked at once. The first interruption withdraws all: an agent undoes what it did. Those
+/// past the point of no return are waited for, until a second interruption. Not thread-safe.
+///
+/// An Error in place of an answer: invalid_argument, protocol_mismatch, connection_lost, timed_out,
+/// cancelled: the agent has not passed the point of no return, and will not. outcome_unknown: it has, and did
+/// not report the result.
+class Conversations {
+public:
+    /// `interruptions` and `joint` outlive it, where they are not null. By `joint` all pass the point of no
+    /// return when all are ready; see Together. There is one question at least then, and the requests are
+    /// joint. If one cannot, all are withdrawn, as by an interruption: the answers of the others are
+    /// `cancelled` then. Those that have been told to pass that point are waited for.
+    explicit Conversations(std::vector<Question> questions, Interruptions* interruptions = nullptr,
+                           const Joint* joint = nullptr);
+
+    /// Waits for what comes next, until `until` at most. Nothing: it is time, or all are answered.
+    [[nodiscard]] std::optional<Event> next(Clock::time_point until = Clock::time_point::max());
+    /// Whether all are answered.
+    [[nodiscard]] bool are_over() const;
+    /// Asks these, too, where there is no `joint`; their indices follow.
+    void add(std::vector<Question> questions);
+    /// Withdraws what is not answered. `why` stands for its being withdrawn in the answers.
+    void withdraw(const std::optional<Error>& why = {});
+
+private:
+    struct Followed {
+        Conversation conversation;
+        bool has_told_end = false;
+        bool has_told_past_return = false;
+    };
+
+    void step(Clock::time_point until);
+    void begin_deep_steps();
+    [[nodiscard]] bool is_early(std::size_t step) const;
+    void coordinate();
+    void note_end(std::size_t member);
+    void go_back(Together::Why why);
+    void interrupt();
+    void tell();
+
+    Interruptions* interruptions_;
+    const Joint* joint_;
+    std::optional<Together> together_; ///< where they go together
+    std::vector<Followed> all_;
+    std::deque<Event> events_;  ///< that are to be told
+    bool is_withdrawn_ = false; ///< all that can be
+    bool is_interrupted_ = false;
+};
+
+/// Asks as Conversations, and waits until each is answered or has timed out; the answers are in the same
+/// order.
+[[nodiscard]] std::vector<Answer> ask_all(std::vector<Question> questions,
+                                          Interruptions* interruptions = nullptr,
+                                          const Joint* joint = nullptr);
 
 } // namespace gpu_sleep::peers

@@ -44,6 +44,18 @@ const Error* error_of(const Answer& answer) noexcept {
     return failure ? &failure->error : std::get_if<Error>(&answer);
 }
 
+std::string refusal_in(const Answer& answer) {
+    if (const auto* const error = error_of(answer)) return error->message;
+    const auto& report = std::get<model::Report>(answer);
+    const bool changes =
+        report.changed ||
+        std::any_of(report.devices.begin(), report.devices.end(), [](const model::DeviceReport& device) {
+            return device.released + device.kept + device.dropped + device.relocated > 0;
+        });
+    // What has come to nothing says why first.
+    return !report.refusal.empty() || changes || report.notes.empty() ? report.refusal : report.notes.front();
+}
+
 Conversation::Conversation(Question question, bool goes_together)
     : question_(std::move(question)), start_(Clock::now()), timeout_(question_.timeout, start_),
       is_joint_(goes_together) {

@@ -26,6 +26,10 @@ using Answer = std::variant<model::Report, model::Failure, Error>;
 /// Why it failed, or was not answered; null where it was done.
 [[nodiscard]] const Error* error_of(const Answer& answer) noexcept;
 
+/// Why there was no sleep, or would be none, where one was asked for, or rehearsed; empty: there was, or
+/// nothing is known against it.
+[[nodiscard]] std::string refusal_in(const Answer& answer);
+
 /// One request to one agent.
 struct Question {
     UniqueFd socket;                  ///< connected and non-blocking
@@ -36,8 +40,8 @@ struct Question {
     /// called one after another until one fails, each on a thread of its own, which may outlive the question.
     /// A failure becomes the answer, with how the agent says that the process stands then.
     std::vector<std::function<Result<void>()>> deep_steps = {};
-    /// Makes the socket when the request is sent, if it is set, and there is none or ask_together() sends it
-    /// late; and another, where the agent is of version 7 of the protocol, and is asked again in that.
+    /// Makes the socket when the request is sent, if it is set, and there is none or it goes together with
+    /// others; and another, where the agent is of version 7 of the protocol, and is asked again in that.
     std::function<Result<UniqueFd>()> connect = {};
 };
 
@@ -54,7 +58,6 @@ public:
     [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
     [[nodiscard]] bool is_past_return() const noexcept { return timeout_.is_past_return(); }
     [[nodiscard]] const Answer& answer() const noexcept { return *answer_; }
-    [[nodiscard]] Answer take_answer() { return *std::move(answer_); }
     /// When to call keep_time().
     [[nodiscard]] Clock::time_point next_time() const noexcept;
     [[nodiscard]] pollfd interest() const noexcept;

@@ -10,13 +10,6 @@
 namespace gpu_sleep::peers {
 namespace {
 
-/// Why it does not sleep; empty: it does, perhaps since before it was asked, or would.
-std::string refusal(const Answer& answer, bool is_dry_run) {
-    if (const auto* const error = error_of(answer)) return error->message;
-    const auto& report = std::get<model::Report>(answer);
-    return report.changed || is_dry_run || report.notes.empty() ? std::string() : report.notes.front();
-}
-
 /// Puts to sleep until there is room.
 class RoomMaker {
 public:
@@ -62,18 +55,27 @@ private:
 
     /// Asks all of `chosen` at once, and others beside those that are slow.
     [[nodiscard]] Result<void> ask(const std::vector<std::size_t>& chosen) {
-        Result<void> looked;
+        constexpr Milliseconds k_between{1'000};
         asked_.clear();
-        Observer observer;
-        observer.answered = [this](std::size_t i, const Answer& answer) { note(asked_[i], answer); };
-        if (!request_.dry_run)
-            observer.more = [&]() -> std::optional<std::vector<Question>> {
-                looked = look_again();
-                if (!looked || made_.missing.empty() || Clock::now() >= end_) return std::nullopt;
-                return questions_for(plan_room(candidates_, made_.missing));
-            };
-        static_cast<void>(ask_all(questions_for(chosen), observer));
-        return looked;
+        Conversations conversations(questions_for(chosen));
+        Result<void> looked;
+        auto next_look = request_.dry_run ? Clock::time_point::max() : Clock::now() + k_between;
+        for (;;) {
+            if (auto event = conversations.next(next_look)) {
+                if (auto* const answer = std::get_if<Answer>(&event->what))
+                    note(asked_[event->question], std::move(*answer));
+                continue;
+            }
+            if (conversations.are_over()) return looked;
+            looked = look_again();
+            next_look = Clock::now() + k_between;
+            if (looked && !made_.missing.empty() && Clock::now() < end_) {
+                conversations.add(questions_for(plan_room(candidates_, made_.missing)));
+            } else {
+                conversations.withdraw();
+                next_look = Clock::time_point::max();
+            }
+        }
     }
 
     [[nodiscard]] std::vector<Question> questions_for(const std::vector<std::size_t>& chosen) {
@@ -98,7 +100,7 @@ private:
         const auto* const error = error_of(answer);
         if (error && error->code == ErrorCode::cancelled) return; // withdrawn: it is as it was
         auto& candidate = candidates_[index];
-        candidate.against = refusal(answer, request_.dry_run);
+        candidate.against = refusal_in(answer);
         if (candidate.against.empty()) {
             candidate = {};
             candidate.against = "it sleeps";

@@ -88,9 +88,8 @@ Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
 void note_short_devices(model::Report& report) {
     for (const auto& device : report.devices)
         if (device.total != 0 && device.released > device.free_before)
-            report.notes.push_back(fmt::format("GPU {} has {} free, and {} are needed: it would fail",
-                                               device.device, format_bytes(device.free_before),
-                                               format_bytes(device.released)));
+            refuse(report, fmt::format("GPU {} has {} free, and {} are needed: it would fail", device.device,
+                                       format_bytes(device.free_before), format_bytes(device.released)));
 }
 
 /// Contents that were given up without touching the device belong in the report too.
@@ -181,8 +180,7 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
         const auto saved = save.needs(store);
         const auto moved = move.needs(store);
         if (!saved || !moved) return saved ? moved.error() : saved.error();
-        contents_.keeper(store).note_needs(*saved + *moved, {request, false, contents_.options()},
-                                           report.notes);
+        contents_.keeper(store).note_needs(*saved + *moved, {request, false, contents_.options()}, report);
     }
     if (request.spill) {
         // At most all of it: how much is zero is not known.
@@ -195,7 +193,7 @@ Result<void> Engine::rehearse(const model::SleepRequest& request, const SleepPla
         if (!in_files) return in_files.error();
         if (*in_host > 0)
             contents_.keeper(model::Store::file)
-                .note_needs(*in_files, {request, true, contents_.options()}, report.notes);
+                .note_needs(*in_files, {request, true, contents_.options()}, report);
     }
     return {};
 }
@@ -274,7 +272,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     if (!plan) return std::move(plan).error();
     auto has_host_memory = count_host_backed_by(*plan, request, report);
     if (request.dry_run) {
-        if (!has_host_memory) report.notes.push_back(has_host_memory.error().message + ": it would fail");
+        if (!has_host_memory) refuse(report, has_host_memory.error().message + ": it would fail");
         describe_plan(*plan, report);
         for (const auto& [tag, why] : plan->spoiled)
             report.notes.push_back(why.message + ": it would stay asleep");

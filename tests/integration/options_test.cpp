@@ -366,6 +366,7 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
     for (const auto& [words, named] : std::vector<Mistake>{
              {{"gpu-sleep", "--tree"}, "PID is missing"},
              {{"gpu-sleep", k_nobody, "--tag", "a"}, "no option --tag (did you mean --tags?)"},
+             {{"gpu-sleep", "--hlep"}, "no option --hlep (did you mean --help?)"},
              {{"gpu-sleep", k_nobody, "--group", "g"}, "--group"},
              {{"gpu-sleep", "--group", "471"}, "gpu-ps --long shows the groups"},
              {{"gpu-sleep", "--tree", "--group", "g"}, "--tree and --group"},

@@ -144,8 +144,9 @@ TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held bac
     CHECK_THAT(refused.json("/processes/0/error/message"), mentions("gpu-run"));
     for (const Arguments& option :
          {Arguments{"--on-touch", "wake"}, {"--gate", "checked"}, {"--touch-limit", "5s"}}) {
-        const auto slept = alone.command("gpu-sleep", option);
+        const auto slept = alone.command("gpu-sleep", with(option, {"--json"}));
         CHECK(slept.status == 1);
+        CHECK(slept.json("/processes/0/error/code") == "refused");
         CHECK_THAT(slept.err, mentions(option[0] + ": its calls to the driver are not intercepted"));
     }
     CHECK(alone.state() == "awake");

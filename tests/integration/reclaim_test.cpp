@@ -221,6 +221,10 @@ TEST_CASE("Reclaim: why a program does not sleep, and what it would be like, is 
     become_idle(host);
     CHECK_THAT(why({"--idle", "1h"}).out, mentions("prevented by: it has been idle for"));
     CHECK_THAT(why({}).out, mentions("nothing prevents it"));
+    host.tell("hold");
+    CHECK_THAT(why({}).out, mentions("would free 4.00 MiB") &&
+                                mentions("prevented by: the program holds sleeps back (gpu_sleep_hold)"));
+    host.tell("resume");
     REQUIRE(host.command("gpu-inhibit").status == 0);
     CHECK_THAT(why({}).out, mentions("prevented by: sleeps are inhibited"));
     REQUIRE(host.command("gpu-sleep", {"--ignore-inhibitors"}).status == 0);

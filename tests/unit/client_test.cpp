@@ -76,10 +76,12 @@ public:
     [[nodiscard]] Answer ask(const Stage& stage) {
         std::vector<Question> questions;
         questions.push_back(stage.question(model::SleepRequest{}));
-        Observer observer;
-        observer.interruptions = this;
-        observer.past_return = [&](std::size_t) { ++warnings_; };
-        return ask_all(std::move(questions), observer).front();
+        Conversations conversations(std::move(questions), this);
+        for (;;) {
+            auto event = *conversations.next();
+            if (std::holds_alternative<PastReturn>(event.what)) ++warnings_;
+            if (auto* const answer = std::get_if<Answer>(&event.what)) return std::move(*answer);
+        }
     }
     [[nodiscard]] int warnings() const { return warnings_; }
     bool has_come() noexcept override {
@@ -90,6 +92,16 @@ public:
 private:
     int warnings_ = 0;
 };
+
+/// The answer of one, and how much was done when it told of that.
+Answer ask_and_note(std::vector<Question> questions, std::vector<Bytes>& seen) {
+    Conversations conversations(std::move(questions));
+    for (;;) {
+        auto event = *conversations.next();
+        if (auto* const answer = std::get_if<Answer>(&event.what)) return std::move(*answer);
+        seen.push_back(std::get<model::Progress>(event.what).done);
+    }
+}
 
 ErrorCode error_code(const Answer& answer) {
     REQUIRE(std::holds_alternative<Error>(answer));
@@ -148,15 +160,9 @@ TEST_CASE("Client: a request arrives as it was made, progress and the report com
     std::vector<Bytes> seen;
     std::vector<Question> questions;
     questions.push_back(stage.question(request));
-    Observer observer;
-    observer.progress = [&](std::size_t index, const model::Progress& progress) {
-        CHECK(index == 0);
-        seen.push_back(progress.done);
-    };
-    const auto answers = ask_all(std::move(questions), observer);
-    REQUIRE(answers.size() == 1);
-    REQUIRE(std::holds_alternative<model::Report>(answers[0]));
-    CHECK(std::get<model::Report>(answers[0]).name == "llama");
+    const auto answer = ask_and_note(std::move(questions), seen);
+    REQUIRE(std::holds_alternative<model::Report>(answer));
+    CHECK(std::get<model::Report>(answer).name == "llama");
     CHECK(seen == std::vector<Bytes>{1, 2, 3});
     const auto requests = stage.agent().requests();
     REQUIRE(requests.size() == 1);
@@ -208,13 +214,14 @@ TEST_CASE("Client: each answer is told as it comes", "[client]") {
     questions.push_back(late.question(model::SleepRequest{}));
     questions.push_back(early.question(model::SleepRequest{}));
     std::vector<std::size_t> order;
-    Observer observer;
-    observer.answered = [&](std::size_t index, const Answer& answer) {
-        CHECK(std::holds_alternative<model::Report>(answer));
+    Conversations conversations(std::move(questions));
+    while (const auto event = conversations.next()) {
+        const auto* const answer = std::get_if<Answer>(&event->what);
+        REQUIRE(answer);
+        CHECK(std::holds_alternative<model::Report>(*answer));
         if (order.empty()) first_is_told.set_value();
-        order.push_back(index);
-    };
-    static_cast<void>(ask_all(std::move(questions), observer));
+        order.push_back(event->question);
+    }
     CHECK(order == std::vector<std::size_t>{1, 0});
 }
 
@@ -488,9 +495,7 @@ TEST_CASE("Client: an agent of version 7 is asked again for its status, and to w
     std::vector<Question> questions;
     questions.push_back({first.take_socket(), &request, {.answer = k_patience}});
     questions[0].connect = [&]() -> Result<UniqueFd> { return second.take_socket(); };
-    Observer observer;
-    observer.progress = [&](std::size_t, const model::Progress& progress) { seen.push_back(progress.done); };
-    const auto answer = ask_all(std::move(questions), observer).front();
+    const auto answer = ask_and_note(std::move(questions), seen);
     REQUIRE(std::holds_alternative<model::Report>(answer));
     CHECK(std::get<model::Report>(answer).name == test::sample_status().name);
     CHECK(second.heard() == *protocol::encode_for_7(request));
@@ -526,7 +531,8 @@ TEST_CASE("Client: a joint wake of an agent of version 7 is told to go on in its
         second.say(test::sample_status());
         return heard;
     });
-    const auto answer = ask_together(std::move(questions), {.is_sleep = false}).front();
+    const Joint joint{.is_sleep = false};
+    const auto answer = ask_all(std::move(questions), nullptr, &joint).front();
     CHECK(std::holds_alternative<model::Report>(answer));
     CHECK(agent.get() == expected);
 }

@@ -97,7 +97,8 @@ TEST_CASE("Conversation: of those that go together none takes its next step befo
     std::vector<Question> questions;
     questions.push_back(one.question({lock, telling_checkpoint}));
     questions.push_back(other.question({slow_lock, checkpoint}));
-    for (const auto& answer : ask_together(std::move(questions), {}))
+    const Joint joint;
+    for (const auto& answer : ask_all(std::move(questions), nullptr, &joint))
         CHECK(std::holds_alternative<model::Report>(answer));
 }
 
@@ -128,6 +129,20 @@ TEST_CASE("Conversation: where nothing is to be done the agent hears so at once"
     CHECK(std::holds_alternative<model::Report>(ask_all(std::move(questions))[0]));
 }
 
+TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to nothing has a reason",
+          "[conversation]") {
+    model::Report report;
+    CHECK(refusal_in(report).empty());
+    report.notes = {"files stay in /d"};
+    CHECK(refusal_in(report) == "files stay in /d");
+    report.devices.emplace_back().relocated = 1;
+    CHECK(refusal_in(report).empty());
+    refuse(report, "sleeps are inhibited");
+    CHECK(refusal_in(report) == "sleeps are inhibited");
+    CHECK(report.notes.back() == "sleeps are inhibited");
+    CHECK(refusal_in(make_error(ErrorCode::timed_out, "late")) == "late");
+}
+
 TEST_CASE("Conversation: a step that does not end is left alone by the second interruption",
           "[conversation]") {
     SleepyAgent agent(500ms);
@@ -147,14 +162,15 @@ TEST_CASE("Conversation: a step that does not end is left alone by the second in
         has_ended.set_value();
         return {};
     }}));
-    int warnings = 0;
-    Observer observer;
-    observer.interruptions = &interruptions;
-    observer.past_return = [&](std::size_t) { ++warnings; };
-    const auto answers = ask_all(std::move(questions), observer);
-    REQUIRE(std::holds_alternative<Error>(answers[0]));
-    CHECK(std::get<Error>(answers[0]).code == ErrorCode::outcome_unknown);
-    CHECK(warnings == 1);
+    std::vector<Event> events;
+    Conversations conversations(std::move(questions), &interruptions);
+    while (auto event = conversations.next())
+        if (!std::holds_alternative<model::Progress>(event->what)) events.push_back(*std::move(event));
+    REQUIRE(events.size() == 2);
+    CHECK(std::holds_alternative<PastReturn>(events[0].what));
+    const auto answer = std::get<Answer>(events[1].what);
+    REQUIRE(std::holds_alternative<Error>(answer));
+    CHECK(std::get<Error>(answer).code == ErrorCode::outcome_unknown);
     go_on.set_value();
     has_ended.get_future().wait();
 }

@@ -298,8 +298,8 @@ TEST_CASE("Doctor: what would refuse a sleep is bad", "[doctor]") {
     status_of(process).inhibited_seconds = 60;
     check_bad(process, "inhibitors", "1 min");
     process = good_process();
-    rehearsal_of(process).notes = {
-        "use of the GPU that cannot be seen: video decoding (libnvcuvid.so.1); refused without --force"};
+    rehearsal_of(process).refusal =
+        "use of the GPU that cannot be seen: video decoding (libnvcuvid.so.1); refused without --force";
     check_bad(process, "reach", "libnvcuvid.so.1");
     process = good_process();
     process.rehearsal = model::Failure{make_error(ErrorCode::out_of_host_memory, "too little"), {}};

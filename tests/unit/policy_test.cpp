@@ -356,6 +356,14 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     CHECK_FALSE(request->sleep.store_is_named);
 }
 
+TEST_CASE("Look: what a sleep puts into host memory is also a copy of what runs from there", "[policy]") {
+    auto runs = report(model::State::awake, 60);
+    runs.tags[0].host_backed = 2 * runs.tags[0].resident;
+    const auto policy = with(ladder({"10s:host"}));
+    const auto holders = holders_of({Seen{{}, runs, policy, *decide(policy, runs)}});
+    CHECK(holders.front().incoming == 3 * k_gib);
+}
+
 TEST_CASE("Look: what sleeps can move to files as long as host memory has contents of it, also deep",
           "[policy]") {
     auto sleeper = report(model::State::asleep, 0, 50);

@@ -55,16 +55,13 @@ TEST_CASE("Render: why a process sleeps or not, and how long it would take to wa
     auto report = test::sample_status();
     report.idle_seconds = 843;
     report.devices = {{0, "NVIDIA H200", 15 * k_gib, 12 * k_gib, 3 * k_gib, 0, 0, 0}};
-    std::vector<std::string> against;
-    const auto lines = [&] {
-        return test::Printed(render_reasons(idle_process(), report, against)).sentences;
-    };
+    const auto lines = [&] { return test::Printed(render_reasons(idle_process(), report)).sentences; };
     CHECK(lines() == std::vector<std::string>{"4242 llama: awake 1 h 0 min", "it last worked 14 min 3 s ago",
                                               "a sleep would free 15.0 GiB", "nothing prevents it",
                                               "the time to wake is not known: it has not woken yet"});
     report.idle_seconds = 0;
-    against = {"it is not idle"};
-    report.notes = {"needs host memory"};
+    refuse(report, "it is not idle");
+    report.notes.emplace_back("needs host memory");
     report.woken_bytes = 6 * k_gib;
     report.woken_seconds = 0.25;
     CHECK(lines() == std::vector<std::string>{

@@ -281,6 +281,9 @@ TEST_CASE("Render: a dry run says what would be", "[render]") {
                                         {"KEEP", "0 B"},
                                         {"DROP", "24.0 GiB"},
                                         {"USED NOW", "-"}});
+    refuse(report, "sleeps are inhibited");
+    CHECK(Printed(render_operation(listed_process(), report)).sentences.front() ==
+          "4242 llama would not sleep at level 1; nothing was changed:");
 }
 
 TEST_CASE("Render: what was so already is said to be so", "[render]") {

@@ -214,6 +214,12 @@ TEST_CASE("Room: a dry run asks once, and nothing changes", "[room]") {
     CHECK(made.slept.size() == 1);
     CHECK(crowd.free == 0);
     CHECK(crowd.asked() == Counts{1});
+    auto would_fail = left_alone();
+    would_fail.devices.emplace_back().released = 10;
+    refuse(would_fail, "it would fail");
+    Crowd other;
+    other.add("first", 10, 500, would_fail);
+    CHECK(other.make_room(10, true).against == std::vector<std::string>{"first has 10 B: it would fail"});
 }
 
 TEST_CASE("Room: who was woken just now is waited for", "[room]") {

@@ -10,7 +10,6 @@
 
 #include <filesystem>
 #include <optional>
-#include <string>
 #include <string_view>
 
 namespace gpu_sleep::control::policy {

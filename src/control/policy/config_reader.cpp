@@ -4,10 +4,11 @@
 
 #include "control/policy/config_reader.hpp"
 
+#include "base/text.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace gpu_sleep::control::policy {
@@ -122,32 +123,10 @@ std::vector<std::string_view> names_of(const Keys& keys, bool of_user) {
     return names;
 }
 
-/// The number of changes that make one word of the other.
-std::size_t distance(std::string_view one, std::string_view other) {
-    std::vector<std::size_t> row(other.size() + 1);
-    std::iota(row.begin(), row.end(), std::size_t{0});
-    for (std::size_t i = 1; i <= one.size(); ++i) {
-        auto diagonal = std::exchange(row[0], i);
-        for (std::size_t j = 1; j <= other.size(); ++j) {
-            const auto changed = diagonal + (one[i - 1] == other[j - 1] ? 0 : 1);
-            diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, changed}));
-        }
-    }
-    return row.back();
-}
-
-/// That one of `known` which `word` looks most like, as "; did you mean 'idle'?", or all of them.
+/// What else is meant by `word`, as "; did you mean 'idle'?", or all of `known`.
 std::string suggestion(std::string_view word, const std::vector<std::string_view>& known) {
-    constexpr std::size_t k_longest = 64; // a longer one is no slip
-    std::string_view nearest;
-    std::size_t least = 1 + word.size() / 3;
-    for (const auto& each : known)
-        if (const auto far = word.size() > k_longest ? least + 1 : distance(word, each); far <= least) {
-            if (far == least && !nearest.empty()) continue;
-            least = far;
-            nearest = each;
-        }
-    if (!nearest.empty()) return fmt::format("; did you mean '{}'?", nearest);
+    if (const auto meant = nearest(word, known); !meant.empty())
+        return fmt::format("; did you mean '{}'?", meant);
     return fmt::format("; there {} {}", known.size() == 1 ? "is" : "are", fmt::join(known, ", "));
 }
 

@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::control::policy {

@@ -30,21 +30,6 @@ Bytes needed_by(const model::SleepRequest& request, const model::Report& report)
     return sum;
 }
 
-/// Why `answer`, to a rehearsal, is a refusal; empty: it is none, or nobody answered.
-std::string refusal(const peers::Answer& answer) {
-    if (const auto* const failure = std::get_if<model::Failure>(&answer)) return failure->error.message;
-    const auto* const report = std::get_if<model::Report>(&answer);
-    if (!report || report->notes.empty()) return {};
-    const auto failing = std::find_if(report->notes.begin(), report->notes.end(), [](const auto& note) {
-        return note.ends_with(": it would fail"); // as a rehearsal says it
-    });
-    if (failing != report->notes.end()) return *failing;
-    Bytes sum = 0;
-    for (const auto& device : report->devices)
-        sum += device.released + device.kept + device.dropped + device.relocated;
-    return sum > 0 ? std::string() : report->notes.front();
-}
-
 Holder holder_of(const Seen& seen) {
     const auto& report = seen.report;
     Holder holder{
@@ -109,7 +94,9 @@ void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patienc
     }
     const auto answers = peers::ask_all(std::move(questions));
     for (std::size_t i = 0; i < answers.size(); ++i)
-        if (auto reason = refusal(answers[i]); !reason.empty()) *asked[i] = {{}, std::move(reason)};
+        if (!std::holds_alternative<Error>(answers[i]))
+            if (auto reason = peers::refusal_in(answers[i]); !reason.empty())
+                *asked[i] = {{}, std::move(reason)};
 }
 
 std::vector<Holder> holders_of(const std::vector<Seen>& seen) {

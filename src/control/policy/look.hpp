@@ -9,8 +9,6 @@
 #include "control/policy/policies.hpp"
 #include "control/targets.hpp"
 
-#include <optional>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::control::policy {

@@ -7,6 +7,7 @@
 #include "control/tasks.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace gpu_sleep::control::policy {
@@ -60,14 +61,7 @@ Requests requests_for(Look& look, const Budgets& budgets, std::vector<Outcome>& 
     return requests;
 }
 
-void add(std::vector<Outcome> more, std::vector<Outcome>& outcomes, Listener& listener) {
-    for (auto& outcome : more) {
-        listener.ended(outcome);
-        outcomes.push_back(std::move(outcome));
-    }
-}
-
-std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, Requests requests) {
+void carry_out(const PassRequest& pass, Finder& finder, Requests requests, std::vector<Outcome>& outcomes) {
     std::vector<Task> tasks;
     for (auto& [process, request] : requests) {
         auto& terms = *model::terms_in(request);
@@ -78,14 +72,14 @@ std::vector<Outcome> carry_out(const PassRequest& pass, Finder& finder, Requests
     }
     Listener nobody;
     Interruptions none;
-    auto outcomes = control::carry_out(finder, std::move(tasks), {}, nobody, none);
-    if (pass.whom.is_for_all()) drop_ended(outcomes);
-    return outcomes;
+    auto done = control::carry_out(finder, std::move(tasks), {}, nobody, none);
+    if (pass.whom.is_for_all()) drop_ended(done);
+    std::move(done.begin(), done.end(), std::back_inserter(outcomes));
 }
 
 } // namespace
 
-Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& listener) {
+Result<Passed> pass(const PassRequest& request, Policies& policies) {
     Finder finder;
     const auto patience = request.timeout.value_or(k_patience_of_look);
     auto found = look(finder, policies, request.whom, patience);
@@ -95,7 +89,7 @@ Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& li
     auto requests = requests_for(plan, *found);
     const bool gives_back = !requests.empty();
     Passed passed;
-    add(carry_out(request, finder, std::move(requests)), passed.outcomes, listener);
+    carry_out(request, finder, std::move(requests), passed.outcomes);
     for (const auto& excess : plan.left)
         passed.errors.push_back(make_error(
             ErrorCode::out_of_host_memory,
@@ -108,8 +102,8 @@ Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& li
         return passed;
     }
     requests = requests_for(*found, budgets, passed.outcomes);
-    add(std::move(found->failed), passed.outcomes, listener);
-    add(carry_out(request, finder, std::move(requests)), passed.outcomes, listener);
+    std::move(found->failed.begin(), found->failed.end(), std::back_inserter(passed.outcomes));
+    carry_out(request, finder, std::move(requests), passed.outcomes);
     return passed;
 }
 

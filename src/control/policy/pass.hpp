@@ -27,9 +27,8 @@ struct Passed {
 };
 
 /// Gives host memory back until the budgets are kept, then puts to sleep, or further down, what has been idle
-/// for long enough. The listener hears how each of the two has ended, as soon as it has for all; not of those
-/// of whom nothing is asked. Cannot be interrupted: it takes until all who are asked have answered, or have
-/// timed out. Errors: those of look(), and nobody was asked for anything.
-[[nodiscard]] Result<Passed> pass(const PassRequest& request, Policies& policies, Listener& listener);
+/// for long enough. Cannot be interrupted: it takes until all who are asked have answered, or have timed out.
+/// Errors: those of look(), and nobody was asked for anything.
+[[nodiscard]] Result<Passed> pass(const PassRequest& request, Policies& policies);
 
 } // namespace gpu_sleep::control::policy

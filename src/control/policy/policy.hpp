@@ -13,7 +13,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 
 namespace gpu_sleep::control::policy {
 

@@ -183,6 +183,11 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
                 return listing.json(fmt::format("/processes/{}/{}", i, member));
         return std::string("not listed");
     };
+    const auto wake_of_all = [&] {
+        return run({{command_file("gpu-wake"), "--all", "--dry-run", "--timeout", "2s", "--json"},
+                    machine.launch("gpu-ps").environment});
+    };
+    CHECK(listed(wake_of_all(), "state") == "not listed");
     const auto awake = all();
     CHECK(listed(awake, "engine") == "driver");
     CHECK(listed(awake, "state") == "awake");
@@ -197,6 +202,7 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
     CHECK(std::stoull(listed(asleep, "report/host_bytes")) >= k_piece_bytes);
     CHECK_THAT(listed(asleep, "report/notes/0"), mentions("gpu-wake"));
     CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
+    CHECK(listed(wake_of_all(), "state") == "asleep");
     REQUIRE(machine.command("gpu-wake").status == 0);
     machine.kill_amid("sleep", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock");
     CHECK_THAT(listed(all(), "report/notes/0"), mentions("locked"));
