@@ -144,6 +144,7 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     CHECK(host.state() == "awake");
     CHECK(reclaim_with(home.path(), {pid}).status == 0);
     CHECK(host.state() == "asleep");
+    CHECK_THAT(reclaim_with(home.path(), {pid}).out, mentions("already asleep") && !mentions("GPU 0"));
     REQUIRE(host.command("gpu-wake").status == 0);
     become_idle(host);
     write_file(home.path() / "gpu-sleep.toml", "[command.the-server]\nexempt = true\n");
