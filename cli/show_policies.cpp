@@ -128,16 +128,17 @@ Result<policy::Policies> load_policies(const std::string& program, const policy:
     policy::Policies policies;
     auto loaded = policies.load(sources);
     tell_complaints(program, policies);
-    if (!loaded && sources.config && loaded.error().message.starts_with(sources.config->native()))
-        loaded.error().message.insert(0, "--config: ");
-    if (!loaded) return std::move(loaded).error();
-    return policies;
+    if (loaded) return policies;
+    const auto& message = loaded.error().message;
+    const bool is_named = sources.config && message.starts_with(sources.config->native());
+    return make_error(ErrorCode::invalid_argument, "{}{}; see man gpu-sleep.toml",
+                      is_named ? "--config: " : "", message);
 }
 
 int show_policies(const PassOptions& options) {
     control::raise_descriptor_limit();
     auto policies = load_policies(options.program, options.sources);
-    if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
+    if (!policies) return tell_failure(options.program, options.output, policies.error());
     const auto found = look_and_tell(options, *policies);
     if (!found) return tell_failure(options.program, {}, found.error());
     const auto budgets = policies->budgets(processes_of(*found));

@@ -172,7 +172,7 @@ TEST_CASE("Policy: what is wrong with a file is said also where nothing comes of
     write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidel = \"1h\"\n");
     output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
     CHECK(output.status == 2);
-    CHECK_THAT(output.err, warned && mentions("gpu-sleep.toml:2: "));
+    CHECK_THAT(output.err, warned && mentions("gpu-sleep.toml:2: ") && mentions("see man gpu-sleep.toml"));
 }
 
 TEST_CASE("Policy: of two files of the same name the one that is wrong is named", "[policy]") {
