@@ -9,7 +9,8 @@
 #include "cli/preload.hpp"
 #include "model/report.hpp"
 
-#include <algorithm>
+#include <unistd.h>
+
 #include <filesystem>
 
 using namespace gpu_sleep;
@@ -87,13 +88,10 @@ int enable(const cli::LoginScope& scope) {
     }
     const auto files = cli::enable_login(scope, *library);
     if (!files) return fail(files.error());
-    const auto is_kernel = [](const fs::path& file) { return file.filename() == "kernel.json"; };
-    const bool has_kernel = std::any_of(files->begin(), files->end(), is_kernel);
     std::string hints;
-    if (scope.is_machine && !has_kernel)
-        hints += "found no Jupyter kernel that is installed for all users; where JupyterHub has its own "
-                 "environment, begin c.Spawner.cmd with \"gpu-run\", \"--\", then restart the hub and the "
-                 "users' servers\n";
+    if (scope.is_machine)
+        hints += "JupyterHub's kernels that are not listed, such as users' own, have no agent: begin "
+                 "c.Spawner.cmd with \"gpu-run\", \"--\", then restart the hub and the users' servers\n";
     if (!fs::exists(scope.root / fs::path(*library).relative_path(), failure))
         hints += fmt::format("{} lacks {}: install gpu-sleep there, too\n", scope.root.native(), *library);
     const auto* const last =
@@ -142,5 +140,10 @@ int main(int argc, char** argv) {
         return cli::print_result(k_program, text);
     }
     const cli::LoginScope scope{options.whose == "machine", root};
+    const char* const off = options.off ? " --off" : "";
+    if (scope.is_machine && root == "/" && ::geteuid() != 0)
+        return fail(make_error(ErrorCode::not_permitted,
+                               "only root can do this: sudo {} machine{}; for your own logins: {} user{}",
+                               k_program, off, k_program, off));
     return options.off ? disable(scope) : enable(scope);
 }

@@ -192,7 +192,7 @@ std::string read_rest(const model::SleepRequest& request, const cli::TypedStores
 /// Room on a GPU, by sleeps that heed the policy of each process.
 int make_room(const Typed& typed, const policy::Sources& sources) {
     auto policies = cli::load_policies(k_program, sources);
-    if (!policies) return cli::usage_error(k_program, policies.error().message, typed.output.json);
+    if (!policies) return cli::tell_failure(k_program, typed.output, policies.error());
     control::Need need{*typed.need, typed.gpu, typed.target, typed.user, typed.request};
     need.until = Clock::now() + typed.wait.value_or(Milliseconds(0));
     if (sources.ladder) need.only_if_idle = sources.ladder->front().idle;

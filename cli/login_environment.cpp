@@ -42,6 +42,7 @@ struct Layout {
     std::vector<OwnFile> own;   ///< besides
     Paths profiles;             ///< which get a line that reads the script
     Paths kernel_directories;   ///< that have directories with a kernel.json each
+    uid_t enabled_by = 0;       ///< whose kernels may have a part of ours, besides this user's own
     bool makes_profile = false; ///< the last profile is made if it is not there
 };
 
@@ -55,9 +56,9 @@ bool is_there(const fs::path& file) {
     return fs::exists(file, failure);
 }
 
-bool is_own(const fs::path& file) {
+bool is_own(const fs::path& file, uid_t or_of = ::geteuid()) {
     struct stat status = {};
-    return ::stat(file.c_str(), &status) == 0 && status.st_uid == ::geteuid();
+    return ::stat(file.c_str(), &status) == 0 && (status.st_uid == ::geteuid() || status.st_uid == or_of);
 }
 
 Layout layout_of_machine(const fs::path& root) {
@@ -120,6 +121,7 @@ Result<Layout> layout_of_user() {
                    k_read_mode, login_variables}};
     add_profiles(layout, home);
     layout.kernel_directories = kernel_directories_of_user(home);
+    layout.enabled_by = ::geteuid();
     if (layout.script.native().find_first_of("'\n") != std::string::npos)
         return make_error(ErrorCode::invalid_argument, "there is a quotation mark or a line break in {}",
                           layout.script.native());
@@ -134,13 +136,13 @@ void add(Paths& paths, const fs::path& path) {
     if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
 }
 
-/// The specifications of kernels that are there, and are this user's.
-Paths kernels_in(const Paths& directories) {
+/// The specifications of kernels that are there, and are this user's, or of another.
+Paths kernels_in(const Paths& directories, uid_t or_of = ::geteuid()) {
     Paths found;
     for (const auto& directory : directories) {
         std::error_code failure;
         for (fs::directory_iterator at(directory, failure), end; !failure && at != end; at.increment(failure))
-            if (const auto file = at->path() / "kernel.json"; is_own(file)) add(found, file);
+            if (const auto file = at->path() / "kernel.json"; is_own(file, or_of)) add(found, file);
     }
     std::sort(found.begin(), found.end());
     return found;
@@ -216,7 +218,7 @@ LoginRecords records_of(const LoginScope& scope, const std::string& script) {
 Paths files_of(const Layout& layout, const LoginRecords& records) {
     Paths files;
     for (const auto& own : layout.own) add(files, own.path);
-    const auto kernels = kernels_in(layout.kernel_directories);
+    const auto kernels = kernels_in(layout.kernel_directories, layout.enabled_by);
     for (const auto* paths : {&layout.profiles, &kernels, &records.made, &records.changed})
         for (const auto& path : *paths) add(files, path);
     std::error_code failure;

@@ -59,7 +59,7 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
 int run_pass(const PassOptions& options) {
     control::raise_descriptor_limit();
     auto policies = load_policies(options.program, options.sources);
-    if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
+    if (!policies) return tell_failure(options.program, options.output, policies.error());
     const auto passed = pass(options.request, *policies);
     tell_complaints(options.program, *policies);
     if (passed) return end_beside_driver(tell(options, *passed));

@@ -24,7 +24,7 @@ struct PassOptions {
 /// Says on standard error what is wrong with the files of policies, and has not been said before.
 void tell_complaints(const std::string& program, control::policy::Policies& policies);
 
-/// Policies::load(), and tells the complaints, whatever comes of it.
+/// Policies::load(), and tells the complaints, whatever comes of it. Errors: invalid_argument (a file).
 [[nodiscard]] Result<control::policy::Policies> load_policies(const std::string& program,
                                                               const control::policy::Sources& sources);
 

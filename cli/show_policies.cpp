@@ -6,12 +6,17 @@
 #include "cli/output.hpp"
 #include "cli/pass.hpp"
 #include "cli/render.hpp"
+#include "control/listing.hpp"
 #include "control/policy/look.hpp"
 
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include <optional>
+#include <set>
 #include <utility>
+#include <variant>
+#include <vector>
 
 namespace gpu_sleep::cli {
 
@@ -116,6 +121,18 @@ Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies&
     return found;
 }
 
+/// Adds those without an agent, whom no policy reaches.
+void add_without_agent(std::optional<uid_t> user, policy::Look& look) {
+    std::set<pid_t> known;
+    for (const auto& each : look.seen) known.insert(each.process.pid);
+    for (const auto& each : look.failed) known.insert(each.process.pid);
+    for (auto& other : control::find_without_agent(control::Finder(), user, known)) {
+        const auto* const error = peers::error_of(other.answer);
+        auto why = error ? error->message : std::get<model::Report>(other.answer).notes.front();
+        look.seen.push_back({std::move(other.process), {}, {}, {{}, std::move(why)}});
+    }
+}
+
 } // namespace
 
 void tell_complaints(const std::string& program, policy::Policies& policies) {
@@ -127,23 +144,26 @@ Result<policy::Policies> load_policies(const std::string& program, const policy:
     policy::Policies policies;
     auto loaded = policies.load(sources);
     tell_complaints(program, policies);
-    if (!loaded && sources.config && loaded.error().message.starts_with(sources.config->native()))
-        loaded.error().message.insert(0, "--config: ");
-    if (!loaded) return std::move(loaded).error();
-    return policies;
+    if (loaded) return policies;
+    const auto& message = loaded.error().message;
+    const bool is_named = sources.config && message.starts_with(sources.config->native());
+    return make_error(ErrorCode::invalid_argument, "{}{}; see man gpu-sleep.toml",
+                      is_named ? "--config: " : "", message);
 }
 
 int show_policies(const PassOptions& options) {
     control::raise_descriptor_limit();
     auto policies = load_policies(options.program, options.sources);
-    if (!policies) return usage_error(options.program, policies.error().message, options.output.json);
-    const auto found = look_and_tell(options, *policies);
+    if (!policies) return tell_failure(options.program, options.output, policies.error());
+    auto found = look_and_tell(options, *policies);
     if (!found) return tell_failure(options.program, {}, found.error());
+    const auto& whom = options.request.whom;
+    const bool has_agents = !found->seen.empty() || !found->failed.empty();
+    if (whom.is_for_all()) add_without_agent(whom.user, *found);
     const auto budgets = policies->budgets(processes_of(*found));
     auto text = options.output.json ? as_json(options, *found, *policies, budgets)
                                     : as_text(*found, *policies, budgets);
-    if (!options.output.json && found->seen.empty() && found->failed.empty())
-        text += words_for_nobody(options, *policies);
+    if (!options.output.json && !has_agents) text += words_for_nobody(options, *policies);
     return print_result(options.program, text, exit_status_of(found->failed));
 }
 

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 #include <utility>
 
 namespace gpu_sleep::control {
@@ -86,27 +85,6 @@ private:
     std::vector<driver::Gpu> gpus_;
 };
 
-/// All that this user may put to sleep, of everybody or of `user`, but for those that are in `known`. None
-/// where either library is missing.
-std::vector<Outcome> find_without_agent(const Finder& finder, std::optional<uid_t> user,
-                                        const std::vector<Outcome>& known) {
-    const Driver driver;
-    auto pids = driver.users();
-    pids.merge(recorded_processes());
-    pids.erase(::getpid());
-    for (const auto& outcome : known) pids.erase(outcome.process.pid);
-    std::vector<Outcome> found;
-    const auto own = ::geteuid();
-    for (const auto pid : pids) {
-        auto process = finder.proc().read(pid);
-        if (!process || (own != 0 && process->uid != own) || (user && process->uid != *user)) continue;
-        identify(finder.proc(), *process);
-        // In a container NVML may mean another process by this number: the driver knows those that are meant.
-        if (auto outcome = driver.describe(*process)) found.push_back(*std::move(outcome));
-    }
-    return found;
-}
-
 /// Has what is said of a process tell of an agent of another version.
 void note_version(Outcome& outcome) {
     auto* const report = std::get_if<model::Report>(&outcome.answer);
@@ -119,6 +97,25 @@ void note_version(Outcome& outcome) {
 }
 
 } // namespace
+
+std::vector<Outcome> find_without_agent(const Finder& finder, std::optional<uid_t> user,
+                                        const std::set<pid_t>& known) {
+    const Driver driver;
+    auto pids = driver.users();
+    pids.merge(recorded_processes());
+    pids.erase(::getpid());
+    for (const auto pid : known) pids.erase(pid);
+    std::vector<Outcome> found;
+    const auto own = ::geteuid();
+    for (const auto pid : pids) {
+        auto process = finder.proc().read(pid);
+        if (!process || (own != 0 && process->uid != own) || (user && process->uid != *user)) continue;
+        identify(finder.proc(), *process);
+        // In a container NVML may mean another process by this number: the driver knows those that are meant.
+        if (auto outcome = driver.describe(*process)) found.push_back(*std::move(outcome));
+    }
+    return found;
+}
 
 Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t> user,
                                   Milliseconds timeout) {
@@ -135,7 +132,9 @@ Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t
     for (auto& outcome : outcomes) note_version(outcome);
     if (!target.empty()) return outcomes;
     drop_ended(outcomes);
-    auto others = find_without_agent(finder, user, outcomes);
+    std::set<pid_t> known;
+    for (const auto& outcome : outcomes) known.insert(outcome.process.pid);
+    auto others = find_without_agent(finder, user, known);
     std::move(others.begin(), others.end(), std::back_inserter(outcomes));
     return outcomes;
 }

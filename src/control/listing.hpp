@@ -7,10 +7,16 @@
 #include "control/targets.hpp"
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 namespace gpu_sleep::control {
+
+/// All without an agent that this user may put to sleep, of everybody or of `user`, but for those in `known`.
+/// None where a library of the driver is missing.
+[[nodiscard]] std::vector<Outcome> find_without_agent(const Finder& finder, std::optional<uid_t> user,
+                                                      const std::set<pid_t>& known);
 
 /// How the processes stand that `target`, a pid or a name, stands for; if it is empty, all that this user may
 /// put to sleep, of everybody or of `user`. Of one without an agent, a report without tags, whose devices say

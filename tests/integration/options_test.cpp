@@ -207,7 +207,8 @@ void check_refused(const Output& output, const Command& command, const std::stri
     CHECK(output.err.starts_with(command.words.front() + ": "));
     CHECK(std::count(output.err.begin(), output.err.end(), '\n') == 1);
     CHECK_THAT(output.err, mentions(option));
-    CHECK_THAT(output.err, mentions("see " + command.words.front() + " --help"));
+    CHECK_THAT(output.err, mentions("see " + command.words.front() + " --help") ||
+                               mentions("see man gpu-sleep.toml")); // of --config's file
     for (const auto* const foreign :
          {"Could not", "required but", "At Most", "Expected", "not convert", "excludes"})
         CHECK_THAT(output.err, !mentions(foreign));

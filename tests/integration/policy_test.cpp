@@ -144,6 +144,7 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     CHECK(host.state() == "awake");
     CHECK(reclaim_with(home.path(), {pid}).status == 0);
     CHECK(host.state() == "asleep");
+    CHECK_THAT(reclaim_with(home.path(), {pid}).out, mentions("already asleep") && !mentions("GPU 0"));
     REQUIRE(host.command("gpu-wake").status == 0);
     become_idle(host);
     write_file(home.path() / "gpu-sleep.toml", "[command.the-server]\nexempt = true\n");
@@ -171,7 +172,7 @@ TEST_CASE("Policy: what is wrong with a file is said also where nothing comes of
     write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidel = \"1h\"\n");
     output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
     CHECK(output.status == 2);
-    CHECK_THAT(output.err, warned && mentions("gpu-sleep.toml:2: "));
+    CHECK_THAT(output.err, warned && mentions("gpu-sleep.toml:2: ") && mentions("see man gpu-sleep.toml"));
 }
 
 TEST_CASE("Policy: of two files of the same name the one that is wrong is named", "[policy]") {

@@ -148,6 +148,12 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
           "c.toml:2: command.python3: it should be sections such as [command.NAME]");
     CHECK(complaint_about_toml("[reclaim.idle.x]\ny = 1\n") ==
           "c.toml:2: reclaim.idle.x.y: there is no such key");
+    CHECK(
+        complaint_about_toml("[reclaim]\ncommand.python3.idle = \"1h\"\n") ==
+        "c.toml:2: reclaim.command.python3.idle: it is in the section [reclaim]: write [command.NAME] above "
+        "it");
+    CHECK(complaint_about_toml("reclaim.exempt = yes\n")
+              .ends_with("; write it as reclaim.exempt = true, or = false"));
     CHECK(complaint_about_toml("[reclaim]\nidle = \"15m\"\nidle = \"16m\"\n").starts_with("c.toml:3: "));
     CHECK(complaint_about_toml("[reclaim\n").starts_with("c.toml:1: "));
     CHECK(complaint_about_toml("[reclaim]\n\n[=\nidle = \"1m\"\n") == "c.toml:3: this is not TOML");

@@ -255,7 +255,7 @@ TEST_CASE("Find: why there is no connection tells an agent that cannot be reache
         return socket.error();
     };
     CHECK(why_not().code == ErrorCode::no_agent);
-    CHECK(why_not().message.find("start the program with gpu-run") != std::string::npos);
+    CHECK(why_not().message.find("start it again, with gpu-run or after gpu-enable") != std::string::npos);
 
     tree.write(directory + "/maps", "7f00-7f01 r-xp 0 08:01 1 /usr/lib/libc.so.6\n"
                                     "7f02-7f03 r-xp 0 08:01 2 /opt/lib/libgpu-sleep-agent.so.0\n");

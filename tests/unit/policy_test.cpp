@@ -211,7 +211,8 @@ TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "
     CHECK_FALSE(sleep->sleep.store_is_named);
     CHECK(decide(policy, report(State::paused, 10))->request); // like one that is idle
     CHECK(sleep->sleep.directory.empty());
-    CHECK(decide(policy, report(State::asleep, 12, 2))->reason == "it is already asleep");
+    for (const double unused : {0, 9, 12}) // also by hand, before any rung
+        CHECK(decide(policy, report(State::asleep, unused, 2))->reason == "it is already asleep");
     const auto move = decide(policy, report(State::asleep, 20, 5))->request;
     REQUIRE(move);
     CHECK(move->sleep.store_is_named);

@@ -167,7 +167,9 @@ std::string quoted_form(std::string_view line) {
     const auto key = word_of(line.substr(0, equals));
     const auto value = word_of(line.substr(std::min(equals + 1, line.size())));
     if (!is_bare(key) || !is_bare(value)) return {};
-    if (key == "exempt" || key == "spill") return "; write it as " + std::string(key) + " = true, or = false";
+    const auto name = key.substr(key.rfind('.') + 1);
+    if (name == "exempt" || name == "spill")
+        return "; write it as " + std::string(key) + " = true, or = false";
     return fmt::format(R"(; write it as {} = "{}")", key, value);
 }
 

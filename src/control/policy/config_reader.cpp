@@ -157,10 +157,10 @@ std::string put_named(Configuration& file, const Entry& entry, Author author) {
 std::string put_entry(Configuration& file, const Entry& entry, Author author) {
     const std::vector<std::string_view> plain{"reclaim", "host"};
     const std::vector<std::string_view> named{"user", "command", "tag"};
-    const auto is_in = [&](const auto& list) {
-        return std::find(list.begin(), list.end(), entry.path.front()) != list.end();
+    const auto is_in = [](const auto& list, const std::string& word) {
+        return std::find(list.begin(), list.end(), word) != list.end();
     };
-    const auto depth = is_in(plain) ? 2U : 3U;
+    const auto depth = is_in(plain, entry.path.front()) ? 2U : 3U;
     const auto is_key_of = [&](const auto& keys) {
         const auto names = names_of(keys, false);
         return std::find(names.begin(), names.end(), entry.path.front()) != names.end();
@@ -168,13 +168,16 @@ std::string put_entry(Configuration& file, const Entry& entry, Author author) {
     const bool is_key = is_key_of(k_process_keys);
     if (entry.path.size() == 1 && (is_key || is_key_of(k_host_keys)))
         return fmt::format("it is in no section: write [{}] above it", is_key ? "reclaim" : "host");
-    if (!is_in(plain) && !is_in(named))
+    if (!is_in(plain, entry.path.front()) && !is_in(named, entry.path.front()))
         return "there is no such section" +
                suggestion(entry.path.front(), {"reclaim", "host", "user", "command", "tag"});
     if (entry.path.size() < depth && std::holds_alternative<EmptySection>(entry.value)) return {};
     if (entry.path.size() < depth)
         return depth == 2 ? fmt::format("it should be a section, [{}], with keys", entry.path.front())
                           : fmt::format("it should be sections such as [{}.NAME]", entry.path.front());
+    if (entry.path.size() > depth + 1 && is_in(named, entry.path[1]))
+        return fmt::format("it is in the section [{}]: write [{}.NAME] above it", entry.path[0],
+                           entry.path[1]);
     if (entry.path.size() > depth) return "there is no such key";
     if (depth == 3) return put_named(file, entry, author);
     if (entry.path.front() == "reclaim")

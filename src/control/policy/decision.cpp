@@ -87,8 +87,8 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     if (!idle) return Decision{{}, "it is not known whether it is idle"};
     const auto depth = depth_of(report);
     const auto rung = rung_at(policy.ladder, *idle);
+    if (rung ? rung->depth <= depth : depth != Depth::awake) return Decision{{}, "it is already asleep"};
     if (!rung) return Decision{{}, *idle == 0 ? "it is not idle" : words_for(*idle)};
-    if (rung->depth <= depth) return Decision{{}, "it is already asleep"};
     const auto min_awake = seconds_of(policy.min_awake.value_or(Milliseconds(0)));
     const auto awake = report.state == model::State::paused // which is no wake
                            ? report.seconds_since_wake.value_or(std::numeric_limits<double>::infinity())

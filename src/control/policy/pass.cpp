@@ -54,6 +54,7 @@ Requests requests_for(Look& look, const Budgets& budgets, std::vector<Outcome>& 
             requests.emplace_back(std::move(process), *std::move(decision.request));
         } else if (std::none_of(outcomes.begin(), outcomes.end(), is_it)) {
             report.operation = model::Operation::sleep;
+            report.devices.clear(); // of the look: nothing has moved
             report.notes.insert(report.notes.begin(), decision.reason);
             outcomes.push_back({std::move(process), std::move(report)});
         }

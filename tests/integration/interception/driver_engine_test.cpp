@@ -193,6 +193,9 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
     CHECK(listed(awake, "state") == "awake");
     CHECK(std::stoull(listed(awake, "report/devices/0/moved_bytes")) >= k_piece_bytes);
     CHECK_THAT(listed(awake, "report/notes/0"), mentions("--engine driver"));
+    const auto why =
+        run({{command_file("gpu-reclaim"), "--why", "--json"}, machine.launch("gpu-ps").environment});
+    CHECK_THAT(listed(why, "reason"), mentions("--engine driver"));
     const auto one = machine.command("gpu-ps");
     CHECK(one.status == 0);
     CHECK(one.json("/processes/0/state") == "awake");

@@ -381,11 +381,8 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     REQUIRE(succeeded(done));
     CHECK_THAT(content_of(image.path() / "usr/share/jupyter/kernels/python3/kernel.json"),
                mentions(login_library()));
-    CHECK_THAT(done.out, !mentions("c.Spawner.cmd"));
-    const Scratch bare;
-    CHECK_THAT(run({{command_file("gpu-enable"), "machine", "--root", bare.path().native()}}).out,
-               mentions("no Jupyter kernel") && mentions("c.Spawner.cmd") &&
-                   mentions("lacks " + login_library()));
+    CHECK_THAT(done.out, mentions("kernels/python3/kernel.json\n") && mentions("c.Spawner.cmd") &&
+                             mentions("lacks " + login_library()));
     const auto variables = [&](const std::string& script, const Arguments& given = {}) {
         auto output = run({{"/bin/sh", "-c", script}, given, false});
         CHECK(output.status == 0);
@@ -424,4 +421,16 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     CHECK_THAT(formerly({"--show-enabled"}).out, mentions("machine: not enabled"));
     CHECK(formerly({"--enable-for", "machine"}).status == 0);
     CHECK(tree_of(image.path()) == enabled);
+    if (::geteuid() != 0) return skip_without_right("act as another user");
+    fs::permissions(image.path(), fs::perms(0755));
+    const auto other_user = [](Arguments words) {
+        words.insert(words.begin(), {"setpriv", "--reuid", std::to_string(k_other_user), "--clear-groups",
+                                     command_file("gpu-enable"), "machine"});
+        return run({std::move(words)});
+    };
+    CHECK_THAT(other_user({"--show", "--root", image.path().native()}).out,
+               mentions("kernels/python3/kernel.json"));
+    const auto refused = other_user({"--off"});
+    CHECK(refused.status == 5);
+    CHECK_THAT(refused.err, mentions("sudo gpu-enable machine --off"));
 }
