@@ -15,8 +15,6 @@
 #include <optional>
 #include <set>
 #include <utility>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::cli {
 
