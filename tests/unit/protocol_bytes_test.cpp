@@ -144,6 +144,7 @@ Report report_to_send() {
     report.unreleased_bytes = 0x63;
     report.longest_pause = 2048;
     report.reply = "y";
+    report.lost = true;
     return report;
 }
 
@@ -156,6 +157,7 @@ Report report_of_7() {
     report.unreleased_bytes = 0;
     report.longest_pause = 0;
     report.reply.clear();
+    report.lost = false;
     report.tags[0].host_backed = 0;
     return report;
 }
@@ -357,7 +359,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "4100050000000100000066"
                 "42000500000001000000644400080000006300000000000000"
                 "4a0008000000000000000000a040"
-                "51000100000079");
+                "51000100000079"
+                "54000100000001");
 }
 
 TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {
