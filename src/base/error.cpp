@@ -31,8 +31,7 @@ constexpr std::array k_errors = {
                 "drop the contents with gpu-sleep --tags TAG --discard TAG, then wake and refill"},
     ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::out_of_device_memory, "out_of_device_memory", failed_awake, failed_asleep,
-                "free GPU memory, put others to sleep with gpu-wake --make-room, or retry for longer "
-                "with --wait 60s"},
+                "free GPU memory, or retry with --wait 60s, and with --make-room to put others to sleep"},
     ErrorTraits{ErrorCode::out_of_host_memory, "out_of_host_memory", no_host_memory, failed_asleep,
                 "free host memory, keep fewer tags, or drop contents with --level 2"},
     ErrorTraits{ErrorCode::refused, "refused", failed_awake, failed_asleep,
