@@ -7,6 +7,7 @@
 
 #include "control/targets.hpp"
 #include "driver/management.hpp"
+#include "peers/room_plan.hpp"
 
 #include <sys/types.h>
 
