@@ -394,7 +394,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-sleep-http", ErrorCode::timed_out).find("--timeout") == std::string::npos);
-    CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);
+    CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep PID --tags TAG") != std::string::npos);
     for (const auto* const program : {"gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-run", "gpu-inhibit"})
         for (const auto& row : all_errors()) // a directory is the user's to choose
             CHECK(advice(program, row.code).find('/') == std::string::npos);
