@@ -12,7 +12,12 @@ std::string_view advice_from(std::string_view program, ErrorCode code,
     const bool is_wake = outcome && outcome->asked == model::Operation::wake;
     if (outcome && outcome->has_made_room && code == ErrorCode::out_of_device_memory)
         return is_door ? "free GPU memory, or start the door with a longer --wait"
-                       : "free GPU memory, or give gpu-wake a longer --wait";
+                       : "free GPU memory, or give gpu-wake a longer --wait, or --min-awake 0s";
+    if (outcome && outcome->by_driver && is_wake && code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, such as with gpu-sleep PID of who has it, or retry for longer with --wait "
+               "60s";
+    if (outcome && outcome->nobody_can_sleep && !is_door && code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, or retry for longer with --wait 60s";
     if (is_door && is_wake && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, or start the door with --make-room or a longer --wait";
     if (outcome && outcome->has_waited && code == ErrorCode::out_of_device_memory)

@@ -26,10 +26,12 @@ namespace fs = std::filesystem;
 namespace usage = cli::usage;
 
 constexpr const char* k_program = "gpu-snapshot";
-constexpr const char* k_examples = "  gpu-snapshot ls /var/cache/gpu-sleep      all snapshots there\n"
-                                   "  gpu-snapshot ls FILE                      what one of them holds\n"
-                                   "  gpu-snapshot verify FILE                  read and check every byte\n"
-                                   "  gpu-snapshot extract FILE --extent 3 --output weights.bin\n";
+constexpr const char* k_examples =
+    "  gpu-snapshot ls /var/cache/gpu-sleep      all snapshots there\n"
+    "  gpu-snapshot ls FILE                      what one of them holds\n"
+    "  gpu-snapshot verify FILE                  read and check every byte\n"
+    "  gpu-snapshot clean /var/cache/gpu-sleep   remove what ended processes left\n"
+    "  gpu-snapshot extract FILE --extent 3 --output weights.bin\n";
 /// Not that of the commands that ask processes.
 constexpr const char* k_exit_statuses = "0 done, 1 failed, 2 wrong usage or no such extent, 5 not permitted, "
                                         "6 a snapshot is damaged, 8 not enough host memory or disk space.";
@@ -37,7 +39,6 @@ constexpr const char* k_exit_statuses = "0 done, 1 failed, 2 wrong usage or no s
 struct Options {
     std::string path;
     bool json = false;
-    bool keep_leftovers = false;
     std::optional<std::size_t> extent;
     std::string output;
 };
@@ -52,17 +53,26 @@ bool is_directory(const fs::path& path) {
     return fs::is_directory(path, ignored);
 }
 
-/// From a directory of which only the user may see anything; from any other, and from a single file, nothing.
-/// Returns those that were removed, or nothing where none were to be.
-std::optional<cli::Removed> remove_leftovers(const Options& options) {
-    if (options.keep_leftovers || !is_directory(options.path)) return std::nullopt;
-    cli::Removed removed;
+/// Removes what processes that have ended left in the directory, and says which files.
+int clean(const Options& options) {
+    const auto fail = [&](const Error& error) {
+        return cli::tell_failure(k_program, {.json = options.json}, error);
+    };
+    if (!is_directory(options.path)) // which would be made
+        return fail(make_error(ErrorCode::invalid_argument, "'{}' is not a directory", options.path));
     const auto directory = store::SnapshotDirectory::open(options.path);
-    if (!directory) return removed;
-    if (const auto names = (*directory)->remove_leftovers())
-        for (const auto& name : *names) removed.push_back(name.text());
+    if (!directory && directory.error().code == ErrorCode::not_permitted)
+        return fail(make_error(ErrorCode::not_permitted,
+                               "{}: it must be the caller's, closed to others, and no symbolic link",
+                               options.path));
+    if (!directory) return fail(directory.error());
+    const auto names = (*directory)->remove_leftovers();
+    if (!names) return fail(names.error());
+    std::vector<std::string> removed;
+    for (const auto& name : *names) removed.push_back(name.text());
     std::sort(removed.begin(), removed.end());
-    return removed;
+    return cli::print_result(k_program, options.json ? cli::to_json({}, exit_status::done, removed) + '\n'
+                                                     : cli::render_removed(removed));
 }
 
 /// Takes contents and forgets them.
@@ -94,12 +104,10 @@ Result<void> read_all(const fs::path& file) {
 
 /// Looks at the headers; or reads all, too, and says of each whether it is good.
 int look(const Options& options, bool verifies) {
-    const auto removed = remove_leftovers(options);
     const auto files = cli::find_snapshots(options.path);
     if (!files) return cli::tell_failure(k_program, {.json = options.json}, files.error());
     std::vector<cli::SnapshotFacts> found;
     int status = exit_status::done;
-    if (removed && !options.json) status = cli::print_result(k_program, cli::render_removed(*removed));
     for (const auto& file : *files) {
         if (verifies && cli::is_partial(file) && is_directory(options.path)) continue;
         auto facts = cli::look_at(file);
@@ -119,7 +127,7 @@ int look(const Options& options, bool verifies) {
     }
     std::string text;
     if (options.json)
-        text = cli::to_json(found, status, removed) + '\n';
+        text = cli::to_json(found, status) + '\n';
     else if (!verifies || found.empty())
         text = cli::render(found, !verifies && !is_directory(options.path));
     return cli::print_result(k_program, text, status);
@@ -207,28 +215,29 @@ usage::Row json_row(Options& options) {
     return usage::brief({"--json", usage::flag(options.json), "Print JSON, sizes in bytes"});
 }
 
-usage::Row keep_leftovers_row(Options& options) {
-    return usage::brief({"--keep-leftovers", usage::flag(options.keep_leftovers),
-                         "Do not remove files that processes left in the directory when they ended"});
-}
-
 usage::Table table_of(Options& options) {
     const auto read = [&options](const std::string& text) { return read_extent(text, options); };
     return {k_program,
             "Looks at snapshots: files with the contents of processes that gpu-sleep has put to sleep.",
-            {"ls [OPTION]... PATH", "verify [OPTION]... PATH",
+            {"ls [--json] PATH", "verify [--json] PATH", "clean [--json] DIRECTORY",
              "extract --extent N --output FILE [--json] SNAPSHOT"},
             {},
             k_examples,
             k_exit_statuses,
             {{"gpu-snapshot ls",
               "List the snapshots of a directory, or what one of them holds",
-              {"[OPTION]... PATH"},
-              {{"Options", {path_row(options), keep_leftovers_row(options), json_row(options)}}}},
+              {"[--json] PATH"},
+              {{"Options", {path_row(options), json_row(options)}}}},
              {"gpu-snapshot verify",
               "Read a snapshot, or all of a directory, and check every byte",
-              {"[OPTION]... PATH"},
-              {{"Options", {path_row(options), keep_leftovers_row(options), json_row(options)}}}},
+              {"[--json] PATH"},
+              {{"Options", {path_row(options), json_row(options)}}}},
+             {"gpu-snapshot clean",
+              "Remove what ended processes left in a directory",
+              {"[--json] DIRECTORY"},
+              {{"Options",
+                {usage::required(usage::word_row("DIRECTORY", options.path, "a directory", "A directory")),
+                 json_row(options)}}}},
              {"gpu-snapshot extract",
               "Write the contents of one extent to a new file",
               {"--extent N --output FILE [--json] SNAPSHOT"},
@@ -248,5 +257,6 @@ int main(int argc, char** argv) {
     cli::Given given;
     if (const auto status = cli::parse(table_of(options), argc, argv, &given)) return *status;
     if (given.subcommand == "extract") return extract(options);
+    if (given.subcommand == "clean") return clean(options);
     return look(options, given.subcommand == "verify");
 }

@@ -33,6 +33,7 @@ struct Row {
 };
 
 std::string short_state(const Report& report) {
+    if (report.lost) return "lost";
     if (!report.wakes_waiting.empty()) return "waits"; // for room to wake
     switch (report.state) {
     case State::awake: return report.inhibited ? "inhibited" : "awake";
@@ -52,7 +53,7 @@ Row row_of(const control::Outcome& outcome) {
     if (!report) return row;
     row.answers = true;
     row.state = outcome.by_driver && report->state == State::awake ? "no agent" : short_state(*report);
-    row.is_asleep = !model::is_resident(report->state);
+    row.is_asleep = !model::is_resident(report->state) && !report->lost;
     if (!report->name.empty()) row.name = report->name;
     row.idle = report->idle_seconds;
     row.host = report->host_bytes + report->retained_bytes;

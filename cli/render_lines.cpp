@@ -51,6 +51,7 @@ std::string_view state_words(State state) noexcept {
 }
 
 std::string_view state_words(const Report& report) noexcept {
+    if (report.lost) return "lost";
     return report.deep && report.state == State::asleep ? "deeply asleep" : state_words(report.state);
 }
 

@@ -177,7 +177,8 @@ std::string render_good(const SnapshotFacts& snapshot) {
                        format_bytes(snapshot.header->description.content_bytes()));
 }
 
-std::string render_removed(const Removed& removed) {
+std::string render_removed(const std::vector<std::string>& removed) {
+    if (removed.empty()) return "nothing is left over\n";
     std::string text;
     for (const auto& name : removed)
         text += fmt::format("removed {}: its process no longer uses it\n", printable(name));
@@ -185,7 +186,7 @@ std::string render_removed(const Removed& removed) {
 }
 
 std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status,
-                    const std::optional<Removed>& removed) {
+                    const std::optional<std::vector<std::string>>& removed) {
     auto json = document(k_snapshot_program, exit_status);
     for (const auto& facts : snapshots) json["snapshots"].push_back(to_value(facts));
     if (removed) json["removed"] = *removed;

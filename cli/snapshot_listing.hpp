@@ -35,9 +35,6 @@ struct SnapshotFacts {
     std::optional<Extracted> extracted;
 };
 
-/// The names of removed leftovers.
-using Removed = std::vector<std::string>;
-
 /// `path` itself, or if it is a directory those files in it that are named as snapshots, sorted. Errors:
 /// io_failed, not_permitted.
 [[nodiscard]] Result<std::vector<std::filesystem::path>> find_snapshots(const std::filesystem::path& path);
@@ -54,11 +51,11 @@ using Removed = std::vector<std::string>;
 /// A line for one of which every byte could be read.
 [[nodiscard]] std::string render_good(const SnapshotFacts& snapshot);
 
-/// A line for each.
-[[nodiscard]] std::string render_removed(const Removed& removed);
+/// A line for each name of a leftover.
+[[nodiscard]] std::string render_removed(const std::vector<std::string>& removed);
 
-/// The JSON document. `removed` is unset if leftovers were not looked for.
+/// The JSON document. `removed` is unset if leftovers were not to be removed.
 [[nodiscard]] std::string to_json(const std::vector<SnapshotFacts>& snapshots, int exit_status,
-                                  const std::optional<Removed>& removed = std::nullopt);
+                                  const std::optional<std::vector<std::string>>& removed = std::nullopt);
 
 } // namespace gpu_sleep::cli

@@ -454,7 +454,10 @@ void Agent::wake_on_touch() {
     // `said`: whether its kind was; null: it is too early to say it.
     const auto tell = [this](const Error& error, std::atomic<bool>* said) {
         gate::Gate::instance().wake_refused();
-        const auto trouble = "GPU work could not wake this process yet: " + error.message;
+        const bool is_final = error.code == ErrorCode::damaged || error.code == ErrorCode::context_lost;
+        const auto trouble = is_final ? fmt::format("GPU work cannot wake this process: {}; {}",
+                                                    error.message, traits(error.code).advice)
+                                      : "GPU work could not wake this process yet: " + error.message;
         if (said && !said->exchange(true)) log::warning("{}", trouble);
         parts_.status.set_touch_trouble(trouble);
     };
@@ -483,7 +486,11 @@ void Agent::wake_on_touch() {
                         return operations::wake_alone(parts_, request, nobody, Clock::now());
                     },
                     touch_request_);
-            if (holders->has_value() && !(*holders)->empty()) shortage.message += "; " + **holders;
+            if (holders->has_value() && !(*holders)->empty())
+                shortage.message +=
+                    fmt::format("; {}; gpu-wake {} --make-room puts those to sleep that could, and "
+                                "gpu-run --share has a program do so itself",
+                                **holders, ::getpid());
             const bool is_time = takes_turns && parts_.room.waits_for_time();
             if (is_time)
                 shortage.message +=

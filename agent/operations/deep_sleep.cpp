@@ -102,6 +102,7 @@ void DeepSleep::describe(model::Report& report) const {
         if (report.deep_refusal.empty()) report.deep_refusal = found_;
         return;
     }
+    report.lost = lost_.has_value();
     if (lost_) report.notes.push_back(lost_->message);
     for (const auto& [device, known] : devices_) {
         report.deep_bytes += known.rest.bytes;

@@ -128,7 +128,7 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
         if (error) continue;
         auto& status = std::get<Report>(answers[i]);
         auto title = status.name.empty() ? std::to_string(asked[i].pid)
-                                         : fmt::format("{} {}", asked[i].pid, status.name);
+                                         : fmt::format("{} ({})", asked[i].pid, status.name);
         holders.push_back({std::move(title), std::move(status),
                            [&neighbours, process = asked[i]] { return neighbours.connect(process); }});
     }

@@ -135,7 +135,7 @@ _gpu_snapshot() {
     done
     _gpu_sleep_ask "$1" ${command:+"$command"}
     if [[ ${kinds[$3]:-} == N ]]; then
-        word=$(gpu-snapshot ls "${file/#\~/$HOME}" --json --keep-leftovers 2>/dev/null | grep -c '"stored_bytes"')
+        word=$(gpu-snapshot ls "${file/#\~/$HOME}" --json 2>/dev/null | grep -c '"stored_bytes"')
         words=$(seq 0 $((word - 1)))
     elif [[ $current == -* ]]; then
         words=${options[*]}

@@ -151,7 +151,7 @@ Result<void> start_beside(std::vector<std::string> words) {
     ::waitpid(pid, &waited, __WCLONE);
     const auto status = exit_status_in(waited);
     return make_error(status == exit_status::usage ? ErrorCode::invalid_argument : ErrorCode::io_failed,
-                      "--http: the door cannot be opened");
+                      "--http: the door cannot be opened, so the program was not started");
 }
 
 } // namespace gpu_sleep::cli::http

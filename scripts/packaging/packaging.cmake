@@ -51,6 +51,9 @@ Takes the GPU memory of a running program, keeps its contents in host memory or
 files, and gives it back at the same addresses: model servers take turns on a
 GPU, a trainer generates in between, idle notebooks free it and stay alive.")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+# Else the units in the archive name commands in the folder where it is made.
+set(CPACK_SET_DESTDIR ON)
+set(CPACK_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_INSTALL_CMAKE_PROJECTS "${PROJECT_BINARY_DIR};${PROJECT_NAME};Unspecified;/")
 set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/scripts/packaging/debian.cmake)

@@ -23,16 +23,17 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::no_process, "no_process", no_process, no_process,
                 "gpu-ps lists the processes that can be put to sleep"},
     ErrorTraits{ErrorCode::no_agent, "no_agent", no_process, no_process,
-                "the agent answers once the program uses CUDA"},
+                "the agent answers once the program uses CUDA; without gpu-run, once memory has a tag"},
     ErrorTraits{ErrorCode::timed_out, "timed_out", timed_out, timed_out,
                 "try again, or allow more time with --timeout"},
     ErrorTraits{ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted, ""},
-    ErrorTraits{ErrorCode::damaged, "damaged", damaged, damaged,
-                "drop the contents with gpu-sleep --tags TAG --discard TAG, then wake and refill"},
+    ErrorTraits{
+        ErrorCode::damaged, "damaged", damaged, damaged,
+        "only if the program can fill the tag again: gpu-sleep PID --tags TAG --discard TAG, then wake "
+        "it; else restart the program"},
     ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::out_of_device_memory, "out_of_device_memory", failed_awake, failed_asleep,
-                "free GPU memory, put others to sleep with gpu-wake --make-room, or retry for longer "
-                "with --wait 60s"},
+                "free GPU memory, or retry with --wait 60s, and with --make-room to put others to sleep"},
     ErrorTraits{ErrorCode::out_of_host_memory, "out_of_host_memory", no_host_memory, failed_asleep,
                 "free host memory, keep fewer tags, or drop contents with --level 2"},
     ErrorTraits{ErrorCode::refused, "refused", failed_awake, failed_asleep, ""},

@@ -27,6 +27,14 @@ bool is_about_file(ErrorCode code) noexcept {
            code == ErrorCode::protocol_mismatch;
 }
 
+/// Has an error that bytes of a file are wrong say of which: one who puts them right mends it.
+Error naming(const store::SnapshotFile& file, Error error) {
+    if (error.code == ErrorCode::damaged)
+        error.message = fmt::format("{}: {}; it wakes once its bytes are put back from a copy",
+                                    file.path().string(), error.message);
+    return error;
+}
+
 } // namespace
 
 Bytes FileBatch::reserve(Bytes bytes) {
@@ -178,7 +186,12 @@ Result<void> FileKeeper::write(FileBatch& batch, store::ChunkSource& source,
     if (!description) return std::move(description).error();
     batch.describe(description->extents);
     auto written = store::write_snapshot(batch.directory_, *std::move(description), source, options);
-    if (!written) return std::move(written).error();
+    if (!written) {
+        auto error = std::move(written).error();
+        if (error.code == ErrorCode::out_of_disk)
+            error.message = fmt::format("{}: {}", batch.directory_->path().string(), error.message);
+        return error;
+    }
     batch.snapshot_ = *std::move(written);
     return {};
 }
@@ -219,7 +232,10 @@ Result<void> FileKeeper::fetch(Handover& handover, std::span<const Fetched> part
                                const MakeReady& make_ready) {
     std::map<FileBatch*, std::vector<Fetched>> files;
     for (const auto& part : parts) files[static_cast<FileBatch*>(part.from.batch)].push_back(part);
-    for (const auto& [file, wanted] : files) GPU_SLEEP_TRY(fetch_from(handover, *file, wanted, make_ready));
+    for (const auto& [file, wanted] : files) {
+        auto done = fetch_from(handover, *file, wanted, make_ready);
+        if (!done) return naming(file->snapshot_->file, std::move(done).error());
+    }
     return {};
 }
 
@@ -265,7 +281,8 @@ Result<void> FileKeeper::give(Transfer& transfer, std::span<const Move> blocks, 
         auto done = read(transfer, *file, wanted, chunks);
         if (done) continue;
         if (!is_about_file(done.error().code)) return done;
-        for (const auto& block : wanted) failures.try_emplace(block.range, done.error());
+        const auto error = naming(file->snapshot_->file, std::move(done).error());
+        for (const auto& block : wanted) failures.try_emplace(block.range, error);
     }
     return {};
 }

@@ -150,7 +150,9 @@ Result<void> Restore::verify() {
         const auto& block = wanted_[index];
         if (failures_.contains(block.range)) continue; // it could not be brought once more
         failures_.emplace(block.range,
-                          make_error(ErrorCode::damaged, "{} of {} changed while asleep, the first at {:#x}",
+                          make_error(ErrorCode::damaged,
+                                     "the kept contents are damaged: {} of {} changed while asleep, by their "
+                                     "fingerprints, the first at {:#x}",
                                      still->size(), counted(wanted_.size(), "block"), block.device.address));
     }
     return {};

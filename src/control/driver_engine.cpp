@@ -8,6 +8,7 @@
 #include "checkpoint/engine.hpp"
 #include "checkpoint/room.hpp"
 #include "control/checkpoint_record.hpp"
+#include "control/gpus.hpp"
 #include "driver/management.hpp"
 #include "model/unseen_libraries.hpp"
 #include "peers/gpu_line.hpp"
@@ -221,7 +222,7 @@ private:
             const auto is_set_aside = set_room_aside(needs);
             if (is_set_aside && *is_set_aside) return {};
             const auto now = Clock::now();
-            if (!is_set_aside && now >= deadline) return is_set_aside.error();
+            if (!is_set_aside && now >= deadline) return with_holders(is_set_aside.error(), needs);
             if (now >= deadline + terms_.timeout)
                 return make_error(ErrorCode::out_of_device_memory,
                                   "another process is waking on the same GPU, and did not finish in time");
@@ -257,15 +258,21 @@ private:
                 return make_error(ErrorCode::driver_failed, "the GPU that it was on, {}, is not there", uuid);
             const auto free = checkpoint::free_besides(of_others, uuid, gpu->free);
             if (free < bytes)
-                return make_error(
-                    ErrorCode::out_of_device_memory,
-                    "it needs {} on GPU {}, {} free; gpu-wake --force tries anyway, and may lose it",
-                    format_bytes(bytes), gpu->index, format_bytes(free));
+                return make_error(ErrorCode::out_of_device_memory, "it needs {} on GPU {}, {} free",
+                                  format_bytes(bytes), gpu->index, format_bytes(free));
         }
         return {};
     }
 
     // ---- What is said
+
+    /// Has an error of too little GPU memory say who has it.
+    [[nodiscard]] Error with_holders(Error error, const peers::BytesByGpu& needs) const {
+        if (error.code != ErrorCode::out_of_device_memory) return error;
+        const auto holders = holders_beside(process_, false, {}, needs);
+        if (!holders.text.empty()) error.message += "; " + holders.text;
+        return error;
+    }
 
     [[nodiscard]] std::optional<checkpoint::State> stands() const {
         const auto state = checkpoint_->state(process_.pid);

@@ -263,34 +263,43 @@ std::vector<std::string> holders_without_agent(const Finder& finder, const drive
                                                const std::vector<Outcome>& known, uid_t own) {
     std::vector<std::string> lines;
     for (const auto& holder : gpu.processes) {
-        const bool is_known = std::any_of(known.begin(), known.end(), [&](const Outcome& each) {
-            return each.process.pid == holder.pid && report_of(each);
-        });
-        if (is_known) continue;
-        const auto process = finder.proc().read(holder.pid);
+        const auto is_it = [&](const Outcome& each) { return each.process.pid == holder.pid; };
+        const auto outcome = std::find_if(known.begin(), known.end(), is_it);
+        if (outcome != known.end() && report_of(*outcome)) continue;
         const auto bytes = holder.bytes ? format_bytes(*holder.bytes) : "memory";
-        const bool is_others = process && own != 0 && process->uid != own;
-        // Which anybody may see.
-        if (is_others && finder.proc().find_thread(holder.pid, k_control_thread)) {
-            const auto owner = user_name(process->uid);
-            lines.push_back(fmt::format("{} of {} has {}: only {} and root can put it to sleep",
-                                        title(*process), owner, bytes, owner));
+        auto process = finder.proc().read(holder.pid);
+        if (!process) {
+            lines.push_back(fmt::format("{} has {}: it has no agent that answers", holder.pid, bytes));
             continue;
         }
-        lines.push_back(fmt::format("{} has {}: it has no agent that answers",
-                                    process ? title(*process) : std::to_string(holder.pid), bytes));
+        identify(finder.proc(), *process);
+        const auto subject = title(*process);
+        if (own != 0 && process->uid != own) {
+            const auto owner = user_name(process->uid);
+            lines.push_back(fmt::format("{} of {} has {}: only {} and root can put it to sleep", subject,
+                                        owner, bytes, owner));
+            continue;
+        }
+        const bool has_agent =
+            outcome != known.end() || finder.proc().find_thread(holder.pid, k_control_thread);
+        const auto why =
+            finder.proc().is_stopped(*process) ? fmt::format("it is stopped (kill -CONT {})", holder.pid)
+            : has_agent                        ? std::string("its agent does not answer")
+                        : fmt::format("it has no agent (gpu-sleep {} --engine driver)", holder.pid);
+        lines.push_back(fmt::format("{} has {}: {}", subject, bytes, why));
     }
     return lines;
 }
 
-std::string holders_beside(const Process& process, bool others_alone, const std::vector<GpuPair>& moves) {
+Holders holders_beside(const Process& process, bool others_alone, const std::vector<GpuPair>& moves,
+                       peers::BytesByGpu gpus) {
     Finder finder;
     const auto outcomes = ask_all(finder, {}, k_agent_patience);
     if (!outcomes) return {};
-    peers::BytesByGpu gpus;
     std::vector<peers::Holder> holders;
     std::vector<peers::Candidate> candidates;
     const auto asker = finder.proc().read(process.pid);
+    Holders found;
     for (const auto& outcome : *outcomes) {
         const auto* const report = report_of(outcome);
         if (!report) continue;
@@ -304,6 +313,11 @@ std::string holders_beside(const Process& process, bool others_alone, const std:
             candidates.push_back(std::move(candidate));
         }
     }
+    found.can_sleep = std::any_of(candidates.begin(), candidates.end(), [&](const auto& candidate) {
+        return candidate.against.empty() &&
+               std::any_of(candidate.frees.begin(), candidate.frees.end(),
+                           [&](const auto& each) { return gpus.contains(each.first); });
+    });
     auto lines = peers::describe(holders, candidates, gpus);
     if (const auto looked = driver::look_at_gpus())
         for (const auto& [uuid, bytes] : gpus)
@@ -311,7 +325,8 @@ std::string holders_beside(const Process& process, bool others_alone, const std:
                 auto others = holders_without_agent(finder, *gpu, *outcomes, ::geteuid());
                 std::move(others.begin(), others.end(), std::back_inserter(lines));
             }
-    return fmt::format("{}", fmt::join(lines, "; "));
+    found.text = fmt::format("{}", fmt::join(lines, "; "));
+    return found;
 }
 
 } // namespace gpu_sleep::control

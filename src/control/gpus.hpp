@@ -7,6 +7,7 @@
 
 #include "control/targets.hpp"
 #include "driver/management.hpp"
+#include "peers/room_plan.hpp"
 
 #include <sys/types.h>
 
@@ -69,18 +70,24 @@ private:
 [[nodiscard]] Result<std::vector<driver::Gpu>>
 visible_of(const std::vector<driver::Gpu>& all, bool are_numbered, const char* names, const char* order);
 
-/// Who has how much of the GPUs that `process`, which has an agent, sleeps on, and whether it could sleep,
-/// one after another; empty if nobody says. `others_alone`: only those that its agent cannot ask.
-/// `moves`: the GPUs that it is to come back to, as in a WakeRequest.
-[[nodiscard]] std::string holders_beside(const Process& process, bool others_alone,
-                                         const std::vector<GpuPair>& moves);
+/// Who has memory of a GPU.
+struct Holders {
+    std::string text;       ///< how much each has, and whether it could sleep; empty if nobody says
+    bool can_sleep = false; ///< one of them could, at once or soon
+};
+
+/// Who beside `process` has memory of `gpus`, and of those that it sleeps on if it has an agent.
+/// `others_alone`: only those that its agent cannot ask. `moves`: the GPUs that it is to come back to, as in
+/// a WakeRequest.
+[[nodiscard]] Holders holders_beside(const Process& process, bool others_alone,
+                                     const std::vector<GpuPair>& moves, peers::BytesByGpu gpus = {});
 
 /// Why the agent of `asker` cannot ask that of `other`; empty: it can. An agent asks those of its own user
 /// whose sockets lie in the same directory.
 [[nodiscard]] std::string why_not_asked(Finder& finder, const Process& asker, const Process& other);
 
-/// "4711 (python3) has 30.0 GiB: it has no agent that answers", for each that NVML names and that is not in
-/// `known`; of another user's that has one, who may put it to sleep. `own`: who asks.
+/// "4711 (python3) has 30.0 GiB: it has no agent (gpu-sleep 4711 --engine driver)", for each that NVML names
+/// and of which `known` has no report: what can be done about it. `own`: who asks.
 [[nodiscard]] std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
                                                              const std::vector<Outcome>& known, uid_t own);
 

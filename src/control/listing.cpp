@@ -50,6 +50,7 @@ public:
         const auto recorded = *state == checkpoint::State::checkpointed ? recorded_of(process) : Recorded();
         for (const auto& [gpu, bytes] : recorded.needs) report.host_bytes += bytes;
         report.notes.push_back(note(process.pid, *state, recorded.is_lost));
+        report.lost = recorded.is_lost || *state == checkpoint::State::failed;
         for (const auto& gpu : gpus_)
             for (const auto& user : gpu.processes)
                 if (user.pid == process.pid) {

@@ -24,6 +24,7 @@ struct Outcome {
     std::optional<Bytes> gpu_bytes{};                 ///< of a sleeper: see note_gpu_use()
     Bytes unreleased = 0;                             ///< see unreleased_by()
     bool has_made_room = false;                       ///< others were asked to sleep for it, as requested
+    bool nobody_can_sleep = false;                    ///< that has GPU memory which it lacks
 };
 
 /// What a sleep was to free of the GPU, and the driver did not release: it has failed, and all sleeps. 0 of a

@@ -95,18 +95,22 @@ ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome, 
     if (error && error->code == ErrorCode::no_agent && !facts.kernel.is_stopped)
         facts.checkpoint = ask_checkpoint(facts.process.pid, apart, timeout);
     if (!std::holds_alternative<model::Report>(facts.status)) return facts;
-    auto socket = finder.connect(facts.process);
-    if (!socket) {
-        facts.rehearsal = std::move(socket).error();
-        return facts;
-    }
     model::SleepRequest request;
     request.dry_run = true;
     request.ignore_inhibitors = true; // whether there are any, the status says
     request.timeout = timeout / 2;    // to wait for another operation
-    control::Targets target;
-    target.reached.push_back({facts.process, *std::move(socket)});
-    facts.rehearsal = ask_each(finder, std::move(target), request, timeout).front().answer;
+    model::WakeRequest wake;
+    wake.dry_run = true;
+    wake.timeout = request.timeout;
+    const auto rehearsed = [&](const protocol::Request& asked) -> peers::Answer {
+        auto socket = finder.connect(facts.process);
+        if (!socket) return std::move(socket).error();
+        control::Targets target;
+        target.reached.push_back({facts.process, *std::move(socket)});
+        return ask_each(finder, std::move(target), asked, timeout).front().answer;
+    };
+    facts.rehearsal = rehearsed(request);
+    facts.wake = rehearsed(wake);
     return facts;
 }
 

@@ -137,6 +137,20 @@ std::string copying_words(const MachineFacts& machine, Bytes kept, Bytes retaine
                        retained == 0 ? "and longer the first time" : "less for what has not changed");
 }
 
+/// Whether what sleeps has room on its GPUs.
+Finding judge_wake(const ProcessFacts& process) {
+    const auto pid = process.process.pid;
+    if (const auto* const wake = std::get_if<Report>(&process.wake))
+        for (const auto& device : wake->devices)
+            if (device.total > 0 && device.released > device.free_before)
+                return warn(
+                    fmt::format("it sleeps, without room to wake: it needs {} on GPU {}, {} free",
+                                format_bytes(device.released), device.device,
+                                format_bytes(device.free_before)),
+                    fmt::format("gpu-wake {} says who has it; --make-room puts others to sleep", pid));
+    return ok(fmt::format("it sleeps; gpu-wake {} wakes it", pid));
+}
+
 Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
     const auto* const status = status_of(process);
     if (!status) return {};
@@ -147,7 +161,7 @@ Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
     if (status->state == model::State::damaged)
         return {bad("some of its contents are damaged", std::string(traits(ErrorCode::damaged).advice),
                     exit_status::damaged)};
-    if (is_asleep(*status)) return {ok(fmt::format("it sleeps; gpu-wake {} wakes it", process.process.pid))};
+    if (is_asleep(*status)) return {judge_wake(process)};
     const auto& devices = rehearsal_of(process)->devices;
     const auto released = model::sum_of(devices, &DeviceReport::released);
     const auto kept = model::sum_of(devices, &DeviceReport::kept);

@@ -53,7 +53,7 @@ struct RoomMade {
                                          const std::function<Result<BytesByGpu>()>& look,
                                          const model::SleepRequest& request);
 
-/// "4711 llama has 30.0 GiB: it was woken 3 s ago", for each of `holders` that has memory on one of `gpus`.
+/// "4711 (llama) has 30.0 GiB: it was woken 3 s ago", for each of `holders` that has memory on one of `gpus`.
 [[nodiscard]] std::vector<std::string> describe(const std::vector<Holder>& holders,
                                                 const std::vector<Candidate>& candidates,
                                                 const BytesByGpu& gpus);

@@ -149,6 +149,7 @@ std::vector<Command> all_commands(const std::string& place) {
                              {{"gpu-enable"}, {"user", "--show"}, 0},
                              {{"gpu-snapshot", "ls"}, {place}, 0},
                              {{"gpu-snapshot", "verify"}, {place}, 0},
+                             {{"gpu-snapshot", "clean"}, {place}, 0},
                              {{"gpu-snapshot", "extract"}, {place + "/none"}, 1}};
     if (has_door()) all.push_back({{"gpu-sleep-http"}, {k_nobody}, 3});
     return all;
@@ -322,8 +323,8 @@ TEST_CASE("Options: every command is tried", "[options]") {
     }
     std::string listed = run({{command_file("gpu-snapshot")}}).err;
     for (const std::string word :
-         {"ls", "verify", "extract",
-          "gpu-snapshot: a subcommand is missing: ,  or ; see gpu-snapshot --help\n"}) {
+         {"ls", "verify", "clean", "extract",
+          "gpu-snapshot: a subcommand is missing: , ,  or ; see gpu-snapshot --help\n"}) {
         const auto at = listed.find(word);
         REQUIRE(at != std::string::npos);
         listed.erase(at, word.size());
@@ -335,6 +336,7 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
     const Scratch scratch;
     for (const auto& command : all_commands(scratch.path())) {
         const bool extracts = command.words.back() == "extract";
+        const bool cleans = command.words.back() == "clean";
         const auto needs = needs_of(command);
         check_refused(command.run_with(with(needs, {"--frobnicate=3"})), command, "no option --frobnicate");
         auto changed = command;
@@ -347,6 +349,7 @@ TEST_CASE("Options: what is not there, too much or too little is named", "[optio
             const auto* const word = command.words.front() == "gpu-enable"     ? "user|machine"
                                      : command.words.front() != "gpu-snapshot" ? "PID"
                                      : extracts                                ? "SNAPSHOT"
+                                     : cleans                                  ? "DIRECTORY"
                                                                                : "PATH";
             check_refused(changed.run_with(needs), command, word);
         }

@@ -126,7 +126,7 @@ TEST_CASE("gpu-snapshot: the manual page names every member of the JSON, and no 
     test::Members members;
     for (const auto& arguments :
          {"ls " + stage.directory.path().string(), "ls " + stage.path.string(),
-          "verify " + stage.path.string(),
+          "verify " + stage.path.string(), "clean " + stage.directory.path().string(),
           "extract " + stage.path.string() + " --extent 0 -o " + out.string(), "ls " + out.string()})
         test::add_members(ask(arguments), "The object", members);
     for (const auto* common : {"schema", "program", "version", "exit_status", "snapshots", "error"})

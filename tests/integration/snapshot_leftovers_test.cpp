@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// gpu-snapshot tidies up: what ended processes have left goes, and what living ones have stays.
+// gpu-snapshot clean: what ended processes have left goes, and what living ones have stays.
 
 #include "base/exit_status.hpp"
 #include "snapshot_command.hpp"
@@ -15,7 +15,7 @@
 using namespace gpu_sleep;
 using namespace gpu_sleep::test::snapshot_command;
 
-TEST_CASE("gpu-snapshot: looking at a directory removes what ended processes have left there", "[snapshot]") {
+TEST_CASE("gpu-snapshot: clean removes what ended processes have left in a directory", "[snapshot]") {
     const Stage stage; // whose owner lives
     using Kind = store::SnapshotName::Kind;
     std::set<std::string> left;
@@ -28,52 +28,51 @@ TEST_CASE("gpu-snapshot: looking at a directory removes what ended processes hav
     left.insert(make(2, Kind::partial, boot_id()));
     left.insert(make(3, Kind::sleeping, std::string(32, 'a'))); // before a crash
     const auto kept = make(4, Kind::kept, boot_id());
-    const auto command = GENERATE(as<std::string>(), "ls ", "verify ");
     const auto directory = stage.directory.path().string();
+    const std::string clean = "clean " + directory;
 
-    SECTION("unless it is only to be looked at") {
-        const auto looked = run(command + directory + " --keep-leftovers");
+    SECTION("and no other command does") {
+        const auto command = GENERATE(as<std::string>(), "ls ", "verify ");
+        const auto looked = run(command + directory);
         CHECK_FALSE(has(looked, "removed"));
         CHECK(has(looked, *left.begin()));
-        CHECK_FALSE(ask(command + directory + " --keep-leftovers").contains("removed"));
+        CHECK_FALSE(ask(command + directory).contains("removed"));
         CHECK(stage.directory.file_count() == 5);
     }
-    SECTION("or a single file is named") {
-        CHECK_FALSE(has(run(command + directory + "/" + *left.begin()), "removed"));
-        CHECK_FALSE(ask(command + directory + "/" + *left.begin()).contains("removed"));
+    SECTION("but no single file") {
+        CHECK(run(clean + "/" + *left.begin()).status == exit_status::usage);
         CHECK(stage.directory.file_count() == 5);
     }
-    SECTION("or others can look into it, too") {
+    SECTION("unless there is none") {
+        CHECK(run(clean + "/none").status == exit_status::usage);
+        CHECK(stage.directory.file_count() == 5);
+    }
+    SECTION("unless others can look into it, too") {
         REQUIRE(::chmod(directory.c_str(), 0750) == 0);
-        const auto looked = run(command + directory);
-        CHECK(looked.status == exit_status::done);
-        CHECK_FALSE(has(looked, "removed"));
+        CHECK(run(clean).status == exit_status::not_permitted);
         CHECK(stage.directory.file_count() == 5);
     }
-    SECTION("or it is reached by a link") {
+    SECTION("unless it is reached by a link") {
         const auto link = stage.elsewhere.path() / "link";
         std::filesystem::create_directory_symlink(directory, link);
-        CHECK_FALSE(has(run(command + link.string()), "removed"));
+        CHECK(run("clean " + link.string()).status == exit_status::not_permitted);
         CHECK(stage.directory.file_count() == 5);
     }
     SECTION("and says which") {
-        const auto looked = run(command + directory);
+        const auto looked = run(clean);
         CHECK(looked.status == exit_status::done);
         for (const auto& name : left)
             CHECK(has(looked, "removed " + name + ": its process no longer uses it\n"));
         CHECK_FALSE(has(looked, "removed " + kept));
-        CHECK(has(looked, kept));
-        CHECK(has(looked, stage.path.filename().string()));
         CHECK(stage.directory.file_count() == 2);
         CHECK(std::filesystem::exists(stage.path));
-        CHECK_FALSE(has(run(command + directory), "removed"));
+        CHECK(has(run(clean), "nothing is left over"));
     }
     SECTION("and says which to programs") {
-        const auto looked = ask(command + directory);
+        const auto looked = ask(clean);
         CHECK(looked["exit_status"] == 0);
         CHECK(looked["removed"].get<std::set<std::string>>() == left);
-        CHECK(looked["snapshots"].size() == 2);
-        CHECK(ask(command + directory)["removed"] == nlohmann::json::array());
+        CHECK(ask(clean)["removed"] == nlohmann::json::array());
     }
 }
 
@@ -98,7 +97,7 @@ TEST_CASE("gpu-snapshot: a living sleeper of another pid namespace is asleep and
         CHECK(json["snapshots"][0]["state"] == "asleep");
         CHECK(json["snapshots"][0]["owner"]["alive"] == true);
     }
-    CHECK_FALSE(has(run_command(inside("ls " + stage.directory.path().string())), "removed"));
+    CHECK(has(run_command(inside("clean " + stage.directory.path().string())), "nothing is left over"));
     CHECK(stage.directory.file_count() == 2);
 }
 
@@ -115,15 +114,19 @@ TEST_CASE("gpu-snapshot: where locks may be lost, what is of another pid namespa
     auto theirs = test::written(stage.directory, contents, {});
     REQUIRE(theirs);
     for (const auto& file : {ended, unseen}) std::filesystem::copy_file(theirs->file.path(), file);
+    nlohmann::json cleaned;
     nlohmann::json looked;
-    const auto body = [&] { looked = ask("ls " + stage.directory.path().string()); };
+    const auto body = [&] {
+        cleaned = ask("clean " + stage.directory.path().string());
+        looked = ask("ls " + stage.directory.path().string());
+    };
     // As on a file system that nothing is known of.
     if (!test::with_failing_calls({{SYS_fstatfs, EIO, {}}}, body))
         return test::skip_without_right("filter its system calls");
-    CHECK(looked["removed"] == nlohmann::json::array({ended.filename().string()}));
+    CHECK(cleaned["removed"] == nlohmann::json::array({ended.filename().string()}));
     REQUIRE(looked["snapshots"].size() == 3);
     for (const auto& each : looked["snapshots"])
         CHECK(each["state"] == (each["path"] == unseen.string() ? "of another pid namespace" : "asleep"));
     CHECK(std::filesystem::exists(unseen));
-    CHECK(has(run("ls --keep-leftovers " + stage.directory.path().string()), "left over")); // the lock tells
+    CHECK(has(run("ls " + stage.directory.path().string()), "left over")); // the lock tells
 }

@@ -101,11 +101,15 @@ TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes
     REQUIRE(host.command("gpu-sleep", {"--store", "weights=file", "--dir", place.path()}).status == 0);
     REQUIRE(place.files().size() == 1);
     fs::resize_file(place.files().front(), 4096);
-    CHECK(host.command("gpu-wake").status == 6);
+    const auto refused = host.command("gpu-wake");
+    CHECK(refused.status == 6);
+    CHECK_THAT(refused.err, mentions(place.files().front().string()) &&
+                                mentions("gpu-sleep PID --tags TAG --discard TAG"));
     CHECK(host.state() == "damaged");
     REQUIRE(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
     CHECK(host.tell("check 1") == "intact");
-    REQUIRE(host.command("gpu-sleep", {"--level", "2", "--tags", "weights"}).status == 0);
+    REQUIRE(host.command("gpu-sleep", {"--tags", "weights", "--discard", "weights"}).status == 0);
+    CHECK(host.tell("check 1") == "intact");
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.tell("check 0") == "zero");
     CHECK(place.files().empty());

@@ -58,9 +58,7 @@ TEST_CASE("Store: what a process leaves that runs another program is listed as s
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
     REQUIRE(host.ask("exec") == "ready");
     REQUIRE(place.files().size() == 1);
-    const auto states = [&] {
-        return run({{command_file("gpu-snapshot"), "ls", "--keep-leftovers", place.path()}}).out;
-    };
+    const auto states = [&] { return run({{command_file("gpu-snapshot"), "ls", place.path()}}).out; };
     // The kernel lets go of what the old program had a little after exec.
     CHECK(becomes_true([&] { return states().find("left over") != std::string::npos; }));
     REQUIRE(other.command("gpu-sleep", place.store()).status == 0);

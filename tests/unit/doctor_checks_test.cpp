@@ -359,6 +359,9 @@ TEST_CASE("Doctor: says what a sleep would take", "[doctor]") {
     CHECK(has(said(judge(machine, process), "room", Level::ok), "0 B needed"));
     status_of(process).state = model::State::asleep;
     CHECK(has(said(judge(machine, process), "sleep", Level::ok), "it sleeps"));
+    auto& wake = std::get<model::Report>(process.wake);
+    wake.devices.push_back({1, "NVIDIA H200", 2 * k_gib, 0, 0, k_gib, 0, 140 * k_gib});
+    CHECK(has(said(judge(machine, process), "sleep", Level::warn), "needs 2.00 GiB on GPU 1, 1.00 GiB free"));
 }
 
 TEST_CASE("Doctor: lines line up, and name the process", "[doctor]") {

@@ -317,11 +317,14 @@ TEST_CASE("Find: of another user's process that has memory it is said who may pu
     gpu.processes = {{40, k_gib}, {41, k_gib}};
     auto finder = finder_of(tree);
     CHECK(holders_without_agent(finder, gpu, {}, 1'000'000) ==
-          std::vector<std::string>{"40 ([program]) has 1.00 GiB: it has no agent that answers",
+          std::vector<std::string>{"40 ([program]) of 1000040 has 1.00 GiB: only 1000040 and root can put it "
+                                   "to sleep",
                                    "41 ([program]) of 1000040 has 1.00 GiB: only 1000040 and root can put it "
                                    "to sleep"});
-    CHECK(holders_without_agent(finder, gpu, {}, 0).back() ==
-          "41 ([program]) has 1.00 GiB: it has no agent that answers");
+    CHECK(holders_without_agent(finder, gpu, {}, 0) ==
+          std::vector<std::string>{
+              "40 ([program]) has 1.00 GiB: it has no agent (gpu-sleep 40 --engine driver)",
+              "41 ([program]) has 1.00 GiB: its agent does not answer"});
 }
 
 TEST_CASE("Find: an agent asks none of another user, and none with another /tmp", "[find]") {

@@ -82,6 +82,10 @@ TEST_CASE("Live table: a line for each process, and the sums", "[live]") {
     outcomes[2].answer = report_of("a", k_gib, 0, 45);
     outcomes[2].by_driver = true;
     CHECK(test::Printed(render_live(outcomes, 80)).rows[2].at("STATE") == "no agent");
+    std::get<model::Report>(outcomes[3].answer).lost = true;
+    const test::Printed lost(render_live(outcomes, 80));
+    CHECK(lost.rows[3].at("STATE") == "lost");
+    CHECK(lost.sentences.at(0).find(", 0 asleep") != std::string::npos);
     CHECK(shown.rows[1].at("IDLE") == "2h05m");
     CHECK(shown.rows[1].at("GPU") == "2.00 GiB");
     CHECK(shown.rows[1].at("HOST") == "1.00 GiB");

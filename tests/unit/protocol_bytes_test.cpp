@@ -146,6 +146,7 @@ Report report_to_send() {
     report.longest_pause = 2048;
     report.reply = "y";
     report.refusal = "z";
+    report.lost = true;
     return report;
 }
 
@@ -159,6 +160,7 @@ Report report_of_7() {
     report.longest_pause = 0;
     report.reply.clear();
     report.refusal.clear();
+    report.lost = false;
     report.tags[0].host_backed = 0;
     report.tags[0].in_place = 0;
     return report;
@@ -362,7 +364,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "4100050000000100000066"
                 "42000500000001000000644400080000006300000000000000"
                 "4a0008000000000000000000a040"
-                "510001000000795300010000007a");
+                "510001000000795300010000007a"
+                "54000100000001");
 }
 
 TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {

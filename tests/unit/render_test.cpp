@@ -350,7 +350,7 @@ TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[
     const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
     CHECK(render_error("gpu-wake", "wake " + title(listed_process()), error) ==
           "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free; free GPU "
-          "memory, put others to sleep with gpu-wake --make-room, or retry for longer with --wait 60s\n");
+          "memory, or retry with --wait 60s, and with --make-room to put others to sleep\n");
     CHECK(render_error("gpu-reclaim", "free 1 GiB on GPU 0", error)
               .ends_with("free GPU memory, and try again\n"));
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::invalid_argument, "no")) == "gpu-ps: no\n");
@@ -384,6 +384,11 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     const control::Outcome waited{listed_process(), error, model::Operation::wake, true};
     CHECK(render_error("gpu-wake", "wake 1", error, &waited) ==
           "gpu-wake: cannot wake 1: no; free GPU memory, or give gpu-wake --make-room or a longer --wait\n");
+    for (const auto which : {&control::Outcome::by_driver, &control::Outcome::nobody_can_sleep}) {
+        auto alone = waited;
+        alone.*which = true;
+        CHECK(advice_from("gpu-wake", error.code, &alone).find("--make-room") == std::string::npos);
+    }
     auto after_others = waited;
     after_others.has_made_room = true;
     for (const auto* const program : {"gpu-wake", "gpu-sleep-http"})
@@ -392,7 +397,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-sleep-http", ErrorCode::timed_out).find("--timeout") == std::string::npos);
-    CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep --tags TAG") != std::string::npos);
+    CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep PID --tags TAG") != std::string::npos);
     for (const auto* const program : {"gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-run", "gpu-inhibit"})
         for (const auto& row : all_errors()) // a directory is the user's to choose
             CHECK(advice(program, row.code).find('/') == std::string::npos);

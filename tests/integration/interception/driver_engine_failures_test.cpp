@@ -105,7 +105,7 @@ TEST_CASE("Driver engine: a process that the driver fails to checkpoint is lost,
         CHECK(failed.status == 7);
         CHECK_THAT(failed.err, mentions("end it"));
     }
-    CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"), mentions("lost"));
+    CHECK(machine.command("gpu-ps").json("/processes/0/report/lost") == "true");
 }
 
 TEST_CASE("Driver engine: an interrupted command undoes what it did", "[driver_engine]") {
@@ -126,6 +126,8 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
     CHECK(refused.status == 7);
     CHECK(refused.json("/processes/0/error/code") == "out_of_device_memory");
     CHECK(refused.json("/processes/0/state") == "asleep");
+    CHECK_THAT(refused.err, mentions(fmt::format("{} (", other.pid())) && mentions("--engine driver") &&
+                                !mentions("--force") && !mentions("--make-room"));
     SECTION("it waits for room as asked") {
         Process waiting(machine.launch("gpu-wake", {"--wait", "60s"}));
         pause_for(Milliseconds(300));
@@ -143,7 +145,7 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
             CHECK(again.json("/processes/0/error/code") == "context_lost");
             CHECK_THAT(again.err, mentions("it is lost") && !mentions("--force"));
         }
-        CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"), mentions("lost"));
+        CHECK(machine.command("gpu-ps").json("/processes/0/report/lost") == "true");
         machine.host.kill();
         CHECK(machine.command("gpu-wake").status == 3);
     }
