@@ -30,8 +30,7 @@ bool is_primary_active(const driver::Api& api, int device) noexcept {
 }
 
 std::optional<int> current_device(ProgramMemory& memory) noexcept {
-    CUdevice device = 0;
-    return memory.api().cuCtxGetDevice(&device) == CUDA_SUCCESS ? std::optional(device) : std::nullopt;
+    return driver::current_device(memory.api());
 }
 
 CUcontext context_of(ProgramMemory& memory, CUstream stream) {

@@ -13,6 +13,7 @@
 #include "intercepted/ipc.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/own_memory.hpp"
+#include "intercepted/state.hpp"
 #include "model/environment.hpp"
 #include "operations/call.hpp"
 #include "operations/giving_back.hpp"
@@ -422,8 +423,9 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
         }
         const auto& wake = std::get<model::WakeRequest>(operation);
         if (wake.make_room && !wake.dry_run)
-            return parts_.room.wake([&](const auto& its) { return wake_alone(parts_, its, progress, since); },
-                                    wake);
+            return parts_.room.wake(
+                [&](const auto& its) { return wake_alone(parts_, its, progress, since); },
+                [&](int device) { return intercepted::is_primary_active(memory_.api(), device); }, wake);
         operations::Joint joint(wake.joint, progress, directives);
         return operations::WakeOperation(parts_, wake, progress, joint, since).run();
     });

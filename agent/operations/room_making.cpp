@@ -51,11 +51,12 @@ BytesByGpu needs(const Report& report) {
     return gpus;
 }
 
-/// What of that is not free. Where the driver cannot be asked, nothing is.
-BytesByGpu shortage(const Report& report, Bytes margin) {
+/// What of that, and of what `margin` says of each device, is not free. Where the driver cannot be asked,
+/// nothing is.
+BytesByGpu shortage(const Report& report, const std::function<Bytes(int device)>& margin) {
     BytesByGpu gpus;
     for (const auto& device : report.devices) {
-        const auto needed = device.released + margin;
+        const auto needed = device.released + margin(device.device);
         if (device.released > 0 && device.total > 0 && needed > device.free_before)
             gpus[device.uuid] += needed - device.free_before;
     }
@@ -64,12 +65,6 @@ BytesByGpu shortage(const Report& report, Bytes margin) {
 
 bool is_short(const Result<Report>& done) {
     return !done && done.error().code == ErrorCode::out_of_device_memory;
-}
-
-/// What is to be free besides what a rehearsal counts, after so many `tries`, of which the last failed so.
-Bytes margin_after(int tries, const Error& error) {
-    if (error.where == "cuDevicePrimaryCtxRetain") return k_context_margin;
-    return tries == 1 ? 0 : k_room_margin;
 }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -160,7 +155,8 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
     return against_;
 }
 
-Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& request) {
+Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_context_active,
+                                const model::WakeRequest& request) {
     waits_for_turn_ = false;
     const auto dry = rehearsal(request);
     auto rehearsed = wake(dry);
@@ -178,7 +174,10 @@ Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& requ
     auto done = wake(request);
     std::vector<std::string> notes;
     for (int tries = 1; tries <= k_tries && is_short(done); ++tries) {
-        const auto margin = margin_after(tries, done.error());
+        const auto margin = [&](int device) {
+            if (tries == 1) return Bytes{0};
+            return tries == k_tries && !is_context_active(device) ? k_context_margin : k_room_margin;
+        };
         const auto look = [&]() -> Result<BytesByGpu> {
             const auto now = wake(dry);
             if (!now) return now.error();

@@ -28,13 +28,16 @@ class RoomMaking {
 public:
     /// Tries a wake alone, or rehearses it: WakeOperation::run().
     using Wake = std::function<Result<model::Report>(const model::WakeRequest&)>;
+    /// Whether a device's primary context is active: otherwise a wake makes it.
+    using IsContextActive = std::function<bool(int device)>;
 
     explicit RoomMaking(GpuLines& lines) noexcept : lines_(lines) {}
 
     /// One try. Whom it puts to sleep stands in the report's notes. Errors: those of WakeOperation::run();
     /// out_of_device_memory also where it is not its turn, or others cannot sleep: the message says who has
     /// the memory and why.
-    [[nodiscard]] Result<model::Report> wake(const Wake& wake, const model::WakeRequest& request);
+    [[nodiscard]] Result<model::Report> wake(const Wake& wake, const IsContextActive& is_context_active,
+                                             const model::WakeRequest& request);
 
     /// The place in line, from 1; 0: it does not stand. Thread-safe.
     [[nodiscard]] std::uint32_t place() const noexcept { return place_; }

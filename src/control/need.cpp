@@ -18,6 +18,7 @@
 #include <map>
 #include <set>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <variant>
 
@@ -35,19 +36,21 @@ public:
                                     const std::vector<Outcome>& processes, Clock::time_point until) {
         constexpr Milliseconds k_between{20};
         open(finder, gpu, processes);
-        for (auto& [directory, line] : lines_)
+        for (auto& [key, line] : lines_)
             while (!line.lock()) {
                 if (Clock::now() >= until) return timed_out(line.holder());
                 std::this_thread::sleep_for(k_between);
             }
         return {};
     }
-    /// Until the next try. Who only waits for somebody's time keeps its place, so that nobody who comes later
-    /// has the room first; who lacks more lets others go first, as agents do.
-    void rest(bool waits_for_time) {
-        for (auto& [directory, line] : lines_) {
+    /// Until the next try. Who only waits for somebody's time, `wait` in seconds, stands when that is nearly
+    /// over, so that nobody who comes then has the room first. Before that, and if it lacks more, it lets
+    /// others go first, who may have the room that they need.
+    void rest(std::optional<double> wait) {
+        constexpr double k_standing = 5;
+        for (auto& [key, line] : lines_) {
             line.unlock();
-            if (!waits_for_time)
+            if (!wait || *wait > k_standing)
                 line.leave();
             else
                 static_cast<void>(line.stand()); // without a place others may come first
@@ -55,18 +58,20 @@ public:
     }
 
 private:
+    using Key = std::tuple<std::string, dev_t, ino_t>;
+
     void open(Finder& finder, const std::string& gpu, const std::vector<Outcome>& processes) {
         for (const auto& each : processes) {
             if (!device_of(each.answer, gpu)) continue;
             const auto socket = finder.socket_of(each.process);
             struct stat status = {};
             if (!socket || ::fstat(socket->directory.get(), &status) != 0) continue;
-            const std::pair directory(status.st_dev, status.st_ino);
-            const auto known = lines_.find(directory);
+            const Key key(gpu, status.st_dev, status.st_ino);
+            const auto known = lines_.find(key);
             if (known != lines_.end() && known->second.is_in_place(socket->directory.get())) continue;
             if (known != lines_.end()) lines_.erase(known);
             auto line = peers::GpuLine::open(socket->directory.get(), gpu);
-            if (line) lines_.emplace(directory, *std::move(line));
+            if (line) lines_.emplace(key, *std::move(line));
         }
     }
     [[nodiscard]] static Error timed_out(pid_t holder) {
@@ -74,8 +79,8 @@ private:
         return make_error(ErrorCode::timed_out, "{} is already making room on the GPU", who);
     }
 
-    /// By directory: in the same order for all who take several.
-    std::map<std::pair<dev_t, ino_t>, peers::GpuLine> lines_;
+    /// By GPU and directory: in the same order for all who take several.
+    std::map<Key, peers::GpuLine> lines_;
 };
 
 Result<std::vector<Outcome>> ask_processes(Finder& finder, const Need& need) {
@@ -121,7 +126,8 @@ Error too_little(const Need& need, const GpuRoom& room) {
     return error;
 }
 
-Result<Made> try_to_make_room(const Need& need, Lines& lines, Clock::time_point locked_until) {
+Result<Made> try_to_make_room(const Need& need, Lines& lines) {
+    constexpr Milliseconds k_lock_patience{10'000};
     Finder finder;
     const auto only = selected(finder, need);
     if (!only) return only.error();
@@ -132,7 +138,8 @@ Result<Made> try_to_make_room(const Need& need, Lines& lines, Clock::time_point 
     auto gpu = gpus.choose(need.gpu);
     if (!gpu) return std::move(gpu).error();
     if (!need.request.dry_run) {
-        GPU_SLEEP_TRY(lines.lock(finder, gpu->uuid, processes, locked_until));
+        const auto until = std::max(Clock::now() + k_lock_patience, need.until);
+        GPU_SLEEP_TRY(lines.lock(finder, gpu->uuid, processes, until));
         auto now = ask_processes(finder, need); // who had the locks has moved memory
         if (!now) return std::move(now).error();
         processes = *std::move(now);
@@ -178,12 +185,10 @@ bool goes_on(const Need& need, const Made& made) {
 
 Result<Made> make_room(const Need& need) {
     constexpr Milliseconds k_between{500};
-    constexpr Milliseconds k_lock_patience{10'000};
-    const auto locked_until = std::max(Clock::now() + k_lock_patience, need.until);
     Lines lines;
     std::optional<Made> before;
     for (;;) {
-        auto made = try_to_make_room(need, lines, locked_until);
+        auto made = try_to_make_room(need, lines);
         if (!made && before) {
             before->error = std::move(made).error();
             return *std::move(before);
@@ -192,7 +197,7 @@ Result<Made> make_room(const Need& need) {
         if (before)
             made->outcomes.insert(made->outcomes.begin(), before->outcomes.begin(), before->outcomes.end());
         if (!goes_on(need, *made)) return made;
-        lines.rest(made->wait.has_value());
+        lines.rest(made->wait);
         before = *std::move(made);
         std::erase_if(before->outcomes, [](const auto& each) {
             const auto* const report = std::get_if<model::Report>(&each.answer);

@@ -72,6 +72,11 @@ bool has_own_context_current(const Api& api) {
     return contexts && std::none_of(contexts->begin(), contexts->end(), is_current);
 }
 
+std::optional<int> current_device(const Api& api) {
+    CUdevice device = 0;
+    return api.cuCtxGetDevice(&device) == CUDA_SUCCESS ? std::optional(device) : std::nullopt;
+}
+
 Result<MemoryInfo> memory_info(const Api& api) {
     std::size_t free = 0;
     std::size_t total = 0;

@@ -15,8 +15,9 @@
 namespace gpu_sleep::driver {
 
 /// A device's primary context, retained until destroyed: the one that the runtime, and all frameworks, work
-/// in. We use no other: the driver cannot say whether a context that the program made still exists, and using
-/// a destroyed one corrupts memory. Move-only.
+/// in. The driver cannot say whether a context that the program made still exists, and using a destroyed one
+/// corrupts memory: only the agent uses such contexts, where its contexts_mutex() or the shut gate keeps them
+/// from ending. Move-only.
 class PrimaryContext {
 public:
     /// Makes the context if it is not active. Errors: out_of_device_memory, driver_failed.
@@ -85,6 +86,9 @@ struct MemoryInfo {
     Bytes free = 0;
     Bytes total = 0;
 };
+
+/// The device of the calling thread's current context; nothing where none is.
+[[nodiscard]] std::optional<int> current_device(const Api& api);
 
 /// The memory of the device of the calling thread's current context. Errors: driver_failed, context_lost.
 /// Source: CUDA Driver API, cuMemGetInfo.

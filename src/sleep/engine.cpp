@@ -330,8 +330,10 @@ Result<std::optional<driver::MemoryInfo>> Engine::memory_of(int device) const {
     auto* const context = *primary ? (*primary)->get() : own_context_of_(device);
     if (!context) return std::optional<driver::MemoryInfo>();
     const driver::CurrentContext current(api_, context);
-    const auto memory = driver::memory_info(api_);
+    const bool is_there = current.status() == CUDA_SUCCESS && driver::current_device(api_) == device;
     // What has failed in one of the program's own contexts is no matter of ours.
+    if (!*primary && !is_there) return std::optional<driver::MemoryInfo>();
+    const auto memory = driver::memory_info(api_);
     if (!memory && *primary) return memory.error();
     return memory ? std::optional(*memory) : std::nullopt;
 }

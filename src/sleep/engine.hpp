@@ -35,8 +35,8 @@ struct Woken {
 class Engine {
 public:
     using Options = contents::Options;
-    /// A context of the program's own on a device, or null. It lives as long as the call in which it is asked
-    /// for.
+    /// A context of the program's own on a device, or null. It is only asked for free memory. Whoever calls
+    /// the engine keeps the program from ending it meanwhile; see driver::PrimaryContext.
     using ContextOf = std::function<CUcontext(int device)>;
 
     Engine(

@@ -287,6 +287,25 @@ TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") 
     REQUIRE(neighbour.free(*taken));
 }
 
+TEST_CASE("Transaction: a context of another device does not say what is free", "[transaction]") {
+    CUcontext own = nullptr;
+    EngineFixture fixture({2, 0}, [&](int) { return own; });
+    fixture.add(0, "weights", 3 * k_mib);
+    REQUIRE(fixture.sleep(level(1)));
+    const auto& api = fixture.api();
+    REQUIRE(api.cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+    REQUIRE(api.cuDevicePrimaryCtxRetain(&own, 1) == CUDA_SUCCESS);
+    model::Report report;
+    model::WakeRequest rehearsed;
+    rehearsed.dry_run = true;
+    REQUIRE(fixture.wake(rehearsed, &report));
+    REQUIRE(report.devices.size() == 1);
+    CHECK(report.devices[0].total == 0);
+    CUcontext primary = nullptr;
+    REQUIRE(api.cuDevicePrimaryCtxRetain(&primary, 0) == CUDA_SUCCESS);
+    REQUIRE(api.cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
+}
+
 TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its tag is damaged",
           "[transaction]") {
     EngineFixture fixture;

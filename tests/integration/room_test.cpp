@@ -246,7 +246,7 @@ TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else
 
 TEST_CASE("Room: gpu-reclaim --need --wait keeps its place before those who come while it waits", "[room]") {
     const Machine machine;
-    const int min_awake = 3'000 * k_slowness;
+    const int min_awake = 7'000 * k_slowness;
     Model first(machine.model("first", min_awake));
     Model second(machine.model("second", min_awake));
     const auto gpu = second.host.report(k_uuid);
@@ -329,15 +329,31 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK_THAT(hurried.err, mentions("it was woken") && !mentions("waits for"));
     only.host.sleep();
     only.request();
-    const auto unhurried =
-        start("40MiB", gpu, fmt::format("{}s", 7 * k_slowness)); // less than it waits: 30 s
-    CHECK(unhurried.out == "started\n");
-    CHECK_THAT(unhurried.err, mentions("gpu-run: waits for 40.0 MiB on GPU") && mentions("it was woken"));
+    const auto begin = [&](const Arguments& more) {
+        const Arguments run{command_file("gpu-run"), "--need", "40MiB"};
+        return Process(Launch{with(with(run, more), {"--", "echo", "started"}),
+                              with(machine.devices.environment(), {"CUDA_VISIBLE_DEVICES=" + gpu})});
+    };
+    const auto path = std::filesystem::path(socket_file(only.host.pid())).parent_path();
+    const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    auto line = peers::GpuLine::open(directory.get(), gpu);
+    REQUIRE(line);
+    auto unhurried = begin({"--min-awake", fmt::format("{}s", 7 * k_slowness)}); // less than it waits: 30 s
+    pause_for(Milliseconds(5'000));
+    REQUIRE(becomes_true([&] { return line->lock(); }));
+    pause_for(Milliseconds(6'000)); // past the 10 s for which its first try waits for others
+    line->unlock();
+    const auto after = unhurried.finish();
+    CHECK(after.out == "started\n");
+    CHECK_THAT(after.err, mentions("gpu-run: waits for 40.0 MiB on GPU") && mentions("it was woken"));
+    Host small(machine.model("small"));
+    small.tell("alloc weights 2097152 0");
+    small.sleep();
     only.request();
-    Process waiting(Launch{{command_file("gpu-run"), "--need", "40MiB", "--wait", "60s", "--min-awake",
-                            "600s", "--", "echo", "started"},
-                           with(machine.devices.environment(), {"CUDA_VISIBLE_DEVICES=" + gpu})});
+    auto waiting = begin({"--wait", "60s", "--min-awake", "600s"});
     await_open(waiting, "room-" + gpu);
+    pause_for(Milliseconds(1'000));
+    small.wake({"--make-room", "--min-awake", "0s", "--wait", "5s"}); // there is room for it
     only.host.sleep();
     CHECK(waiting.finish().out == "started\n");
 }

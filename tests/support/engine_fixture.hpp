@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::test {
@@ -34,8 +35,10 @@ struct Allocation {
 /// Initialises the simulated driver with a primary context on each device in use.
 class EngineFixture {
 public:
-    explicit EngineFixture(sleep::Engine::Options options = {2, 0})
-        : api_(load()), heap_(api_, ledger_), engine_(api_, ledger_, options) {
+    explicit EngineFixture(
+        sleep::Engine::Options options = {2, 0},
+        sleep::Engine::ContextOf own_context_of = [](int) { return nullptr; })
+        : api_(load()), heap_(api_, ledger_), engine_(api_, ledger_, options, std::move(own_context_of)) {
         // Contents that a test frees are kept for the next: fresh pages would take half of its time.
         ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
         ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
