@@ -7,8 +7,6 @@
 #include "base/fd.hpp"
 #include "base/result.hpp"
 
-#include <sys/types.h>
-
 #include <filesystem>
 #include <string>
 #include <string_view>

@@ -334,6 +334,7 @@ class Dialects(unittest.TestCase):
             without_values = [[line.rpartition(" ")[0] for line in each.splitlines() if not line.startswith("#")]
                               for each in (text, command("gpu-ps", host.pid, "--prometheus").stdout)]
             self.assertEqual(*without_values)
+            self.assertEqual(len(set(without_values[0])), len(without_values[0]))
 
     def test_groups_and_names(self):
         named = {"GPU_SLEEP_GROUP": "http-pair", "GPU_SLEEP_NAME": "http-named"}

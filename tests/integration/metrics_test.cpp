@@ -42,13 +42,15 @@ std::uint64_t sum_of_durations(const nlohmann::json& transition) {
     return sum;
 }
 
-/// Has Prometheus's own check look at metrics, if it is there.
+/// Has Prometheus's own check look at metrics; where it is not there, the test goes on.
 void check_form(const std::string& text, const Scratch& scratch) {
     const auto file = scratch.file("metrics.txt");
     std::ofstream(file) << text;
     INFO(text);
-    if (run({{"sh", "-c", "command -v promtool"}}).status != 0) return;
-    CHECK(succeeded(run({{"sh", "-c", "promtool check metrics <\"$1\"", "sh", file}})));
+    if (run({{"sh", "-c", "command -v promtool"}}).status != 0)
+        WARN("skipped: there is no promtool");
+    else
+        CHECK(succeeded(run({{"sh", "-c", "promtool check metrics <\"$1\"", "sh", file}})));
 }
 
 } // namespace

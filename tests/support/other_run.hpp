@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "support/catch.hpp"
 #include "support/process.hpp"
 
 #include <iostream>
@@ -25,7 +26,11 @@ public:
     /// Waits until the other process says that it is ready.
     [[nodiscard]] bool is_ready() { return read_line() == "ready"; }
     /// Waits for the end of it; whether its test case was run and passed.
-    [[nodiscard]] bool passed() { return is_ready() && wait() == 0; }
+    [[nodiscard]] bool passed() {
+        const bool ok = is_ready() && wait() == 0;
+        if (!ok) UNSCOPED_INFO(errors());
+        return ok;
+    }
     void end_with(int number) {
         signal(number);
         wait();

@@ -35,12 +35,12 @@ model::Report named(std::string name, model::Report report = test::sample_status
     return report;
 }
 
-/// Whether there is this line.
+/// Whether there is this line, once.
 bool has_line(const std::string& text, const std::string& line) {
     std::istringstream lines(text);
-    for (std::string each; std::getline(lines, each);)
-        if (each == line) return true;
-    return false;
+    int count = 0;
+    for (std::string each; std::getline(lines, each);) count += each == line;
+    return count == 1;
 }
 
 std::string render(const std::vector<control::Outcome>& outcomes) {

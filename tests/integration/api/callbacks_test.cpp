@@ -83,17 +83,17 @@ TEST_CASE("Callbacks: one that refuses says why, here and outside", "[api]") {
         CHECK(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_ERROR_REFUSED);
         return std::string(gpu_sleep_last_error());
     };
-    CHECK(told().ends_with("refused: the trainer?is in a step"));
+    CHECK(told().ends_with("refused: the trainer?is in a step; try again later"));
     const auto command = run({{command_file("gpu-sleep"), std::to_string(::getpid())}});
     CHECK(command.status == 1);
     CHECK(command.err.find("refused: the trainer?is in a step") != std::string::npos);
     is_enlisted = true;
-    CHECK(told().ends_with("refused: the trainer?is in a step"));
+    CHECK(told().ends_with("refused: the trainer?is in a step; try again later"));
     is_enlisted = false;
     why = std::string(999, 'x') + "\u00e4";
-    CHECK(told().ends_with("refused: " + std::string(999, 'x')));
+    CHECK(told().ends_with("refused: " + std::string(999, 'x') + "; try again later"));
     why.clear(); // that of an earlier call does not stay
-    CHECK(told().ends_with("refused (it returned 7)"));
+    CHECK(told().ends_with("refused (it returned 7); try again later"));
     CHECK(gpu_sleep_asleep_bytes() == 0);
 }
 

@@ -368,8 +368,12 @@ TEST_CASE("Freeing: it waits for the work that may use the memory, however small
     void* memory = nullptr;
     check(gpu_sleep_alloc(&memory, bytes, 0, "work"));
     const auto faults = sim_fault_counts().illegal_accesses;
-    sim_delay("cuMemsetD8Async", 200'000);
-    check(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory), 7, bytes, stream));
+    constexpr Milliseconds k_work{200};
+    sim_delay("cuMemsetD8Async", std::chrono::microseconds(k_work).count());
+    const auto queue = [&] {
+        check(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory), 7, bytes, stream));
+    };
+    CHECK(time_of(queue) < k_work); // what is queued does not wait
     check(gpu_sleep_free(memory));
     CHECK(cuStreamQuery(stream) == CUDA_SUCCESS);
     sim_clear();

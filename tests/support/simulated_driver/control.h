@@ -54,11 +54,10 @@ extern "C" {
 
 /* ---- Failures, delays, corruption ---- */
 
-/** How long, and to whom, an injected failure applies. Combine with |. */
+/** How long an injected failure applies. */
 enum {
-    SIM_ONCE = 0,         /**< the N-th call only */
-    SIM_FOREVER = 1,      /**< the N-th call and all after it */
-    SIM_OTHER_THREADS = 2 /**< calls of the thread that asked are neither counted nor failed */
+    SIM_ONCE = 0,   /**< the N-th call only */
+    SIM_FOREVER = 1 /**< the N-th call and all after it */
 };
 
 /** Makes the `nth` call from now (1 is the next) of `name` return `status` (a CUresult) and do nothing. "*"

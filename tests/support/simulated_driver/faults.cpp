@@ -34,12 +34,13 @@ std::chrono::microseconds parse_time(const std::string& text) {
     return std::chrono::microseconds(number * factor);
 }
 
-/// Counts `items` down where `applies`; whether one of them reached its turn. Spent ones are taken out.
-template <class Item, class Applies, class Due>
-bool count_down(std::vector<Item>& items, Applies applies, Due due) {
+/// Counts down those of `items` that name `entry`; whether one of them reached its turn. Spent ones, of
+/// which `due` is true, are taken out.
+template <class Item, class Due>
+bool count_down(std::vector<Item>& items, Entry entry, Due due) {
     bool reached = false;
     for (auto it = items.begin(); it != items.end();) {
-        if (!applies(*it) || (it->remaining > 1 && --it->remaining > 0)) {
+        if (!matches(entry, it->name) || (it->remaining > 1 && --it->remaining > 0)) {
             ++it;
             continue;
         }
@@ -77,7 +78,7 @@ Faults::Faults() {
 
 void Faults::fail(const std::string& name, std::uint64_t nth, CUresult status, unsigned flags) {
     const std::lock_guard lock(mutex_);
-    failures_.push_back({name, std::max<std::uint64_t>(nth, 1), status, flags, thread_id()});
+    failures_.push_back({name, std::max<std::uint64_t>(nth, 1), status, flags});
     any_failures_ = true;
 }
 
@@ -105,15 +106,11 @@ CUresult Faults::next_failure(Entry entry) {
     if (!any_failures_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
     const std::lock_guard lock(mutex_);
     CUresult status = CUDA_SUCCESS;
-    const auto applies = [&](const Failure& failure) {
-        const bool spared = (failure.flags & SIM_OTHER_THREADS) != 0 && failure.asked_by == thread_id();
-        return !spared && matches(entry, failure.name);
-    };
     const auto due = [&](const Failure& failure) {
         status = failure.status;
         return (failure.flags & SIM_FOREVER) == 0;
     };
-    if (count_down(failures_, applies, due)) {
+    if (count_down(failures_, entry, due)) {
         ++Counts::instance().injected_failures;
         Counts::instance().last_failed = entry_point(entry).name;
     }
@@ -128,9 +125,7 @@ std::chrono::microseconds Faults::delay_of(Entry entry) const noexcept {
 bool Faults::next_corruption(Entry entry) {
     if (!any_corruptions_.load(std::memory_order_relaxed)) return false;
     const std::lock_guard lock(mutex_);
-    return count_down(
-        corruptions_, [&](const Corruption& c) { return matches(entry, c.name); },
-        [](const Corruption&) { return true; });
+    return count_down(corruptions_, entry, [](const Corruption&) { return true; });
 }
 
 Counts& Counts::instance() {

@@ -40,7 +40,6 @@ private:
         std::uint64_t remaining;
         CUresult status;
         unsigned flags;
-        int asked_by; ///< thread id
     };
     struct Corruption {
         std::string name;
