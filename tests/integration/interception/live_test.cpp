@@ -173,6 +173,8 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     check_places();
     host.check_unharmed();
     check_places();
+    CHECK(host.report("woken_bytes") == "0"); // no measure: some was only mapped
+
     host.sleep(); // where it is
     CHECK(host.report("host_bytes") == "12582912");
     CHECK(host.report("unreleased_bytes") == "0");
@@ -181,6 +183,9 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     CHECK(host.report("tags/1/in_files_bytes") == "8388608");
     host.wake_whole();
     check_places();
+    CHECK(host.report("woken_bytes") == "12582912");
+    host.check_unharmed();
+    CHECK(host.report("woken_bytes") == "12582912");
 }
 
 TEST_CASE("Live: what sleeps in place is not taken out while work runs, which it would wait for", "[live]") {
