@@ -179,7 +179,15 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     CHECK(host.report("host_bytes") == "12582912");
     CHECK(host.report("unreleased_bytes") == "0");
     const Scratch scratch;
-    host.sleep({"--store", "weights=file", "--dir", scratch.file("sleep")});
+    const Arguments in_files{"--store", "weights=file", "--dir", scratch.file("sleep"), "--json"};
+    host.tell(fmt::format("fail {} 1 999", GENERATE("cuEventCreate", "cuMemMap")));
+    const auto moved = host.command("gpu-sleep", in_files); // the copies alone
+    INFO(moved.out);
+    REQUIRE(moved.status == 0);
+    CHECK_THAT(moved.out, mentions("what sleeps in its own memory stays there: "));
+    CHECK(host.report("tags/1/in_files_bytes") == "4194304");
+    CHECK(host.report("host_bytes") == "8388608");
+    REQUIRE(host.command("gpu-sleep", in_files).status == 0);
     CHECK(host.report("tags/1/in_files_bytes") == "8388608");
     host.wake_whole();
     check_places();
