@@ -242,6 +242,7 @@ Result<Report> SleepOperation::stay_deep() {
     if (names_store() && !moves_to_files())
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can only move to files");
+    GateSettler settler(parts_.memory, parts_.status);
     if (names_store()) {
         GPU_SLEEP_TRY(move_deep_contents());
     } else {
@@ -250,7 +251,7 @@ Result<Report> SleepOperation::stay_deep() {
             parts_.memory.with_lock(
                 [&](LockedMemory& locked) { report_.changed = adopt_touch_rule(locked, request_, true); });
     }
-    if (!request_.dry_run) settle_gate(parts_.memory, parts_.status);
+    settler.settle();
     parts_.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] { parts_.status.complete(locked, report_); });
     });
