@@ -187,7 +187,7 @@ std::string render_reasons(const control::Process& process, const Report& report
     for (const auto& note : report.notes)
         text += fmt::format("  {}{}\n", note == report.refusal ? "prevented by: " : "", printable(note));
     if (report.woken_bytes == 0 || report.woken_seconds <= 0)
-        return text + "  the time to wake is not known: it has not woken yet\n";
+        return text + "  the time to wake is not known: no wake has shown it yet\n";
     const auto seconds =
         report.woken_seconds * static_cast<double>(kept) / static_cast<double>(report.woken_bytes);
     return text + fmt::format("  waking would take {} for {}, as fast as last time ({} in {})\n",

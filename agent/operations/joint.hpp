@@ -44,8 +44,8 @@ public:
     /// `held`, the number of submissions that could be let through, is zero. Errors: cancelled, timed_out.
     [[nodiscard]] Result<model::Directive> wait_drained(const std::function<std::uint64_t()>& held);
 
-    /// All is ready: waits for `commit`. False, at once, where the request is not joint. Errors: cancelled,
-    /// timed_out.
+    /// All is ready: waits for `commit`, once. False, at once, where the request is not joint. Errors:
+    /// cancelled, timed_out.
     [[nodiscard]] Result<bool> wait_ready();
 
 private:
@@ -55,6 +55,7 @@ private:
                                                 const std::function<std::uint64_t()>& held);
 
     const bool is_joint_;
+    bool is_told_ = false;    ///< to commit
     std::uint64_t heard_ = 0; ///< of `let_through`; it is told, for words cross each other on their ways
     const server::ProgressSink& progress_;
     const server::DirectiveSource& directives_;

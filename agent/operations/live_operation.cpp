@@ -237,7 +237,8 @@ Result<void> LiveOperation::hold_work(int device) {
         };
         model::Report quiet;
         const auto deadline = std::min(deadline_, Clock::now() + k_patience);
-        auto is_quiet = Quiesce(parts_, pause_, progress, alone_, deadline, quiet).run(nobody);
+        auto scope = sleep::Engine::Scope::all;
+        auto is_quiet = Quiesce(parts_, pause_, progress, alone_, deadline, quiet).run(nobody, scope);
         report_.times.drain += quiet.times.drain;
         if (is_quiet) return {};
         if (!makes_way) return std::move(is_quiet).error();

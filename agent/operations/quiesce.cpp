@@ -76,7 +76,7 @@ Result<Quiesce::Preview> Quiesce::preview(Scope scope) const {
         const bool is_any_awake = state == model::State::awake || state == model::State::partial;
         stops_work = pauses() && !locked.is_paused() && (is_any_awake || gate::Gate::instance().is_checked());
         auto made = locked.engine().plan_sleep(request_);
-        if (made && scope == Scope::sleepers) made->move_only();
+        if (made && scope != Scope::all) made->move_only();
         return made;
     });
     if (!plan) return std::move(plan).error();
@@ -92,7 +92,7 @@ Result<Quiesce::Preview> Quiesce::preview(Scope scope) const {
                    stops_work && state != model::State::awake};
 }
 
-Result<bool> Quiesce::run(Callbacks::Jobs& owed, Scope scope) {
+Result<void> Quiesce::run(Callbacks::Jobs& owed, Scope& scope) {
     const auto preview = this->preview(scope);
     if (!preview) return preview.error();
     for (const auto& tag : preview->still_kept)
@@ -103,7 +103,10 @@ Result<bool> Quiesce::run(Callbacks::Jobs& owed, Scope scope) {
     const bool sleeps = !preview->is_empty;
     // A deep sleep takes what is left.
     if (sleeps || (request_.deep && scope == Scope::all)) GPU_SLEEP_TRY(check_unseen());
-    if (request_.dry_run || !(sleeps || preview->takes_out)) return false;
+    if (request_.dry_run) return {};
+    // With nothing to put to sleep nobody is told: what comes later is not to be touched.
+    if (!sleeps) scope = preview->takes_out ? Scope::sleepers : Scope::copies;
+    if (scope == Scope::copies) return {};
     if (sleeps) GPU_SLEEP_TRY(run_callbacks(preview->event, owed));
     const auto start = Clock::now();
     GPU_SLEEP_TRY(shut_gate(sleeps));
@@ -112,7 +115,7 @@ Result<bool> Quiesce::run(Callbacks::Jobs& owed, Scope scope) {
     GPU_SLEEP_TRY(await_others());
     if (sleeps && intercepts() && !pauses()) intercepted::trim();
     report_.times.drain = seconds_since(start);
-    return sleeps;
+    return {};
 }
 
 Result<void> Quiesce::run_callbacks(const Event& event, Callbacks::Jobs& owed) {

@@ -28,12 +28,12 @@ public:
 
     using Scope = sleep::Engine::Scope;
 
-    /// Takes all steps. False: nothing is to go to sleep or to be paused, and nothing was done but to hold
-    /// work back where what sleeps is taken out of its own memory. What callbacks are owed if the sleep does
-    /// not come is added to `owed`, also after a failure. Errors: those of plan_sleep(),
-    /// Callbacks::run_before_sleep(), Gate::close(), driver::drain() and Joint::wait_drained();
-    /// unseen_library, io_failed, capture_in_progress, cancelled, timed_out.
-    [[nodiscard]] Result<bool> run(Callbacks::Jobs& owed, Scope scope = Scope::all);
+    /// Takes all steps. Where nothing is to go to sleep or to be paused, narrows `scope`, unless it is a dry
+    /// run, and does nothing but hold work back where what sleeps is taken out of its own memory. What
+    /// callbacks are owed if the sleep does not come is added to `owed`. Both also before a failure. Errors:
+    /// those of plan_sleep(), Callbacks::run_before_sleep(), Gate::close(), driver::drain() and
+    /// Joint::wait_drained(); unseen_library, io_failed, capture_in_progress, cancelled, timed_out.
+    [[nodiscard]] Result<void> run(Callbacks::Jobs& owed, Scope& scope);
 
 private:
     /// What the sleep would do: what callbacks are told of it, with no tags where all of it sleeps already.

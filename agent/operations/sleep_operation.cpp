@@ -30,6 +30,11 @@ bool has_moved(const Report& report) noexcept {
                                           [](const auto& device) { return device.relocated > 0; });
 }
 
+bool is_of_driver(ErrorCode code) noexcept {
+    return code == ErrorCode::driver_failed || code == ErrorCode::context_lost ||
+           code == ErrorCode::out_of_device_memory;
+}
+
 /// Of a sleep that was not to be: `why` says it.
 Report unchanged(Parts& parts, const model::SleepRequest& request, std::string why, Clock::time_point start) {
     Report report;
@@ -109,7 +114,7 @@ sleep::Control SleepOperation::control() {
 Result<void> SleepOperation::attempt() noexcept {
     const auto& wanted = spilled_ ? *spilled_ : request_;
     return guarded([&] {
-        const auto contexts = keep_contexts(wanted.dry_run || scope_ == sleep::Engine::Scope::sleepers);
+        const auto contexts = keep_contexts(wanted.dry_run || scope_ != sleep::Engine::Scope::all);
         auto control = this->control();
         // What it waits for may be its own.
         if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
@@ -121,13 +126,7 @@ Result<void> SleepOperation::attempt() noexcept {
     });
 }
 
-Result<void> SleepOperation::move_contents() {
-    // Callbacks that have made ready must hear how it ended, whatever fails from here on.
-    auto quiet = guarded(
-        [&] { return Quiesce(parts_, request_, progress_, joint_, deadline_, report_).run(owed_, scope_); });
-    if (!quiet) return std::move(quiet).error();
-    // With nothing to put to sleep nobody was told: what has come since is not to be touched.
-    if (!*quiet && !request_.dry_run) scope_ = sleep::Engine::Scope::sleepers;
+Result<void> SleepOperation::attempt_with_remedies() {
     auto done = attempt();
     for (const auto& remedy : k_remedies) {
         if (done || done.error().code != remedy.shortage) continue;
@@ -136,6 +135,22 @@ Result<void> SleepOperation::move_contents() {
         if (is_applied) done = attempt();
     }
     return done;
+}
+
+Result<void> SleepOperation::move_contents() {
+    // Callbacks that have made ready must hear how it ended, whatever fails from here on.
+    auto done = guarded(
+        [&] { return Quiesce(parts_, request_, progress_, joint_, deadline_, report_).run(owed_, scope_); });
+    if (done) done = attempt_with_remedies();
+    if (done || request_.deep || scope_ != sleep::Engine::Scope::sleepers || !is_of_driver(done.error().code))
+        return done;
+    scope_ = sleep::Engine::Scope::copies;
+    if (!attempt_with_remedies() || !report_.changed) return done;
+    ignoring_errors([&] {
+        report_.notes.push_back(
+            fmt::format("what sleeps in its own memory stays there: {}", done.error().message));
+    });
+    return {};
 }
 
 Result<void> SleepOperation::pass_without_moving() {
@@ -227,6 +242,7 @@ Result<Report> SleepOperation::stay_deep() {
     if (names_store() && !moves_to_files())
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can only move to files");
+    GateSettler settler(parts_.memory, parts_.status);
     if (names_store()) {
         GPU_SLEEP_TRY(move_deep_contents());
     } else {
@@ -235,7 +251,7 @@ Result<Report> SleepOperation::stay_deep() {
             parts_.memory.with_lock(
                 [&](LockedMemory& locked) { report_.changed = adopt_touch_rule(locked, request_, true); });
     }
-    if (!request_.dry_run) settle_gate(parts_.memory, parts_.status);
+    settler.settle();
     parts_.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] { parts_.status.complete(locked, report_); });
     });
@@ -283,7 +299,7 @@ Result<void> SleepOperation::fall_asleep() {
     was_paused_ = parts_.memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });
     auto done = move_contents();
     const bool has_slept = report_.changed;
-    const bool has_moved_alone = scope_ == sleep::Engine::Scope::sleepers;
+    const bool has_moved_alone = scope_ != sleep::Engine::Scope::all;
     parts_.preparation.has_slept |= has_slept && !has_moved_alone;
     if (has_slept && !has_moved_alone && !request_.dry_run) parts_.deep.note_sleep();
     if (done) done = pass_without_moving();

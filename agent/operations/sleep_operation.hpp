@@ -78,8 +78,11 @@ private:
     [[nodiscard]] Result<void> fall_asleep();
     /// How the asker follows the transaction.
     [[nodiscard]] sleep::Control control();
-    /// Gets the program quiet, and moves contents as often as remedies allow.
+    /// Gets the program quiet, and moves contents. Where the driver fails in taking out what sleeps in its
+    /// own memory, moves the copies alone, with a note.
     [[nodiscard]] Result<void> move_contents();
+    /// As often as remedies allow.
+    [[nodiscard]] Result<void> attempt_with_remedies();
     [[nodiscard]] Result<void> attempt() noexcept;
     /// Where nothing is moved, this is the point of no return.
     [[nodiscard]] Result<void> pass_without_moving();

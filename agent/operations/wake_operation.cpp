@@ -109,9 +109,9 @@ void WakeOperation::add(Report&& part) {
 }
 
 void WakeOperation::note_speed() {
+    if (from_place_ != 0) return; // the time was not all for copies
     Bytes bytes = 0;
     for (const auto& device : report_.devices) bytes += device.kept;
-    bytes -= std::min(bytes, from_place_);
     if (report_.changed && bytes > 0)
         parts_.status.set_woken(bytes, seconds_since(start_) - report_.times.callbacks);
 }

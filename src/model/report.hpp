@@ -177,7 +177,7 @@ struct Standing {
     bool inhibited = false;                   ///< sleeps that are asked for from outside are refused
     std::optional<double> inhibited_seconds;  ///< for how much longer; unset where there is no limit
     std::optional<double> seconds_since_wake; ///< since memory came back last; unset if it never slept
-    Bytes woken_bytes = 0;    ///< contents that the last wake brought back, of those that brought any back
+    Bytes woken_bytes = 0;    ///< contents that the last wake copied, of those that mapped none in place
     double woken_seconds = 0; ///< how long that took, until work could go on
     std::vector<TransitionCounts> transitions; ///< each kind that has happened; only in a status
 };

@@ -124,12 +124,13 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
                            Scope scope, Spill spill) {
     auto plan = plan_sleep(request);
     if (!plan) return std::move(plan).error();
-    if (scope == Scope::sleepers) plan->move_only();
+    if (scope != Scope::all) plan->move_only();
+    if (scope == Scope::copies) plan->devices.clear();
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) {
         GPU_SLEEP_TRY(rehearse(request, *plan, report));
         // Who only moves contents takes no GPU memory, and may be out of the driver's reach.
-        return scope == Scope::sleepers ? Result<void>() : add_memory(free_after_sleep, report);
+        return scope != Scope::all ? Result<void>() : add_memory(free_after_sleep, report);
     }
     if (plan->is_empty()) return {};
     auto opened = static_cast<const model::Choice&>(request);

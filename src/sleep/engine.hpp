@@ -50,9 +50,10 @@ public:
     /// What a sleep is done to.
     enum class Scope {
         all,
-        /// Only what sleeps already, and moves to another store: the device need not be drained, but for what
-        /// is taken out of its own memory.
-        sleepers
+        /// Only what sleeps already, and moves to another store. Devices are drained for what is taken out of
+        /// its own memory.
+        sleepers,
+        copies ///< of that, only what is kept already, for which the driver is not needed
     };
     /// What of the contents for host memory goes to files.
     enum class Spill {

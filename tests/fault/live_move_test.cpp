@@ -354,7 +354,8 @@ TEST_CASE("Live: damage elsewhere, and copies that cannot be mended, leave what 
     CHECK(fixture.all_intact());
 }
 
-TEST_CASE("Live: copies and what sleeps in place go to files together, or neither does", "[live]") {
+TEST_CASE("Live: copies and what sleeps in place go to files together, or neither does, or copies alone",
+          "[live]") {
     EngineFixture fixture;
     fixture.add(0, "weights", 2 * k_mib);
     start_in_host_memory(fixture);
@@ -362,19 +363,23 @@ TEST_CASE("Live: copies and what sleeps in place go to files together, or neithe
     REQUIRE(fixture.sleep(level(1)));
     const Scratch scratch;
     model::Report report;
-    const auto move = [&] {
-        return fixture.engine().sleep(in_files(scratch), fixture.control(), report,
-                                      sleep::Engine::Scope::sleepers);
+    using Scope = sleep::Engine::Scope;
+    const auto move = [&](Scope scope) {
+        return static_cast<bool>(fixture.engine().sleep(in_files(scratch), fixture.control(), report, scope));
     };
     const bool fails = GENERATE(false, true);
     if (fails) sim_fail("*", 1, CUDA_ERROR_ILLEGAL_ADDRESS, SIM_FOREVER);
-    CHECK(static_cast<bool>(move()) != fails);
-    sim_clear();
+    CHECK(move(Scope::sleepers) != fails);
     CHECK((fixture.file_bytes() > 2 * k_mib) != fails);
     CHECK(report.devices.size() == (fails ? 0 : 1));
     if (!fails) CHECK(report.devices.at(0).relocated > 2 * k_mib);
     CHECK(in_place(fixture) == (fails ? 2 * k_mib : 0));
     CHECK((fixture.host_bytes() > 0) == fails);
+    if (fails) CHECK(move(Scope::copies));
+    sim_clear();
+    CHECK(fixture.file_bytes() > k_mib);
+    CHECK(fixture.host_bytes() == 0);
+    CHECK(in_place(fixture) == (fails ? 2 * k_mib : 0));
     REQUIRE(fixture.wake());
     CHECK(fixture.all_intact());
 }

@@ -58,7 +58,7 @@ TEST_CASE("Render: why a process sleeps or not, and how long it would take to wa
     const auto lines = [&] { return test::Printed(render_reasons(idle_process(), report)).sentences; };
     CHECK(lines() == std::vector<std::string>{"4242 llama: awake 1 h 0 min", "it last worked 14 min 3 s ago",
                                               "a sleep would free 15.0 GiB", "nothing prevents it",
-                                              "the time to wake is not known: it has not woken yet"});
+                                              "the time to wake is not known: no wake has shown it yet"});
     report.idle_seconds = 0;
     refuse(report, "it is not idle");
     report.notes.emplace_back("needs host memory");

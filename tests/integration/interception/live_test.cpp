@@ -173,14 +173,27 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     check_places();
     host.check_unharmed();
     check_places();
+    CHECK(host.report("woken_bytes") == "0"); // no measure: some was only mapped
+
     host.sleep(); // where it is
     CHECK(host.report("host_bytes") == "12582912");
     CHECK(host.report("unreleased_bytes") == "0");
     const Scratch scratch;
-    host.sleep({"--store", "weights=file", "--dir", scratch.file("sleep")});
+    const Arguments in_files{"--store", "weights=file", "--dir", scratch.file("sleep"), "--json"};
+    host.tell(fmt::format("fail {} 1 999", GENERATE("cuEventCreate", "cuMemMap")));
+    const auto moved = host.command("gpu-sleep", in_files); // the copies alone
+    INFO(moved.out);
+    REQUIRE(moved.status == 0);
+    CHECK_THAT(moved.out, mentions("what sleeps in its own memory stays there: "));
+    CHECK(host.report("tags/1/in_files_bytes") == "4194304");
+    CHECK(host.report("host_bytes") == "8388608");
+    REQUIRE(host.command("gpu-sleep", in_files).status == 0);
     CHECK(host.report("tags/1/in_files_bytes") == "8388608");
     host.wake_whole();
     check_places();
+    CHECK(host.report("woken_bytes") == "12582912");
+    host.check_unharmed();
+    CHECK(host.report("woken_bytes") == "12582912");
 }
 
 TEST_CASE("Live: what sleeps in place is not taken out while work runs, which it would wait for", "[live]") {
@@ -423,6 +436,20 @@ TEST_CASE("Live: what sleeps in host memory from the start can go deep without w
     REQUIRE(succeeded(machine.command("gpu-sleep")));
     CHECK(machine.state() == "asleep");
     machine.fall_asleep();
+    machine.wake();
+    CHECK(host_backed(machine.host) == placed);
+    machine.expect_works();
+}
+
+TEST_CASE("Live: host memory that is not released keeps a process from going deep", "[live]") {
+    DeepMachine machine({"GPU_SLEEP_LIVE_BYTES=1GiB", "GPU_SLEEP_SIM_FAIL=cuMemRelease:1:999:forever"});
+    const auto placed = host_backed(machine.host);
+    CHECK(placed > 0);
+    const auto slept = machine.command("deep");
+    INFO(slept.out);
+    CHECK(slept.status == 7);
+    CHECK_THAT(slept.out, mentions("not deeply"));
+    CHECK(machine.state() == "asleep");
     machine.wake();
     CHECK(host_backed(machine.host) == placed);
     machine.expect_works();
