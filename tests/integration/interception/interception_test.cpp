@@ -53,7 +53,9 @@ TEST_CASE("Interception: for one with a context of its own others sleep, too, al
     };
     const bool has_own_room = GENERATE(false, true);
     leave_free(has_own_room ? 80 * k_MiB : 2 * k_MiB);
-    CHECK(mentions("it would fail").match(own.command("gpu-wake", {"--dry-run"}).out) != has_own_room);
+    const auto dry = own.command("gpu-wake", {"--dry-run", "--json"});
+    CHECK(mentions("it would fail").match(dry.json("/processes/0/report/refusal")) != has_own_room);
+    CHECK(dry.status == (has_own_room ? 0 : 7));
     CHECK(own.command("gpu-wake").status == 7);
     own.wake({"--make-room", "--min-awake", "0s"});
     CHECK(other.state() == "asleep");
