@@ -92,7 +92,7 @@ public:
         }
         print_error(render_failure(program_, "", outcome));
         const auto& report = std::get<model::Report>(outcome.answer);
-        if (command_.whom.is_for_all() && !does_something(report)) return;
+        if (command_.whom.is_for_all() && !outcome.by_driver && !does_something(report)) return;
         has_told_ = true;
         if (is_silent_) return;
         print(outcome.by_driver ? render_driver_operation(outcome.process, numbers_.in(report))

@@ -42,7 +42,6 @@ struct Layout {
     std::vector<OwnFile> own;   ///< besides
     Paths profiles;             ///< which get a line that reads the script
     Paths kernel_directories;   ///< that have directories with a kernel.json each
-    uid_t enabled_by = 0;       ///< whose kernels may have a part of ours, besides this user's own
     bool makes_profile = false; ///< the last profile is made if it is not there
 };
 
@@ -121,7 +120,6 @@ Result<Layout> layout_of_user() {
                    k_read_mode, login_variables}};
     add_profiles(layout, home);
     layout.kernel_directories = kernel_directories_of_user(home);
-    layout.enabled_by = ::geteuid();
     if (layout.script.native().find_first_of("'\n") != std::string::npos)
         return make_error(ErrorCode::invalid_argument, "there is a quotation mark or a line break in {}",
                           layout.script.native());
@@ -214,11 +212,12 @@ LoginRecords records_of(const LoginScope& scope, const std::string& script) {
     return records;
 }
 
-/// All files that may be ours or have a part of ours, the script apart.
-Paths files_of(const Layout& layout, const LoginRecords& records) {
+/// All files that may be ours or have a part of ours, the script apart; of kernels those of this user, or of
+/// another.
+Paths files_of(const Layout& layout, const LoginRecords& records, uid_t or_of = ::geteuid()) {
     Paths files;
     for (const auto& own : layout.own) add(files, own.path);
-    const auto kernels = kernels_in(layout.kernel_directories, layout.enabled_by);
+    const auto kernels = kernels_in(layout.kernel_directories, or_of);
     for (const auto* paths : {&layout.profiles, &kernels, &records.made, &records.changed})
         for (const auto& path : *paths) add(files, path);
     std::error_code failure;
@@ -306,7 +305,7 @@ Result<Paths> login_files(const LoginScope& scope) {
     Paths found;
     const auto script = read_carefully(layout->script);
     const auto records = script && *script ? records_of(scope, **script) : LoginRecords();
-    auto files = files_of(*layout, records);
+    auto files = files_of(*layout, records, scope.is_machine ? 0 : ::geteuid());
     files.insert(files.begin(), layout->script);
     for (const auto& file : files)
         if (const auto text = read_carefully(file); text && *text && without_us(**text) != **text)

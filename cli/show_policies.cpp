@@ -145,8 +145,11 @@ Result<policy::Policies> load_policies(const std::string& program, const policy:
     if (loaded) return policies;
     const auto& message = loaded.error().message;
     const bool is_named = sources.config && message.starts_with(sources.config->native());
-    return make_error(ErrorCode::invalid_argument, "{}{}; see man gpu-sleep.toml",
-                      is_named ? "--config: " : "", message);
+    const bool is_contents = loaded.error().code == ErrorCode::invalid_argument;
+    return make_error(ErrorCode::invalid_argument, "{}{}{}", is_named ? "--config: " : "", message,
+                      is_contents ? "; see man gpu-sleep.toml"
+                      : is_named  ? fmt::format("; see {} --help", program)
+                                  : std::string());
 }
 
 int show_policies(const PassOptions& options) {
@@ -157,8 +160,8 @@ int show_policies(const PassOptions& options) {
     if (!found) return tell_failure(options.program, {}, found.error());
     const auto& whom = options.request.whom;
     const bool has_agents = !found->seen.empty() || !found->failed.empty();
-    if (whom.is_for_all()) add_without_agent(whom.user, *found);
     const auto budgets = policies->budgets(processes_of(*found));
+    if (whom.is_for_all()) add_without_agent(whom.user, *found);
     auto text = options.output.json ? as_json(options, *found, *policies, budgets)
                                     : as_text(*found, *policies, budgets);
     if (!options.output.json && !has_agents) text += words_for_nobody(options, *policies);

@@ -328,7 +328,7 @@ Result<Report> SleepOperation::run() {
     GPU_SLEEP_TRY(check_consent());
     const auto turn = Turn::take(parts_, !request_.dry_run, deadline_, progress_);
     if (!turn) return turn.error();
-    if (request_.dry_run && parts_.turnstile.is_held()) report_.notes.emplace_back(k_held_back);
+    if (request_.dry_run && parts_.turnstile.is_held()) refuse(report_, k_held_back);
     if (parts_.memory.is_ending()) return process_is_ending();
     if (auto why = why_too_early(); !why.empty()) return unchanged(parts_, request_, std::move(why), start_);
     const auto is_deep = parts_.deep.look();

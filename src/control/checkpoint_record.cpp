@@ -78,6 +78,12 @@ std::optional<ProcessIdentity> process_of(const std::string& name) {
     return words && name == name_of(process) ? std::optional(process) : std::nullopt;
 }
 
+LockedFile find_file(const Process& process) {
+    const auto directory = open_directory(process.uid);
+    const auto name = name_of({process.pid, process.start_time});
+    return directory ? LockedFile::find(directory.get(), name.c_str()) : LockedFile();
+}
+
 /// Removes what processes left that ended asleep, those of this pid namespace.
 void remove_leftovers(int directory) {
     const auto names = names_in(directory, k_max_entries);
@@ -128,10 +134,12 @@ Result<void> CheckpointRecord::write(const Recorded& recorded) const {
 }
 
 Recorded recorded_of(const Process& process) {
-    const auto directory = open_directory(process.uid);
-    const auto name = name_of({process.pid, process.start_time});
-    const auto file = directory ? LockedFile::find(directory.get(), name.c_str()) : LockedFile();
+    const auto file = find_file(process);
     return file ? parse_file(file.get()) : Recorded();
+}
+
+bool has_record(const Process& process) {
+    return static_cast<bool>(find_file(process));
 }
 
 std::set<pid_t> recorded_processes() {

@@ -51,8 +51,11 @@ private:
 /// Of a process, if there is any. Waits for no command that is at work with it.
 [[nodiscard]] Recorded recorded_of(const Process& process);
 
-/// The processes of this user, for root of all users, of which there is such a file; they may have ended
-/// since.
+/// Whether there is such a file of this very process, in its owner's directory.
+[[nodiscard]] bool has_record(const Process& process);
+
+/// The processes of this user, for root of all users, of which there is such a file. They may have ended
+/// since, and others have their numbers: see has_record().
 [[nodiscard]] std::set<pid_t> recorded_processes();
 
 } // namespace gpu_sleep::control

@@ -116,7 +116,7 @@ void Dispatch::find_recorded() {
     if (!wake || !wake->tags.empty()) return;
     for (const auto pid : recorded_processes()) {
         auto process = find_process(finder_, std::to_string(pid), command_.whom.user);
-        if (!process || targets_.contains(*process)) continue;
+        if (!process || !has_record(*process) || targets_.contains(*process)) continue;
         const auto state = state_by_driver(*process);
         if (state ? *state != checkpoint::State::running : state.error().code == ErrorCode::stopped)
             without_agent_.push_back(*std::move(process));

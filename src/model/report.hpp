@@ -253,6 +253,7 @@ struct Failure {
 
 /// Has `report` say why what was asked is not done, or would fail. The first reason stays its refusal.
 void refuse(Report& report, std::string why);
+
 /// That figure of all items, such as TagReport::in_files of a report's tags.
 template <class T>
 [[nodiscard]] Bytes sum_of(const std::vector<T>& items, Bytes T::*figure) noexcept {

@@ -26,6 +26,9 @@ using Answer = std::variant<model::Report, model::Failure, Error>;
 /// Why it failed, or was not answered; null where it was done.
 [[nodiscard]] const Error* error_of(const Answer& answer) noexcept;
 
+/// Why a report says that what was asked was not done, or would fail; empty: nothing is known against it.
+[[nodiscard]] std::string refusal_of(const model::Report& report);
+
 /// Why there was no sleep, or would be none, where one was asked for, or rehearsed; empty: there was, or
 /// nothing is known against it.
 [[nodiscard]] std::string refusal_in(const Answer& answer);

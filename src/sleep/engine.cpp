@@ -85,11 +85,17 @@ Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
     return free - std::min(free, taken);
 }
 
-void note_short_devices(model::Report& report) {
-    for (const auto& device : report.devices)
-        if (device.total != 0 && device.released > device.free_before)
-            refuse(report, fmt::format("GPU {} has {} free, and {} are needed: it would fail", device.device,
-                                       format_bytes(device.free_before), format_bytes(device.released)));
+void note_short_devices(const model::WakeRequest& request, model::Report& report) {
+    const bool may_get_room = request.make_room || request.wait > Milliseconds(0);
+    for (const auto& device : report.devices) {
+        if (device.total == 0 || device.released <= device.free_before) continue;
+        auto note = fmt::format("GPU {} has {} free, and {} are needed", device.device,
+                                format_bytes(device.free_before), format_bytes(device.released));
+        if (may_get_room)
+            report.notes.push_back(std::move(note));
+        else
+            refuse(report, std::move(note) + ": it would fail");
+    }
 }
 
 /// Contents that were given up without touching the device belong in the report too.
@@ -278,7 +284,7 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
         for (const auto& [tag, why] : plan->spoiled)
             report.notes.push_back(why.message + ": it would stay asleep");
         GPU_SLEEP_TRY(add_memory(free_after_wake, report));
-        note_short_devices(report);
+        note_short_devices(request, report);
         return Woken{};
     }
     if (plan->is_empty()) return woken_but(plan->spoiled, *plan);

@@ -283,7 +283,12 @@ TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") 
     wake.dry_run = true;
     report = {};
     REQUIRE(fixture.wake(wake, &report));
-    CHECK(report.notes.at(0) == "GPU 0 has 0 B free, and 4.00 MiB are needed: it would fail");
+    CHECK(report.refusal == "GPU 0 has 0 B free, and 4.00 MiB are needed: it would fail");
+    wake.make_room = true;
+    report = {};
+    REQUIRE(fixture.wake(wake, &report));
+    CHECK(report.notes.at(0) == "GPU 0 has 0 B free, and 4.00 MiB are needed");
+    CHECK(report.refusal.empty());
     REQUIRE(neighbour.free(*taken));
 }
 

@@ -147,7 +147,7 @@ TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is no longer 
     CHECK(reclaim(host).json(k_changed) == "true");
     CHECK(host.state() == "asleep");
     CHECK(host.report("gate/on_touch") == "wake");
-    CHECK(reclaim(host).json(k_note) == "it is already asleep");
+    CHECK(reclaim(host).json("/processes/0/report/refusal") == "it is already asleep");
     CHECK(host.state() == "asleep");
     host.tell("spin 1"); // a touch
     CHECK(host.state() == "awake");

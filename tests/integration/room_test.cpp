@@ -198,6 +198,9 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK(only.host.state() == "awake");
     const auto would = need({"--need", "40MiB", "--dry-run"});
     CHECK(would.status == 0);
+    only.host.tell("hold");
+    CHECK(need({"--need", "40MiB", "--dry-run"}).status == 1);
+    only.host.tell("resume");
     CHECK(only.host.state() == "awake");
     const auto too_much = need({"--need", "60MiB", "--json"});
     CHECK(too_much.status == 1);

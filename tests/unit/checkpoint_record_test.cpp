@@ -82,6 +82,10 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     }
     CHECK(as_user(k_one_user, comes_back));
     CHECK(recorded_processes().contains(process.pid));
+    CHECK(has_record(process));
+    auto another = process;
+    another.uid = k_other_user;
+    CHECK_FALSE(has_record(another));
     CHECK(recorded_of(process).needs == k_needs);
     CHECK_FALSE(recorded_of(process).is_lost);
     CHECK(as_user(k_one_user, [&] {

@@ -301,6 +301,8 @@ TEST_CASE("Doctor: what would refuse a sleep is bad", "[doctor]") {
     rehearsal_of(process).refusal =
         "use of the GPU that cannot be seen: video decoding (libnvcuvid.so.1); refused without --force";
     check_bad(process, "reach", "libnvcuvid.so.1");
+    rehearsal_of(process).refusal = "the program holds sleeps back";
+    check_bad(process, "sleep", "the program holds sleeps back");
     process = good_process();
     process.rehearsal = model::Failure{make_error(ErrorCode::out_of_host_memory, "too little"), {}};
     check_bad(process, "sleep", "a sleep would fail: too little", 8);

@@ -55,6 +55,7 @@ Requests requests_for(Look& look, const Budgets& budgets, std::vector<Outcome>& 
         } else if (std::none_of(outcomes.begin(), outcomes.end(), is_it)) {
             report.operation = model::Operation::sleep;
             report.devices.clear(); // of the look: nothing has moved
+            report.refusal = decision.reason;
             report.notes.insert(report.notes.begin(), decision.reason);
             outcomes.push_back({std::move(process), std::move(report)});
         }

@@ -35,7 +35,7 @@ Result<void> Policies::load(const Sources& sources) {
     const auto system = sources.config.value_or(k_system_file);
     auto limits = read(system, Author::administrator, sources.config ? own : 0);
     if (limits && !*limits && sources.config)
-        limits = make_error(ErrorCode::invalid_argument, "{}: there is no such file", system.string());
+        limits = make_error(ErrorCode::io_failed, "{}: there is no such file", system.string());
     if (!limits) return std::move(limits).error();
     if (*limits) limits_ = **std::move(limits);
     const auto mine = user_file(own);

@@ -6,6 +6,7 @@
 
 #include "support/catch.hpp"
 #include "support/other_user.hpp"
+#include "support/scratch.hpp"
 #include "support/skip.hpp"
 #include "support/tree.hpp"
 
@@ -14,6 +15,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 using namespace gpu_sleep;
@@ -206,6 +208,20 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
     CHECK_THAT(listed(asleep, "report/notes/0"), mentions("gpu-wake"));
     CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
     CHECK(listed(wake_of_all(), "state") == "asleep");
+    const Scratch scratch; // any command may remove a stale record
+    std::filesystem::copy_file(machine.record(), scratch.path() / "record");
+    const auto pid = std::to_string(machine.host.pid());
+    const auto stale = std::filesystem::path(machine.record())
+                           .replace_filename(fmt::format("{}-1-{}.checkpoint", pid, pid_namespace()));
+    std::filesystem::rename(machine.record(), stale);
+    CHECK(listed(wake_of_all(), "state") == "not listed");
+    std::filesystem::remove(stale);
+    std::ofstream(machine.record()).close(); // its need is not known
+    CHECK_THAT(
+        run({{command_file("gpu-wake"), "--all", "--dry-run"}, machine.launch("gpu-ps").environment}).out,
+        mentions(pid));
+    std::filesystem::copy_file(scratch.path() / "record", machine.record(),
+                               std::filesystem::copy_options::overwrite_existing);
     REQUIRE(machine.command("gpu-wake").status == 0);
     machine.kill_amid("sleep", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock");
     CHECK_THAT(listed(all(), "report/notes/0"), mentions("locked"));

@@ -52,8 +52,11 @@ TEST_CASE("Interception: for one with a context of its own others sleep, too, al
         other.tell(fmt::format("alloc plain {}", free - bytes));
     };
     const std::uint64_t free_mib = GENERATE(2, 80, 100); // too little, with the context, and with both
+    const bool has_own_room = free_mib != 2;
     leave_free(free_mib * k_MiB);
-    CHECK(mentions("it would fail").match(own.command("gpu-wake", {"--dry-run"}).out) == (free_mib == 2));
+    const auto dry = own.command("gpu-wake", {"--dry-run", "--json"});
+    CHECK(mentions("it would fail").match(dry.json("/processes/0/report/refusal")) != has_own_room);
+    CHECK(dry.status == (has_own_room ? 0 : 7));
     CHECK(own.command("gpu-wake").status == 7);
     own.wake({"--make-room", "--min-awake", "0s"});
     CHECK(other.state() == "asleep");
