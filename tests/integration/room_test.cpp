@@ -391,7 +391,7 @@ TEST_CASE("Room: who has memory and does not answer is named, and holds nobody u
     REQUIRE(::kill(other.host.pid(), SIGCONT) == 0);
     CHECK(output.status == 7);
     CHECK_THAT(output.err, mentions(fmt::format("{} (", other.host.pid())));
-    CHECK_THAT(output.err, mentions(fmt::format("it is stopped (kill -CONT {})", other.host.pid())));
+    CHECK_THAT(output.err, mentions(fmt::format("it is stopped (see gpu-doctor {})", other.host.pid())));
     CHECK(taken < Milliseconds(8'000));
 }
 
