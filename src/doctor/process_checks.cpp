@@ -107,7 +107,7 @@ Findings judge_residual(const MachineFacts&, const ProcessFacts& process) {
 
 Findings judge_deep(const MachineFacts&, const ProcessFacts& process) {
     const auto* const status = status_of(process);
-    if (!status) return {};
+    if (!status || status->lost) return {};
     if (status->deep) return {ok("it sleeps deeply")};
     if (status->deep_refusal.empty()) return {ok("nothing known prevents a deep sleep")};
     return {warn("it cannot sleep deeply: " + status->deep_refusal,

@@ -366,6 +366,7 @@ TEST_CASE("Doctor: says what a sleep would take", "[doctor]") {
     check_bad(process, "sleep", "a wake would fail: so", 7);
     status_of(process).lost = true;
     check_bad(process, "sleep", "no wake is possible", 7);
+    CHECK(said(judge(machine, process), "deep", Level::ok).empty());
 }
 
 TEST_CASE("Doctor: lines line up, and name the process", "[doctor]") {
