@@ -5,19 +5,31 @@
 #include "cli/advice.hpp"
 
 namespace gpu_sleep::cli {
+namespace {
+
+/// Only the words of the error say so: see peers::woken_too_recently().
+bool waits_for_time(const control::Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && error->message.find("may sleep in") != std::string::npos;
+}
+
+} // namespace
 
 std::string_view advice_from(std::string_view program, ErrorCode code,
                              const control::Outcome* outcome) noexcept {
     const bool is_door = program == "gpu-sleep-http";
     const bool is_wake = outcome && outcome->asked == model::Operation::wake;
-    if (outcome && outcome->has_made_room && code == ErrorCode::out_of_device_memory)
-        return is_door ? "free GPU memory, or start the door with a longer --wait"
-                       : "free GPU memory, or give gpu-wake a longer --wait, or --min-awake 0s";
-    if (outcome && outcome->by_driver && is_wake && code == ErrorCode::out_of_device_memory)
-        return "free GPU memory, such as with gpu-sleep PID of who has it, or retry for longer with --wait "
-               "60s";
-    if (outcome && outcome->nobody_can_sleep && !is_door && code == ErrorCode::out_of_device_memory)
-        return "free GPU memory, or retry for longer with --wait 60s";
+    const bool lacks_room = outcome && code == ErrorCode::out_of_device_memory;
+    const bool is_by_driver = lacks_room && outcome->by_driver && is_wake;
+    if (is_door && (is_by_driver || (lacks_room && outcome->has_made_room)))
+        return "free GPU memory, or start the door with a longer --wait";
+    if (lacks_room && outcome->has_made_room)
+        return waits_for_time(*outcome)
+                   ? "free GPU memory, or give gpu-wake a longer --wait, or --min-awake 0s"
+                   : "free GPU memory, or give gpu-wake a longer --wait";
+    if (is_by_driver || (lacks_room && outcome->nobody_can_sleep && !is_door))
+        return outcome->has_waited ? "free GPU memory, or give gpu-wake a longer --wait"
+                                   : "free GPU memory, or retry for longer with --wait 60s";
     if (is_door && is_wake && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, or start the door with --make-room or a longer --wait";
     if (outcome && outcome->has_waited && code == ErrorCode::out_of_device_memory)

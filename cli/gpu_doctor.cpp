@@ -25,7 +25,7 @@ constexpr const char* k_examples =
 constexpr const char* k_statuses =
     "0 if no line is bad; otherwise, for the first bad line: 1 cannot be put to sleep, 2 "
     "wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 asleep and "
-    "lost, 8 not enough host memory or disk space.";
+    "cannot wake, 8 not enough host memory or disk space.";
 
 struct Options {
     std::string target;

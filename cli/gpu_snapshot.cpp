@@ -61,13 +61,14 @@ int clean(const Options& options) {
     if (!is_directory(options.path)) // which would be made
         return fail(make_error(ErrorCode::invalid_argument, "'{}' is not a directory", options.path));
     const auto directory = store::SnapshotDirectory::open(options.path);
-    if (!directory && directory.error().code == ErrorCode::not_permitted)
-        return fail(make_error(ErrorCode::not_permitted,
-                               "{}: it must be the caller's, closed to others, and no symbolic link",
-                               options.path));
     if (!directory) return fail(directory.error());
     const auto names = (*directory)->remove_leftovers();
     if (!names) return fail(names.error());
+    const auto left = (*directory)->leftovers();
+    if (!left) return fail(left.error());
+    if (!left->empty())
+        return fail(make_error(ErrorCode::io_failed, "{} could not be removed from {}", left->front().text(),
+                               options.path));
     std::vector<std::string> removed;
     for (const auto& name : *names) removed.push_back(name.text());
     std::sort(removed.begin(), removed.end());

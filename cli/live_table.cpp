@@ -29,6 +29,7 @@ struct Row {
     Bytes host = 0;
     Bytes files = 0;
     bool is_asleep = false;
+    bool is_lost = false;
     bool answers = false;
 };
 
@@ -53,7 +54,8 @@ Row row_of(const control::Outcome& outcome) {
     if (!report) return row;
     row.answers = true;
     row.state = outcome.by_driver && report->state == State::awake ? "no agent" : short_state(*report);
-    row.is_asleep = !model::is_resident(report->state) && !report->lost;
+    row.is_lost = report->lost;
+    row.is_asleep = !model::is_resident(report->state) && !row.is_lost;
     if (!report->name.empty()) row.name = report->name;
     row.idle = report->idle_seconds;
     row.host = report->host_bytes + report->retained_bytes;
@@ -87,16 +89,19 @@ std::string size(Bytes bytes) {
 std::string summary(const std::vector<Row>& rows) {
     Row sum;
     std::size_t asleep = 0;
+    std::size_t lost = 0;
     std::size_t silent = 0;
     for (const auto& row : rows) {
         sum.gpu += row.gpu;
         sum.host += row.host;
         sum.files += row.files;
         asleep += row.is_asleep ? 1 : 0;
+        lost += row.is_lost ? 1 : 0;
         silent += row.answers ? 0 : 1;
     }
     auto text = fmt::format("{} processes, {} asleep", rows.size(), asleep);
     if (rows.size() == 1) text = fmt::format("1 process, {} asleep", asleep);
+    if (lost != 0) text += fmt::format(", {} lost", lost);
     if (silent != 0) text += fmt::format(", {} without an answer", silent);
     text += fmt::format("; GPU {}, host {}", format_bytes(sum.gpu), format_bytes(sum.host));
     if (sum.files != 0) text += fmt::format(", files {}", format_bytes(sum.files));

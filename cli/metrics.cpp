@@ -206,8 +206,12 @@ void add_waiting(Metrics& metrics, const Labels& whose, const Report& report) {
     metrics.touches.add(whose, report.touches);
 }
 
+std::string_view state_label(const Report& report) noexcept {
+    return report.lost ? "lost" : model::to_string(report.state);
+}
+
 void add_process(Metrics& metrics, const Labels& whose, const Report& report, std::int64_t now) {
-    metrics.processes.add(whose.with("engine", "agent").with("state", model::to_string(report.state)), 1);
+    metrics.processes.add(whose.with("engine", "agent").with("state", state_label(report)), 1);
     metrics.inhibited.add(whose, report.inhibited ? 1 : 0);
     add_memory(metrics, whose, report);
     add_transitions(metrics, whose, report);
@@ -228,7 +232,7 @@ std::string render_metrics(const std::vector<control::Outcome>& outcomes,
                                .with("user", control::user_name(outcome.process.uid))
                                .with("name", name_of(outcome.process, report));
         if (outcome.by_driver) {
-            const auto state = report ? model::to_string(report->state) : std::string_view("unknown");
+            const auto state = report ? state_label(*report) : std::string_view("unknown");
             metrics.processes.add(whose.with("engine", "driver").with("state", state), 1);
             if (report) metrics.host_held.add(whose, report->host_bytes);
         } else if (report) {

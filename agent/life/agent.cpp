@@ -488,11 +488,14 @@ void Agent::wake_on_touch() {
                         return operations::wake_alone(parts_, request, nobody, Clock::now());
                     },
                     touch_request_);
-            if (holders->has_value() && !(*holders)->empty())
-                shortage.message +=
-                    fmt::format("; {}; gpu-wake {} --make-room puts those to sleep that could, and "
-                                "gpu-run --share has a program do so itself",
-                                **holders, ::getpid());
+            if (holders->has_value() && !(*holders)->empty()) {
+                shortage.message += "; " + **holders;
+                if ((*holders)->find("could sleep") != std::string::npos)
+                    shortage.message +=
+                        fmt::format("; gpu-wake {} --make-room puts those to sleep that could; start it with "
+                                    "gpu-run --share to have it make room itself",
+                                    ::getpid());
+            }
             const bool is_time = takes_turns && parts_.room.waits_for_time();
             if (is_time)
                 shortage.message +=

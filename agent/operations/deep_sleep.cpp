@@ -98,12 +98,12 @@ void DeepSleep::describe(model::Report& report) const {
         report.deep_refusal = why_not(uses);
     }
     const MutexLock lock(mutex_);
+    report.lost = lost_.has_value();
+    if (lost_) report.notes.push_back(lost_->message);
     if (!report.deep) {
         if (report.deep_refusal.empty()) report.deep_refusal = found_;
         return;
     }
-    report.lost = lost_.has_value();
-    if (lost_) report.notes.push_back(lost_->message);
     for (const auto& [device, known] : devices_) {
         report.deep_bytes += known.rest.bytes;
         const auto is_it = [device = device](const auto& each) { return each.device == device; };
@@ -322,7 +322,12 @@ Result<bool> DeepSleep::look() {
 
 Result<bool> DeepSleep::settle(checkpoint::State found) {
     auto is_away = engine().settle(found);
-    if (!is_away) return is_away;
+    if (!is_away) {
+        if (is_away.error().code != ErrorCode::context_lost) return is_away;
+        const MutexLock lock(mutex_);
+        lost_ = std::move(is_away).error();
+        return *lost_;
+    }
     if (*is_away) {
         gate::Gate::set_depth(gate::Depth::deep);
         was_deep_ = true;
@@ -339,6 +344,10 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request,
                                                           const Result<std::vector<OutsideGpu>>& gpus) const {
+    {
+        const MutexLock lock(mutex_);
+        if (lost_) return *lost_;
+    }
     if (!gpus) return make_error(ErrorCode::driver_failed, "{}", gpus.error().message);
     const auto plan = memory_.with_lock([&](const LockedMemory& locked) {
         return guarded([&] { return locked.engine().plan_wake(request); });
@@ -366,10 +375,6 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
 
 Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request,
                                                const peers::BytesByGpu& of_others) {
-    {
-        const MutexLock lock(mutex_);
-        if (lost_) return *lost_;
-    }
     if (!looks_) looks_.emplace(*means_->outside);
     const auto needs = this->needs(request, looks_->look());
     if (!needs) return needs.error();

@@ -89,8 +89,7 @@ public:
     /// The GPUs that it comes back to by `request`, by their UUIDs.
     [[nodiscard]] std::vector<std::string> gpus(const model::WakeRequest& request) const;
     /// What it needs of each of them to come back and to wake. Errors: out_of_device_memory (that is not free
-    /// besides what others have set aside), driver_failed, context_lost (an earlier restore has lost the
-    /// process).
+    /// besides what others have set aside), driver_failed, context_lost (the driver has lost the process).
     [[nodiscard]] Result<peers::BytesByGpu> find_room(const model::WakeRequest& request,
                                                       const peers::BytesByGpu& of_others);
     /// It is deep: brings back what the driver has taken, before a wake by `request`. The caller has set the
@@ -102,7 +101,7 @@ public:
     /// on from there.
     [[nodiscard]] bool has_moved(const std::vector<GpuPair>& gpus) const { return gpus == moved_; }
     /// While deep: what a wake by `request` takes of each device, with what is free there. Errors:
-    /// driver_failed.
+    /// driver_failed, context_lost (the driver has lost the process).
     [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const model::WakeRequest& request) const;
 
 private:
@@ -154,7 +153,7 @@ private:
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
     /// Why not, as the last check found by what reports do not look at.
     std::string found_ GPU_SLEEP_GUARDED_BY(mutex_);
-    std::optional<Error> lost_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by a restore
+    std::optional<Error> lost_ GPU_SLEEP_GUARDED_BY(mutex_); ///< by the driver
     std::vector<GpuPair> moved_;                             ///< see has_moved()
     std::atomic<bool> was_deep_{false};
     std::atomic<unsigned> times_back_{0};

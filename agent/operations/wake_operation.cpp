@@ -123,7 +123,7 @@ void WakeOperation::complete_report() {
             for (const auto& file : locked.contents().files_left_behind())
                 report_.notes.push_back(
                     fmt::format("{} is empty but stays: the process can no longer write to its directory; "
-                                "gpu-snapshot ls, run by a user who may, removes it",
+                                "gpu-snapshot clean, run by a user who may, removes it",
                                 file.string()));
             if (request_.dry_run && locked.is_paused() && locked.state() != model::State::paused)
                 report_.notes.emplace_back("its pause would end as well");

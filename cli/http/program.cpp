@@ -62,16 +62,16 @@ bool is_sleeping(const std::vector<model::Report>& reports) {
 OrderedJson memory_status(const Dialect& dialect, const std::vector<model::Report>& reports) {
     const auto weights = weights_of(dialect, reports);
     auto tags = OrderedJson::array();
-    bool is_damaged = false;
+    bool has_failed = false;
     for (const auto& report : reports) {
-        is_damaged = is_damaged || report.state == State::damaged;
+        has_failed = has_failed || report.state == State::damaged || report.lost;
         for (const auto& row : report.tags) {
             const auto name = row.tag == weights ? dialect.tags.front() : row.tag;
             if (!model::is_resident(row.state) && std::find(tags.begin(), tags.end(), name) == tags.end())
                 tags.push_back(name);
         }
     }
-    const auto* const state = is_damaged ? "failed" : is_sleeping(reports) ? "parked" : "running";
+    const auto* const state = has_failed ? "failed" : is_sleeping(reports) ? "parked" : "running";
     return {{"state", state}, {"parked_tags", std::move(tags)}};
 }
 

@@ -30,7 +30,7 @@ bool is_about_file(ErrorCode code) noexcept {
 /// Has an error that bytes of a file are wrong say of which: one who puts them right mends it.
 Error naming(const store::SnapshotFile& file, Error error) {
     if (error.code == ErrorCode::damaged)
-        error.message = fmt::format("{}: {}; it wakes once its bytes are put back from a copy",
+        error.message = fmt::format("{}: {}; the process wakes once the bytes of that file are put back",
                                     file.path().string(), error.message);
     return error;
 }

@@ -114,6 +114,11 @@ std::array<protocol::Request, 2> rehearsals() {
     return {sleep, wake};
 }
 
+std::string only_its_user(uid_t uid) {
+    return uid == 0 ? "only root can put it to sleep"
+                    : fmt::format("only {} and root can put it to sleep", user_name(uid));
+}
+
 } // namespace
 
 const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) noexcept {
@@ -248,9 +253,8 @@ Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
 std::string why_not_asked(Finder& finder, const Process& asker, const Process& other) {
     if (other.uid != asker.uid) {
         const auto owner = user_name(other.uid);
-        return asker.uid == 0
-                   ? fmt::format("it is of {}, and an agent of root's asks only root's own", owner)
-                   : fmt::format("it is of {}: only {} and root can put it to sleep", owner, owner);
+        return asker.uid == 0 ? fmt::format("it is of {}, and an agent of root's asks only root's own", owner)
+                              : fmt::format("it is of {}: {}", owner, only_its_user(other.uid));
     }
     const auto place = place_of_socket(finder, asker);
     const auto its_place = place_of_socket(finder, other);
@@ -275,15 +279,14 @@ std::vector<std::string> holders_without_agent(const Finder& finder, const drive
         identify(finder.proc(), *process);
         const auto subject = title(*process);
         if (own != 0 && process->uid != own) {
-            const auto owner = user_name(process->uid);
-            lines.push_back(fmt::format("{} of {} has {}: only {} and root can put it to sleep", subject,
-                                        owner, bytes, owner));
+            lines.push_back(fmt::format("{} of {} has {}: {}", subject, user_name(process->uid), bytes,
+                                        only_its_user(process->uid)));
             continue;
         }
         const bool has_agent =
             outcome != known.end() || finder.proc().find_thread(holder.pid, k_control_thread);
         const auto why =
-            finder.proc().is_stopped(*process) ? fmt::format("it is stopped (kill -CONT {})", holder.pid)
+            finder.proc().is_stopped(*process) ? fmt::format("it is stopped (see gpu-doctor {})", holder.pid)
             : has_agent                        ? std::string("its agent does not answer")
                         : fmt::format("it has no agent (gpu-sleep {} --engine driver)", holder.pid);
         lines.push_back(fmt::format("{} has {}: {}", subject, bytes, why));

@@ -38,7 +38,8 @@ void add_holders(const protocol::Request& request, Outcome& outcome) {
     if (!wake || !failure || failure->error.code != ErrorCode::out_of_device_memory) return;
     const auto holders =
         holders_beside(outcome.process, wake->make_room, wake->gpus); // an agent names others
-    if (!holders.text.empty()) failure->error.message += "; " + holders.text;
+    if (holders.text.empty()) return;
+    failure->error.message += "; " + holders.text;
     outcome.nobody_can_sleep = !holders.can_sleep;
 }
 

@@ -113,7 +113,7 @@ Findings judge_residual(const MachineFacts&, const ProcessFacts& process) {
 
 Findings judge_deep(const MachineFacts&, const ProcessFacts& process) {
     const auto* const status = status_of(process);
-    if (!status) return {};
+    if (!status || status->lost) return {};
     if (status->deep) return {ok("it sleeps deeply")};
     if (status->deep_refusal.empty()) return {ok("nothing known prevents a deep sleep")};
     return {warn("it cannot sleep deeply: " + status->deep_refusal,
@@ -146,6 +146,10 @@ std::string copying_words(const MachineFacts& machine, Bytes kept, Bytes retaine
 /// Whether what sleeps has room on its GPUs.
 Finding judge_wake(const ProcessFacts& process) {
     const auto pid = process.process.pid;
+    if (const auto* const error = error_of(process.wake)) {
+        const auto& row = traits(error->code);
+        return bad("a wake would fail: " + error->message, std::string(row.advice), row.exit_status_asleep);
+    }
     if (const auto* const wake = std::get_if<Report>(&process.wake))
         for (const auto& device : wake->devices)
             if (device.total > 0 && device.released > device.free_before)
@@ -160,6 +164,9 @@ Finding judge_wake(const ProcessFacts& process) {
 Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
     const auto* const status = status_of(process);
     if (!status) return {};
+    if (status->lost)
+        return {bad("the driver has lost it, and no wake is possible", "gpu-ps says what can be saved of it",
+                    exit_status::failed_asleep)};
     if (const auto* const error = error_of(process.rehearsal)) {
         const auto& row = traits(error->code);
         return {bad("a sleep would fail: " + error->message, std::string(row.advice), row.exit_status)};

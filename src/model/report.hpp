@@ -208,8 +208,8 @@ struct Deepness {
     bool deep = false;
     Bytes deep_bytes = 0;     ///< GPU memory that this has freed, as the driver's management library saw it
     std::string deep_refusal; ///< for a person: why a deep sleep of it would be refused; empty: nothing known
-    bool lost =
-        false; ///< a checkpoint or restore has failed partway, and no wake is possible: a note says so
+    /// A checkpoint or restore has failed partway, and no wake is possible: a note says so.
+    bool lost = false;
 };
 
 /// The answer to a request that succeeded: what was done, and the state of the process afterwards.

@@ -128,7 +128,8 @@ TEST_CASE(
     CHECK(becomes_true([&] { return fs::file_size(place.files().front()) == 0; }));
 
     CHECK(becomes_true([&] { // once the process has closed it
-        return run({{command_file("gpu-snapshot"), "ls", place.path()}}).status == 0 && place.files().empty();
+        return run({{command_file("gpu-snapshot"), "clean", place.path()}}).status == 0 &&
+               place.files().empty();
     }));
     check_cycle(host);
 }

@@ -58,6 +58,15 @@ TEST_CASE("gpu-snapshot: clean removes what ended processes have left in a direc
         CHECK(run("clean " + link.string()).status == exit_status::not_permitted);
         CHECK(stage.directory.file_count() == 5);
     }
+    SECTION("and fails where it may remove none") {
+        nlohmann::json cleaned;
+        if (!test::with_failing_calls({{SYS_unlinkat, EROFS, {}}}, [&] { cleaned = ask(clean); }))
+            return test::skip_without_right("filter its system calls");
+        CHECK(cleaned["exit_status"] == exit_status::failed_awake);
+        check_error(cleaned, "io_failed");
+        CHECK(cleaned["error"]["message"].get<std::string>().find("gpu-sleep-") != std::string::npos);
+        CHECK(stage.directory.file_count() == 5);
+    }
     SECTION("and says which") {
         const auto looked = run(clean);
         CHECK(looked.status == exit_status::done);

@@ -364,6 +364,11 @@ TEST_CASE("Doctor: says what a sleep would take", "[doctor]") {
     auto& wake = std::get<model::Report>(process.wake);
     wake.devices.push_back({1, "NVIDIA H200", 2 * k_gib, 0, 0, k_gib, 0, 140 * k_gib});
     CHECK(has(said(judge(machine, process), "sleep", Level::warn), "needs 2.00 GiB on GPU 1, 1.00 GiB free"));
+    process.wake = make_error(ErrorCode::driver_failed, "so");
+    check_bad(process, "sleep", "a wake would fail: so", 7);
+    status_of(process).lost = true;
+    check_bad(process, "sleep", "no wake is possible", 7);
+    CHECK(said(judge(machine, process), "deep", Level::ok).empty());
 }
 
 TEST_CASE("Doctor: lines line up, and name the process", "[doctor]") {

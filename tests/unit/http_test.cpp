@@ -333,6 +333,19 @@ TEST_CASE("Status: `weights` has the dialect's name, unless the program has a ta
     CHECK(parked_of({"model_weights", "weights"}) == Tags{"model_weights"});
 }
 
+TEST_CASE("Status: what no wake brings back has failed", "[http]") {
+    const auto state_of = [](const model::Report& report) {
+        const auto answer = Program::look(route("/memory_status"), std::vector{control::Outcome{{}, report}});
+        return nlohmann::json::parse(answer.body)["state"];
+    };
+    auto report = program({"weights"});
+    CHECK(state_of(report) == "running");
+    report.state = model::State::asleep;
+    CHECK(state_of(report) == "parked");
+    report.lost = true;
+    CHECK(state_of(report) == "failed");
+}
+
 TEST_CASE("Plans: level 2 keeps what nobody has said how to fill again", "[http]") {
     auto report = program({"default", "scratch", "static", "weights"});
     report.tags[1].policy.refillable = true;

@@ -122,17 +122,21 @@ TEST_CASE("Metrics: who does not answer is counted, and who has no agent is apar
     model::Report checkpointed;
     checkpointed.state = model::State::asleep;
     checkpointed.host_bytes = 5;
+    model::Report lost;
+    lost.lost = true;
     const auto text = render({{server(1), silent},
                               {server(2), silent},
                               {server(3), model::Failure{silent, model::State::awake}},
                               {server(4), checkpointed, model::Operation::status, false, true},
                               {server(5), silent, model::Operation::status, false, true},
-                              {server(6), named("awake", {}), model::Operation::status, false, true}});
+                              {server(6), named("awake", {}), model::Operation::status, false, true},
+                              {server(7), lost}});
     INFO(text);
     const std::string who = R"(user="root",name="python3 serve.py")";
     CHECK(has_line(text, "gpu_sleep_unanswered{" + who + "} 3"));
     CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="asleep"} 1)"));
     CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="unknown"} 1)"));
+    CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="agent",state="lost"} 1)"));
     CHECK(has_line(text, "gpu_sleep_host_memory_held_bytes{" + who + "} 5"));
     CHECK(has_line(text, R"(gpu_sleep_host_memory_held_bytes{user="root",name="awake"} 0)"));
     CHECK(text.find("gpu_sleep_memory_bytes{") == std::string::npos);

@@ -387,12 +387,22 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     for (const auto which : {&control::Outcome::by_driver, &control::Outcome::nobody_can_sleep}) {
         auto alone = waited;
         alone.*which = true;
-        CHECK(advice_from("gpu-wake", error.code, &alone).find("--make-room") == std::string::npos);
+        CHECK(advice_from("gpu-wake", error.code, &alone) ==
+              "free GPU memory, or give gpu-wake a longer --wait");
+        alone.has_waited = false;
+        CHECK(advice_from("gpu-wake", error.code, &alone) ==
+              "free GPU memory, or retry for longer with --wait 60s");
     }
+    auto by_driver = waited;
+    by_driver.by_driver = true;
+    CHECK(advice_from("gpu-sleep-http", error.code, &by_driver).find("--make-room") == std::string::npos);
     auto after_others = waited;
     after_others.has_made_room = true;
-    for (const auto* const program : {"gpu-wake", "gpu-sleep-http"})
-        CHECK(advice_from(program, error.code, &after_others).find("--make-room") == std::string::npos);
+    CHECK(advice_from("gpu-wake", error.code, &after_others) ==
+          "free GPU memory, or give gpu-wake a longer --wait");
+    CHECK(advice_from("gpu-sleep-http", error.code, &after_others).find("--make-room") == std::string::npos);
+    after_others.answer = make_error(error.code, "it was woken 1 s ago, and may sleep in 9 s");
+    CHECK(advice_from("gpu-wake", error.code, &after_others).find("--min-awake 0s") != std::string::npos);
     CHECK(advice_from("gpu-sleep-http", error.code, &waited).find("--make-room") != std::string::npos);
     CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);

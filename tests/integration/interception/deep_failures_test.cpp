@@ -173,8 +173,11 @@ TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that
     const auto failed = machine.command("deep");
     CHECK(failed.status == 7);
     CHECK_THAT(failed.err, mentions("end it"));
-    CHECK(machine.command("gpu-ps").json("/processes/0/state") == "asleep");
+    const auto listed = machine.command("gpu-ps");
+    CHECK(listed.json("/processes/0/state") == "asleep");
+    CHECK(listed.json("/processes/0/report/lost") == "true");
     CHECK(machine.command("gpu-wake").status == 7);
+    CHECK(machine.command("gpu-wake", {"--dry-run"}).status == 7);
     CHECK(machine.command("deep").status == 7);
     CHECK(machine.command("gpu-sleep").status == 7);
     // What it had can be saved still.
@@ -207,7 +210,10 @@ TEST_CASE("Deep: a process whose restore found too little is lost, and what is k
     expect_lost(wake.finish());
     other.tell("free " + filling.number);
     expect_lost(machine.command("gpu-wake"));
-    CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/notes/0"),
+    expect_lost(machine.command("gpu-wake", {"--dry-run"}));
+    const auto listed = machine.command("gpu-ps");
+    CHECK(listed.json("/processes/0/report/lost") == "true");
+    CHECK_THAT(listed.json("/processes/0/report/notes/0"),
                mentions("a restore found too little GPU memory") && mentions("save what is kept"));
     CHECK(succeeded(
         machine.command("gpu-sleep", {"--store", "file", "--dir", place.file("files"), "--keep-files"})));
