@@ -27,7 +27,7 @@ constexpr const char* k_program = "gpu-reclaim";
 std::string words_for(Bytes bytes) {
     constexpr Bytes k_megabyte = 1'000'000;
     if (bytes == 0 || bytes % k_megabyte != 0 || bytes % k_mib == 0) return format_bytes(bytes);
-    const auto megabytes = static_cast<double>(bytes / k_megabyte);
+    const auto megabytes = static_cast<double>(bytes) / static_cast<double>(k_megabyte);
     const bool is_large = megabytes >= 1'000;
     return fmt::format("{:.12g} {} ({})", is_large ? megabytes / 1'000 : megabytes, is_large ? "GB" : "MB",
                        format_bytes(bytes));
