@@ -224,8 +224,9 @@ int run(Typed typed, policy::Sources sources) {
     const model::IdleSleepRequest idle_request{std::move(request), idle};
     if (!typed.why) return cli::run(k_program, {options.request.whom, idle_request}, typed.output);
     const bool is_told = !is_one_time && !typed.output.json && !typed.output.quiet;
-    return explain(options.request.whom, idle_request, typed.output,
-                   is_told ? describe_policies(options) : std::map<pid_t, std::string>());
+    auto policies = is_told ? describe_policies(options) : std::map<pid_t, std::string>();
+    if (!policies) return cli::tell_failure(k_program, options.output, policies.error());
+    return explain(options.request.whom, idle_request, typed.output, *policies);
 }
 
 } // namespace

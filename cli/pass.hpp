@@ -37,6 +37,7 @@ void tell_complaints(const std::string& program, control::policy::Policies& poli
 [[nodiscard]] int show_policies(const PassOptions& options);
 
 /// The same in two lines for each process, by its pid. Says on standard error why it knows nothing of one.
-[[nodiscard]] std::map<pid_t, std::string> describe_policies(const PassOptions& options);
+/// Errors: those of load_policies().
+[[nodiscard]] Result<std::map<pid_t, std::string>> describe_policies(const PassOptions& options);
 
 } // namespace gpu_sleep::cli

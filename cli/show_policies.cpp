@@ -168,11 +168,10 @@ int show_policies(const PassOptions& options) {
     return print_result(options.program, text, exit_status_of(found->failed));
 }
 
-std::map<pid_t, std::string> describe_policies(const PassOptions& options) {
-    std::map<pid_t, std::string> lines;
+Result<std::map<pid_t, std::string>> describe_policies(const PassOptions& options) {
     auto policies = load_policies(options.program, options.sources);
-    if (!policies) print_error(render_error(options.program, "", policies.error()));
-    if (!policies) return lines;
+    if (!policies) return std::move(policies).error();
+    std::map<pid_t, std::string> lines;
     const auto found = look_and_tell(options, *policies);
     if (!found) return lines; // who asks about the process itself says why
     for (const auto& [process, report, policy, decision] : found->seen)

@@ -249,6 +249,11 @@ TEST_CASE(
         CHECK(pass().status == 0);
         CHECK(host.state() == "asleep");
     }
+    SECTION("the administrator's is wrong: nothing is said of a process, and nothing is done") {
+        write_file(config, "[reclaim]\nidel = \"1d\"\n");
+        CHECK(pass({"--why"}).status == 2);
+        CHECK(pass().status == 2);
+    }
     SECTION("it is wrong, or not the user's to write: the administrator's holds alone") {
         write_own("[reclaim]\nidel = \"1d\"\n");
         auto output = pass({"--why"});
