@@ -15,6 +15,8 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <variant>
+#include <vector>
 
 namespace gpu_sleep::cli {
 

@@ -28,9 +28,11 @@ inline const std::string k_own_sleep = fmt::format("sleep_self {} 10000", 1 | GP
 /// Calls so far of `process` itself, as the simulated driver counts them, which has written to `trace`.
 inline int own_calls(pid_t process, const std::string& trace) {
     int count = 0;
-    for (const auto& [caller, name, status] : calls_in(trace))
-        count += caller == process && name != "cuInit" && name != "cuGetProcAddress" &&
-                 !name.starts_with("cuGetError") && name != "cuDriverGetVersion";
+    const auto threads = fmt::format("/proc/{}/task/", process);
+    for (const auto& [thread, name, status] : calls_in(trace))
+        count += std::filesystem::exists(threads + thread) && name != "cuInit" &&
+                 name != "cuGetProcAddress" && !name.starts_with("cuGetError") &&
+                 name != "cuDriverGetVersion";
     return count;
 }
 

@@ -32,8 +32,7 @@ inline constexpr std::uint64_t k_device_bytes = std::uint64_t{64} << 20;
 
 /// A call of the driver that is over.
 struct TracedCall {
-    pid_t process;
-    std::string name;
+    std::string thread, name;
     int status;
 };
 
@@ -42,7 +41,7 @@ inline std::vector<TracedCall> calls_in(const std::string& trace) {
     std::ifstream file(trace);
     std::vector<TracedCall> calls;
     TracedCall call{};
-    for (std::string rest; file >> call.process >> call.name >> call.status && std::getline(file, rest);)
+    for (std::string rest; file >> call.thread >> call.name >> call.status && std::getline(file, rest);)
         calls.push_back(call);
     return calls;
 }

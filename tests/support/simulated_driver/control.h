@@ -25,7 +25,7 @@
  *                                       see sim_fail()
  *   GPU_SLEEP_SIM_DELAY=NAME:TIME[,...] see sim_delay(); TIME is like 5ms, 200us or 1s. For the library that stands
  *                                       for NVML nvmlDeviceGetMemoryInfo can be named, in milliseconds
- *   GPU_SLEEP_SIM_TRACE=FILE            one line a call: process, name, status, nanoseconds
+ *   GPU_SLEEP_SIM_TRACE=FILE            one line a call: thread, name, status, nanoseconds
  *
  * Simpler than the real driver: managed memory lies on its device and never moves; a pool gives memory back
  * when the free is executed, where the real one waits for the next synchronisation; a graph's memory is taken

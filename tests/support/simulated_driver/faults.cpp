@@ -165,7 +165,7 @@ void trace_call(Entry entry, CUresult status, std::chrono::nanoseconds time) {
     if (file < 0) return;
     std::array<char, 160> line{};
     const auto length =
-        std::snprintf(line.data(), line.size(), "%d %s %d %lld\n", ::getpid(), entry_point(entry).symbol,
+        std::snprintf(line.data(), line.size(), "%d %s %d %lld\n", thread_id(), entry_point(entry).symbol,
                       static_cast<int>(status), static_cast<long long>(time.count()));
     // One write: lines of threads and processes do not mix. A trace that cannot be written has nobody to
     // tell.
