@@ -240,9 +240,9 @@ TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awak
     int deep = 0;
     int failed = 0;
     const int step = program_sweep_stride(24) * (is_own ? 3 : 1); // most calls are the same, whoever asks
-    constexpr int k_spread =
-        10; // runs differ by so many calls, and behind the wake the program's own would fail
-    for (int nth = first; nth < last - k_spread; nth += step) {
+    // Runs differ by so many calls, and before the sleep and behind the wake the program's own would fail.
+    constexpr int k_spread = 10;
+    for (int nth = first + k_spread; nth < last - k_spread; nth += step) {
         INFO("call " << nth << " of " << first << " to " << last);
         DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
         const auto asked = is_own ? machine.host.tell(k_own_sleep) : std::string();
