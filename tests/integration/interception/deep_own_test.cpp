@@ -269,10 +269,11 @@ TEST_CASE("Deep: a program that is given orphans finds none of the processes out
         const auto filling = make_piece(other, "plain", free_bytes(other) - 4 * k_mib);
         const auto processes = [&] { return calls_done(trace, "cuInit"); };
         machine.host.process().send("hash " + machine.piece.number);
-        pause_for(Milliseconds(800)); // the first look may start several
+        pause_for(Milliseconds(800)); // the first look may start several, later on a busy machine
         const auto before = processes();
         pause_for(Milliseconds(2'000));
-        CHECK(processes() <= before + 2); // one each second
+        CHECK(processes() <=
+              before + 10); // about one each second, and not one each time it looks at the gate
         CHECK(processes() > before);
         other.tell("free " + filling.number);
         CHECK(machine.host.process().read_line() == "ok " + machine.piece.hash);
