@@ -8,9 +8,7 @@
 #include "base/immortal.hpp"
 #include "common/lock_order.hpp"
 #include "hooks/inspect.hpp"
-#include "intercepted/allocations.hpp"
 
-#include <algorithm>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -63,16 +61,6 @@ void add_node_of(gate::Named& named, CUgraphNode node) {
     case CU_GRAPH_NODE_TYPE_CONDITIONAL: named.known = false; break;
     default: break; // names no memory of the program's
     }
-}
-
-/// Leaves out what is no memory of the program's: most words of parameters are none.
-void keep_allocations(gate::Named& named) {
-    std::erase_if(named.spans, [](const gate::Named::Span& span) { return !intercepted::find(span.begin); });
-    const auto by_begin = [](const auto& a, const auto& b) {
-        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-    };
-    std::sort(named.spans.begin(), named.spans.end(), by_begin);
-    named.spans.erase(std::unique(named.spans.begin(), named.spans.end()), named.spans.end());
 }
 
 /// Runs `body`; without memory for its notes the graph is one of which nothing is known.
@@ -131,7 +119,6 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
             gate::Named named;
             named.known = true;
             add_node_of(named, node);
-            keep_allocations(named);
             if (names_any(named)) names.emplace(node, std::move(named));
         }
         auto& graphs = immortal<Graphs>();
@@ -143,7 +130,6 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
 void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& names) noexcept {
     note(executable, [&] {
         auto named = names.inspect();
-        keep_allocations(named);
         auto& graphs = immortal<Graphs>();
         const MutexLock lock(graphs.mutex);
         // Of a graph that was not seen made nothing is known, whatever one of its nodes names.

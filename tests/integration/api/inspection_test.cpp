@@ -154,6 +154,16 @@ CUresult change_any_node(CUdeviceptr address) {
     return cuGraphExecNodeSetParams(nullptr, nullptr, &parameters);
 }
 
+/// The parameters of a kernel node; `arguments`: address, count of words, value.
+CUDA_KERNEL_NODE_PARAMS fill_by_kernel(void** arguments) {
+    CUDA_KERNEL_NODE_PARAMS kernel{};
+    kernel.func = sim::testing::kernel("sim_fill");
+    kernel.gridDimX = kernel.gridDimY = kernel.gridDimZ = 1;
+    kernel.blockDimX = kernel.blockDimY = kernel.blockDimZ = 1;
+    kernel.kernelParams = arguments;
+    return kernel;
+}
+
 constexpr std::size_t k_one_row_bytes = k_row_bytes;
 constexpr CUmemLocation k_device{CU_MEM_LOCATION_TYPE_DEVICE, 0};
 
@@ -361,11 +371,7 @@ TEST_CASE("Inspection: a graph's node that was changed no longer names what it d
     std::uint64_t count = 1;
     unsigned value = 7;
     std::array<void*, 3> arguments{&address, &count, &value};
-    CUDA_KERNEL_NODE_PARAMS kernel{};
-    kernel.func = sim::testing::kernel("sim_fill");
-    kernel.gridDimX = kernel.gridDimY = kernel.gridDimZ = 1;
-    kernel.blockDimX = kernel.blockDimY = kernel.blockDimZ = 1;
-    kernel.kernelParams = arguments.data();
+    const auto kernel = fill_by_kernel(arguments.data());
     const OneNode fill([&](CUgraphNode* node, CUgraph graph) {
         return cuGraphAddKernelNode(node, graph, nullptr, 0, &kernel);
     });
@@ -373,5 +379,25 @@ TEST_CASE("Inspection: a graph's node that was changed no longer names what it d
     CHECK(fill.launch() == CUDA_ERROR_SYSTEM_NOT_READY);
     address = tags.cache.address();
     check(cuGraphExecKernelNodeSetParams(fill.executable(), fill.node(), &kernel));
+    CHECK(fill.launch() == CUDA_SUCCESS);
+}
+
+TEST_CASE("Inspection: a graph names memory that was not there yet when it was made executable", "[api]") {
+    const TwoTags tags;
+    sim::testing::Range late;
+    late.take_away();
+    std::uint64_t count = 1;
+    unsigned value = 7;
+    std::array<void*, 3> arguments{&late.address, &count, &value};
+    const auto kernel = fill_by_kernel(arguments.data());
+    const OneNode fill([&](CUgraphNode* node, CUgraph graph) {
+        return cuGraphAddKernelNode(node, graph, nullptr, 0, &kernel);
+    });
+    check(gpu_sleep_push_tag("late"));
+    late.bring_back();
+    check(gpu_sleep_pop_tag());
+    sleep_checked("late");
+    CHECK(fill.launch() == CUDA_ERROR_SYSTEM_NOT_READY);
+    wake();
     CHECK(fill.launch() == CUDA_SUCCESS);
 }
