@@ -11,6 +11,7 @@
 #include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 
+#include <functional>
 #include <tuple>
 
 namespace gpu_sleep::hooks::own {
@@ -116,7 +117,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUde
     const auto call = [=] { return real<Entry::cuGreenCtxCreate>()(context, resources, device, flags); };
     if (!intercepts()) return call();
     // Converted at once, for its streams say which context it is, too.
-    return intercepted::make_green_context(context, device, call, [=](CUcontext* converted) {
+    return intercepted::make_green_context(context, device, std::cref(call), [=](CUcontext* converted) {
         return real<Entry::cuCtxFromGreenCtx>()(converted, *context);
     });
 }

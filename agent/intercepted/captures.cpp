@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -90,7 +91,10 @@ PutBack take_captures_of(CUstream stream) {
 }
 
 PutBack take_captures_of(CUcontext context) {
-    return to_put_back(take_captures([=](const auto& each) { return each.second.context == context; }));
+    const auto taken = std::make_shared<std::map<CaptureKey, Capture>>();
+    PutBack put_back = [taken] { put_captures_back(*taken); };
+    *taken = take_captures([=](const auto& each) { return each.second.context == context; });
+    return put_back;
 }
 
 unsigned captures_open() noexcept {

@@ -43,7 +43,7 @@ void forget_capture(const CaptureKey& key, std::uint64_t number);
 [[nodiscard]] std::optional<std::vector<gate::Named::Span>> captures_wait_for();
 /// Takes out the captures of the stream; empty where it has none.
 [[nodiscard]] PutBack take_captures_of(CUstream stream);
-/// Takes out the captures of the context's streams.
+/// Takes out the captures of the context's streams. Where it throws for want of memory nothing has changed.
 [[nodiscard]] PutBack take_captures_of(CUcontext context);
 /// Held shared from the look for captures until a context's work is noted (PendingWork), which would break
 /// one; alone while a capture is noted, before it begins. Nobody waits under it: a capture must not begin any

@@ -29,25 +29,30 @@ namespace {
 class Departure {
 public:
     Departure(ProgramMemory& memory, CUcontext context, bool is_primary)
-        : memory_(memory), context_(context), is_primary_(is_primary) {
+        : memory_(memory), context_(context), is_primary_(is_primary) {}
+    Departure(const Departure&) = delete;
+    Departure& operator=(const Departure&) = delete;
+
+    /// Takes it out. May throw for want of memory: then the context stays.
+    void begin() {
         // Memory of pools outlives contexts, but for the device's primary one, which takes everything with
         // it.
-        const auto dies = [=](const Allocation& a) {
+        const auto dies = [context = context_, is_primary = is_primary_](const Allocation& a) {
             return !a.is_virtual && a.context == context && (is_primary || !a.pool);
         };
-        objects_end_with(context);
-        put_captures_back_ = take_captures_of(context);
-        pools_ = take_pools_of(memory, context);
-        waiting_ = take_waiting_of(memory, dies);
+        put_captures_back_ = take_captures_of(context_);
+        pools_ = take_pools_of(memory_, context_);
+        waiting_ = take_waiting_of(memory_, dies);
+        objects_end_with(context_);
         allocations_ = immortal<Allocations>().extract(dies);
         {
             auto& own = immortal<OwnContexts>();
             const MutexLock lock(own.mutex);
-            own_ = own.contexts.extract(context);
+            own_ = own.contexts.extract(context_);
         }
         // Only reported: nothing fails for it.
-        ignoring_errors([&] { put_left_back_ = take_left_of(context, is_primary); });
-        ignoring_errors([&] { put_managed_back_ = take_managed_of(context); });
+        ignoring_errors([&] { put_left_back_ = take_left_of(context_, is_primary_); });
+        ignoring_errors([&] { put_managed_back_ = take_managed_of(context_); });
     }
 
     /// The context is gone, and with it its memory.
@@ -67,14 +72,14 @@ public:
 
     void stays() {
         immortal<Allocations>().put_back(allocations_);
-        pools_.stays();
-        waiting_.stays();
-        if (put_left_back_) put_left_back_();
-        if (put_managed_back_) put_managed_back_();
-        put_captures_back_();
-        auto& own = immortal<OwnContexts>();
-        const MutexLock lock(own.mutex);
-        own.contexts.insert(std::move(own_));
+        {
+            auto& own = immortal<OwnContexts>();
+            const MutexLock lock(own.mutex);
+            own.contexts.insert(std::move(own_));
+        }
+        for (const auto* put_back :
+             {&put_captures_back_, &waiting_.stays, &put_left_back_, &put_managed_back_, &pools_.stays})
+            if (*put_back) (*put_back)();
     }
 
 private:
@@ -90,18 +95,19 @@ private:
     PutBack put_managed_back_;
 };
 
-/// Runs `end`, which may end the context, with the context out of the books.
+/// Runs `end`, which may end the context, with the context out of the books. Without memory for that it does
+/// not: all is as it was.
+template <class IsGone>
 CUresult end_with(ProgramMemory& memory, CUcontext context, bool is_primary,
-                  const std::function<CUresult()>& end, const std::function<bool()>& is_gone) noexcept {
-    std::optional<Departure> departure;
-    ignoring_errors([&] { departure.emplace(memory, context, is_primary); });
-    const auto status = end();
+                  const std::function<CUresult()>& end, const IsGone& is_gone) noexcept {
+    Departure departure(memory, context, is_primary);
+    const auto begun = guarded([&] { departure.begin(); });
+    const auto status = begun ? end() : CUDA_ERROR_OUT_OF_MEMORY;
     ignoring_errors([&] {
-        if (!departure) return;
         if (status == CUDA_SUCCESS && is_gone())
-            departure->gone();
+            departure.gone();
         else
-            departure->stays();
+            departure.stays();
     });
     return status;
 }
@@ -234,17 +240,17 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         if (!node) return destroy();
         const auto green = node.mapped();
         PutBack put_captures_back;
-        ignoring_errors([&] {
+        const auto taken = guarded([&] {
             if (!green.context) return;
-            objects_end_with(green.context);
             put_captures_back = take_captures_of(green.context);
-            // For good: if it stays, its blocks wait for their events.
-            forget_order_of(green.context, green.primary);
+            objects_end_with(green.context);
             immortal<Allocations>().change([&](Allocation& known) {
                 if (known.context == green.context) known.context = green.primary;
             });
+            // For good: if it stays, its blocks wait for their events.
+            forget_order_of(green.context, green.primary);
         });
-        const auto ended = release_held(*with, green.device, destroy);
+        const auto ended = taken ? release_held(*with, green.device, destroy) : CUDA_ERROR_OUT_OF_MEMORY;
         ignoring_errors([&] {
             if (ended == CUDA_SUCCESS) return;
             if (put_captures_back) put_captures_back();

@@ -38,22 +38,24 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         if (!handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
             return std::nullopt;
-        CUmemGenericAllocationHandle made = 0;
+        // What takes memory comes first: once the driver has made it, nothing may fail.
+        std::map<std::uint64_t, Handle> made;
+        auto& mine = made[0];
         const auto status = try_for_memory(
-            memory, [&] { return memory.api().cuMemCreate(&made, bytes, properties, flags); },
+            memory, [&] { return memory.api().cuMemCreate(&mine.real, bytes, properties, flags); },
             [](CUresult tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
         if (status == CUDA_ERROR_OUT_OF_MEMORY) memory.note_shortage(properties->location.id, bytes);
         if (status != CUDA_SUCCESS) return status;
+        mine.bytes = bytes;
+        mine.properties = *properties;
+        mine.references = 1;
+        mine.stay_reason = why_it_must_stay(*properties);
         auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);
-        const auto number = k_first_handle + ++all.next;
-        all.handles.emplace(number, Handle{.real = made,
-                                           .bytes = bytes,
-                                           .properties = *properties,
-                                           .references = 1,
-                                           .mappings = {},
-                                           .stay_reason = why_it_must_stay(*properties)});
-        *handle = number;
+        *handle = k_first_handle + ++all.next;
+        auto node = made.extract(made.begin());
+        node.key() = *handle;
+        all.handles.insert(std::move(node));
         return CUDA_SUCCESS;
     });
 }

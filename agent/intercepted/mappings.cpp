@@ -99,9 +99,13 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
             if (!mine) return std::nullopt;
             if (!mine->mappings.empty() && !make_stay(locked, all, *mine, "mapped at several addresses"))
                 return k_sleeps;
+            // What takes memory comes first: once the driver has mapped it, nothing may fail.
+            std::map<CUdeviceptr, Mapping> made;
+            made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = handle});
+            mine->mappings.reserve(mine->mappings.size() + 1);
             const auto status = memory.api().cuMemMap(address, bytes, offset, mine->real, flags);
             if (status != CUDA_SUCCESS) return status;
-            all.mappings.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = handle});
+            all.mappings.merge(made);
             mine->mappings.push_back(address);
             return CUDA_SUCCESS;
         });

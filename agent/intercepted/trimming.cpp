@@ -14,7 +14,9 @@
 #include "intercepted/state.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
+#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -112,11 +114,7 @@ void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
 
 PendingRemoval take_pools_of(ProgramMemory& memory, CUcontext context) {
     auto& all = immortal<Pools>();
-    {
-        const MutexLock lock(all.mutex);
-        for_each_use(all, [=](LastUse& use) { use.is_held |= use.done && use.freed_in.context == context; });
-    }
-    const auto events = immortal<EventCache>().take_all_of(context);
+    const auto events = std::make_shared<std::vector<CUevent>>();
     const auto let_go = [=, &all](bool is_gone) GPU_SLEEP_REQUIRES(all.mutex) {
         for_each_use(all, [=](LastUse& use) {
             if (!use.is_held || use.freed_in.context != context) return;
@@ -131,12 +129,21 @@ PendingRemoval take_pools_of(ProgramMemory& memory, CUcontext context) {
         trim_excess(all, memory);
     };
     auto stays = [=, &all] {
-        immortal<EventCache>().put_back(context, events);
-        const MutexLock lock(all.mutex);
-        let_go(false);
-        all.has_excess = true;
+        {
+            const MutexLock lock(all.mutex);
+            let_go(false);
+            all.has_excess = true;
+        }
+        immortal<EventCache>().put_back(context, *events); // last: it may throw
     };
-    return {std::move(gone), std::move(stays)};
+    PendingRemoval taken{std::move(gone), std::move(stays)};
+    // From here on nothing takes memory.
+    {
+        const MutexLock lock(all.mutex);
+        for_each_use(all, [=](LastUse& use) { use.is_held |= use.done && use.freed_in.context == context; });
+    }
+    *events = immortal<EventCache>().take_all_of(context);
+    return taken;
 }
 
 void forget_order_of(CUstream stream) {

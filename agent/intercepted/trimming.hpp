@@ -26,7 +26,8 @@ void trim() noexcept;
 void give_allocation(ProgramMemory& memory, const Allocation& allocation);
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
 void freed_from_pool(const Allocation& allocation);
-/// Takes out the freed blocks whose last use was in the context, and the events made there.
+/// Takes out the freed blocks whose last use was in the context, and the events made there. Where it throws
+/// for want of memory nothing has changed.
 [[nodiscard]] PendingRemoval take_pools_of(ProgramMemory& memory, CUcontext context);
 /// Blocks that were freed in the stream's order wait for their events from now on.
 void forget_order_of(CUstream stream);

@@ -206,3 +206,79 @@ TEST_CASE("Short memory: an allocation is made so that it can sleep, or fails", 
     CHECK(refused > 0);
     CHECK(held() == 0);
 }
+
+TEST_CASE("Short memory: a program maps memory of its own, or has none of it", "[short_memory]") {
+    Devices devices;
+    CUdeviceptr place = 0;
+    REQUIRE(cuMemAddressReserve(&place, k_bytes, 0, 0, 0) == CUDA_SUCCESS);
+    const auto properties = properties_on(0);
+    CUmemGenericAllocationHandle handle = 0;
+    auto created = CUDA_SUCCESS;
+    auto mapped = CUDA_SUCCESS;
+    sweep(
+        [&] {
+            return [&] {
+                created = cuMemCreate(&handle, k_bytes, &properties, 0);
+                mapped = created == CUDA_SUCCESS ? cuMemMap(place, k_bytes, 0, handle, 0) : created;
+                return true;
+            };
+        },
+        [&] {
+            if (mapped == CUDA_SUCCESS) CHECK(cuMemUnmap(place, k_bytes) == CUDA_SUCCESS);
+            if (created == CUDA_SUCCESS) CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+            CHECK(held() == 0);
+        });
+    CHECK(cuMemAddressFree(place, k_bytes) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Short memory: a context ends, and its memory with it, or stays", "[short_memory]") {
+    enum class Kind : int { own, primary, green };
+    Devices devices;
+    const auto kind = GENERATE(Kind::own, Kind::primary, Kind::green);
+    CUcontext context = nullptr;
+    CUgreenCtx green = nullptr;
+    CUdeviceptr address = 0;
+    auto status = CUDA_SUCCESS;
+    const auto end = [&] {
+        return kind == Kind::own       ? cuCtxDestroy(context)
+               : kind == Kind::primary ? cuDevicePrimaryCtxRelease(1)
+                                       : cuGreenCtxDestroy(green);
+    };
+    sweep(
+        [&] {
+            context = kind == Kind::own ? make_context(1) : devices.contexts[1];
+            if (kind == Kind::green) {
+                REQUIRE(cuGreenCtxCreate(&green, nullptr, 1, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS);
+                REQUIRE(cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS);
+            }
+            REQUIRE(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+            auto* const stream = make_stream();
+            CHECK(cuMemFreeAsync(allocate_async(stream), stream) == CUDA_SUCCESS);
+            address = allocate(k_bytes);
+            REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+            return [&] {
+                status = end();
+                return status == CUDA_SUCCESS || status == CUDA_ERROR_OUT_OF_MEMORY;
+            };
+        },
+        [&] {
+            if (status != CUDA_SUCCESS) CHECK(end() == CUDA_SUCCESS);
+            if (kind == Kind::green) CHECK(cuMemFree(address) == CUDA_SUCCESS); // it outlives that
+            if (kind == Kind::primary)
+                CHECK(cuDevicePrimaryCtxRetain(&devices.contexts[1], 1) == CUDA_SUCCESS);
+            CHECK(cuMemPoolTrimTo(default_pool(1), 0) == CUDA_SUCCESS);
+            check_all_is_freed();
+        });
+}
+
+TEST_CASE("Short memory: a green context begins, and ends", "[short_memory]") {
+    Devices devices;
+    CUgreenCtx green = nullptr;
+    sweep(
+        [&] {
+            return [&] {
+                return cuGreenCtxCreate(&green, nullptr, 1, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS;
+            };
+        },
+        [&] { CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS); });
+}
