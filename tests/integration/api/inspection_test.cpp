@@ -400,4 +400,5 @@ TEST_CASE("Inspection: a graph names memory that was not there yet when it was m
     CHECK(fill.launch() == CUDA_ERROR_SYSTEM_NOT_READY);
     wake();
     CHECK(fill.launch() == CUDA_SUCCESS);
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
 }
