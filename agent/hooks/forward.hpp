@@ -49,7 +49,13 @@ struct Forward;
 template <Entry entry, class... Arguments>
 struct Forward<entry, CUresult(Arguments...)> {
     static CUresult CUDAAPI call(Arguments... arguments) noexcept {
-        const auto status = pass<entry>(real<entry>, arguments...);
+        return pass<entry>([] { return &call_and_note; }, arguments...);
+    }
+
+private:
+    /// Noting may ask the driver, so that is within the passage, too.
+    static CUresult call_and_note(Arguments... arguments) noexcept {
+        const auto status = real<entry>()(arguments...);
         note_done<entry>(status, arguments...);
         return status;
     }

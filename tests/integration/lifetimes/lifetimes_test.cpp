@@ -5,6 +5,8 @@
 
 #include "devices.hpp"
 
+#include "gpu_sleep/gpu_sleep.h"
+
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -286,4 +288,30 @@ TEST_CASE("Lifetimes: a free says what went wrong with work before it, and frees
     CHECK(cuMemAddressFree(nowhere, k_bytes) == CUDA_SUCCESS);
     CHECK(sim_fault_counts().illegal_accesses == 1);
     sim_reset_counts();
+}
+
+TEST_CASE("Lifetimes: a sleep waits until what a call has made is noted", "[lifetimes]") {
+    constexpr std::uint64_t k_asks_us = 1'000'000;
+    constexpr std::chrono::milliseconds k_moment{300};
+    Devices devices;
+    const auto address = allocate();
+    std::promise<void> has_ended;
+    std::atomic<std::uint64_t> calls{0};
+    std::thread makes([&] {
+        auto* const context = make_context(0); // the driver alone knows that it is the thread's from now on
+        calls = sim_calls("cuCtxGetCurrent");
+        sim_delay("cuCtxGetCurrent", k_asks_us);
+        CUstream stream = nullptr;
+        CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+        has_ended.set_value();
+        CHECK(cuCtxDestroy(context) == CUDA_SUCCESS);
+    });
+    CHECK(await_call("cuStreamCreate", 0));
+    CHECK(await_call("cuCtxGetCurrent", calls));
+    sim_clear();
+    CHECK(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
+    CHECK(has_ended.get_future().wait_for(k_moment) == std::future_status::ready);
+    CHECK(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
+    makes.join();
+    CHECK(cuMemFree(address) == CUDA_SUCCESS);
 }
