@@ -4,6 +4,7 @@
 
 #include "intercepted/streams.hpp"
 
+#include "common/interception.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/pending_removal.hpp"
 #include "intercepted/state.hpp"
@@ -19,6 +20,7 @@ namespace {
 /// Its address tells threads apart. A thread's default streams end with it, and so do their captures.
 struct ThreadMark {
     ~ThreadMark() {
+        if (!intercepts()) return; // a child of fork(), in which nobody may be left who gives the mutex back
         ignoring_errors([&] {
             if (forget_captures_of_thread(number())) free_waiting();
         });

@@ -4,8 +4,13 @@
 
 #include "devices.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
+#include <cstdlib>
 #include <future>
+#include <stop_token>
 #include <thread>
 
 using namespace gpu_sleep::test;
@@ -36,6 +41,34 @@ TEST_CASE("Lifetimes: a capture ends with the thread whose stream it is", "[life
         sim_clear();
     }).join();
     CHECK(held() == 0);
+}
+
+TEST_CASE("Lifetimes: a child of fork ends, whatever its parent's threads were at", "[lifetimes]") {
+    constexpr int k_children = 1'000;
+    constexpr unsigned k_patience_s = 20;
+    Devices devices;
+    const auto capture = [](CUstream stream) {
+        CUgraph graph = nullptr;
+        return cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS &&
+               cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS && cuGraphDestroy(graph) == CUDA_SUCCESS;
+    };
+    REQUIRE(capture(CU_STREAM_PER_THREAD));
+    const std::jthread captures([&, stream = make_stream()](const std::stop_token& stop) {
+        cuCtxSetCurrent(devices.contexts[0]);
+        while (!stop.stop_requested() && capture(stream)) {
+        }
+    });
+    int status = 0;
+    for (int i = 0; i < k_children && status == 0; ++i) {
+        const auto child = ::fork();
+        if (child == 0) {
+            ::alarm(k_patience_s);
+            std::atexit([] { ::_exit(0); }); // after what the thread's end does, and before all else
+            std::exit(1);
+        }
+        REQUIRE(::waitpid(child, &status, 0) == child);
+    }
+    CHECK(status == 0);
 }
 
 TEST_CASE("Lifetimes: a capture is over when the wrong thread is to end it", "[lifetimes]") {
