@@ -4,6 +4,8 @@
 
 #include "gate/hold_rule.hpp"
 
+#include "base/guard.hpp"
+
 #include <algorithm>
 #include <cstddef>
 
@@ -36,8 +38,13 @@ void HoldRule::forget(Named::Span gone) noexcept {
             span.begin = gone.end;
         } else if (gone.end >= span.end) {
             span.end = gone.begin;
+        } else {
+            // Without memory the hole stays listed: that holds too much, never too little.
+            const Named::Span rest{gone.end, span.end};
+            const auto after = sleeping.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+            const auto parted = guarded([&] { sleeping.insert(after, rest); });
+            if (parted) sleeping[i].end = gone.begin;
         }
-        // A hole in the middle stays listed: that holds too much, never too little.
     }
 }
 

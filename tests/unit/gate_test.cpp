@@ -170,13 +170,15 @@ TEST_CASE("Gate: asleep, touches wait until it opens", "[gate]") {
 TEST_CASE("Gate: asleep, touches go on without a wake once all that slept was freed", "[gate]") {
     const OpenGate open;
     auto how = rule(OnTouch::wait);
-    how.sleeping = {{1'000, 2'000}, {3'000, 4'000}};
+    how.sleeping = {{1'000, 2'000}, {3'000, 6'000}};
     fall_asleep(std::move(how));
     Toucher waiting;
     REQUIRE(waits(1));
     the_gate().forget({1'000, 2'000});
-    CHECK(waiting.stays_out()); // some of it still sleeps
+    the_gate().forget({4'000, 5'000}); // out of the middle
+    CHECK(waiting.stays_out());        // some of it still sleeps
     the_gate().forget({3'000, 4'000});
+    the_gate().forget({5'000, 6'000});
     CHECK(waiting.gets_in());
     CHECK(the_gate().phase() == Gate::Phase::open);
     CHECK(Gate::is_open());
