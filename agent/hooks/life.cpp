@@ -26,7 +26,8 @@ namespace {
 /// Calls the driver's function of the same name and notes the context that it made.
 template <Entry entry, class... Arguments>
 CUresult create_context(CUcontext* context, Arguments... arguments) {
-    return noted(real<entry>()(context, arguments...), [=] { intercepted::context_created(*context); });
+    const auto call = [=] { return real<entry>()(context, arguments...); };
+    return intercepts() ? intercepted::make_context(context, std::cref(call)) : call();
 }
 
 /// Calls the driver's function of the same name, and `ends` around it.

@@ -187,14 +187,21 @@ CUresult release_held(ProgramMemory& memory, CUdevice device,
 
 } // namespace
 
-void context_created(CUcontext context) noexcept {
-    ignoring_errors([&] {
-        const auto with = memory();
-        const auto device = with ? current_device(*with) : std::nullopt; // it is current to its maker
-        auto& own = immortal<OwnContexts>();
-        const MutexLock lock(own.mutex);
-        own.contexts.insert_or_assign(context, device.value_or(0));
-    });
+CUresult make_context(const CUcontext* context, const std::function<CUresult()>& make) noexcept {
+    std::map<CUcontext, int> made; // what takes memory comes first
+    if (!guarded([&] { made.emplace(); })) return CUDA_ERROR_OUT_OF_MEMORY;
+    const auto status = make();
+    if (status != CUDA_SUCCESS) return status;
+    const auto with = memory();
+    const auto device = with ? current_device(*with) : std::nullopt; // it is current to its maker
+    auto node = made.extract(made.begin());
+    node.key() = *context;
+    node.mapped() = device.value_or(0);
+    auto& own = immortal<OwnContexts>();
+    const MutexLock lock(own.mutex);
+    own.contexts.erase(*context);
+    own.contexts.insert(std::move(node));
+    return status;
 }
 
 CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept {

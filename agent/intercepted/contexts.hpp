@@ -10,7 +10,8 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-void context_created(CUcontext context) noexcept;
+/// Runs the driver's cuCtxCreate; not without memory to note the context: a sleep waits for its work.
+CUresult make_context(const CUcontext* context, const std::function<CUresult()>& make) noexcept;
 /// Runs the driver's cuCtxDestroy. What is known of the context is out of the books meanwhile, for another
 /// may get its handle at once, and comes back if the context stays; its memory goes with it.
 CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept;

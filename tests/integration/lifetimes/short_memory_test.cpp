@@ -282,3 +282,32 @@ TEST_CASE("Short memory: a green context begins, and ends", "[short_memory]") {
         },
         [&] { CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS); });
 }
+
+TEST_CASE("Short memory: a context is made so that a sleep waits for its work, or not at all",
+          "[short_memory]") {
+    constexpr std::uint32_t k_moment_ms = 200;
+    Devices devices;
+    const auto address = allocate(k_bytes);
+    CUcontext context = nullptr;
+    CUctxCreateParams parameters{};
+    auto status = CUDA_SUCCESS;
+    sweep(
+        [&] {
+            return [&] {
+                status = cuCtxCreate(&context, &parameters, 0, 0);
+                return true;
+            };
+        },
+        [&] {
+            if (status != CUDA_SUCCESS) return;
+            auto* const stream = make_stream();
+            {
+                const Gate gate(stream);
+                CHECK(gpu_sleep_sleep(1, nullptr, k_moment_ms) == GPU_SLEEP_ERROR_TIMED_OUT);
+            }
+            CHECK(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
+            CHECK(cuCtxDestroy(context) == CUDA_SUCCESS);
+            REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+        });
+    CHECK(cuMemFree(address) == CUDA_SUCCESS);
+}
