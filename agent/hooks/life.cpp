@@ -52,13 +52,13 @@ CUresult begin_capture(CUstream stream, Arguments... arguments) {
     const bool nests = is_intercepted && intercepted::has_capture_open();
     const gate::Passage passage(nests ? gate::Touch::nests : k_touch<entry>, k_name<entry>);
     if (!passage.admitted()) return refused();
+    if (!is_intercepted) return real<entry>()(stream, arguments...);
     // Noted first: once it has begun, no free may wait for the device.
     const bool any_may_end = capture_mode(arguments...) == CU_STREAM_CAPTURE_MODE_RELAXED;
-    const auto number =
-        is_intercepted ? intercepted::capture_begins(stream, k_per_thread<entry>, any_may_end) : 0;
+    const auto number = intercepted::capture_begins(stream, k_per_thread<entry>, any_may_end);
+    if (!number) return CUDA_ERROR_OUT_OF_MEMORY;
     const auto status = real<entry>()(stream, arguments...);
-    if (status != CUDA_SUCCESS && is_intercepted)
-        intercepted::capture_failed(stream, k_per_thread<entry>, number);
+    if (status != CUDA_SUCCESS) intercepted::capture_failed(stream, k_per_thread<entry>, *number);
     return status;
 }
 

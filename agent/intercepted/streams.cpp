@@ -47,8 +47,8 @@ CUcontext known_context_of(CUstream stream) noexcept {
 
 } // namespace
 
-std::uint64_t capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept {
-    std::uint64_t number = 0;
+std::optional<std::uint64_t> capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept {
+    std::optional<std::uint64_t> number;
     ignoring_errors([&] {
         const std::unique_lock order(capture_order());
         auto* const context = known_context_of(stream);

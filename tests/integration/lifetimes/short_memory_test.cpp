@@ -311,3 +311,25 @@ TEST_CASE("Short memory: a context is made so that a sleep waits for its work, o
         });
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
 }
+
+TEST_CASE("Short memory: a capture begins so that a free does not break it, or not at all",
+          "[short_memory]") {
+    Devices devices;
+    auto* const stream = make_stream();
+    CUgraph graph = nullptr;
+    auto status = CUDA_SUCCESS;
+    sweep(
+        [&] {
+            return [&] {
+                status = cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+                return true;
+            };
+        },
+        [&] {
+            CHECK(cuMemFree(allocate(k_bytes)) == CUDA_SUCCESS);
+            if (status != CUDA_SUCCESS) return;
+            CHECK(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+            CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
+        });
+    CHECK(sim_fault_counts().broken_captures == 0);
+}
