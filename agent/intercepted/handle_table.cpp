@@ -35,6 +35,15 @@ bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vecto
     });
 }
 
+std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memory, const Handles& all,
+                                                        const Handle& handle) GPU_SLEEP_REQUIRES(all.mutex) {
+    for (const auto at : handle.mappings) {
+        const auto* const backing = all.mappings.at(at).in_ledger ? memory.ledger().find(at) : nullptr;
+        if (backing) return backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
+    }
+    return handle.real;
+}
+
 bool take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (!mapping.in_ledger) return true;

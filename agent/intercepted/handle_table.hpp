@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 namespace gpu_sleep::agent::intercepted {
@@ -54,6 +55,11 @@ void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number
 [[nodiscard]] bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping);
 [[nodiscard]] bool any_sleeps(const LockedMemory& memory, const Handles& all,
                               const std::vector<CUdeviceptr>& mappings) GPU_SLEEP_REQUIRES(all.mutex);
+
+/// The driver's handle; nothing when its memory sleeps.
+[[nodiscard]] std::optional<CUmemGenericAllocationHandle>
+real_handle(const LockedMemory& memory, const Handles& all, const Handle& handle)
+    GPU_SLEEP_REQUIRES(all.mutex);
 
 /// Takes a mapping out of the ledger; its handle knows the driver's again. False when it sleeps: then it
 /// stays, for the ledger alone knows where its contents are.

@@ -97,14 +97,15 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
             const MutexLock lock(all.mutex);
             auto* mine = find_handle(all, handle);
             if (!mine) return std::nullopt;
-            if (!mine->mappings.empty() && !make_stay(locked, all, *mine, "mapped at several addresses"))
-                return k_sleeps;
+            const auto real = real_handle(locked, all, *mine);
+            if (!real) return k_sleeps;
             // What takes memory comes first: once the driver has mapped it, nothing may fail.
             std::map<CUdeviceptr, Mapping> made;
             made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = handle});
             mine->mappings.reserve(mine->mappings.size() + 1);
-            const auto status = memory.api().cuMemMap(address, bytes, offset, mine->real, flags);
+            const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
             if (status != CUDA_SUCCESS) return status;
+            if (!mine->mappings.empty()) make_stay(locked, all, *mine, "mapped at several addresses");
             all.mappings.merge(made);
             mine->mappings.push_back(address);
             return CUDA_SUCCESS;

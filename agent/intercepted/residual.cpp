@@ -27,13 +27,7 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
         memory.with_lock([&](const LockedMemory& locked) {
             auto& all = immortal<Handles>();
             const MutexLock lock(all.mutex);
-            const auto* mine = find_handle(all, handle);
-            if (!mine) return;
-            real = mine->real;
-            for (const auto at : mine->mappings) {
-                const auto* backing = all.mappings.at(at).in_ledger ? locked.ledger().find(at) : nullptr;
-                if (backing) real = backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
-            }
+            if (const auto* mine = find_handle(all, handle)) real = real_handle(locked, all, *mine);
         });
     });
     return real;

@@ -67,7 +67,8 @@ CUresult set_synchronous(CUdeviceptr address, unsigned value) {
 
 } // namespace
 
-TEST_CASE("Virtual memory: what could not be shared still sleeps, and what was shared stays", "[api]") {
+TEST_CASE("Virtual memory: what could not be shared or mapped twice still sleeps, and what was shared stays",
+          "[api]") {
     const Gpu gpu(0);
     const Range range(4 * k_mib);
     int descriptor = -1;
@@ -77,6 +78,7 @@ TEST_CASE("Virtual memory: what could not be shared still sleeps, and what was s
                                         CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) != CUDA_SUCCESS);
     CHECK(cuMulticastBindMem(0, 0, range.handle(), 0, range.bytes, 0) != CUDA_SUCCESS);
     CHECK(cuMulticastBindAddr(0, 0, range.address, range.bytes, 0) != CUDA_SUCCESS);
+    CHECK(cuMemMap(range.address, range.bytes, 0, range.handle(), 0) != CUDA_SUCCESS); // where it is already
     check(set_synchronous(range.address, 0));
     CHECK(bytes_that_sleep() == range.bytes);
     check(cuMemExportToShareableHandle(&descriptor, range.handle(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
