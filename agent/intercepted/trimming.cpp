@@ -42,12 +42,17 @@ void for_each_use(Pools& all, Body&& body) GPU_SLEEP_REQUIRES(all.mutex) {
 
 /// Frees the blocks of no pool that nobody uses any more.
 void finish_pending_frees(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-    std::erase_if(all.pending_frees, [&](PendingFree& block) {
-        if (!note_if_done(memory, block.last_use)) return false;
-        give_range(memory, block.address);
-        return true;
-    });
-    if (!all.pending_frees.empty()) all.has_excess = true;
+    auto& frees = all.pending_frees;
+    for (std::size_t i = 0; i < frees.size();) {
+        if (!note_if_done(memory, frees[i].last_use)) {
+            ++i;
+            continue;
+        }
+        give_range(memory, frees[i].address); // may throw: those before it are not to be freed again
+        frees[i] = frees.back();
+        frees.pop_back();
+    }
+    if (!frees.empty()) all.has_excess = true;
 }
 
 /// Gives back what exceeds the thresholds.

@@ -333,3 +333,31 @@ TEST_CASE("Short memory: a capture begins so that a free does not break it, or n
         });
     CHECK(sim_fault_counts().broken_captures == 0);
 }
+
+TEST_CASE("Short memory: what is freed after a synchronise is freed once", "[short_memory]") {
+    Devices devices;
+    auto* const stream = make_stream();
+    auto* const pool = default_pool(0);
+    const auto other = allocate(k_small);
+    REQUIRE(gpu_sleep_preserve(reinterpret_cast<void*>(other), k_small) ==
+            GPU_SLEEP_OK); // so that a free has marks to keep
+    const auto give_back = [=] {
+        cuuint64_t bytes = 0; // before anybody sees it all is given back
+        return cuStreamSynchronize(stream) == CUDA_SUCCESS &&
+               cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) == CUDA_SUCCESS;
+    };
+    sweep(
+        [&] {
+            for (const auto address : {allocate(k_small), allocate(k_small)})
+                CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
+            return give_back;
+        },
+        [&] {
+            const auto first = allocate(k_small);
+            CHECK(give_back());
+            const auto second = allocate(k_small);
+            CHECK(first != second);
+            for (const auto address : {first, second}) CHECK(cuMemFree(address) == CUDA_SUCCESS);
+        });
+    CHECK(cuMemFree(other) == CUDA_SUCCESS);
+}
