@@ -49,7 +49,10 @@ struct Forward;
 template <Entry entry, class... Arguments>
 struct Forward<entry, CUresult(Arguments...)> {
     static CUresult CUDAAPI call(Arguments... arguments) noexcept {
-        return pass<entry>([] { return &call_and_note; }, arguments...);
+        if constexpr (is_noted(entry))
+            return pass<entry>([] { return &call_and_note; }, arguments...);
+        else
+            return pass<entry>(real<entry>, arguments...);
     }
 
 private:
