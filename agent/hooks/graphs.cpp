@@ -9,8 +9,10 @@
 #include "common/lock_order.hpp"
 #include "hooks/inspect.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::hooks {
@@ -61,6 +63,15 @@ void add_node_of(gate::Named& named, CUgraphNode node) {
     case CU_GRAPH_NODE_TYPE_CONDITIONAL: named.known = false; break;
     default: break; // names no memory of the program's
     }
+}
+
+/// A node names much twice, and each launch at a closed gate looks at all of it.
+void leave_out_repeats(gate::Named& named) {
+    const auto by_begin = [](const auto& a, const auto& b) {
+        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    };
+    std::sort(named.spans.begin(), named.spans.end(), by_begin);
+    named.spans.erase(std::unique(named.spans.begin(), named.spans.end()), named.spans.end());
 }
 
 /// Runs `body`; without memory for its notes the graph is one of which nothing is known.
@@ -119,6 +130,7 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
             gate::Named named;
             named.known = true;
             add_node_of(named, node);
+            leave_out_repeats(named);
             if (names_any(named)) names.emplace(node, std::move(named));
         }
         auto& graphs = immortal<Graphs>();
@@ -130,6 +142,7 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
 void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& names) noexcept {
     note(executable, [&] {
         auto named = names.inspect();
+        leave_out_repeats(named);
         auto& graphs = immortal<Graphs>();
         const MutexLock lock(graphs.mutex);
         // Of a graph that was not seen made nothing is known, whatever one of its nodes names.

@@ -4,6 +4,7 @@
 
 #include "hooks/inspect.hpp"
 
+#include "base/units.hpp"
 #include "intercepted/captures.hpp"
 
 #include <algorithm>
@@ -14,12 +15,18 @@
 namespace gpu_sleep::hooks {
 namespace {
 
+/// The driver reserves addresses in units of 2 MiB, none at 0, and a host's that heterogeneous memory shares
+/// have up to 57 bits.
+constexpr bool may_be_address(std::uint64_t word) noexcept {
+    return word >= 2 * k_mib && word >> 57 == 0;
+}
+
 /// Every aligned word of `bytes` may be an address.
 void add_words(gate::Named& named, const void* data, std::size_t bytes) {
     for (std::size_t at = 0; at + sizeof(std::uint64_t) <= bytes; at += sizeof(std::uint64_t)) {
         std::uint64_t word = 0;
         std::memcpy(&word, static_cast<const std::byte*>(data) + at, sizeof(word));
-        if (word != 0) named.spans.push_back({word, word + 1});
+        if (may_be_address(word)) named.spans.push_back({word, word + 1});
     }
 }
 

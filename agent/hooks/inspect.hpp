@@ -35,8 +35,8 @@ void add_decompressed(gate::Named& named, const CUmemDecompressParams& operation
 #endif
 /// Adds the memory that a texture is made of.
 void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource);
-/// Adds every word among a kernel's parameters that may be an address. Source: CUDA Driver API,
-/// cuFuncGetParamInfo.
+/// Adds every word among a kernel's parameters that may be an address: one that is none may hold a launch as
+/// well. Source: CUDA Driver API, cuFuncGetParamInfo.
 void add_kernel(gate::Named& named, CUfunction function, void** parameters, void** extra);
 /// Adds what a node of these parameters, of whichever version, names: a kernel, a fill, numbers in memory or
 /// a copy.
