@@ -43,6 +43,7 @@ void for_each_use(Pools& all, Body&& body) GPU_SLEEP_REQUIRES(all.mutex) {
 /// Frees the blocks of no pool that nobody uses any more.
 void finish_pending_frees(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
     auto& frees = all.pending_frees;
+    if (!frees.empty()) all.has_excess = true; // also for what an exception leaves
     for (std::size_t i = 0; i < frees.size();) {
         if (!note_if_done(memory, frees[i].last_use)) {
             ++i;
@@ -52,7 +53,6 @@ void finish_pending_frees(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(
         frees[i] = frees.back();
         frees.pop_back();
     }
-    if (!frees.empty()) all.has_excess = true;
 }
 
 /// Gives back what exceeds the thresholds.

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <set>
 #include <string>
 
 using namespace gpu_sleep::test;
@@ -346,10 +347,11 @@ TEST_CASE("Short memory: what is freed after a synchronise is freed once", "[sho
         return cuStreamSynchronize(stream) == CUDA_SUCCESS &&
                cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) == CUDA_SUCCESS;
     };
+    std::set<CUdeviceptr> freed;
     sweep(
         [&] {
-            for (const auto address : {allocate(k_small), allocate(k_small)})
-                CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
+            freed = {allocate(k_small), allocate(k_small)};
+            for (const auto address : freed) CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
             return give_back;
         },
         [&] {
@@ -357,6 +359,7 @@ TEST_CASE("Short memory: what is freed after a synchronise is freed once", "[sho
             CHECK(give_back());
             const auto second = allocate(k_small);
             CHECK(first != second);
+            CHECK(freed.contains(second)); // by the second synchronise at the latest
             for (const auto address : {first, second}) CHECK(cuMemFree(address) == CUDA_SUCCESS);
         });
     CHECK(cuMemFree(other) == CUDA_SUCCESS);
