@@ -36,7 +36,7 @@ public:
     /// Takes it out. May throw for want of memory: then the context stays.
     void begin() {
         // Memory of pools outlives contexts, but for the device's primary one, which takes everything with
-        // it.
+        // it. Captures without `this`, as small as those, make a std::function that does not allocate.
         const auto dies = [context = context_, is_primary = is_primary_](const Allocation& a) {
             return !a.is_virtual && a.context == context && (is_primary || !a.pool);
         };
@@ -219,17 +219,26 @@ CUresult detach_context(CUcontext context, const std::function<CUresult()>& deta
 CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std::function<CUresult()>& make,
                             const std::function<CUresult(CUcontext*)>& convert) noexcept {
     const std::shared_lock contexts(contexts_mutex());
+    auto& own = immortal<OwnContexts>();
+    std::map<CUgreenCtx, Green> made; // what takes memory comes first
+    const auto prepared = guarded([&] {
+        made.emplace();
+        const MutexLock lock(own.mutex);
+        own.primaries.try_emplace(device);
+    });
+    if (!prepared) return CUDA_ERROR_OUT_OF_MEMORY;
     const auto status = make();
     if (status != CUDA_SUCCESS) return status;
     with_memory([&](ProgramMemory& memory) {
         CUcontext context = nullptr;
         if (convert(&context) != CUDA_SUCCESS) context = nullptr;
-        const auto primary = primary_of(memory.api(), device).context;
-        auto& own = immortal<OwnContexts>();
+        auto node = made.extract(made.begin());
+        node.key() = *green;
+        node.mapped() = {context, primary_of(memory.api(), device).context, device};
         const MutexLock lock(own.mutex);
-        auto& held = own.primaries[device];
-        own.greens.insert_or_assign(*green, Green{context, primary, device}); // its end lets go
-        ++held;
+        own.greens.erase(*green);
+        own.greens.insert(std::move(node)); // its end lets go
+        ++own.primaries[device];
     });
     return status;
 }

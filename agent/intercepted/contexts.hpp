@@ -18,7 +18,7 @@ CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy
 /// The same for cuCtxDetach: a context that others are attached to stays.
 CUresult detach_context(CUcontext context, const std::function<CUresult()>& detach) noexcept;
 /// Runs the driver's cuGreenCtxCreate, and its cuCtxFromGreenCtx. A green context holds its device's primary
-/// one, and memory is allocated there.
+/// one, and memory is allocated there. Not without memory to note it, as make_context().
 CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std::function<CUresult()>& make,
                             const std::function<CUresult(CUcontext*)>& convert) noexcept;
 /// The same as end_context() for cuGreenCtxDestroy, which does not wait for work and may end the primary

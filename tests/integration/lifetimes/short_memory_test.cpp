@@ -275,13 +275,24 @@ TEST_CASE("Short memory: a context ends, and its memory with it, or stays", "[sh
 TEST_CASE("Short memory: a green context begins, and ends", "[short_memory]") {
     Devices devices;
     CUgreenCtx green = nullptr;
+    auto status = CUDA_SUCCESS;
     sweep(
         [&] {
             return [&] {
-                return cuGreenCtxCreate(&green, nullptr, 1, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS;
+                status = cuGreenCtxCreate(&green, nullptr, 1, CU_GREEN_CTX_DEFAULT_STREAM);
+                return status == CUDA_SUCCESS || status == CUDA_ERROR_OUT_OF_MEMORY;
             };
         },
-        [&] { CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS); });
+        [&] {
+            if (status != CUDA_SUCCESS) return;
+            REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+            allocate(k_bytes);
+            REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+            CHECK(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
+            CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS); // the last that held the primary one
+            CHECK(held() == 0);
+            CHECK(cuDevicePrimaryCtxRetain(&devices.contexts[1], 1) == CUDA_SUCCESS);
+        });
 }
 
 TEST_CASE("Short memory: a context is made so that a sleep waits for its work, or not at all",
