@@ -27,6 +27,7 @@ namespace {
 template <Entry entry, class... Arguments>
 CUresult create_context(CUcontext* context, Arguments... arguments) {
     const auto call = [=] { return real<entry>()(context, arguments...); };
+    // By reference: a std::function of so large a copy would allocate.
     return intercepts() ? intercepted::make_context(context, std::cref(call)) : call();
 }
 
@@ -117,7 +118,7 @@ GPU_SLEEP_SHARE(cuCtxSynchronize_v2, synchronize)
 CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
     const auto call = [=] { return real<Entry::cuGreenCtxCreate>()(context, resources, device, flags); };
     if (!intercepts()) return call();
-    // Converted at once, for its streams say which context it is, too.
+    // Converted at once, for its streams say which context it is, too. By reference, as above.
     return intercepted::make_green_context(context, device, std::cref(call), [=](CUcontext* converted) {
         return real<Entry::cuCtxFromGreenCtx>()(converted, *context);
     });
