@@ -45,7 +45,7 @@ TEST_CASE("Lifetimes: a capture ends with the thread whose stream it is", "[life
 }
 
 TEST_CASE("Lifetimes: a child of fork ends, whatever its parent's threads were at", "[lifetimes]") {
-    constexpr int k_children = 1'000;
+    constexpr int k_children = 2'000;
     constexpr unsigned k_patience_s = 20;
     if (is_sanitized()) return skip("a sanitizer's allocator may be locked in a child for ever");
     Devices devices;
