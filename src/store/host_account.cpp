@@ -108,7 +108,7 @@ void HostAccount::leave_place() noexcept {
 }
 
 void HostAccount::find_place(const Locked& file) noexcept {
-    if (place_ && file->identity() == file_) return;
+    if (has_place_in(*file)) return;
     leave_place(); // somebody has removed the file that it was in
     // A descriptor of its own, whose locks last as long as the page is mapped.
     const auto holder = open_file(directory_);
@@ -125,18 +125,24 @@ void HostAccount::find_place(const Locked& file) noexcept {
     anchor_ = anchor;
     place_ = place;
     file_ = holder.identity();
+    write(*file); // over what a killed process has left there, which would count from now on
+}
+
+bool HostAccount::has_place_in(const LockedFile& file) const noexcept {
+    return place_ && file.identity() == file_;
 }
 
 HostAccount::Place HostAccount::others(const Locked& file) const noexcept {
     static_assert(sizeof(Place) == k_place_bytes);
     std::array<Place, 128> places{}; // few at a time: the stack may be the program's
     Place all;
+    const auto own = has_place_in(*file) ? *place_ : k_places;
     for (std::size_t first = 0; first < k_places; first += places.size()) {
         const auto got = ::pread(file->get(), places.data(), sizeof places, offset_of(first));
         const auto count = got < 0 ? 0 : static_cast<std::size_t>(got) / k_place_bytes;
         for (std::size_t i = 0; i < count; ++i) {
             const auto& [held, spare] = places[i];
-            if (held == 0 || place_ == first + i || !is_held(*file, first + i)) continue;
+            if (held == 0 || own == first + i || !is_held(*file, first + i)) continue;
             all.held = sum(all.held, held);
             all.spare = sum(all.spare, std::min(spare, held));
         }
@@ -145,10 +151,10 @@ HostAccount::Place HostAccount::others(const Locked& file) const noexcept {
     return all;
 }
 
-void HostAccount::write(int file) const noexcept {
-    if (!place_) return;
+void HostAccount::write(const LockedFile& file) const noexcept {
+    if (!has_place_in(file)) return;
     const auto own = own_;
-    [[maybe_unused]] const auto written = ::pwrite(file, &own, sizeof own, offset_of(*place_));
+    [[maybe_unused]] const auto written = ::pwrite(file.get(), &own, sizeof own, offset_of(*place_));
 }
 
 void HostAccount::limit(std::optional<Bytes> most) noexcept {
@@ -181,7 +187,7 @@ Result<void> HostAccount::take(Bytes bytes) {
                           "processes already hold {} of the {} allowed to them",
                           format_bytes(bytes), format_bytes(held), format_bytes(*limit_));
     own_.held += bytes;
-    if (file) write(file->get());
+    if (file) write(*file);
     return {};
 }
 
@@ -189,7 +195,7 @@ void HostAccount::give(Bytes bytes) noexcept {
     const MutexLock lock(mutex_);
     if (process_ != ::getpid()) return;
     own_.held -= std::min<Bytes>(own_.held, bytes);
-    if (const auto file = open_file(directory_); file) write(file.get());
+    if (const auto file = open_file(directory_); file) write(file);
 }
 
 void HostAccount::note_spare(Bytes bytes) noexcept {
@@ -197,7 +203,7 @@ void HostAccount::note_spare(Bytes bytes) noexcept {
     look_for_fork();
     if (own_.spare == bytes) return;
     own_.spare = bytes;
-    if (const auto file = open_file(directory_); file) write(file.get());
+    if (const auto file = open_file(directory_); file) write(file);
 }
 
 bool HostAccount::is_wanted() noexcept {

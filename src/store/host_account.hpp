@@ -79,7 +79,9 @@ private:
     /// Finds a place in the file, if this process has none there.
     void find_place(const Locked& file) noexcept GPU_SLEEP_REQUIRES(mutex_);
     void leave_place() noexcept GPU_SLEEP_REQUIRES(mutex_);
-    void write(int file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    /// Whether its place is in `file`, and not in one that somebody has removed.
+    [[nodiscard]] bool has_place_in(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    void write(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
 
     Mutex mutex_;
     const std::string directory_;

@@ -22,6 +22,13 @@ struct Taker : Child {
         : Child([&] { return (new HostAccount(directory))->take(bytes).has_value(); }) {}
 };
 
+/// What is left of `limit` to somebody new.
+Bytes one_more_sees(const std::string& directory, Bytes limit) {
+    HostAccount account(directory);
+    account.limit(limit);
+    return account.room()->bytes;
+}
+
 template <class Condition>
 bool becomes_false(Condition&& is_so) {
     for (int i = 0; i < 500 && is_so(); ++i) std::this_thread::sleep_for(Milliseconds(10));
@@ -76,6 +83,11 @@ TEST_CASE("Host account: the part of a process that was killed does not count", 
         CHECK(account.room()->bytes == 80);
         Taker third(directory, 5); // in the place of the first
         CHECK(account.room()->bytes == 75);
+        third.kill();
+        HostAccount refused(directory); // in the same place
+        refused.limit(10);
+        CHECK_FALSE(refused.take(20));
+        CHECK(account.room()->bytes == 80);
     }
     CHECK(account.room()->bytes == 100);
 }
@@ -104,8 +116,14 @@ TEST_CASE("Host account: a file that was removed is begun anew", "[host_account]
     CHECK(other.room()->bytes == 90);
     for (const auto& file : std::filesystem::directory_iterator(directory)) std::filesystem::remove(file);
     CHECK(other.room()->bytes == 100);
+    REQUIRE(other.take(5)); // where the first one was
+    one.give(1);
+    one.note_spare(1);
+    CHECK(one_more_sees(directory, 100) == 95);
+    one.limit(100);
+    CHECK(one.room()->bytes == 86);
     REQUIRE(one.take(10));
-    CHECK(other.room()->bytes == 80);
+    CHECK(other.room()->bytes == 76);
 }
 
 TEST_CASE("Host account: where there is no private directory, a process counts itself", "[host_account]") {
