@@ -8,6 +8,7 @@
 #include "base/guard.hpp"
 #include "base/immortal.hpp"
 #include "base/process.hpp"
+#include "store/file_checks.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -16,7 +17,9 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <new>
 #include <thread>
+#include <utility>
 
 namespace gpu_sleep::store {
 namespace {
@@ -90,20 +93,22 @@ HostAccount::HostAccount() : HostAccount(agent_directory(::geteuid())) {}
 
 HostAccount::~HostAccount() {
     const MutexLock lock(mutex_);
+    look_for_fork();
     leave_place();
 }
 
 void HostAccount::look_for_fork() noexcept {
     if (process_ == ::getpid()) return;
     if (process_ != 0) own_ = {};
-    anchor_ = nullptr; // the parent's alone
+    anchor_ = nullptr;         // the parent's alone
+    new (&holder_) UnsharedFd; // likewise: close_unshared_fds()
     place_.reset();
     process_ = ::getpid();
 }
 
 void HostAccount::leave_place() noexcept {
-    if (anchor_ != nullptr && process_ == ::getpid()) ::munmap(anchor_, k_place_bytes);
-    anchor_ = nullptr;
+    if (anchor_ != nullptr) ::munmap(std::exchange(anchor_, nullptr), k_place_bytes);
+    holder_.reset();
     place_.reset();
 }
 
@@ -111,7 +116,7 @@ void HostAccount::find_place(const Locked& file) noexcept {
     if (has_place_in(*file)) return;
     leave_place(); // somebody has removed the file that it was in
     // A descriptor of its own, whose locks last as long as the page is mapped.
-    const auto holder = open_file(directory_);
+    auto holder = open_file(directory_);
     if (!holder || holder.identity() != file->identity()) return;
     std::size_t place = 0;
     while (place < k_places && !lock(holder, offset_of(place), k_place_bytes)) ++place;
@@ -125,11 +130,12 @@ void HostAccount::find_place(const Locked& file) noexcept {
     anchor_ = anchor;
     place_ = place;
     file_ = holder.identity();
+    if (!lock_lasts(holder.get())) holder_ = UnsharedFd(std::move(holder));
     write(*file); // over what a killed process has left there, which would count from now on
 }
 
 bool HostAccount::has_place_in(const LockedFile& file) const noexcept {
-    return place_ && file.identity() == file_;
+    return place_ && file.identity() == file_ && (!holder_ || holder_.is_held());
 }
 
 HostAccount::Place HostAccount::others(const Locked& file) const noexcept {

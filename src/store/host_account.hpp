@@ -10,6 +10,7 @@
 #include "base/result.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
+#include "store/unshared_fd.hpp"
 
 #include <sys/types.h>
 
@@ -25,9 +26,9 @@ namespace gpu_sleep::store {
 /// A process's part of the account, which lies in a private directory of its user's. The file has a place of
 /// 16 bytes for each process, which holds a lock on it as long as it lives: the part of one that was killed
 /// does not count. Behind the places is the time of the last refusal: whoever can do without what it holds
-/// then gives it back. Nothing is kept open: a page of the file that is mapped holds the lock, so the program
-/// cannot close it, and children do not get it. Where there is no such directory, or no room in it, a process
-/// counts what it holds itself. Thread-safe. Source: fcntl(2), open file description locks.
+/// then gives it back. Nothing is kept open where a page of the file that is mapped holds the lock: the
+/// program cannot close it, and children do not get it. Where there is no such directory, or no room in it, a
+/// process counts what it holds itself. Thread-safe. Source: fcntl(2), open file description locks.
 class HostAccount {
 public:
     /// Of this process.
@@ -79,7 +80,7 @@ private:
     /// Finds a place in the file, if this process has none there.
     void find_place(const Locked& file) noexcept GPU_SLEEP_REQUIRES(mutex_);
     void leave_place() noexcept GPU_SLEEP_REQUIRES(mutex_);
-    /// Whether its place is in `file`, and not in one that somebody has removed.
+    /// Whether it has a place in `file`, and not in one that somebody has removed.
     [[nodiscard]] bool has_place_in(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
     void write(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
 
@@ -91,6 +92,7 @@ private:
     std::optional<std::size_t> place_ GPU_SLEEP_GUARDED_BY(mutex_);
     void* anchor_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr; ///< the page, while there is a place
     FileIdentity file_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< in which it is
+    UnsharedFd holder_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< where the page does not hold the lock
 };
 
 /// What was taken of an account, and is given back at the end. Move-only; used by one thread at a time.

@@ -5,9 +5,12 @@
 #include "store/host_account.hpp"
 
 #include "support/child.hpp"
+#include "support/overlay.hpp"
 #include "support/scratch.hpp"
+#include "support/skip.hpp"
 
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 using namespace gpu_sleep;
@@ -73,6 +76,8 @@ TEST_CASE("Host account: a refusal says who holds what, and takes nothing", "[ho
 TEST_CASE("Host account: the part of a process that was killed does not count", "[host_account]") {
     const Scratch scratch;
     const auto directory = scratch.path().string();
+    std::optional<Overlay> overlay;
+    if (GENERATE(false, true) && !overlay.emplace(directory)) return skip("no right to mount");
     HostAccount account(directory);
     account.limit(100);
     {
