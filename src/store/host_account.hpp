@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -41,6 +42,8 @@ public:
     HostAccount(const HostAccount&) = delete;
     HostAccount& operator=(const HostAccount&) = delete;
     ~HostAccount();
+    /// In a child of fork(), before all else: a thread of the parent may have been amid any call.
+    void begin_anew_in_child() noexcept { new (&mutex_) Mutex; }
 
     /// What all processes of the user may hold together, from here on; unset: any amount.
     void limit(std::optional<Bytes> most) noexcept;

@@ -9,6 +9,8 @@
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
+#include <fcntl.h>
+
 #include <filesystem>
 #include <optional>
 #include <thread>
@@ -109,6 +111,23 @@ TEST_CASE("Host account: a child of fork() starts without its parent's part, and
         return account.room()->bytes == 60 && account.take(10).has_value() && account.room()->bytes == 50;
     }));
     CHECK(account.room()->bytes == 60);
+}
+
+TEST_CASE("Host account: a child of fork() does not wait for what its parent is amid", "[host_account]") {
+    const Scratch scratch;
+    HostAccount account(scratch.path());
+    REQUIRE(account.take(1));
+    const LockedFile file(UniqueFd(::open(scratch.file("host-memory").c_str(), O_RDWR | O_CLOEXEC)));
+    constexpr off_t k_turn_at = off_t{1} << 40;
+    REQUIRE(file.lock(LockedFile::Holder::descriptor, k_turn_at, 1) == LockedFile::Lock::taken);
+    std::thread taking([&] { CHECK(account.take(1)); });
+    std::this_thread::sleep_for(Milliseconds(50)); // it waits for the turn
+    CHECK(holds_in_child([&] {
+        account.begin_anew_in_child();
+        account.limit(100);
+        return true;
+    }));
+    taking.join();
 }
 
 TEST_CASE("Host account: a file that was removed is begun anew", "[host_account]") {
