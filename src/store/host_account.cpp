@@ -76,12 +76,18 @@ public:
         while (file_ && !lock(file_, k_turn_at, 1) && Clock::now() < deadline)
             std::this_thread::sleep_for(k_pause);
     }
+    Locked(const Locked&) = delete;
+    Locked& operator=(const Locked&) = delete;
+    /// A child of fork() may have a copy of the descriptor, so its end alone does not unlock the file.
+    ~Locked() {
+        if (file_.is_held()) file_.unlock(LockedFile::Holder::descriptor, k_turn_at, 1);
+    }
     [[nodiscard]] const LockedFile* operator->() const noexcept { return &file_; }
     [[nodiscard]] const LockedFile& operator*() const noexcept { return file_; }
     [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(file_); }
 
 private:
-    LockedFile file_; ///< which unlocks it
+    LockedFile file_;
 };
 
 HostAccount& HostAccount::own() noexcept {
@@ -98,7 +104,10 @@ HostAccount::~HostAccount() {
 }
 
 void HostAccount::look_for_fork() noexcept {
-    if (process_ == ::getpid()) return;
+    if (process_ == ::getpid()) {
+        if (holder_ && !holder_.is_held()) leave_place();
+        return;
+    }
     if (process_ != 0) own_ = {};
     anchor_ = nullptr;         // the parent's alone
     new (&holder_) UnsharedFd; // likewise: close_unshared_fds()
@@ -135,7 +144,7 @@ void HostAccount::find_place(const Locked& file) noexcept {
 }
 
 bool HostAccount::has_place_in(const LockedFile& file) const noexcept {
-    return place_ && file.identity() == file_ && (!holder_ || holder_.is_held());
+    return place_ && file.identity() == file_;
 }
 
 HostAccount::Place HostAccount::others(const Locked& file) const noexcept {
@@ -200,6 +209,7 @@ Result<void> HostAccount::take(Bytes bytes) {
 void HostAccount::give(Bytes bytes) noexcept {
     const MutexLock lock(mutex_);
     if (process_ != ::getpid()) return;
+    look_for_fork();
     own_.held -= std::min<Bytes>(own_.held, bytes);
     if (const auto file = open_file(directory_); file) write(file);
 }

@@ -28,8 +28,10 @@ namespace gpu_sleep::store {
 /// 16 bytes for each process, which holds a lock on it as long as it lives: the part of one that was killed
 /// does not count. Behind the places is the time of the last refusal: whoever can do without what it holds
 /// then gives it back. Nothing is kept open where a page of the file that is mapped holds the lock: the
-/// program cannot close it, and children do not get it. Where there is no such directory, or no room in it, a
-/// process counts what it holds itself. Thread-safe. Source: fcntl(2), open file description locks.
+/// program cannot close it, and children do not get it. On overlayfs and network file systems a descriptor
+/// holds it: a program that closes that does not count until it takes more. Where there is no such directory,
+/// or no room in it, a process counts what it holds itself. Thread-safe. Source: fcntl(2), open file
+/// description locks.
 class HostAccount {
 public:
     /// Of this process.
@@ -71,7 +73,8 @@ public:
 private:
     class Locked;
 
-    /// Forgets what a parent of fork() had.
+    /// Forgets what a parent of fork() had, or the place whose lock ended when the program closed the
+    /// descriptor. Before any file is opened, which may get that number.
     void look_for_fork() noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// A process's place in the file.
     struct Place {

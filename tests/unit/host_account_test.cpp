@@ -5,11 +5,13 @@
 #include "store/host_account.hpp"
 
 #include "support/child.hpp"
+#include "support/descriptors.hpp"
 #include "support/overlay.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <optional>
@@ -79,7 +81,7 @@ TEST_CASE("Host account: the part of a process that was killed does not count", 
     const Scratch scratch;
     const auto directory = scratch.path().string();
     std::optional<Overlay> overlay;
-    if (GENERATE(false, true) && !overlay.emplace(directory)) return skip("no right to mount");
+    if (GENERATE(false, true) && !overlay.emplace(directory)) return skip_without_right("mount file systems");
     HostAccount account(directory);
     account.limit(100);
     {
@@ -120,14 +122,42 @@ TEST_CASE("Host account: a child of fork() does not wait for what its parent is 
     const LockedFile file(UniqueFd(::open(scratch.file("host-memory").c_str(), O_RDWR | O_CLOEXEC)));
     constexpr off_t k_turn_at = off_t{1} << 40;
     REQUIRE(file.lock(LockedFile::Holder::descriptor, k_turn_at, 1) == LockedFile::Lock::taken);
-    std::thread taking([&] { CHECK(account.take(1)); });
+    bool is_taken = false;
+    std::jthread taking([&] { is_taken = account.take(1).has_value(); });
     std::this_thread::sleep_for(Milliseconds(50)); // it waits for the turn
-    CHECK(holds_in_child([&] {
+    const Child child([&] {
+        ::alarm(20);
         account.begin_anew_in_child();
         account.limit(100);
         return true;
-    }));
+    });
+    file.unlock(LockedFile::Holder::descriptor, k_turn_at, 1);
     taking.join();
+    CHECK(is_taken);
+    CHECK_FALSE(file.find_lock(LockedFile::Holder::descriptor, k_turn_at, 1)); // nor does the child keep it
+}
+
+TEST_CASE("Host account: whose descriptor is closed on an overlay does not count until it takes more",
+          "[host_account]") {
+    const Scratch scratch;
+    const auto directory = scratch.path().string();
+    const Overlay overlay(directory);
+    if (!overlay) return skip_without_right("mount file systems");
+    const auto close_all = [&] {
+        for (const int number : descriptors_in(directory)) ::close(number);
+    };
+    HostAccount account(directory);
+    REQUIRE(account.take(10));
+    CHECK(one_more_sees(directory, 100) == 90);
+    close_all();
+    CHECK(one_more_sees(directory, 100) == 100);
+    const UniqueFd programs(::open("/dev/null", O_RDONLY | O_CLOEXEC)); // the account's next gets that number
+    REQUIRE(account.take(20));
+    CHECK(one_more_sees(directory, 100) == 70);
+    close_all();
+    const Taker other(directory, 7); // in its place
+    account.give(5);
+    CHECK(one_more_sees(directory, 100) == 93);
 }
 
 TEST_CASE("Host account: a file that was removed is begun anew", "[host_account]") {
