@@ -162,10 +162,13 @@ void give_back_retired(Parts& parts) noexcept {
 }
 
 bool unpin_all(Parts& parts) noexcept {
-    give_back_retired(parts);
+    if (!parts.memory.is_started() || parts.memory.is_ending()) return false;
     bool are_all_unpinned = false;
     ignoring_errors([&] {
         const std::shared_lock contexts(intercepted::contexts_mutex());
+        parts.retired.collect();
+        while (parts.retired.give_back_some()) {
+        }
         are_all_unpinned =
             parts.memory.with_lock([](const LockedMemory& locked) { return locked.contents().unpin(); });
     });

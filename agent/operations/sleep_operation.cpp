@@ -276,9 +276,11 @@ Result<void> SleepOperation::go_deep() {
     if (!request_.deep || request_.dry_run) return {};
     const auto begun = Clock::now();
     // The driver restores no process with memory that was pinned and out of reach.
-    if (!unpin_all(parts_))
+    if (!unpin_all(parts_)) {
+        if (parts_.memory.is_ending()) return process_is_ending();
         return make_error(ErrorCode::driver_failed,
                           "it is asleep, but not deeply: the driver did not unpin all of its host memory");
+    }
     const auto deadline = std::max(deadline_, begun + k_least_time_to_hold);
     const bool is_asked_from_outside = who_asks_ == server::Asker::command;
     auto deep = is_asked_from_outside ? parts_.deep.begin(asker_, deadline)

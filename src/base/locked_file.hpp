@@ -26,7 +26,8 @@ class LockedFile : public HeldFile {
 public:
     /// Whose a lock of a part is. A process's is not its child's by fork(), and ends with the process or as
     /// soon as that closes any descriptor of the file (F_SETLK). A descriptor's ends with the last copy of
-    /// it, or the last mapping that was made by it (F_OFD_SETLK). Source: fcntl(2).
+    /// it and the last mapping that was made by it; on overlayfs no mapping holds it (F_OFD_SETLK). Source:
+    /// fcntl(2).
     enum class Holder { process, descriptor };
     enum class Lock {
         taken,

@@ -8,6 +8,7 @@
 #include "base/guard.hpp"
 #include "base/immortal.hpp"
 #include "base/process.hpp"
+#include "store/file_checks.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -16,7 +17,9 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <new>
 #include <thread>
+#include <utility>
 
 namespace gpu_sleep::store {
 namespace {
@@ -73,12 +76,18 @@ public:
         while (file_ && !lock(file_, k_turn_at, 1) && Clock::now() < deadline)
             std::this_thread::sleep_for(k_pause);
     }
+    Locked(const Locked&) = delete;
+    Locked& operator=(const Locked&) = delete;
+    /// A child of fork() may have a copy of the descriptor, so its end alone does not unlock the file.
+    ~Locked() {
+        if (file_.is_held()) file_.unlock(LockedFile::Holder::descriptor, k_turn_at, 1);
+    }
     [[nodiscard]] const LockedFile* operator->() const noexcept { return &file_; }
     [[nodiscard]] const LockedFile& operator*() const noexcept { return file_; }
     [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(file_); }
 
 private:
-    LockedFile file_; ///< which unlocks it
+    LockedFile file_;
 };
 
 HostAccount& HostAccount::own() noexcept {
@@ -90,28 +99,33 @@ HostAccount::HostAccount() : HostAccount(agent_directory(::geteuid())) {}
 
 HostAccount::~HostAccount() {
     const MutexLock lock(mutex_);
+    look_for_fork();
     leave_place();
 }
 
 void HostAccount::look_for_fork() noexcept {
-    if (process_ == ::getpid()) return;
+    if (process_ == ::getpid()) {
+        if (holder_ && !holder_.is_held()) leave_place();
+        return;
+    }
     if (process_ != 0) own_ = {};
-    anchor_ = nullptr; // the parent's alone
+    anchor_ = nullptr;         // the parent's alone
+    new (&holder_) UnsharedFd; // likewise: close_unshared_fds()
     place_.reset();
     process_ = ::getpid();
 }
 
 void HostAccount::leave_place() noexcept {
-    if (anchor_ != nullptr && process_ == ::getpid()) ::munmap(anchor_, k_place_bytes);
-    anchor_ = nullptr;
+    if (anchor_ != nullptr) ::munmap(std::exchange(anchor_, nullptr), k_place_bytes);
+    holder_.reset();
     place_.reset();
 }
 
 void HostAccount::find_place(const Locked& file) noexcept {
-    if (place_ && file->identity() == file_) return;
+    if (has_place_in(*file)) return;
     leave_place(); // somebody has removed the file that it was in
     // A descriptor of its own, whose locks last as long as the page is mapped.
-    const auto holder = open_file(directory_);
+    auto holder = open_file(directory_);
     if (!holder || holder.identity() != file->identity()) return;
     std::size_t place = 0;
     while (place < k_places && !lock(holder, offset_of(place), k_place_bytes)) ++place;
@@ -125,18 +139,25 @@ void HostAccount::find_place(const Locked& file) noexcept {
     anchor_ = anchor;
     place_ = place;
     file_ = holder.identity();
+    if (!lock_lasts(holder.get())) holder_ = UnsharedFd(std::move(holder));
+    write(*file); // over what a killed process has left there, which would count from now on
+}
+
+bool HostAccount::has_place_in(const LockedFile& file) const noexcept {
+    return place_ && file.identity() == file_;
 }
 
 HostAccount::Place HostAccount::others(const Locked& file) const noexcept {
     static_assert(sizeof(Place) == k_place_bytes);
     std::array<Place, 128> places{}; // few at a time: the stack may be the program's
     Place all;
+    const auto own = has_place_in(*file) ? *place_ : k_places;
     for (std::size_t first = 0; first < k_places; first += places.size()) {
         const auto got = ::pread(file->get(), places.data(), sizeof places, offset_of(first));
         const auto count = got < 0 ? 0 : static_cast<std::size_t>(got) / k_place_bytes;
         for (std::size_t i = 0; i < count; ++i) {
             const auto& [held, spare] = places[i];
-            if (held == 0 || place_ == first + i || !is_held(*file, first + i)) continue;
+            if (held == 0 || own == first + i || !is_held(*file, first + i)) continue;
             all.held = sum(all.held, held);
             all.spare = sum(all.spare, std::min(spare, held));
         }
@@ -145,10 +166,10 @@ HostAccount::Place HostAccount::others(const Locked& file) const noexcept {
     return all;
 }
 
-void HostAccount::write(int file) const noexcept {
-    if (!place_) return;
+void HostAccount::write(const LockedFile& file) const noexcept {
+    if (!has_place_in(file)) return;
     const auto own = own_;
-    [[maybe_unused]] const auto written = ::pwrite(file, &own, sizeof own, offset_of(*place_));
+    [[maybe_unused]] const auto written = ::pwrite(file.get(), &own, sizeof own, offset_of(*place_));
 }
 
 void HostAccount::limit(std::optional<Bytes> most) noexcept {
@@ -181,15 +202,16 @@ Result<void> HostAccount::take(Bytes bytes) {
                           "processes already hold {} of the {} allowed to them",
                           format_bytes(bytes), format_bytes(held), format_bytes(*limit_));
     own_.held += bytes;
-    if (file) write(file->get());
+    if (file) write(*file);
     return {};
 }
 
 void HostAccount::give(Bytes bytes) noexcept {
     const MutexLock lock(mutex_);
     if (process_ != ::getpid()) return;
+    look_for_fork();
     own_.held -= std::min<Bytes>(own_.held, bytes);
-    if (const auto file = open_file(directory_); file) write(file.get());
+    if (const auto file = open_file(directory_); file) write(file);
 }
 
 void HostAccount::note_spare(Bytes bytes) noexcept {
@@ -197,7 +219,7 @@ void HostAccount::note_spare(Bytes bytes) noexcept {
     look_for_fork();
     if (own_.spare == bytes) return;
     own_.spare = bytes;
-    if (const auto file = open_file(directory_); file) write(file.get());
+    if (const auto file = open_file(directory_); file) write(file);
 }
 
 bool HostAccount::is_wanted() noexcept {

@@ -10,12 +10,14 @@
 #include "base/result.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
+#include "store/unshared_fd.hpp"
 
 #include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,9 +27,11 @@ namespace gpu_sleep::store {
 /// A process's part of the account, which lies in a private directory of its user's. The file has a place of
 /// 16 bytes for each process, which holds a lock on it as long as it lives: the part of one that was killed
 /// does not count. Behind the places is the time of the last refusal: whoever can do without what it holds
-/// then gives it back. Nothing is kept open: a page of the file that is mapped holds the lock, so the program
-/// cannot close it, and children do not get it. Where there is no such directory, or no room in it, a process
-/// counts what it holds itself. Thread-safe. Source: fcntl(2), open file description locks.
+/// then gives it back. Nothing is kept open where a page of the file that is mapped holds the lock: the
+/// program cannot close it, and children do not get it. On overlayfs and network file systems a descriptor
+/// holds it: a program that closes that does not count until it takes more. Where there is no such directory,
+/// or no room in it, a process counts what it holds itself. Thread-safe. Source: fcntl(2), open file
+/// description locks.
 class HostAccount {
 public:
     /// Of this process.
@@ -40,6 +44,8 @@ public:
     HostAccount(const HostAccount&) = delete;
     HostAccount& operator=(const HostAccount&) = delete;
     ~HostAccount();
+    /// In a child of fork(), before all else: a thread of the parent may have been amid any call.
+    void begin_anew_in_child() noexcept { new (&mutex_) Mutex; }
 
     /// What all processes of the user may hold together, from here on; unset: any amount.
     void limit(std::optional<Bytes> most) noexcept;
@@ -67,7 +73,8 @@ public:
 private:
     class Locked;
 
-    /// Forgets what a parent of fork() had.
+    /// Forgets what a parent of fork() had, or the place whose lock ended when the program closed the
+    /// descriptor. Before any file is opened, which may get that number.
     void look_for_fork() noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// A process's place in the file.
     struct Place {
@@ -79,7 +86,9 @@ private:
     /// Finds a place in the file, if this process has none there.
     void find_place(const Locked& file) noexcept GPU_SLEEP_REQUIRES(mutex_);
     void leave_place() noexcept GPU_SLEEP_REQUIRES(mutex_);
-    void write(int file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    /// Whether it has a place in `file`, and not in one that somebody has removed.
+    [[nodiscard]] bool has_place_in(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    void write(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
 
     Mutex mutex_;
     const std::string directory_;
@@ -89,6 +98,7 @@ private:
     std::optional<std::size_t> place_ GPU_SLEEP_GUARDED_BY(mutex_);
     void* anchor_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr; ///< the page, while there is a place
     FileIdentity file_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< in which it is
+    UnsharedFd holder_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< where the page does not hold the lock
 };
 
 /// What was taken of an account, and is given back at the end. Move-only; used by one thread at a time.

@@ -378,27 +378,31 @@ Bytes HostArena::shrink(std::size_t index, std::span<const std::span<const std::
     // What takes memory comes first: behind the first unpinning nothing may fail.
     std::vector<std::vector<Part>> rests;
     std::size_t most = 0;
+    bool pins_again = false;
     for (const auto& part : parts) {
         rests.push_back(rest_of(part, needed));
         most += std::max<std::size_t>(1, rests.back().size());
+        pins_again |= part.is_pinned && !rests.back().empty();
     }
     std::vector<Part> left;
     left.reserve(most);
     // What is out of reach cannot be pinned again.
-    const bool pins_again =
-        std::any_of(rests.begin(), rests.end(), [](const auto& rest) { return !rest.empty(); });
     const bool is_reached = is_protected_ && pins_again;
     if (is_reached && !set_access(piece(index), PROT_READ | PROT_WRITE)) return 0;
     Bytes dropped = 0;
     for (std::size_t i = 0; i < parts.size(); ++i) {
         const bool is_whole =
             rests[i].size() == 1 && rests[i].front().memory.size() == parts[i].memory.size();
+        const bool was_pinned = parts[i].is_pinned; // else the driver may be out of reach
         if (is_whole || !unpin(parts[i])) {
             left.push_back(parts[i]);
             continue;
         }
         dropped += drop_but(parts[i], rests[i]);
-        for (auto& part : rests[i]) pin(left.emplace_back(part));
+        for (const auto& part : rests[i]) {
+            left.push_back(part);
+            if (was_pinned) pin(left.back());
+        }
     }
     parts = std::move(left);
     if (is_reached) static_cast<void>(set_access(piece(index), PROT_NONE));

@@ -67,11 +67,11 @@ public:
     [[nodiscard]] static Bytes stuck_bytes() noexcept;
     /// Gives back what of the piece lies in none of `needed`, parts of the arena in their order, by whole
     /// huge pages: one of which only a part went would be split, and would come back under pressure alone.
-    /// Returns how much that was; what the driver does not let go stays. What is needed is pinned again,
-    /// which takes 0.5 ms for a whole piece: to wait for the next wake with that, or to copy unpinned, would
-    /// make the wake up to five times as long. What cannot be pinned is copied unpinned. While nobody copies
-    /// from or to the arena, which may be out of reach (protect()). Where there is no memory for it (which is
-    /// thrown) nothing has changed.
+    /// Returns how much that was; what the driver does not let go stays. What is needed and was pinned is
+    /// pinned again, which takes 0.5 ms for a whole piece: to wait for the next wake with that, or to copy
+    /// unpinned, would make the wake up to five times as long. What cannot be pinned is copied unpinned.
+    /// While nobody copies from or to the arena, which may be out of reach (protect()). Where there is no
+    /// memory for it (which is thrown) nothing has changed.
     [[nodiscard]] Bytes shrink(std::size_t index, std::span<const std::span<const std::byte>> needed);
     /// Puts the memory out of reach of this process's threads, or within it again; the GPUs' copies of what
     /// is pinned do not ask. One system call each for all pieces that lie together. What cannot be protected

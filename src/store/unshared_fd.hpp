@@ -16,7 +16,7 @@ namespace gpu_sleep::store {
 /// Move-only; empty when moved from. Thread-safe as far as different ones go. If a fork comes between open()
 /// and the note, or there is no memory for a note, the child keeps its copy.
 /// Programs close descriptors that are not their own, and open others with the same numbers: this neither
-/// uses nor closes those. A plain file stays open and locked anyway, until reset().
+/// uses nor closes those. A plain file stays open and locked anyway, until reset(), but on overlayfs.
 class UnsharedFd : private LockedFile {
 public:
     UnsharedFd() noexcept = default;

@@ -5,9 +5,16 @@
 #include "store/host_account.hpp"
 
 #include "support/child.hpp"
+#include "support/descriptors.hpp"
+#include "support/overlay.hpp"
 #include "support/scratch.hpp"
+#include "support/skip.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 using namespace gpu_sleep;
@@ -21,6 +28,13 @@ struct Taker : Child {
     Taker(const std::string& directory, Bytes bytes)
         : Child([&] { return (new HostAccount(directory))->take(bytes).has_value(); }) {}
 };
+
+/// What is left of `limit` to somebody new.
+Bytes one_more_sees(const std::string& directory, Bytes limit) {
+    HostAccount account(directory);
+    account.limit(limit);
+    return account.room()->bytes;
+}
 
 template <class Condition>
 bool becomes_false(Condition&& is_so) {
@@ -66,6 +80,8 @@ TEST_CASE("Host account: a refusal says who holds what, and takes nothing", "[ho
 TEST_CASE("Host account: the part of a process that was killed does not count", "[host_account]") {
     const Scratch scratch;
     const auto directory = scratch.path().string();
+    std::optional<Overlay> overlay;
+    if (GENERATE(false, true) && !overlay.emplace(directory)) return skip_without_right("mount file systems");
     HostAccount account(directory);
     account.limit(100);
     {
@@ -76,6 +92,11 @@ TEST_CASE("Host account: the part of a process that was killed does not count", 
         CHECK(account.room()->bytes == 80);
         Taker third(directory, 5); // in the place of the first
         CHECK(account.room()->bytes == 75);
+        third.kill();
+        HostAccount refused(directory); // in the same place
+        refused.limit(10);
+        CHECK_FALSE(refused.take(20));
+        CHECK(account.room()->bytes == 80);
     }
     CHECK(account.room()->bytes == 100);
 }
@@ -94,6 +115,51 @@ TEST_CASE("Host account: a child of fork() starts without its parent's part, and
     CHECK(account.room()->bytes == 60);
 }
 
+TEST_CASE("Host account: a child of fork() does not wait for what its parent is amid", "[host_account]") {
+    const Scratch scratch;
+    HostAccount account(scratch.path());
+    REQUIRE(account.take(1));
+    const LockedFile file(UniqueFd(::open(scratch.file("host-memory").c_str(), O_RDWR | O_CLOEXEC)));
+    constexpr off_t k_turn_at = off_t{1} << 40;
+    REQUIRE(file.lock(LockedFile::Holder::descriptor, k_turn_at, 1) == LockedFile::Lock::taken);
+    bool is_taken = false;
+    std::jthread taking([&] { is_taken = account.take(1).has_value(); });
+    std::this_thread::sleep_for(Milliseconds(50)); // it waits for the turn
+    const Child child([&] {
+        ::alarm(20);
+        account.begin_anew_in_child();
+        account.limit(100);
+        return true;
+    });
+    file.unlock(LockedFile::Holder::descriptor, k_turn_at, 1);
+    taking.join();
+    CHECK(is_taken);
+    CHECK_FALSE(file.find_lock(LockedFile::Holder::descriptor, k_turn_at, 1)); // nor does the child keep it
+}
+
+TEST_CASE("Host account: whose descriptor is closed on an overlay does not count until it takes more",
+          "[host_account]") {
+    const Scratch scratch;
+    const auto directory = scratch.path().string();
+    const Overlay overlay(directory);
+    if (!overlay) return skip_without_right("mount file systems");
+    const auto close_all = [&] {
+        for (const int number : descriptors_in(directory)) ::close(number);
+    };
+    HostAccount account(directory);
+    REQUIRE(account.take(10));
+    CHECK(one_more_sees(directory, 100) == 90);
+    close_all();
+    CHECK(one_more_sees(directory, 100) == 100);
+    const UniqueFd programs(::open("/dev/null", O_RDONLY | O_CLOEXEC)); // the account's next gets that number
+    REQUIRE(account.take(20));
+    CHECK(one_more_sees(directory, 100) == 70);
+    close_all();
+    const Taker other(directory, 7); // in its place
+    account.give(5);
+    CHECK(one_more_sees(directory, 100) == 93);
+}
+
 TEST_CASE("Host account: a file that was removed is begun anew", "[host_account]") {
     const Scratch scratch;
     const auto directory = scratch.path().string();
@@ -104,8 +170,14 @@ TEST_CASE("Host account: a file that was removed is begun anew", "[host_account]
     CHECK(other.room()->bytes == 90);
     for (const auto& file : std::filesystem::directory_iterator(directory)) std::filesystem::remove(file);
     CHECK(other.room()->bytes == 100);
+    REQUIRE(other.take(5)); // where the first one was
+    one.give(1);
+    one.note_spare(1);
+    CHECK(one_more_sees(directory, 100) == 95);
+    one.limit(100);
+    CHECK(one.room()->bytes == 86);
     REQUIRE(one.take(10));
-    CHECK(other.room()->bytes == 80);
+    CHECK(other.room()->bytes == 76);
 }
 
 TEST_CASE("Host account: where there is no private directory, a process counts itself", "[host_account]") {

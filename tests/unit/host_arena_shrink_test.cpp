@@ -88,6 +88,16 @@ TEST_CASE("Host arena: what is dead goes by huge pages, and the rest stays pinne
     CHECK_FALSE(test::is_mapped(data + 8 * k_mib));
 }
 
+TEST_CASE("Host arena: what was unpinned stays so when it is shrunk", "[host_arena]") {
+    Full full(10 * k_mib);
+    REQUIRE(full.arena->unpin_all());
+    const Needed needed{full.part(3 * k_mib, 1)};
+    CHECK(full.arena->shrink(0, needed) == 8 * k_mib);
+    CHECK(full.pinner.pinned == 0);
+    CHECK_FALSE(full.arena->pin_next());
+    CHECK(full.pinner.pinned == k_huge);
+}
+
 TEST_CASE("Host arena: a piece of which nothing is needed goes whole", "[host_arena]") {
     const auto bytes = GENERATE(Bytes{1}, 4 * k_kib + 1, 2 * k_mib, 5 * k_mib + 4 * k_kib + 1);
     Full full(bytes);

@@ -4,10 +4,10 @@
 
 #include "base/process.hpp"
 #include "support/descriptors.hpp"
+#include "support/overlay.hpp"
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,29 +22,6 @@ using test::k_nobody;
 using test::MemoryContents;
 using test::small_read;
 using test::small_write;
-
-/// An overlay over a directory of its own, mounted on it, if this user may.
-class Overlay {
-public:
-    explicit Overlay(const std::filesystem::path& where) : where_(where) {
-        for (const auto* each : {"lower", "upper", "work"})
-            std::filesystem::create_directory(layers_.path() / each);
-        const auto layers = layers_.path().string();
-        const auto options =
-            "lowerdir=" + layers + "/lower,upperdir=" + layers + "/upper,workdir=" + layers + "/work";
-        is_mounted_ = ::mount("gpu-sleep-test", where.c_str(), "overlay", 0, options.c_str()) == 0 &&
-                      ::chmod(where.c_str(), S_IRWXU) == 0;
-    }
-    Overlay(const Overlay&) = delete;
-    Overlay& operator=(const Overlay&) = delete;
-    ~Overlay() { ::umount2(where_.c_str(), MNT_DETACH); }
-    explicit operator bool() const noexcept { return is_mounted_; }
-
-private:
-    test::Scratch layers_{"/dev/shm"};
-    std::filesystem::path where_;
-    bool is_mounted_ = false;
-};
 
 /// A snapshot, all of whose descriptors the program has closed.
 struct Closed {
@@ -68,7 +45,7 @@ struct Closed {
         return reader ? reader->read(contents, small_read()) : reader.error();
     }
     test::Scratch directory;
-    std::optional<Overlay> overlay;
+    std::optional<test::Overlay> overlay;
     MemoryContents contents;
     std::optional<Snapshot> snapshot;
     std::filesystem::path path;
@@ -98,7 +75,7 @@ TEST_CASE("Closed descriptors: a snapshot is found again by its name, and others
 
 TEST_CASE("Closed descriptors: no lock is left on overlayfs, and the living owner counts", "[store]") {
     Closed closed(true);
-    if (!*closed.overlay) return test::skip("no right to mount");
+    if (!*closed.overlay) return test::skip_without_right("mount file systems");
     CHECK(test::opened(closed.directory)->remove_leftovers()->empty());
     CHECK(closed.read());
 }

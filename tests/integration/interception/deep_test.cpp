@@ -305,6 +305,23 @@ TEST_CASE("Deep: gpu-ps says what a process lacks for it", "[deep]") {
     }
 }
 
+TEST_CASE("Deep: nothing that was retained is pinned in it, though a context ends just before", "[deep]") {
+    static_cast<void>(GENERATE(range(0, 3))); // in between it may be given back in time
+    const Scratch place;
+    const auto trace = place.file("trace");
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=cuCtxDestroy:500ms", "GPU_SLEEP_SIM_TRACE=" + trace});
+    REQUIRE(machine.command("gpu-sleep").status == 0);
+    REQUIRE(machine.command("gpu-wake").status == 0);
+    machine.host.tell("contexts 1");
+    pause_for(Milliseconds(200));
+    machine.host.tell("free " + machine.piece.number);
+    machine.fall_asleep();
+    CHECK(calls_done(trace, "cuMemHostRegister_v2") > 0);
+    CHECK(calls_done(trace, "cuMemHostRegister_v2") == calls_done(trace, "cuMemHostUnregister"));
+    machine.wake();
+    machine.host.tell("contexts 0");
+}
+
 TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "[deep]") {
     const Scratch place;
     DeepMachine machine;
