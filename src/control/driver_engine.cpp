@@ -93,8 +93,7 @@ public:
         if (!record) return std::move(record).error();
         record_ = *std::move(record);
         auto answer = begin();
-        const auto state = stands();
-        if (state != checkpoint::State::locked && state != checkpoint::State::checkpointed) record_->remove();
+        if (is_awake_or_gone()) record_->remove();
         return answer;
     }
 
@@ -277,6 +276,13 @@ private:
     [[nodiscard]] std::optional<checkpoint::State> stands() const {
         const auto state = checkpoint_->state(process_.pid);
         return state ? std::optional(*state) : std::nullopt;
+    }
+
+    /// Whether nobody needs the record any more; not where the driver does not say.
+    [[nodiscard]] bool is_awake_or_gone() const {
+        const auto state = checkpoint_->state(process_.pid);
+        if (!state) return state.error().code == ErrorCode::no_process;
+        return *state != checkpoint::State::locked && *state != checkpoint::State::checkpointed;
     }
 
     /// `error`, and how the process stands after it.
