@@ -60,7 +60,10 @@ int print_result(std::string_view program, std::string_view text, int status) {
 }
 
 void print_error(std::string_view text) {
+    // Nor is one of errors; and it is as before for a command that this process becomes.
+    auto* const before = std::signal(SIGPIPE, SIG_IGN);
     std::cerr << printable_lines(text);
+    std::signal(SIGPIPE, before);
 }
 
 Result<void> draw(std::string_view text, ScreenSize size) {
