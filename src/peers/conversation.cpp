@@ -135,7 +135,7 @@ void Conversation::withdraw(std::optional<Error> why) {
     }
     withdrawn_until_ = Clock::now() + k_farewell;
     unsent_.clear();
-    ::shutdown(question_.socket.get(), SHUT_WR);
+    shut();
 }
 
 void Conversation::keep_time() {
@@ -154,7 +154,7 @@ void Conversation::keep_time() {
 void Conversation::give_up(const std::optional<Error>& why) {
     std::vector<model::Progress> unheard;
     const bool was_past_return = is_past_return();
-    ::shutdown(question_.socket.get(), SHUT_WR);
+    shut();
     for (const auto limit = received_ + k_max_unread; !is_over() && received_ < limit;)
         if (!receive(unheard)) break;
     if (!is_over() && is_past_return() && !was_past_return) return; // just so: it is worth waiting for
@@ -194,9 +194,14 @@ void Conversation::note_end_of_step() {
         timeout_.hold();
 }
 
+void Conversation::shut() noexcept {
+    is_shut_ = true;
+    ::shutdown(question_.socket.get(), SHUT_WR);
+}
+
 void Conversation::end_steps(Result<void> deep) {
     deep_ = std::move(deep);
-    ::shutdown(question_.socket.get(), SHUT_WR);
+    shut();
     timeout_.end_call(Clock::now());
 }
 
@@ -277,7 +282,7 @@ void Conversation::hear(const model::Progress& progress) {
     const bool waits_for_word = progress.phase == Phase::drained || progress.phase == Phase::ready;
     if (waits_for_word && is_joint_ && !is_past_return()) timeout_.hold();
     if (progress.phase != Phase::deep || std::exchange(is_in_phase_deep_, true)) return;
-    if (question_.deep_steps.empty())
+    if (question_.deep_steps.empty() || is_shut_)
         end_steps({});
     else
         timeout_.hold();

@@ -12,8 +12,10 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <functional>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -127,6 +129,23 @@ TEST_CASE("Conversation: where nothing is to be done the agent hears so at once"
     std::vector<Question> questions;
     questions.push_back(agent.question({}));
     CHECK(std::holds_alternative<model::Report>(ask_all(std::move(questions))[0]));
+}
+
+TEST_CASE("Conversation: no step is taken for an agent that knows of a withdrawal and does not wait for it",
+          "[conversation]") {
+    SleepyAgent agent(200ms);
+    const auto is_taken = std::make_shared<std::atomic<bool>>(false);
+    std::vector<Question> questions;
+    questions.push_back(agent.question({[is_taken]() -> Result<void> {
+        *is_taken = true;
+        return {};
+    }}));
+    Conversations conversations(std::move(questions));
+    conversations.withdraw();
+    while (const auto event = conversations.next())
+        if (const auto* const answer = std::get_if<Answer>(&event->what))
+            CHECK(std::holds_alternative<model::Report>(*answer));
+    CHECK_FALSE(*is_taken);
 }
 
 TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to nothing has a reason",
