@@ -84,6 +84,8 @@ public:
             return make_error(ErrorCode::not_permitted,
                               "it belongs to {}: only its owner and root may control it",
                               user_name(process_.uid));
+        // While those before it were asked, another may have been given its number.
+        if (!ProcFs().is_running(process_)) return make_error(ErrorCode::no_process, "it has ended");
         if (auto answers = check_not_stopped(process_); !answers) return std::move(answers).error();
         auto loaded = Checkpoint::load();
         if (!loaded) return std::move(loaded).error();
