@@ -152,6 +152,10 @@ void Conversation::keep_time() {
 }
 
 void Conversation::give_up(const std::optional<Error>& why) {
+    if (has_step_under_way()) {
+        answer_ = unanswered(why);
+        return call_->close_after(std::move(question_.socket)); // the agent is to look afterwards
+    }
     std::vector<model::Progress> unheard;
     const bool was_past_return = is_past_return();
     shut();

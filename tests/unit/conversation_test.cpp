@@ -34,11 +34,12 @@ public:
         int ends[2] = {-1, -1};
         REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
         near_.reset(ends[0]);
-        thread_ = std::thread([last_word, connection = test::FakeConnection(UniqueFd(ends[1]))] {
+        thread_ = std::thread([this, last_word, connection = test::FakeConnection(UniqueFd(ends[1]))] {
             using Phase = model::Progress::Phase;
             connection.send(model::Progress{Phase::release, 0, 0});
             connection.send(model::Progress{Phase::deep, 0, 0});
             connection.wait_for_close();
+            goes_on_ = true;
             std::this_thread::sleep_for(last_word);
             auto report = test::sample_sleep();
             report.state = model::State::asleep;
@@ -46,6 +47,9 @@ public:
         });
     }
     ~SleepyAgent() { thread_.join(); }
+
+    /// Whether it waits for the driver's part no more.
+    [[nodiscard]] bool goes_on() const noexcept { return goes_on_; }
 
     [[nodiscard]] Question question(std::vector<std::function<Result<void>()>> steps) {
         REQUIRE(::fcntl(near_.get(), F_SETFL, O_NONBLOCK) == 0);
@@ -57,6 +61,7 @@ public:
 private:
     const protocol::Request request_ = model::SleepRequest{};
     UniqueFd near_;
+    std::atomic<bool> goes_on_ = false;
     std::thread thread_;
 };
 
@@ -164,7 +169,8 @@ TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to 
     CHECK(refusal_in(make_error(ErrorCode::timed_out, "late")) == "late");
 }
 
-TEST_CASE("Conversation: a step that does not end is left alone by the second interruption",
+TEST_CASE("Conversation: a step that does not end is left alone by the second interruption, and waited for by "
+          "the agent",
           "[conversation]") {
     SleepyAgent agent(500ms);
     std::promise<void> go_on;
@@ -192,6 +198,8 @@ TEST_CASE("Conversation: a step that does not end is left alone by the second in
     const auto answer = std::get<Answer>(events[1].what);
     REQUIRE(std::holds_alternative<Error>(answer));
     CHECK(std::get<Error>(answer).code == ErrorCode::outcome_unknown);
+    std::this_thread::sleep_for(50ms);
+    CHECK_FALSE(agent.goes_on()); // else the step would lock a process that nobody unlocks
     go_on.set_value();
     has_ended.get_future().wait();
 }
