@@ -108,8 +108,8 @@ private:
     /// one, or cannot be asked so.
     bool ask_again(const protocol::FrameReader::Frame& frame, const model::Failure& refusal);
     void hear(const model::Progress& progress);
-    /// Says nothing more. An agent in the phase deep takes the driver's part for done from then on: a step that
-    /// is taken later locks a process that nobody unlocks.
+    /// Says nothing more. An agent in the phase deep takes the driver's part for done from then on: a step
+    /// that is taken later locks a process that nobody unlocks.
     void shut() noexcept;
     /// All steps are taken, or one has failed. The agent waits for that, and then for the end of what is sent
     /// to it.

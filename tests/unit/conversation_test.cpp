@@ -169,9 +169,10 @@ TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to 
     CHECK(refusal_in(make_error(ErrorCode::timed_out, "late")) == "late");
 }
 
-TEST_CASE("Conversation: a step that does not end is left alone by the second interruption, and waited for by "
-          "the agent",
-          "[conversation]") {
+TEST_CASE(
+    "Conversation: a step that does not end is left alone by the second interruption, and waited for by "
+    "the agent",
+    "[conversation]") {
     SleepyAgent agent(500ms);
     std::promise<void> go_on;
     std::promise<void> has_ended;
