@@ -286,8 +286,11 @@ void Conversation::hear(const model::Progress& progress) {
     const bool waits_for_word = progress.phase == Phase::drained || progress.phase == Phase::ready;
     if (waits_for_word && is_joint_ && !is_past_return()) timeout_.hold();
     if (progress.phase != Phase::deep || std::exchange(is_in_phase_deep_, true)) return;
-    if (question_.deep_steps.empty() || is_shut_)
+    if (question_.deep_steps.empty())
         end_steps({});
+    else if (is_shut_)
+        end_steps(
+            make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: the request was withdrawn"));
     else
         timeout_.hold();
 }

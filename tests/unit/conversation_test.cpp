@@ -148,8 +148,10 @@ TEST_CASE("Conversation: no step is taken for an agent that knows of a withdrawa
     Conversations conversations(std::move(questions));
     conversations.withdraw();
     while (const auto event = conversations.next())
-        if (const auto* const answer = std::get_if<Answer>(&event->what))
-            CHECK(std::holds_alternative<model::Report>(*answer));
+        if (const auto* const answer = std::get_if<Answer>(&event->what)) {
+            REQUIRE(std::holds_alternative<model::Failure>(*answer));
+            CHECK(std::get<model::Failure>(*answer).state == model::State::asleep);
+        }
     CHECK_FALSE(*is_taken);
 }
 
