@@ -77,8 +77,9 @@ public:
     /// Gives up when it is time to.
     void keep_time();
 
-    /// Stops waiting, for that `reason`. Nothing that the agent sends from here on arrives, nor can it be
-    /// sent: if it has not passed the point of no return by now, it never will.
+    /// Stops waiting; `why` is in the answer. Nothing that the agent sends from here on arrives, nor can it
+    /// be sent: if it has not passed the point of no return by now, it never will. Only while a step is under
+    /// way the agent hears nothing of it, and waits until that has ended.
     void give_up(const std::optional<Error>& why);
 
     // ---- Question::deep_steps
