@@ -136,7 +136,8 @@ private:
         const auto needs = needs_of(used, before, after);
         auto done = report(State::asleep, true, needs, before, after);
         if (auto written = record_->write({needs}); !written && !needs.empty())
-            done.notes.push_back("what it needs to wake could not be recorded: " + written.error().message);
+            done.notes.push_back("what it needs to wake, as seen after the sleep, could not be recorded: " +
+                                 written.error().message);
         return done;
     }
 
