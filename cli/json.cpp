@@ -210,9 +210,14 @@ std::string to_json(std::string_view program, const std::vector<control::Outcome
 std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                     const control::GpuRoom& room, const std::optional<Error>& error) {
     auto value = document_of(program, outcomes, error ? traits(error->code).exit_status : exit_status::done);
-    value["gpu"] = {{"index", room.gpu.index},     {"uuid", room.gpu.uuid},
-                    {"name", room.gpu.name},       {"total_bytes", room.gpu.total},
-                    {"free_bytes", room.gpu.free}, {"needed_bytes", room.needed},
+    // After another error it is from before the sleeps.
+    const bool is_known = !error || error->code == ErrorCode::out_of_device_memory;
+    value["gpu"] = {{"index", room.gpu.index},
+                    {"uuid", room.gpu.uuid},
+                    {"name", room.gpu.name},
+                    {"total_bytes", room.gpu.total},
+                    {"free_bytes", is_known ? OrderedJson(room.gpu.free) : OrderedJson(nullptr)},
+                    {"needed_bytes", room.needed},
                     {"against", room.against}};
     if (error) value["error"] = error_value(program, *error);
     return written(value);

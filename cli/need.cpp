@@ -54,7 +54,10 @@ int print_errors(const std::string& program, const control::Need& need, const co
     if (!done.error) return exit_status::done;
     constexpr double k_least = 10; // who follows the advice is to have room then, also on a busy machine
     constexpr double k_margin = 5;
-    const auto purpose = fmt::format("free {} on GPU {}", words_for(need.bytes), done.room.gpu.index);
+    const bool is_too_little = done.error->code == ErrorCode::out_of_device_memory;
+    const auto purpose =
+        fmt::format("{} {} on GPU {}", is_too_little ? "free" : "find out whether there is room for",
+                    words_for(need.bytes), done.room.gpu.index);
     if (need.bytes > done.room.gpu.total)
         print_error(fmt::format("{}: cannot {}: {}; ask for less\n", program, purpose, done.error->message));
     else if (program != k_program && done.wait.value_or(0) > 0)

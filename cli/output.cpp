@@ -4,6 +4,7 @@
 
 #include "cli/output.hpp"
 
+#include "base/pipe_signal.hpp"
 #include "base/small_file.hpp"
 #include "base/text.hpp"
 #include "cli/render.hpp"
@@ -14,7 +15,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <iostream>
 #include <string>
@@ -24,7 +24,7 @@ namespace gpu_sleep::cli {
 namespace {
 
 Result<void> write_all(std::string_view text) {
-    std::signal(SIGPIPE, SIG_IGN); // a reader that has gone is no reason to end without a status
+    const PipeSignalHold signal; // a reader that has gone is no reason to end without a status
     while (!text.empty()) {
         const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
         if (written >= 0) {
@@ -32,6 +32,7 @@ Result<void> write_all(std::string_view text) {
             continue;
         }
         const int reason = errno;
+        if (reason == EPIPE) signal.take_back();
         pollfd writable{STDOUT_FILENO, POLLOUT, 0};
         if (reason == EAGAIN) ::poll(&writable, 1, -1); // whoever else has it made it so
         if (reason != EAGAIN && reason != EINTR)
@@ -60,7 +61,9 @@ int print_result(std::string_view program, std::string_view text, int status) {
 }
 
 void print_error(std::string_view text) {
+    const PipeSignalHold signal; // as in write_all()
     std::cerr << printable_lines(text);
+    signal.take_back();
 }
 
 Result<void> draw(std::string_view text, ScreenSize size) {

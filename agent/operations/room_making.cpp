@@ -140,6 +140,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
     request.timeout = k_sleep_patience;
     const auto made = peers::make_room(holders, look, request);
     if (!made) return made.error();
+    if (made->error) return *made->error;
     for (const auto& slept : made->slept)
         if (const auto* const report = std::get_if<Report>(&slept.answer); report && report->changed)
             notes.push_back(fmt::format("{} was put to sleep for it", holders[slept.holder].title));

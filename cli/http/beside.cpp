@@ -139,6 +139,7 @@ Result<void> start_beside(std::vector<std::string> words) {
     const auto pid = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
     if (pid == 0) {
         for (const int number : k_ends) std::signal(number, SIG_IGN);
+        std::signal(SIGCHLD, SIG_DFL); // or the door would leave no status
         leave_program({program.get(), ready.get()});
         attend_door(arguments, std::move(program), std::move(ready));
     }

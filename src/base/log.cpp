@@ -5,20 +5,18 @@
 #include "base/log.hpp"
 
 #include "base/cancellation.hpp"
+#include "base/pipe_signal.hpp"
 #include "base/text.hpp"
 
 #include <fmt/format.h>
 
 #include <poll.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <climits>
-#include <csignal>
 #include <cstdlib>
-#include <ctime>
 #include <iterator>
 #include <new>
 
@@ -36,36 +34,6 @@ bool can_write() noexcept {
     pollfd error{STDERR_FILENO, POLLOUT, 0};
     return ::poll(&error, 1, 0) == 1 && error.revents == POLLOUT;
 }
-
-/// Keeps the SIGPIPE of a write of this thread's from the program, which did not make it. One that was
-/// pending before stays.
-class PipeSignalHold {
-public:
-    PipeSignalHold() noexcept {
-        sigset_t pending;
-        sigemptyset(&pending);
-        sigpending(&pending);
-        was_pending_ = sigismember(&pending, SIGPIPE) == 1;
-        sigemptyset(&pipe_);
-        sigaddset(&pipe_, SIGPIPE);
-        pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
-    }
-    PipeSignalHold(const PipeSignalHold&) = delete;
-    PipeSignalHold& operator=(const PipeSignalHold&) = delete;
-    ~PipeSignalHold() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
-    /// Takes the signal back that the write has raised.
-    void take_back() const noexcept {
-        constexpr timespec k_at_once{};
-        while (!was_pending_ && sigtimedwait(&pipe_, nullptr, &k_at_once) < 0 && errno == EINTR) {
-        }
-    }
-
-private:
-    sigset_t pipe_{};
-    sigset_t before_{};
-    bool was_pending_ = false;
-};
 
 } // namespace
 

@@ -127,10 +127,13 @@ Result<void> CheckpointRecord::write(const Recorded& recorded) const {
     auto text = fmt::format("{}\n", k_first_line);
     for (const auto& [uuid, bytes] : recorded.needs) text += fmt::format("{} {}\n", uuid, bytes);
     text += fmt::format("{}{}\n", recorded.is_lost ? "lost\n" : "", k_last_line);
-    if (::ftruncate(file_.get(), 0) != 0) return errno_error(ErrorCode::io_failed, errno, "ftruncate", name_);
+    // Over what was there, which needs no room on a disk; what is left of that stands behind the last line.
     const auto written = ::pwrite(file_.get(), text.data(), text.size(), 0);
-    if (written == static_cast<ssize_t>(text.size())) return {};
-    return errno_error(ErrorCode::io_failed, written < 0 ? errno : ENOSPC, "write", name_);
+    if (written < 0) return errno_error(ErrorCode::io_failed, errno, "write", name_);
+    const bool is_whole = written == static_cast<ssize_t>(text.size());
+    // A part before what is left says what nobody wrote: then rather nothing.
+    static_cast<void>(::ftruncate(file_.get(), is_whole ? written : 0));
+    return is_whole ? Result<void>() : errno_error(ErrorCode::io_failed, ENOSPC, "write", name_);
 }
 
 Recorded recorded_of(const Process& process) {

@@ -31,7 +31,7 @@ public:
 
     /// What was written last.
     [[nodiscard]] Recorded read() const;
-    /// Errors: io_failed (what was there is gone).
+    /// Errors: io_failed (what was there stays, or nothing does).
     [[nodiscard]] Result<void> write(const Recorded& recorded) const;
     /// Removes the file: the process is awake.
     void remove() const;

@@ -84,6 +84,8 @@ public:
             return make_error(ErrorCode::not_permitted,
                               "it belongs to {}: only its owner and root may control it",
                               user_name(process_.uid));
+        // While those before it were asked, another may have been given its number.
+        if (!ProcFs().is_running(process_)) return make_error(ErrorCode::no_process, "it has ended");
         if (auto answers = check_not_stopped(process_); !answers) return std::move(answers).error();
         auto loaded = Checkpoint::load();
         if (!loaded) return std::move(loaded).error();
@@ -93,8 +95,7 @@ public:
         if (!record) return std::move(record).error();
         record_ = *std::move(record);
         auto answer = begin();
-        const auto state = stands();
-        if (state != checkpoint::State::locked && state != checkpoint::State::checkpointed) record_->remove();
+        if (is_awake_or_gone()) record_->remove();
         return answer;
     }
 
@@ -135,7 +136,8 @@ private:
         const auto needs = needs_of(used, before, after);
         auto done = report(State::asleep, true, needs, before, after);
         if (auto written = record_->write({needs}); !written && !needs.empty())
-            done.notes.push_back("what it needs to wake could not be recorded: " + written.error().message);
+            done.notes.push_back("what it needs to wake, as seen after the sleep, could not be recorded: " +
+                                 written.error().message);
         return done;
     }
 
@@ -277,6 +279,13 @@ private:
     [[nodiscard]] std::optional<checkpoint::State> stands() const {
         const auto state = checkpoint_->state(process_.pid);
         return state ? std::optional(*state) : std::nullopt;
+    }
+
+    /// Whether nobody needs the record any more; not where the driver does not say.
+    [[nodiscard]] bool is_awake_or_gone() const {
+        const auto state = checkpoint_->state(process_.pid);
+        if (!state) return state.error().code == ErrorCode::no_process;
+        return *state != checkpoint::State::locked && *state != checkpoint::State::checkpointed;
     }
 
     /// `error`, and how the process stands after it.

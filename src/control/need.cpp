@@ -158,6 +158,8 @@ Result<Made> try_to_make_room(const Need& need, Lines& lines) {
     auto made = peers::make_room(holders, look, need.request);
     if (!made) return std::move(made).error();
     for (auto& slept : made->slept) done.outcomes.push_back({*asked[slept.holder], std::move(slept.answer)});
+    done.error = std::move(made->error);
+    if (done.error) return done;
     const bool would_do = need.request.dry_run && !done.outcomes.empty() &&
                           std::all_of(done.outcomes.begin(), done.outcomes.end(), [](const Outcome& each) {
                               return peers::refusal_in(each.answer).empty();

@@ -24,7 +24,9 @@ struct Need {
     std::optional<uid_t> user{};                ///< whose processes; unset: all that may be asked
     model::SleepRequest request{};              ///< see peers::room_request()
     std::optional<Milliseconds> only_if_idle{}; ///< only those sleep that have been idle for so long
-    Clock::time_point until{};                  ///< when not to try again any more while there is too little
+    /// When not to try again any more while there is too little, or a look at the GPU fails after somebody
+    /// has been asked.
+    Clock::time_point until{};
     /// The same while there may be enough by then without more than time: some were woken just now.
     Clock::time_point until_for_time{};
     /// Told of what came of a try after which it waits until `until_for_time`; may be empty.

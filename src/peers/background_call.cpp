@@ -25,6 +25,7 @@ struct BackgroundCall::State {
     UniqueFd end;
     Mutex mutex;
     std::optional<Result<void>> result GPU_SLEEP_GUARDED_BY(mutex);
+    UniqueFd kept GPU_SLEEP_GUARDED_BY(mutex);
 };
 
 Result<BackgroundCall> BackgroundCall::start(std::function<Result<void>()> call) {
@@ -38,6 +39,7 @@ Result<BackgroundCall> BackgroundCall::start(std::function<Result<void>()> call)
         {
             const MutexLock lock(state->mutex);
             state->result = std::move(result);
+            state->kept.reset();
         }
         ::eventfd_write(state->end.get(), 1);
     });
@@ -56,6 +58,11 @@ int BackgroundCall::end_fd() const noexcept {
 std::optional<Result<void>> BackgroundCall::result() const {
     const MutexLock lock(state_->mutex);
     return state_->result;
+}
+
+void BackgroundCall::close_after(UniqueFd fd) {
+    const MutexLock lock(state_->mutex);
+    if (!state_->result) state_->kept = std::move(fd);
 }
 
 bool BackgroundCall::is_any_under_way() noexcept {

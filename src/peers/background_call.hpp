@@ -25,6 +25,9 @@ public:
     /// Nothing before it has ended.
     [[nodiscard]] std::optional<Result<void>> result() const;
 
+    /// Closes `fd` when the call has ended, and not before.
+    void close_after(UniqueFd fd);
+
     /// Whether any of this process is under way. Then it must not run its exit handlers, among which are
     /// those of the library that is being called.
     [[nodiscard]] static bool is_any_under_way() noexcept;

@@ -135,7 +135,7 @@ void Conversation::withdraw(std::optional<Error> why) {
     }
     withdrawn_until_ = Clock::now() + k_farewell;
     unsent_.clear();
-    ::shutdown(question_.socket.get(), SHUT_WR);
+    shut();
 }
 
 void Conversation::keep_time() {
@@ -152,9 +152,13 @@ void Conversation::keep_time() {
 }
 
 void Conversation::give_up(const std::optional<Error>& why) {
+    if (has_step_under_way()) {
+        answer_ = unanswered(why);
+        return call_->close_after(std::move(question_.socket)); // the agent is to look afterwards
+    }
     std::vector<model::Progress> unheard;
     const bool was_past_return = is_past_return();
-    ::shutdown(question_.socket.get(), SHUT_WR);
+    shut();
     for (const auto limit = received_ + k_max_unread; !is_over() && received_ < limit;)
         if (!receive(unheard)) break;
     if (!is_over() && is_past_return() && !was_past_return) return; // just so: it is worth waiting for
@@ -194,9 +198,14 @@ void Conversation::note_end_of_step() {
         timeout_.hold();
 }
 
+void Conversation::shut() noexcept {
+    is_shut_ = true;
+    ::shutdown(question_.socket.get(), SHUT_WR);
+}
+
 void Conversation::end_steps(Result<void> deep) {
     deep_ = std::move(deep);
-    ::shutdown(question_.socket.get(), SHUT_WR);
+    shut();
     timeout_.end_call(Clock::now());
 }
 
@@ -279,6 +288,9 @@ void Conversation::hear(const model::Progress& progress) {
     if (progress.phase != Phase::deep || std::exchange(is_in_phase_deep_, true)) return;
     if (question_.deep_steps.empty())
         end_steps({});
+    else if (is_shut_)
+        end_steps(
+            make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: the request was withdrawn"));
     else
         timeout_.hold();
 }

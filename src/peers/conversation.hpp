@@ -77,8 +77,9 @@ public:
     /// Gives up when it is time to.
     void keep_time();
 
-    /// Stops waiting, for that `reason`. Nothing that the agent sends from here on arrives, nor can it be
-    /// sent: if it has not passed the point of no return by now, it never will.
+    /// Stops waiting; `why` is in the answer. Nothing that the agent sends from here on arrives, nor can it
+    /// be sent: if it has not passed the point of no return by now, it never will. Only while a step is under
+    /// way the agent hears nothing of it, and waits until that has ended.
     void give_up(const std::optional<Error>& why);
 
     // ---- Question::deep_steps
@@ -108,6 +109,9 @@ private:
     /// one, or cannot be asked so.
     bool ask_again(const protocol::FrameReader::Frame& frame, const model::Failure& refusal);
     void hear(const model::Progress& progress);
+    /// Says nothing more. An agent in the phase deep takes the driver's part for done from then on: a step
+    /// that is taken later locks a process that nobody unlocks.
+    void shut() noexcept;
     /// All steps are taken, or one has failed. The agent waits for that, and then for the end of what is sent
     /// to it.
     void end_steps(Result<void> deep);
@@ -133,6 +137,7 @@ private:
     bool is_withdrawn_ = false;
     std::optional<Error> why_withdrawn_;
     Clock::time_point withdrawn_until_{};
+    bool is_shut_ = false;
     bool has_last_word_ = false;
     bool is_in_phase_deep_ = false;
     std::size_t steps_done_ = 0;         ///< of Question::deep_steps

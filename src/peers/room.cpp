@@ -29,10 +29,10 @@ public:
     [[nodiscard]] Result<RoomMade> run() {
         std::vector<std::size_t> chosen;
         for (;;) {
-            GPU_SLEEP_TRY(look_again());
+            if (auto looked = look_again(); !looked) return without_look(std::move(looked).error());
             chosen = plan_room(candidates_, made_.missing);
             if (made_.missing.empty() || chosen.empty() || Clock::now() >= end_) break;
-            GPU_SLEEP_TRY(ask(chosen));
+            if (auto looked = ask(chosen); !looked) return without_look(std::move(looked).error());
             if (request_.dry_run) break;
         }
         if (made_.missing.empty()) return std::move(made_);
@@ -45,6 +45,13 @@ public:
     }
 
 private:
+    /// What there is to say where nobody can look any more.
+    [[nodiscard]] Result<RoomMade> without_look(Error error) {
+        if (made_.slept.empty()) return error;
+        made_.error = std::move(error);
+        return std::move(made_);
+    }
+
     [[nodiscard]] Result<void> look_again() {
         auto missing = look_();
         if (!missing) return std::move(missing).error();

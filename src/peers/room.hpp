@@ -41,14 +41,15 @@ struct RoomMade {
     std::vector<std::string> against;
     /// In how many seconds there may be enough, if some only were woken just now.
     std::optional<double> wait;
-    [[nodiscard]] bool is_enough() const noexcept { return missing.empty(); }
+    std::optional<Error> error; ///< of `look`, after somebody has answered: what is missing is not known
+    [[nodiscard]] bool is_enough() const noexcept { return missing.empty() && !error; }
 };
 
 /// Puts the least recently used of `holders` to sleep, no more than needed and all of those at once, until
 /// `look`, which asks the driver, says that nothing is missing; one that refuses is replaced by others, and
 /// beside one that is slow others are asked, if there is room with them alone. Who is not asleep when there
 /// is room, or when the time is over (the request's, if it bounds all, or two minutes), stays as it was.
-/// `request`: see room_request(). Errors: those of `look`.
+/// `request`: see room_request(). Errors: those of `look`, before anybody has answered.
 [[nodiscard]] Result<RoomMade> make_room(const std::vector<Holder>& holders,
                                          const std::function<Result<BytesByGpu>()>& look,
                                          const model::SleepRequest& request);

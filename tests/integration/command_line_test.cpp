@@ -83,6 +83,10 @@ TEST_CASE("Command line: a reader that has gone changes no status", "[command_li
     CHECK_THAT(output.err, mentions("status 3"));
     const auto helped = run(Launch{{"sh", "-c", k_no_reader, "sh", command_file("gpu-sleep"), "--help"}});
     CHECK(helped.err == "status 0\n"); // it was read as far as it was wanted
+    constexpr auto k_no_reader_of_errors = "{ sleep 0.2; \"$@\" 2>&1; echo \"status $?\" >&2; } | true";
+    const auto refused =
+        run(Launch{{"sh", "-c", k_no_reader_of_errors, "sh", command_file("gpu-sleep"), "999999999"}});
+    CHECK(refused.err == "status 3\n");
 }
 
 TEST_CASE("Command line: a directory cannot be named from one that is gone", "[command_line]") {

@@ -11,9 +11,11 @@
 #include "support/other_user.hpp"
 #include "support/skip.hpp"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -95,6 +97,28 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     CHECK(recorded_of(process).is_lost);
     CHECK_FALSE(as_user(k_other_user, [&] { return CheckpointRecord::open(process, k_moment).has_value(); }));
     CHECK_FALSE(as_user(k_other_user, [&] { return recorded_processes().contains(process.pid); }));
+}
+
+TEST_CASE("Checkpoint record: what cannot be written changes nothing, or leaves nothing",
+          "[checkpoint_record]") {
+    const auto record = CheckpointRecord::open(process_of(::geteuid()), k_moment);
+    REQUIRE(record);
+    REQUIRE(record->write({k_needs, true}));
+    REQUIRE(record->write({k_needs})); // shorter
+    CHECK_FALSE(record->read().is_lost);
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+    auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+    for (const auto most : {rlim_t{0}, rlim_t{24}}) { // the second amid a line
+        const rlimit limit{most, before.rlim_max};
+        REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+        const auto written = record->write({.is_lost = true});
+        ::setrlimit(RLIMIT_FSIZE, &before);
+        CHECK_FALSE(written);
+        CHECK(record->read().needs == (most == 0 ? k_needs : peers::BytesByGpu()));
+    }
+    std::signal(SIGXFSZ, handler);
+    record->remove();
 }
 
 TEST_CASE("Checkpoint record: root uses nothing that the owner has put in its place", "[checkpoint_record]") {

@@ -12,8 +12,10 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <functional>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -32,11 +34,12 @@ public:
         int ends[2] = {-1, -1};
         REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
         near_.reset(ends[0]);
-        thread_ = std::thread([last_word, connection = test::FakeConnection(UniqueFd(ends[1]))] {
+        thread_ = std::thread([this, last_word, connection = test::FakeConnection(UniqueFd(ends[1]))] {
             using Phase = model::Progress::Phase;
             connection.send(model::Progress{Phase::release, 0, 0});
             connection.send(model::Progress{Phase::deep, 0, 0});
             connection.wait_for_close();
+            goes_on_ = true;
             std::this_thread::sleep_for(last_word);
             auto report = test::sample_sleep();
             report.state = model::State::asleep;
@@ -44,6 +47,9 @@ public:
         });
     }
     ~SleepyAgent() { thread_.join(); }
+
+    /// Whether it waits for the driver's part no more.
+    [[nodiscard]] bool goes_on() const noexcept { return goes_on_; }
 
     [[nodiscard]] Question question(std::vector<std::function<Result<void>()>> steps) {
         REQUIRE(::fcntl(near_.get(), F_SETFL, O_NONBLOCK) == 0);
@@ -55,6 +61,7 @@ public:
 private:
     const protocol::Request request_ = model::SleepRequest{};
     UniqueFd near_;
+    std::atomic<bool> goes_on_ = false;
     std::thread thread_;
 };
 
@@ -129,6 +136,25 @@ TEST_CASE("Conversation: where nothing is to be done the agent hears so at once"
     CHECK(std::holds_alternative<model::Report>(ask_all(std::move(questions))[0]));
 }
 
+TEST_CASE("Conversation: no step is taken for an agent that knows of a withdrawal and does not wait for it",
+          "[conversation]") {
+    SleepyAgent agent(200ms);
+    const auto is_taken = std::make_shared<std::atomic<bool>>(false);
+    std::vector<Question> questions;
+    questions.push_back(agent.question({[is_taken]() -> Result<void> {
+        *is_taken = true;
+        return {};
+    }}));
+    Conversations conversations(std::move(questions));
+    conversations.withdraw();
+    while (const auto event = conversations.next())
+        if (const auto* const answer = std::get_if<Answer>(&event->what)) {
+            REQUIRE(std::holds_alternative<model::Failure>(*answer));
+            CHECK(std::get<model::Failure>(*answer).state == model::State::asleep);
+        }
+    CHECK_FALSE(*is_taken);
+}
+
 TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to nothing has a reason",
           "[conversation]") {
     model::Report report;
@@ -145,8 +171,10 @@ TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to 
     CHECK(refusal_in(make_error(ErrorCode::timed_out, "late")) == "late");
 }
 
-TEST_CASE("Conversation: a step that does not end is left alone by the second interruption",
-          "[conversation]") {
+TEST_CASE(
+    "Conversation: a step that does not end is left alone by the second interruption, and waited for by "
+    "the agent",
+    "[conversation]") {
     SleepyAgent agent(500ms);
     std::promise<void> go_on;
     std::promise<void> has_ended;
@@ -173,6 +201,8 @@ TEST_CASE("Conversation: a step that does not end is left alone by the second in
     const auto answer = std::get<Answer>(events[1].what);
     REQUIRE(std::holds_alternative<Error>(answer));
     CHECK(std::get<Error>(answer).code == ErrorCode::outcome_unknown);
+    std::this_thread::sleep_for(50ms);
+    CHECK_FALSE(agent.goes_on()); // else the step would lock a process that nobody unlocks
     go_on.set_value();
     has_ended.get_future().wait();
 }

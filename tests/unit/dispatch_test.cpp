@@ -77,6 +77,17 @@ public:
 
 } // namespace
 
+TEST_CASE("Dispatch: the driver is asked about no process that has another's number", "[dispatch]") {
+    Process ended;
+    ended.pid = ::getpid();
+    ended.uid = ::geteuid();
+    ended.start_time = *start_time_of(::getpid()) - 1;
+    Interruptions none;
+    const auto answer = run_by_driver(ended, {.request = model::SleepRequest()}, none);
+    REQUIRE(std::holds_alternative<Error>(answer));
+    CHECK(std::get<Error>(answer).code == ErrorCode::no_process);
+}
+
 TEST_CASE("Dispatch: progress and outcomes are heard as they come", "[dispatch]") {
     const ScriptedProcess process([](const protocol::Request&, test::FakeConnection& connection) {
         connection.send(model::Progress{model::Progress::Phase::transfer, 5, 8});

@@ -145,6 +145,15 @@ TEST_CASE("JSON: a command that found nobody says why", "[json]") {
     CHECK(value["processes"].empty());
 }
 
+TEST_CASE("JSON: how much of a GPU is free is not told where nobody could look after a sleep", "[json]") {
+    control::GpuRoom room;
+    room.gpu.free = 5;
+    const auto too_little = make_error(ErrorCode::out_of_device_memory, "5 B of 8 B are free");
+    CHECK(json::parse(to_json("gpu-reclaim", {}, room, too_little))["gpu"]["free_bytes"] == 5);
+    const auto gone = make_error(ErrorCode::no_driver, "the GPU has gone");
+    CHECK(json::parse(to_json("gpu-reclaim", {}, room, gone))["gpu"]["free_bytes"].is_null());
+}
+
 TEST_CASE("JSON: any bytes in a name give valid JSON, on one line if asked", "[json]") {
     auto process = sample_process();
     process.command = "bad \xFF\xC3 \"quoted\"\n\033";

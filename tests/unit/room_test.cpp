@@ -207,6 +207,20 @@ TEST_CASE("Room: one that does not get ready is waited for no longer than the re
     CHECK(made.against[0] == "slow has 10 B: it is going to sleep, but did not finish in time");
 }
 
+TEST_CASE("Room: who sleeps is told of also where nobody can look any more", "[room]") {
+    Crowd crowd;
+    crowd.add("first", 8 * k_gib, 60, slept());
+    const auto look = [&]() -> Result<BytesByGpu> {
+        if (crowd.free == 0) return BytesByGpu{{k_crowded_gpu, 4 * k_gib}};
+        return make_error(ErrorCode::no_driver, "the GPU has gone");
+    };
+    const auto made = peers::make_room(crowd.holders, look, room_request(Milliseconds(0)));
+    REQUIRE(made);
+    CHECK(made->slept.size() == 1);
+    CHECK_FALSE(made->is_enough());
+    CHECK(made->error->code == ErrorCode::no_driver);
+}
+
 TEST_CASE("Room: a dry run asks once, and nothing changes", "[room]") {
     Crowd crowd;
     crowd.add("first", 10, 500, slept());

@@ -151,6 +151,15 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
     }
 }
 
+TEST_CASE("Driver engine: a command that cannot ask the driver takes no note away", "[driver_engine]") {
+    Machine machine;
+    REQUIRE(machine.command("sleep").status == 0);
+    const auto refused =
+        machine.command("sleep", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessGetState:1:800:forever"});
+    CHECK(refused.status == 5);
+    machine.wake_whole();
+}
+
 TEST_CASE("Driver engine: what is not known of the room is asked for", "[driver_engine]") {
     Machine machine;
     REQUIRE(machine.command("sleep").status == 0);
