@@ -22,6 +22,10 @@
 namespace gpu_sleep::control {
 namespace {
 
+constexpr const char* k_need_unknown =
+    "its need for GPU memory is not known, and a restore that finds too little cannot "
+    "be undone; make sure that there is enough, then use gpu-wake --force";
+
 using checkpoint::Kept;
 using driver::Checkpoint;
 using model::Operation;
@@ -151,7 +155,7 @@ private:
         auto moves = plan_moves(restores, needs, before);
         if (!moves) return failure(std::move(moves).error());
         needs = moved(needs, *moves);
-        if (terms_.dry_run) return report(State::asleep, true, needs, before, before);
+        if (terms_.dry_run) return rehearsal(restores, needs, before);
         if (restores) {
             // Before the look for room, after which others may take it.
             if (auto ready = initialise(before); !ready) return failure(std::move(ready).error());
@@ -165,6 +169,15 @@ private:
             done.notes.emplace_back(
                 "a command that ended too early had left it locked, with all of its memory on the GPU");
         return done;
+    }
+
+    [[nodiscard]] model::Report rehearsal(bool restores, const peers::BytesByGpu& needs,
+                                          const Look& look) const {
+        auto rehearsed = report(State::asleep, true, needs, look, look);
+        if (!restores || command_.force) return rehearsed;
+        if (needs.empty()) refuse(rehearsed, k_need_unknown, ErrorCode::driver_failed);
+        note_short_devices(*wake_, rehearsed);
+        return rehearsed;
     }
 
     /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
@@ -211,11 +224,7 @@ private:
             for (auto& line : lines_) static_cast<void>(line.lock()); // as far as they can be had
             return {};
         }
-        if (needs.empty())
-            return make_error(
-                ErrorCode::driver_failed,
-                "its need for GPU memory is not known, and a restore that finds too little cannot be "
-                "undone; make sure that there is enough, then use gpu-wake --force");
+        if (needs.empty()) return make_error(ErrorCode::driver_failed, "{}", k_need_unknown);
         constexpr Milliseconds k_look_again{100};
         const auto deadline = Clock::now() + wake_->wait;
         for (;;) {

@@ -9,19 +9,6 @@
 #include <algorithm>
 
 namespace gpu_sleep::control {
-namespace {
-
-/// Whether it is the rehearsal of a wake that would fail for want of GPU memory. Of other refusals a report
-/// has only the words.
-bool would_lack_memory(const model::Report& report) noexcept {
-    return report.dry_run && report.operation == model::Operation::wake && !report.refusal.empty() &&
-           std::any_of(report.devices.begin(), report.devices.end(), [](const auto& device) {
-               return device.total != 0 && device.released > device.free_before;
-           });
-}
-
-} // namespace
-
 Bytes unreleased_by(const protocol::Request& request, const model::Report& report) noexcept {
     const auto* const sleep = model::sleep_in(request);
     if (!sleep || sleep->level == model::Level::pause || report.dry_run) return 0;
@@ -60,8 +47,9 @@ int exit_status_of(const Outcome& outcome) noexcept {
     if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
         return model::exit_status_of(*failure, outcome.asked);
     if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
-    if (would_lack_memory(std::get<model::Report>(outcome.answer)))
-        return traits(ErrorCode::out_of_device_memory).exit_status_asleep;
+    const auto& report = std::get<model::Report>(outcome.answer);
+    if (report.refusal_code) // what it rehearses would fail
+        return model::exit_status_of({make_error(*report.refusal_code, ""), report.state}, report.operation);
     return outcome.unreleased != 0 ? exit_status::failed_asleep : exit_status::done;
 }
 

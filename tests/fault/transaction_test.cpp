@@ -284,6 +284,7 @@ TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") 
     report = {};
     REQUIRE(fixture.wake(wake, &report));
     CHECK(report.refusal == "GPU 0 has 0 B free, and 4.00 MiB are needed: it would fail");
+    CHECK(report.refusal_code == ErrorCode::out_of_device_memory);
     wake.make_room = true;
     report = {};
     REQUIRE(fixture.wake(wake, &report));

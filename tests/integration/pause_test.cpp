@@ -126,7 +126,7 @@ TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held bac
     CHECK(host.ask("sleep 0 weights").starts_with("error")); // by the program itself
     host.tell("inhibit");
     CHECK(pause_it(host).json(k_error_code) == "inhibited");
-    CHECK(pause_it(host, {"--dry-run"}).status == 0);
+    CHECK(pause_it(host, {"--dry-run"}).status == 1);
     host.tell("uninhibit");
     host.tell("hold");
     const auto held = pause_it(host, {"--timeout", "200ms"});

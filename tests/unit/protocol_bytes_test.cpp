@@ -147,6 +147,7 @@ Report report_to_send() {
     report.reply = "y";
     report.refusal = "z";
     report.lost = true;
+    report.refusal_code = ErrorCode::stopped;
     return report;
 }
 
@@ -161,6 +162,7 @@ Report report_of_7() {
     report.reply.clear();
     report.refusal.clear();
     report.lost = false;
+    report.refusal_code.reset();
     report.tags[0].host_backed = 0;
     report.tags[0].in_place = 0;
     return report;
@@ -365,7 +367,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "42000500000001000000644400080000006300000000000000"
                 "4a0008000000000000000000a040"
                 "510001000000795300010000007a"
-                "54000100000001");
+                "54000100000001550002000000"
+                "1d00");
 }
 
 TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {

@@ -125,6 +125,9 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
     const auto refused = machine.command("gpu-wake");
     CHECK(refused.status == 7);
     CHECK(refused.json("/processes/0/error/code") == "out_of_device_memory");
+    const auto rehearsed = machine.command("gpu-wake", {"--dry-run"});
+    CHECK(rehearsed.status == 7);
+    CHECK(rehearsed.json("/processes/0/report/refusal_code") == "out_of_device_memory");
     CHECK(refused.json("/processes/0/state") == "asleep");
     CHECK_THAT(refused.err, mentions(fmt::format("{} (", other.pid())) && mentions("--engine driver") &&
                                 !mentions("--force") && !mentions("--make-room"));
