@@ -98,6 +98,12 @@ std::optional<Callbacks::Entry> Callbacks::find_named(std::string_view name) {
     return found == entries_.rend() ? std::nullopt : std::optional(*found);
 }
 
+bool Callbacks::has_before_sleep() {
+    const auto entries = snapshot();
+    return std::any_of(entries.begin(), entries.end(),
+                       [](const Entry& e) { return e.before_sleep != nullptr; });
+}
+
 bool Callbacks::has_named(std::string_view name) {
     return find_named(name).has_value();
 }

@@ -338,6 +338,8 @@ Result<Report> SleepOperation::run() {
     if (saves_lost || *is_deep) return stay_deep();
     GPU_SLEEP_TRY(fall_asleep());
     GPU_SLEEP_TRY(go_deep());
+    if (sum_of(report_.devices, &model::DeviceReport::released) > 0 && !is_own() && parts_.is_unguarded())
+        ignoring_errors([&] { report_.notes.emplace_back(k_not_intercepted); });
     parts_.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] { parts_.status.complete(locked, report_); }); // a shortage only thins it
     });
