@@ -235,7 +235,8 @@ auto fields(Is<model::Failure> auto& f) {
     return all_fields(may<1>(f.error), may<2>(f.state));
 }
 auto fields(Is<Error> auto& e) {
-    return all_fields(may<1>(e.code), may<2>(e.message), may<3>(e.where), may<4>(e.driver_status));
+    return all_fields(may<1>(e.code), may<2>(e.message), may<3>(e.where), may<4>(e.driver_status),
+                      may<86>(e.retry_seconds));
 }
 auto fields(Is<model::Report> auto& r) {
     return all_fields(

@@ -401,7 +401,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(advice_from("gpu-wake", error.code, &after_others) ==
           "free GPU memory, or give gpu-wake a longer --wait");
     CHECK(advice_from("gpu-sleep-http", error.code, &after_others).find("--make-room") == std::string::npos);
-    after_others.answer = make_error(error.code, "it was woken 1 s ago, and may sleep in 9 s");
+    std::get<Error>(after_others.answer).retry_seconds = 9;
     CHECK(advice_from("gpu-wake", error.code, &after_others).find("--min-awake 0s") != std::string::npos);
     CHECK(advice_from("gpu-sleep-http", error.code, &waited).find("--make-room") != std::string::npos);
     CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");
