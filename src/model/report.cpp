@@ -97,6 +97,11 @@ void refuse(Report& report, std::string why, std::optional<ErrorCode> code) {
     report.notes.push_back(std::move(why));
 }
 
+std::string not_yet(std::string_view so, double seconds, double wanted) {
+    return fmt::format("it has been {} for only {}, and may sleep in {}", so, format_seconds(seconds),
+                       format_seconds(wanted - seconds));
+}
+
 void note_short_devices(const WakeRequest& request, Report& report) {
     const bool may_get_room = request.make_room || request.wait > Milliseconds(0);
     for (const auto& device : report.devices) {

@@ -258,6 +258,9 @@ struct Failure {
 /// refusal.
 void refuse(Report& report, std::string why, std::optional<ErrorCode> code = {});
 
+/// Why a process that has been `so` for `seconds` sleeps only once it has been for `wanted`.
+[[nodiscard]] std::string not_yet(std::string_view so, double seconds, double wanted);
+
 /// Has the report of a rehearsed wake say which GPUs have too little room, for which it would fail, unless
 /// the request has it wait or make room.
 void note_short_devices(const WakeRequest& request, Report& report);
