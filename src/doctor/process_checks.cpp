@@ -29,9 +29,9 @@ bool is_asleep(const Report& status) noexcept {
     return status.state == model::State::asleep || status.state == model::State::damaged;
 }
 
-/// Whether --force overrides the refusal.
-bool is_for_force(const Report& rehearsal) noexcept {
-    return rehearsal.refusal_code == ErrorCode::unseen_library;
+/// Whether --force overrides that refusal.
+bool is_for_force(std::string_view refusal) noexcept {
+    return refusal.ends_with("without --force");
 }
 
 Findings judge_agent(const MachineFacts&, const ProcessFacts& process) {
@@ -73,7 +73,8 @@ Findings judge_reach(const MachineFacts&, const ProcessFacts& process) {
     const auto* const status = status_of(process);
     if (const auto* const rehearsal = rehearsal_of(process)) {
         // The agent knows of calls, too.
-        if (is_for_force(*rehearsal)) findings.push_back(bad(rehearsal->refusal, advice));
+        if (const auto why = peers::refusal_of(*rehearsal); is_for_force(why))
+            findings.push_back(bad(why, advice));
     } else if (!process.kernel.unseen.empty()) {
         findings.push_back(warn("uses the GPU unseen: " + model::list_of(process.kernel.unseen), advice));
     }
@@ -175,7 +176,7 @@ Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
                     exit_status::damaged)};
     if (is_asleep(*status)) return {judge_wake(process)};
     const auto why = peers::refusal_of(*rehearsal_of(process));
-    if (!why.empty() && !is_for_force(*rehearsal_of(process))) return {bad("a sleep would fail: " + why, {})};
+    if (!why.empty() && !is_for_force(why)) return {bad("a sleep would fail: " + why, {})};
     const auto& devices = rehearsal_of(process)->devices;
     const auto released = model::sum_of(devices, &DeviceReport::released);
     const auto kept = model::sum_of(devices, &DeviceReport::kept);

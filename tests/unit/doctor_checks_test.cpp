@@ -298,11 +298,10 @@ TEST_CASE("Doctor: what would refuse a sleep is bad", "[doctor]") {
     status_of(process).inhibited_seconds = 60;
     check_bad(process, "inhibitors", "1 min");
     process = good_process();
-    rehearsal_of(process).refusal = "use of the GPU that cannot be seen: video decoding (libnvcuvid.so.1)";
-    rehearsal_of(process).refusal_code = ErrorCode::unseen_library;
+    rehearsal_of(process).refusal =
+        "use of the GPU that cannot be seen: video decoding (libnvcuvid.so.1); refused without --force";
     check_bad(process, "reach", "libnvcuvid.so.1");
     rehearsal_of(process).refusal = "the program holds sleeps back";
-    rehearsal_of(process).refusal_code = ErrorCode::timed_out;
     check_bad(process, "sleep", "the program holds sleeps back");
     process = good_process();
     process.rehearsal = model::Failure{make_error(ErrorCode::out_of_host_memory, "too little"), {}};
