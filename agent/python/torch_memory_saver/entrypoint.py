@@ -14,7 +14,7 @@ from gpu_sleep import _agent, _regions
 from gpu_sleep.errors import Error, InvalidArgument
 
 from .binary_wrapper import BinaryWrapper
-from .hooks import mode_preload, mode_torch
+from .hooks import mode_preload
 from .hooks.base import HookMode, HookUtilBase
 
 _TAG_DEFAULT = "default"
@@ -229,8 +229,7 @@ class _TorchMemorySaverImpl:
     def __init__(self, hook_mode: HookMode = "preload") -> None:
         _check_environment()
         self._hook_mode = hook_mode
-        self._hook_util: HookUtilBase = (
-            mode_preload.HookUtilModePreload() if hook_mode == "preload" else mode_torch.HookUtilModeTorch())
+        self._hook_util = HookUtilBase.create(hook_mode=hook_mode)
         self._binary_wrapper = BinaryWrapper(path_binary=self._hook_util.get_path_binary())
         self._mem_pools: Dict[Tuple[str, bool, bool, str, int], Any] = {}
         # PyTorch would free memory by it when the interpreter ends.

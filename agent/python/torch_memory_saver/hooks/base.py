@@ -9,6 +9,13 @@ HookMode = Literal["preload", "torch"]
 
 
 class HookUtilBase(abc.ABC):
+    @staticmethod
+    def create(hook_mode: HookMode) -> "HookUtilBase":
+        from .mode_preload import HookUtilModePreload
+        from .mode_torch import HookUtilModeTorch
+
+        return HookUtilModePreload() if hook_mode == "preload" else HookUtilModeTorch()
+
     @abc.abstractmethod
     def get_path_binary(self) -> str:
         """The library of this process that has torch_memory_saver's C functions."""
