@@ -167,15 +167,13 @@ Result<Process> Dispatch::choose_driver(const std::string& word, const Result<Ta
         GPU_SLEEP_TRY(check_wake_by_driver(command_, *process, *state));
         return process;
     }
-    if (state && *state == checkpoint::State::checkpointed)
-        return make_error(
-            ErrorCode::invalid_argument,
-            "process {} has no agent, and the driver has put it to sleep already: gpu-wake {} wakes it",
-            title(*process), process->pid);
     auto error = found.error();
-    error.message += fmt::format("; the driver can put it to sleep without an agent, slowly and as a whole: "
-                                 "gpu-sleep {} --engine driver",
-                                 process->pid);
+    const bool is_asleep = state && *state == checkpoint::State::checkpointed;
+    error.message += is_asleep ? fmt::format("; the driver has put it to sleep already: gpu-wake {} wakes it",
+                                             process->pid)
+                               : fmt::format("; the driver can put it to sleep without an agent, slowly and "
+                                             "as a whole: gpu-sleep {} --engine driver",
+                                             process->pid);
     return error;
 }
 
