@@ -9,6 +9,19 @@
 #include <algorithm>
 
 namespace gpu_sleep::control {
+namespace {
+
+/// Whether it is the rehearsal of a wake that would fail for want of GPU memory, for agents without
+/// refusal_code.
+bool would_lack_memory(const model::Report& report) noexcept {
+    return report.dry_run && report.operation == model::Operation::wake && !report.refusal.empty() &&
+           std::any_of(report.devices.begin(), report.devices.end(), [](const auto& device) {
+               return device.total != 0 && device.released > device.free_before;
+           });
+}
+
+} // namespace
+
 Bytes unreleased_by(const protocol::Request& request, const model::Report& report) noexcept {
     const auto* const sleep = model::sleep_in(request);
     if (!sleep || sleep->level == model::Level::pause || report.dry_run) return 0;
@@ -50,6 +63,7 @@ int exit_status_of(const Outcome& outcome) noexcept {
     const auto& report = std::get<model::Report>(outcome.answer);
     if (report.refusal_code) // what it rehearses would fail
         return model::exit_status_of({make_error(*report.refusal_code, ""), report.state}, report.operation);
+    if (would_lack_memory(report)) return traits(ErrorCode::out_of_device_memory).exit_status_asleep;
     return outcome.unreleased != 0 ? exit_status::failed_asleep : exit_status::done;
 }
 
