@@ -46,7 +46,7 @@ private:
         paused += report.state == model::State::paused || rehearses_pause(report);
         has_changed |= report.changed;
         is_rehearsal |= report.dry_run;
-        would_fail |= report.refusal_code.has_value();
+        would_fail |= report.refusal_code && !report.refusal.empty();
         moved += released(report);
         if (report.changed) moved += report.deep_bytes;
     }

@@ -86,10 +86,8 @@ void WakeOperation::run_callbacks(sleep::Woken& woken, Report& report) {
 
 void WakeOperation::add(Report&& part) {
     report_.changed |= part.changed;
-    if (report_.refusal.empty()) {
-        report_.refusal = std::move(part.refusal);
-        report_.refusal_code = part.refusal_code;
-    }
+    if (report_.refusal.empty()) report_.refusal = std::move(part.refusal);
+    if (!report_.refusal_code) report_.refusal_code = part.refusal_code;
     report_.times.callbacks += part.times.callbacks;
     report_.times.drain += part.times.drain;
     report_.times.transfer += part.times.transfer;

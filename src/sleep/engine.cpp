@@ -269,10 +269,12 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
         if (!has_host_memory)
             refuse(report, has_host_memory.error().message + ": it would fail", has_host_memory.error().code);
         describe_plan(*plan, report);
-        for (const auto& [tag, why] : plan->spoiled)
-            refuse(report, why.message + ": it would stay asleep", why.code);
         GPU_SLEEP_TRY(add_memory(free_after_wake, report));
         note_short_devices(request, report);
+        for (const auto& [tag, why] : plan->spoiled) { // all others would wake
+            report.notes.push_back(why.message + ": it would stay asleep");
+            if (!report.refusal_code) report.refusal_code = why.code;
+        }
         return Woken{};
     }
     if (plan->is_empty()) return woken_but(plan->spoiled, *plan);
