@@ -22,10 +22,6 @@
 namespace gpu_sleep::control {
 namespace {
 
-constexpr const char* k_need_unknown =
-    "its need for GPU memory is not known, and a restore that finds too little cannot "
-    "be undone; make sure that there is enough, then use gpu-wake --force";
-
 using checkpoint::Kept;
 using driver::Checkpoint;
 using model::Operation;
@@ -175,8 +171,12 @@ private:
                                           const Look& look) const {
         auto rehearsed = report(State::asleep, true, needs, look, look);
         if (!restores || command_.force) return rehearsed;
-        if (needs.empty()) refuse(rehearsed, k_need_unknown, ErrorCode::driver_failed);
-        note_short_devices(*wake_, rehearsed);
+        const auto room = check_room(needs, {});
+        if (room) return rehearsed;
+        if (needs.empty() || wake_->wait == Milliseconds(0))
+            refuse(rehearsed, room.error().message, room.error().code);
+        else
+            rehearsed.notes.push_back(room.error().message);
         return rehearsed;
     }
 
@@ -224,7 +224,7 @@ private:
             for (auto& line : lines_) static_cast<void>(line.lock()); // as far as they can be had
             return {};
         }
-        if (needs.empty()) return make_error(ErrorCode::driver_failed, "{}", k_need_unknown);
+        if (needs.empty()) return check_room(needs, {}); // no time helps
         constexpr Milliseconds k_look_again{100};
         const auto deadline = Clock::now() + wake_->wait;
         for (;;) {
@@ -255,6 +255,11 @@ private:
     }
 
     static Result<void> check_room(const peers::BytesByGpu& needs, const peers::BytesByGpu& of_others) {
+        if (needs.empty())
+            return make_error(
+                ErrorCode::driver_failed,
+                "its need for GPU memory is not known, and a restore that finds too little cannot be "
+                "undone; make sure that there is enough, then use gpu-wake --force");
         const Look look;
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed,
