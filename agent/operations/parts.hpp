@@ -55,7 +55,7 @@ struct Parts {
           journal(std::move(journal_socket)), room(lines), come_first_at_exit(comes_first) {}
 
     /// Whether nobody keeps the program's work from what sleeps: neither the gate nor a callback.
-    [[nodiscard]] bool is_unguarded() { return !intercepts() && !callbacks.has_before_sleep(); }
+    [[nodiscard]] bool is_unguarded() noexcept { return !intercepts() && !callbacks.has_before_sleep(); }
 };
 
 } // namespace gpu_sleep::agent::operations
