@@ -122,6 +122,9 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     const Printed in_full(render_listing({{listed_process(), intercepted}}, Detail::all));
     REQUIRE(in_full.sentences.size() == asleep.sentences.size() + 1);
     CHECK(in_full.sentences[4] == "cannot sleep deeply: it has managed memory");
+    intercepted.notes = {"it has managed memory, says a note"};
+    CHECK(Printed(render_listing({{listed_process(), intercepted}}, Detail::all)).sentences[4] ==
+          "cannot sleep deeply");
     REQUIRE(both.sentences.size() == asleep.sentences.size() + 2);
     CHECK(both.sentences[5] == "gate open; once asleep, work on the GPU waits");
     CHECK(both.sentences[6] == "a sentence of the agent");
