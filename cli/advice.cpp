@@ -5,16 +5,6 @@
 #include "cli/advice.hpp"
 
 namespace gpu_sleep::cli {
-namespace {
-
-/// Only the words of the error say so: see peers::woken_too_recently().
-bool waits_for_time(const control::Outcome& outcome) noexcept {
-    const auto* const error = peers::error_of(outcome.answer);
-    return error && error->message.find("may sleep in") != std::string::npos;
-}
-
-} // namespace
-
 std::string_view advice_from(std::string_view program, ErrorCode code,
                              const control::Outcome* outcome) noexcept {
     const bool is_door = program == "gpu-sleep-http";
@@ -24,7 +14,7 @@ std::string_view advice_from(std::string_view program, ErrorCode code,
     if (is_door && (is_by_driver || (lacks_room && outcome->has_made_room)))
         return "free GPU memory, or start the door with a longer --wait";
     if (lacks_room && outcome->has_made_room)
-        return waits_for_time(*outcome)
+        return peers::error_of(outcome->answer)->retry_seconds
                    ? "free GPU memory, or give gpu-wake a longer --wait, or --min-awake 0s"
                    : "free GPU memory, or give gpu-wake a longer --wait";
     if (is_by_driver || (lacks_room && outcome->nobody_can_sleep && !is_door))

@@ -96,12 +96,12 @@ int run(Options& options) {
     for (const auto& each : door.open) open.push_back(*http::parse_network(each));
     constexpr Milliseconds k_wait_for_room{10'000}; // as gpu-wake
     const auto wait = options.wait.value_or(options.make_room ? k_wait_for_room : Milliseconds(0));
-    http::Program program(
+    http::Backend backend(
         options.whom, {wait, options.make_room, options.min_awake.value_or(model::WakeRequest().min_awake)});
     const auto process = open_process(options.whom);
     if (!process) return fail(process.error());
     if (!*process) // else it may be about to use the GPU only
-        if (const auto found = program.ask(); !found) return fail(found.error());
+        if (const auto found = backend.ask(); !found) return fail(found.error());
     control::raise_descriptor_limit();
     std::signal(SIGPIPE, SIG_IGN);
     cli::Signals signals;
@@ -113,7 +113,7 @@ int run(Options& options) {
     const auto user_of = is_unix ? http::user_by_tables : http::way_to_users(door.address->endpoint);
     const auto server = http::serve(
         *std::move(listener),
-        http::Admission(is_unix, owner, std::move(door.token), std::move(open), user_of), std::move(program));
+        http::Admission(is_unix, owner, std::move(door.token), std::move(open), user_of), std::move(backend));
     if (!server) return fail(server.error());
     static_cast<void>(cli::write_result(fmt::format("listening on {}\n", to_string(*door.address))));
     await_end(signals, *process);

@@ -174,7 +174,8 @@ OrderedJson error_value(std::string_view program, const Error& error, const cont
             {"message", error.message},
             {"advice", advice_from(program, error.code, outcome)},
             {"where", error.where},
-            {"driver_status", error.driver_status}};
+            {"driver_status", error.driver_status},
+            {"retry_seconds", to_value(error.retry_seconds)}};
 }
 
 OrderedJson document(std::string_view program, int exit_status) {

@@ -138,8 +138,8 @@ std::string render_driver_operation(const control::Process& process, const Repor
     auto text = is_left ? fmt::format("{} stays awake:\n", subject)
                         : fmt::format("{} is already {}; nothing to do\n", subject, state_words(report));
     if (!is_left && report.dry_run && report.state == (sleeps ? State::awake : State::asleep))
-        text = fmt::format("{} would be {} by the driver; nothing was changed:\n", subject,
-                           sleeps ? "put to sleep" : "woken");
+        text = fmt::format("{} would {}be {} by the driver; nothing was changed:\n", subject,
+                           report.refusal.empty() ? "" : "not ", sleeps ? "put to sleep" : "woken");
     if (report.changed)
         text = fmt::format("{} was {} by the driver in {}:\n", subject, sleeps ? "put to sleep" : "woken",
                            format_seconds(report.times.total));

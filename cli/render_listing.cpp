@@ -152,7 +152,8 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     if (report.deep) table.add_line(deep_line(report));
     if (outcome.gpu_bytes) table.add_line(use_line(*outcome.gpu_bytes));
     if (detail == Detail::all && !report.deep_refusal.empty())
-        table.add_line("cannot sleep deeply: " + report.deep_refusal);
+        table.add_line("cannot sleep deeply" +
+                       (is_noted(report, report.deep_refusal) ? std::string() : ": " + report.deep_refusal));
     for (auto wake : report.wakes_waiting) {
         if (wake.by_touch && wake.place == 0) continue; // a note tells
         if (is_noted(report, wake.reason)) wake.reason.clear();

@@ -24,6 +24,7 @@ struct Sum {
     bool is_known = true;
     bool has_changed = false;
     bool is_rehearsal = false;
+    bool would_fail = false;
 
     explicit Sum(const std::vector<control::Outcome>& outcomes) : count(outcomes.size()) {
         for (const auto& outcome : outcomes) {
@@ -45,6 +46,7 @@ private:
         paused += report.state == model::State::paused || rehearses_pause(report);
         has_changed |= report.changed;
         is_rehearsal |= report.dry_run;
+        would_fail |= report.refusal_code && !report.refusal.empty();
         moved += released(report);
         if (report.changed) moved += report.deep_bytes;
     }
@@ -59,14 +61,16 @@ std::string render_together(const std::vector<control::Outcome>& outcomes, const
     const auto all = subject(sum.count, "is", "are");
     const bool paused = sum.paused == sum.count;
     const auto* const state = !sleep ? "awake" : paused ? "paused" : pauses ? "paused or asleep" : "asleep";
+    const auto* const deed = !sleep   ? "wake"
+                             : paused ? "be paused"
+                             : pauses ? "be paused or asleep"
+                                      : "sleep";
+    if (sum.would_fail)
+        return fmt::format("none of {} {}; nothing was changed\n", subject(sum.count, "would", "would"),
+                           deed);
     if (sum.done == sum.count && sum.is_rehearsal)
         return fmt::format("{} {}; {} of GPU memory would be {}; nothing was changed\n",
-                           subject(sum.count, "would", "would"),
-                           !sleep   ? "wake"
-                           : paused ? "be paused"
-                           : pauses ? "be paused or asleep"
-                                    : "sleep",
-                           size, sleep ? "freed" : "taken");
+                           subject(sum.count, "would", "would"), deed, size, sleep ? "freed" : "taken");
     if (sum.done == sum.count)
         return fmt::format("{} {}; {} of GPU memory {}\n", all,
                            sleep && sum.deep == sum.count ? "deeply asleep" : state, size,

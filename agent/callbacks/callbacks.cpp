@@ -98,6 +98,12 @@ std::optional<Callbacks::Entry> Callbacks::find_named(std::string_view name) {
     return found == entries_.rend() ? std::nullopt : std::optional(*found);
 }
 
+bool Callbacks::has_before_sleep() noexcept {
+    const MutexLock lock(mutex_);
+    return std::any_of(entries_.begin(), entries_.end(),
+                       [](const Entry& e) { return e.before_sleep != nullptr; });
+}
+
 bool Callbacks::has_named(std::string_view name) {
     return find_named(name).has_value();
 }

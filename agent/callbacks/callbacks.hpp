@@ -80,6 +80,7 @@ public:
     /// bound only how long this waits for them.
     void call_off(Jobs owed, Clock::time_point deadline) noexcept;
 
+    [[nodiscard]] bool has_before_sleep() noexcept;
     [[nodiscard]] bool has_named(std::string_view name);
     /// Runs the callback by that name, and gives its reply, which may be empty. Errors: refused (its value is
     /// not 0, or there is none), timed_out.

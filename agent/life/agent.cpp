@@ -332,6 +332,7 @@ model::Report Agent::status() {
     report.transitions = parts_.transitions.counts();
     for (auto& note : {stop_watch_.note(), idle_timer_.note(report.idle_seconds.has_value())})
         if (!note.empty()) report.notes.push_back(note);
+    if (!report.tags.empty() && parts_.is_unguarded()) report.notes.emplace_back(k_not_intercepted);
     return report;
 }
 

@@ -13,8 +13,7 @@ namespace gpu_sleep::agent::operations {
 
 std::string Idleness::why_too_short(double seconds) const {
     const auto wanted = std::chrono::duration<double>(request_.only_if_idle).count();
-    return seconds < wanted ? fmt::format("it has been idle for only {}", format_seconds(seconds))
-                            : std::string();
+    return seconds < wanted ? model::not_yet("idle", seconds, wanted) : std::string();
 }
 
 std::string Idleness::find_unused() {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "callbacks/callbacks.hpp"
+#include "common/interception.hpp"
 #include "operations/deep_sleep.hpp"
 #include "operations/gpu_lines.hpp"
 #include "operations/idle_watch.hpp"
@@ -52,6 +53,9 @@ struct Parts {
         : memory(its_memory), retired(its_memory), devices(its_memory), deep(its_memory, devices),
           status(its_memory, retired, idle, inhibitors, devices, deep, std::move(name)),
           journal(std::move(journal_socket)), room(lines), come_first_at_exit(comes_first) {}
+
+    /// Whether nobody keeps the program's work from what sleeps: neither the gate nor a callback.
+    [[nodiscard]] bool is_unguarded() noexcept { return !intercepts() && !callbacks.has_before_sleep(); }
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -53,12 +53,12 @@ Result<void> Quiesce::check_unseen() {
     else if (!uses->empty())
         trouble = words_for(*uses);
     if (trouble.empty()) return {};
-    if (!request_.force && !request_.dry_run)
-        return make_error(uses ? ErrorCode::unseen_library : uses.error().code, "{}", trouble);
+    const auto code = uses ? ErrorCode::unseen_library : uses.error().code;
+    if (!request_.force && !request_.dry_run) return make_error(code, "{}", trouble);
     if (request_.force)
         report_.notes.push_back(trouble + "; its work is not held back");
     else
-        refuse(report_, trouble + "; refused without --force");
+        refuse(report_, trouble + "; refused without --force", code);
     return {};
 }
 

@@ -147,7 +147,7 @@ Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
     if (made->is_enough()) return std::string();
     against_ = made->against.empty() ? "no process that it can ask has memory there" : joined(made->against);
     against_within_ = min_awake;
-    waits_for_time_ = made->wait.has_value();
+    wait_ = made->wait;
     const auto rest = std::min(made->wait.value_or(k_longest_rest), k_longest_rest);
     next_asking_ =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(rest));
@@ -189,6 +189,7 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
         if (!against->empty()) {
             auto error = std::move(done).error();
             error.message += "; " + *against;
+            error.retry_seconds = wait_;
             return error;
         }
         done = wake(request);

@@ -43,7 +43,7 @@ public:
     [[nodiscard]] std::uint32_t place() const noexcept { return place_; }
     /// Whether the last try lacks no more than the time of somebody who was woken just now. On the operations
     /// thread.
-    [[nodiscard]] bool waits_for_time() const noexcept { return waits_for_time_ && !waits_for_turn_; }
+    [[nodiscard]] bool waits_for_time() const noexcept { return wait_ && !waits_for_turn_; }
     /// Whether it was not this process's turn in the last try. On the operations thread.
     [[nodiscard]] bool waits_for_turn() const noexcept { return waits_for_turn_; }
     /// No such wake waits any more. Not while one is being tried. Thread-safe.
@@ -74,7 +74,7 @@ private:
     Clock::time_point next_asking_{}; ///< of others, whose answers stood against it
     std::string against_;             ///< what they were
     Milliseconds against_within_{};   ///< the min_awake by which they were
-    bool waits_for_time_ = false;     ///< that was no more than somebody's time
+    std::optional<double> wait_;      ///< for how long, where that was no more than somebody's time
     bool waits_for_turn_ = false;
     /// When to ask again those that did not answer.
     std::vector<std::pair<ProcessIdentity, Clock::time_point>> silent_;

@@ -195,7 +195,7 @@ Result<void> SleepOperation::check_consent() {
                                                         format_seconds(*inhibited->seconds))
                                           : std::string("sleeps are inhibited");
     if (!request_.dry_run) return make_error(ErrorCode::inhibited, "{}", words);
-    refuse(report_, words + "; refused without --ignore-inhibitors");
+    refuse(report_, words + "; refused without --ignore-inhibitors", ErrorCode::inhibited);
     return {};
 }
 
@@ -268,7 +268,7 @@ Result<void> SleepOperation::check_deep() {
             able.error().message = "it is asleep, but " + able.error().message;
         return able;
     }
-    refuse(report_, able.error().message + "; gpu-sleep --deep would be refused");
+    refuse(report_, able.error().message + "; gpu-sleep --deep would be refused", able.error().code);
     return {};
 }
 
@@ -330,7 +330,7 @@ Result<Report> SleepOperation::run() {
     GPU_SLEEP_TRY(check_consent());
     const auto turn = Turn::take(parts_, !request_.dry_run, deadline_, progress_);
     if (!turn) return turn.error();
-    if (request_.dry_run && parts_.turnstile.is_held()) refuse(report_, k_held_back);
+    if (request_.dry_run && parts_.turnstile.is_held()) refuse(report_, k_held_back, ErrorCode::timed_out);
     if (parts_.memory.is_ending()) return process_is_ending();
     if (auto why = why_too_early(); !why.empty()) return unchanged(parts_, request_, std::move(why), start_);
     const auto is_deep = parts_.deep.look();
@@ -340,6 +340,8 @@ Result<Report> SleepOperation::run() {
     if (saves_lost || *is_deep) return stay_deep();
     GPU_SLEEP_TRY(fall_asleep());
     GPU_SLEEP_TRY(go_deep());
+    if (sum_of(report_.devices, &model::DeviceReport::released) > 0 && !is_own() && parts_.is_unguarded())
+        ignoring_errors([&] { report_.notes.emplace_back(k_not_intercepted); });
     parts_.memory.with_lock([&](const LockedMemory& locked) {
         ignoring_errors([&] { parts_.status.complete(locked, report_); }); // a shortage only thins it
     });

@@ -87,6 +87,7 @@ void WakeOperation::run_callbacks(sleep::Woken& woken, Report& report) {
 void WakeOperation::add(Report&& part) {
     report_.changed |= part.changed;
     if (report_.refusal.empty()) report_.refusal = std::move(part.refusal);
+    if (!report_.refusal_code) report_.refusal_code = part.refusal_code;
     report_.times.callbacks += part.times.callbacks;
     report_.times.drain += part.times.drain;
     report_.times.transfer += part.times.transfer;
@@ -162,6 +163,7 @@ Result<Report> WakeOperation::rehearse_deep() {
     report_.devices = *std::move(needs);
     complete_report();
     report_.notes.emplace_back("the driver brings it back to the GPU first, for which there must be room");
+    note_short_devices(request_, report_);
     return std::move(report_);
 }
 

@@ -105,8 +105,8 @@ struct Exchange {
 
 class Door {
 public:
-    Door(Admission admission, Program program)
-        : admission_(std::move(admission)), program_(std::move(program)) {}
+    Door(Admission admission, Backend backend)
+        : admission_(std::move(admission)), backend_(std::move(backend)) {}
     Door(const Door&) = delete;
     Door& operator=(const Door&) = delete;
     ~Door();
@@ -133,7 +133,7 @@ private:
     void look();
 
     const Admission admission_;
-    const Program program_;
+    const Backend backend_;
     std::mutex looking_; ///< of what follows
     std::vector<std::pair<MHD_Connection*, Exchange*>> waiting_looks_;
     Withdrawal withdrawal_;
@@ -262,10 +262,10 @@ MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exch
         });
     };
     const auto change = [this, &route, wish = *std::move(wish)] {
-        return withdrawal_.has_come() ? ending() : program_.change(route, wish, withdrawal_);
+        return withdrawal_.has_come() ? ending() : backend_.change(route, wish, withdrawal_);
     };
     if (is_change(route.action)           ? add(changes_, change)
-        : route.action == Action::measure ? add(measures_, [this] { return program_.measure(); })
+        : route.action == Action::measure ? add(measures_, [this] { return backend_.measure(); })
                                           : add_look(connection, exchange))
         return MHD_YES;
     exchange.answer = ending();
@@ -286,17 +286,17 @@ void Door::look() {
         const std::lock_guard guard(looking_);
         looks.swap(waiting_looks_);
     }
-    const auto outcomes = program_.ask();
+    const auto outcomes = backend_.ask();
     for (const auto& [connection, exchange] : looks) {
-        exchange->answer = Program::look(*exchange->route, outcomes);
+        exchange->answer = Backend::look(*exchange->route, outcomes);
         MHD_resume_connection(connection);
     }
 }
 
 } // namespace
 
-Result<std::shared_ptr<void>> serve(UniqueFd listener, Admission admission, Program program) {
-    auto door = std::make_shared<Door>(std::move(admission), std::move(program));
+Result<std::shared_ptr<void>> serve(UniqueFd listener, Admission admission, Backend backend) {
+    auto door = std::make_shared<Door>(std::move(admission), std::move(backend));
     GPU_SLEEP_TRY(door->listen(std::move(listener)));
     return std::shared_ptr<void>(std::move(door));
 }

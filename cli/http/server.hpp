@@ -7,7 +7,7 @@
 #include "base/fd.hpp"
 #include "base/result.hpp"
 #include "cli/http/admission.hpp"
-#include "cli/http/program.hpp"
+#include "cli/http/backend.hpp"
 
 #include <memory>
 
@@ -18,6 +18,6 @@ namespace gpu_sleep::cli::http {
 /// one measures, and one puts it to sleep and wakes it, in the order of the requests. `listener` listens, and
 /// has a non-blocking socket. The owner has no type, so that libmicrohttpd stays out of this header. Errors:
 /// io_failed.
-[[nodiscard]] Result<std::shared_ptr<void>> serve(UniqueFd listener, Admission admission, Program program);
+[[nodiscard]] Result<std::shared_ptr<void>> serve(UniqueFd listener, Admission admission, Backend backend);
 
 } // namespace gpu_sleep::cli::http

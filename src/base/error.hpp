@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,6 +50,8 @@ struct Error {
     std::string message;   ///< what happened, to which process and range, and what to do
     std::string where;     ///< the call or step that failed, such as "cuMemCreate"; may be empty
     int driver_status = 0; ///< the CUresult or errno behind it; 0 when there is none
+    /// Seconds until it may succeed, where only the time is missing for which others are left awake.
+    std::optional<double> retry_seconds{};
 };
 
 /// One row of the table of errors.

@@ -145,7 +145,7 @@ void FileKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, model::Rep
         if (rehearsal.is_fallback)
             report.notes.push_back(space.error().message + ": nothing could be put there");
         else
-            refuse(report, space.error().message + ": it would fail");
+            refuse(report, space.error().message + ": it would fail", space.error().code);
         return;
     }
     std::string limit;

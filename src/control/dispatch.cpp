@@ -161,16 +161,19 @@ Result<Process> Dispatch::choose_driver(const std::string& word, const Result<Ta
         return has_agent(*process);
     }
     if (engine == Engine::automatic) return process;
+    const auto state = state_by_driver(*process);
     if (wake_of(command_)) {
-        const auto state = state_by_driver(*process);
         if (!state) return state.error().code == ErrorCode::stopped ? state.error() : found.error();
         GPU_SLEEP_TRY(check_wake_by_driver(command_, *process, *state));
         return process;
     }
     auto error = found.error();
-    error.message += fmt::format("; the driver can put it to sleep without an agent, slowly and as a whole: "
-                                 "gpu-sleep {} --engine driver",
-                                 process->pid);
+    const bool is_asleep = state && *state == checkpoint::State::checkpointed;
+    error.message += is_asleep ? fmt::format("; the driver has put it to sleep already: gpu-wake {} wakes it",
+                                             process->pid)
+                               : fmt::format("; the driver can put it to sleep without an agent, slowly and "
+                                             "as a whole: gpu-sleep {} --engine driver",
+                                             process->pid);
     return error;
 }
 

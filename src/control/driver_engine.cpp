@@ -153,7 +153,7 @@ private:
         auto moves = plan_moves(restores, needs, before);
         if (!moves) return failure(std::move(moves).error());
         needs = moved(needs, *moves);
-        if (terms_.dry_run) return report(State::asleep, true, needs, before, before);
+        if (terms_.dry_run) return rehearsal(restores, needs, before);
         if (restores) {
             // Before the look for room, after which others may take it.
             if (auto ready = initialise(before); !ready) return failure(std::move(ready).error());
@@ -167,6 +167,19 @@ private:
             done.notes.emplace_back(
                 "a command that ended too early had left it locked, with all of its memory on the GPU");
         return done;
+    }
+
+    [[nodiscard]] model::Report rehearsal(bool restores, const peers::BytesByGpu& needs,
+                                          const Look& look) const {
+        auto rehearsed = report(State::asleep, true, needs, look, look);
+        if (!restores || command_.force) return rehearsed;
+        const auto room = check_room(needs, {});
+        if (room) return rehearsed;
+        if (needs.empty() || wake_->wait == Milliseconds(0))
+            refuse(rehearsed, room.error().message, room.error().code);
+        else
+            rehearsed.notes.push_back(room.error().message);
+        return rehearsed;
     }
 
     /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
@@ -213,11 +226,7 @@ private:
             for (auto& line : lines_) static_cast<void>(line.lock()); // as far as they can be had
             return {};
         }
-        if (needs.empty())
-            return make_error(
-                ErrorCode::driver_failed,
-                "its need for GPU memory is not known, and a restore that finds too little cannot be "
-                "undone; make sure that there is enough, then use gpu-wake --force");
+        if (needs.empty()) return check_room(needs, {}); // no time helps
         constexpr Milliseconds k_look_again{100};
         const auto deadline = Clock::now() + wake_->wait;
         for (;;) {
@@ -248,6 +257,11 @@ private:
     }
 
     static Result<void> check_room(const peers::BytesByGpu& needs, const peers::BytesByGpu& of_others) {
+        if (needs.empty())
+            return make_error(
+                ErrorCode::driver_failed,
+                "its need for GPU memory is not known, and a restore that finds too little cannot be "
+                "undone; make sure that there is enough, then use gpu-wake --force");
         const Look look;
         if (!look.why_not.empty())
             return make_error(ErrorCode::driver_failed,

@@ -161,11 +161,12 @@ Result<std::vector<Outcome>> rehearse(const std::string& target, std::optional<u
             return other.process.pid == outcome.process.pid;
         });
         if (verdict == now->end()) continue;
-        const bool has_said = std::holds_alternative<model::Report>(verdict->answer);
+        const auto* const said = std::get_if<model::Report>(&verdict->answer);
         auto* const report =
-            std::get_if<model::Report>(&outcomes.emplace_back(has_said ? outcome : *verdict).answer);
+            std::get_if<model::Report>(&outcomes.emplace_back(said ? outcome : *verdict).answer);
         if (!report) continue;
         report->refusal = peers::refusal_in(verdict->answer);
+        report->refusal_code = said->refusal_code;
         if (report->refusal.empty()) continue;
         std::erase(report->notes, report->refusal);
         report->notes.insert(report->notes.begin(), report->refusal);

@@ -11,8 +11,8 @@
 namespace gpu_sleep::control {
 namespace {
 
-/// Whether it is the rehearsal of a wake that would fail for want of GPU memory. Of other refusals a report
-/// has only the words.
+/// Whether it is the rehearsal of a wake that would fail for want of GPU memory, for agents without
+/// refusal_code.
 bool would_lack_memory(const model::Report& report) noexcept {
     return report.dry_run && report.operation == model::Operation::wake && !report.refusal.empty() &&
            std::any_of(report.devices.begin(), report.devices.end(), [](const auto& device) {
@@ -60,8 +60,10 @@ int exit_status_of(const Outcome& outcome) noexcept {
     if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
         return model::exit_status_of(*failure, outcome.asked);
     if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
-    if (would_lack_memory(std::get<model::Report>(outcome.answer)))
-        return traits(ErrorCode::out_of_device_memory).exit_status_asleep;
+    const auto& report = std::get<model::Report>(outcome.answer);
+    if (report.refusal_code) // what it rehearses would fail
+        return model::exit_status_of({make_error(*report.refusal_code, ""), report.state}, report.operation);
+    if (would_lack_memory(report)) return traits(ErrorCode::out_of_device_memory).exit_status_asleep;
     return outcome.unreleased != 0 ? exit_status::failed_asleep : exit_status::done;
 }
 

@@ -4,6 +4,8 @@
 
 #include "model/report.hpp"
 
+#include "model/request.hpp"
+
 #include <numeric>
 
 namespace gpu_sleep::model {
@@ -87,9 +89,30 @@ int exit_status_of(const Failure& failure, Operation asked) noexcept {
     return is_resident(failure.state) ? row.exit_status : row.exit_status_asleep;
 }
 
-void refuse(Report& report, std::string why) {
-    if (report.refusal.empty()) report.refusal = why;
+void refuse(Report& report, std::string why, std::optional<ErrorCode> code) {
+    if (report.refusal.empty()) {
+        report.refusal = why;
+        report.refusal_code = code;
+    }
     report.notes.push_back(std::move(why));
+}
+
+std::string not_yet(std::string_view so, double seconds, double wanted) {
+    return fmt::format("it has been {} for only {}, and may sleep in {}", so, format_seconds(seconds),
+                       format_seconds(wanted - seconds));
+}
+
+void note_short_devices(const WakeRequest& request, Report& report) {
+    const bool may_get_room = request.make_room || request.wait > Milliseconds(0);
+    for (const auto& device : report.devices) {
+        if (device.total == 0 || device.released <= device.free_before) continue;
+        auto note = fmt::format("GPU {} has {} free, and {} are needed", device.device,
+                                format_bytes(device.free_before), format_bytes(device.released));
+        if (may_get_room)
+            report.notes.push_back(std::move(note));
+        else
+            refuse(report, std::move(note) + ": it would fail", ErrorCode::out_of_device_memory);
+    }
 }
 
 } // namespace gpu_sleep::model

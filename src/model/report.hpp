@@ -17,6 +17,8 @@
 
 namespace gpu_sleep::model {
 
+struct WakeRequest;
+
 /// One tag on one device. Sizes in bytes of GPU address space.
 struct TagReport {
     std::string tag;
@@ -165,6 +167,7 @@ struct Deed {
     std::vector<std::string> dropped_without_refill; ///< tags dropped by this sleep with no declared refill
     std::vector<std::string> notes; ///< sentences for a person, such as what could not be done
     std::string refusal; ///< of the notes, why it was not done, or would fail; empty: nothing known
+    std::optional<ErrorCode> refusal_code; ///< with which it would fail; unset where it would not
 };
 
 /// How the process stands afterwards, and since when.
@@ -251,8 +254,16 @@ struct Failure {
 [[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
 [[nodiscard]] std::string_view to_string(Operation operation) noexcept;
 
-/// Has `report` say why what was asked is not done, or would fail. The first reason stays its refusal.
-void refuse(Report& report, std::string why);
+/// Has `report` say why what was asked is not done, or would fail with `code`. The first reason stays its
+/// refusal.
+void refuse(Report& report, std::string why, std::optional<ErrorCode> code = {});
+
+/// Why a process that has been `so` for `seconds` sleeps only once it has been for `wanted`.
+[[nodiscard]] std::string not_yet(std::string_view so, double seconds, double wanted);
+
+/// Has the report of a rehearsed wake say which GPUs have too little room, for which it would fail, unless
+/// the request has it wait or make room.
+void note_short_devices(const WakeRequest& request, Report& report);
 
 /// That figure of all items, such as TagReport::in_files of a report's tags.
 template <class T>

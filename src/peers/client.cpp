@@ -109,8 +109,7 @@ void Conversations::coordinate() {
 
 void Conversations::note_end(std::size_t member) {
     const auto& conversation = all_[member].conversation;
-    if (conversation.is_over())
-        together_->end(member, !std::holds_alternative<model::Report>(conversation.answer()));
+    if (conversation.is_over()) together_->end(member, conversation.has_failed());
 }
 
 void Conversations::go_back(Together::Why why) {
@@ -147,7 +146,7 @@ void Conversations::tell() {
     for (std::size_t i = 0; i < all_.size(); ++i) {
         auto& [conversation, has_told_end, has_told_past_return] = all_[i];
         if (conversation.is_over()) {
-            if (!std::exchange(has_told_end, true)) events_.push_back({i, conversation.answer()});
+            if (!std::exchange(has_told_end, true)) events_.push_back({i, conversation.take_answer()});
         } else if (is_interrupted_ && conversation.is_past_return()) {
             if (!std::exchange(has_told_past_return, true)) events_.push_back({i, PastReturn()});
         }

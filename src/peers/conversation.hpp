@@ -60,7 +60,12 @@ public:
 
     [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
     [[nodiscard]] bool is_past_return() const noexcept { return timeout_.is_past_return(); }
-    [[nodiscard]] const Answer& answer() const noexcept { return *answer_; }
+    /// Of one that is over: whether its answer, taken or not, is no report.
+    [[nodiscard]] bool has_failed() const noexcept {
+        return !std::holds_alternative<model::Report>(*answer_);
+    }
+    /// Of one that is over, once.
+    [[nodiscard]] Answer take_answer() noexcept { return std::move(*answer_); }
     /// When to call keep_time().
     [[nodiscard]] Clock::time_point next_time() const noexcept;
     [[nodiscard]] pollfd interest() const noexcept;

@@ -235,7 +235,8 @@ auto fields(Is<model::Failure> auto& f) {
     return all_fields(may<1>(f.error), may<2>(f.state));
 }
 auto fields(Is<Error> auto& e) {
-    return all_fields(may<1>(e.code), may<2>(e.message), may<3>(e.where), may<4>(e.driver_status));
+    return all_fields(may<1>(e.code), may<2>(e.message), may<3>(e.where), may<4>(e.driver_status),
+                      may<86>(e.retry_seconds));
 }
 auto fields(Is<model::Report> auto& r) {
     return all_fields(
@@ -257,7 +258,8 @@ auto fields(Is<model::Report> auto& r) {
         may<35>(r.deep_refusal, or_null("deep_refusal")), may<64>(r.version, or_null("agent_version")),
         may<65>(r.features, "features"), may<66>(r.directories, "directories"),
         may<68>(r.unreleased_bytes, "unreleased_bytes"), may<74>(r.longest_pause, "longest_pause_seconds"),
-        may<81>(r.reply), may<83>(r.refusal, or_null("refusal")), may<84>(r.lost, "lost"));
+        may<81>(r.reply), may<83>(r.refusal, or_null("refusal")), may<84>(r.lost, "lost"),
+        may<85>(r.refusal_code, "refusal_code"));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return all_fields(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),

@@ -85,19 +85,6 @@ Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
     return free - std::min(free, taken);
 }
 
-void note_short_devices(const model::WakeRequest& request, model::Report& report) {
-    const bool may_get_room = request.make_room || request.wait > Milliseconds(0);
-    for (const auto& device : report.devices) {
-        if (device.total == 0 || device.released <= device.free_before) continue;
-        auto note = fmt::format("GPU {} has {} free, and {} are needed", device.device,
-                                format_bytes(device.free_before), format_bytes(device.released));
-        if (may_get_room)
-            report.notes.push_back(std::move(note));
-        else
-            refuse(report, std::move(note) + ": it would fail");
-    }
-}
-
 /// Contents that were given up without touching the device belong in the report too.
 void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) device_in(report, backing->device).dropped += backing->bytes;
@@ -279,12 +266,15 @@ Result<Woken> Engine::wake(const model::WakeRequest& request, const Control& con
     if (!plan) return std::move(plan).error();
     auto has_host_memory = count_host_backed_by(*plan, request, report);
     if (request.dry_run) {
-        if (!has_host_memory) refuse(report, has_host_memory.error().message + ": it would fail");
+        if (!has_host_memory)
+            refuse(report, has_host_memory.error().message + ": it would fail", has_host_memory.error().code);
         describe_plan(*plan, report);
-        for (const auto& [tag, why] : plan->spoiled)
-            report.notes.push_back(why.message + ": it would stay asleep");
         GPU_SLEEP_TRY(add_memory(free_after_wake, report));
         note_short_devices(request, report);
+        for (const auto& [tag, why] : plan->spoiled) { // all others would wake
+            report.notes.push_back(why.message + ": it would stay asleep");
+            if (!report.refusal_code) report.refusal_code = why.code;
+        }
         return Woken{};
     }
     if (plan->is_empty()) return woken_but(plan->spoiled, *plan);

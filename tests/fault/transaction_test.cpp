@@ -284,6 +284,7 @@ TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") 
     report = {};
     REQUIRE(fixture.wake(wake, &report));
     CHECK(report.refusal == "GPU 0 has 0 B free, and 4.00 MiB are needed: it would fail");
+    CHECK(report.refusal_code == ErrorCode::out_of_device_memory);
     wake.make_room = true;
     report = {};
     REQUIRE(fixture.wake(wake, &report));
@@ -334,6 +335,11 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
     CHECK(backing->residence() == model::Residence::damaged);
     CHECK(fixture.ledger().find(fixture.allocations()[other].address)->residence() == model::Residence::kept);
     CHECK(sim_live_objects().handles == 1);
+    model::WakeRequest rehearsed;
+    rehearsed.dry_run = true;
+    report = {};
+    REQUIRE(fixture.wake(rehearsed, &report));
+    CHECK((report.refusal.empty() && report.refusal_code == ErrorCode::damaged)); // others would wake
     CHECK(fixture.wake(tags({"weights"})).error().code == ErrorCode::damaged);
     CHECK(fixture.wake().error().message.find("awake now") == std::string::npos);
     CHECK(sim_live_objects().handles == 1);

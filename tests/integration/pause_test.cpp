@@ -126,7 +126,7 @@ TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held bac
     CHECK(host.ask("sleep 0 weights").starts_with("error")); // by the program itself
     host.tell("inhibit");
     CHECK(pause_it(host).json(k_error_code) == "inhibited");
-    CHECK(pause_it(host, {"--dry-run"}).status == 0);
+    CHECK(pause_it(host, {"--dry-run"}).status == 1);
     host.tell("uninhibit");
     host.tell("hold");
     const auto held = pause_it(host, {"--timeout", "200ms"});
@@ -150,6 +150,15 @@ TEST_CASE("Pause: it is refused as a sleep is, and where work cannot be held bac
         CHECK_THAT(slept.err, mentions(option[0] + ": its calls to the driver are not intercepted"));
     }
     CHECK(alone.state() == "awake");
+    // A plain sleep says so, too, unless a callback may see to it that the program keeps from its memory.
+    const auto warned = mentions("its calls to the driver are not intercepted");
+    CHECK_THAT(alone.report("notes"), warned);
+    CHECK_THAT(alone.command("gpu-sleep").out, warned);
+    CHECK_THAT(alone.command("gpu-sleep").out, !warned); // it sleeps already
+    REQUIRE(alone.command("gpu-wake").status == 0);
+    alone.tell("callback obey");
+    CHECK_THAT(alone.command("gpu-sleep").out, !warned);
+    CHECK_THAT(alone.report("notes"), !warned);
 }
 
 TEST_CASE("Pause: the first use ends it, or fails, if that was asked for", "[pause]") {

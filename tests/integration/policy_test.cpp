@@ -173,6 +173,10 @@ TEST_CASE("Policy: what is wrong with a file is said also where nothing comes of
     output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
     CHECK(output.status == 2);
     CHECK_THAT(output.err, warned && mentions("gpu-sleep.toml:2: ") && mentions("see man gpu-sleep.toml"));
+    write_file(home.path() / "gpu-sleep.toml", std::string((1U << 20) + 1, '#'));
+    output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
+    CHECK(output.status == 2);
+    CHECK_THAT(output.err, mentions("it is longer than 1.00 MiB\n"));
 }
 
 TEST_CASE("Policy: of two files of the same name the one that is wrong is named", "[policy]") {

@@ -100,6 +100,10 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     const auto said = second.host.process().errors();
     CHECK_THAT(said, mentions(fmt::format("{} (first) has 32.0 MiB: it was woken", first.host.pid())) &&
                          mentions("ago, and may sleep in 9 min") && !mentions("wake it with"));
+    const auto late =
+        second.host.command("gpu-wake", {"--make-room", "--min-awake", "600s", "--wait", "0s", "--json"});
+    CHECK(late.status == 7);
+    CHECK(late.json("/processes/0/error/retry_seconds") != "null");
     const auto made = second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"});
     CHECK(made.status == 0);
     CHECK_THAT(made.out, mentions("(first) was put to sleep for it"));

@@ -442,6 +442,12 @@ TEST_CASE("Exit status: of several processes, the worst decides that was not onl
     const Error withdrawn{ErrorCode::cancelled, "", "", 0};
     CHECK(exit_status_of(std::vector<Outcome>{}) == 0);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, model::Report{}}}) == 0);
+    model::Report rehearsed; // as agents without refusal_code say it
+    rehearsed.operation = model::Operation::wake;
+    rehearsed.dry_run = true;
+    rehearsed.refusal = "too little room";
+    rehearsed.devices.push_back({.released = 2, .free_before = 1, .total = 4});
+    CHECK(exit_status_of(Outcome{{}, rehearsed}) == 7);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, model::Report{}}, {{}, full}, {{}, late}}) == 4);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, withdrawn}, {{}, late}}) == 4);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, withdrawn}}) == traits(withdrawn.code).exit_status);

@@ -5,8 +5,8 @@
 #include "cli/http/address.hpp"
 #include "cli/http/admission.hpp"
 #include "cli/http/answer.hpp"
+#include "cli/http/backend.hpp"
 #include "cli/http/options.hpp"
-#include "cli/http/program.hpp"
 #include "cli/http/routes.hpp"
 #include "support/catch.hpp"
 
@@ -325,7 +325,7 @@ TEST_CASE("Status: `weights` has the dialect's name, unless the program has a ta
     const auto parked_of = [](const Tags& tags) { // the first of them sleeps
         auto report = program(tags);
         report.tags.front().state = model::State::asleep;
-        const auto answer = Program::look(route("/memory_status"), std::vector{control::Outcome{{}, report}});
+        const auto answer = Backend::look(route("/memory_status"), std::vector{control::Outcome{{}, report}});
         return nlohmann::json::parse(answer.body)["parked_tags"].get<Tags>();
     };
     CHECK(parked_of({"weights", "kv_cache"}) == Tags{"model_weights"});
@@ -335,7 +335,7 @@ TEST_CASE("Status: `weights` has the dialect's name, unless the program has a ta
 
 TEST_CASE("Status: what no wake brings back has failed", "[http]") {
     const auto state_of = [](const model::Report& report) {
-        const auto answer = Program::look(route("/memory_status"), std::vector{control::Outcome{{}, report}});
+        const auto answer = Backend::look(route("/memory_status"), std::vector{control::Outcome{{}, report}});
         return nlohmann::json::parse(answer.body)["state"];
     };
     auto report = program({"weights"});

@@ -202,7 +202,8 @@ TEST_CASE("Policy: a command is called by its program, its script, both, or its 
 TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "[policy]") {
     const auto policy = with(ladder({"10s:host", "20s:file"}));
     using model::State;
-    CHECK(decide(policy, report(State::awake, 9))->reason == "it has been idle for only 9.00 s");
+    CHECK(decide(policy, report(State::awake, 9))->reason ==
+          "it has been idle for only 9.00 s, and may sleep in 1.00 s");
     CHECK(decide(policy, report(State::awake, 0))->reason == "it is not idle");
     const auto sleep = decide(policy, report(State::awake, 10))->request;
     REQUIRE(sleep);
@@ -247,11 +248,11 @@ TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left
     CHECK(decide(policy, seen)->reason == "all of its tags are exempt");
     policy.tags.clear();
     policy.min_awake = 6s;
-    CHECK(decide(policy, seen)->reason == "it has been awake for only 5.00 s");
+    CHECK(decide(policy, seen)->reason == "it has been awake for only 5.00 s, and may sleep in 1.00 s");
     seen.state = model::State::paused; // 5 s ago, and awake before
     CHECK(decide(policy, seen)->request);
     seen.seconds_since_wake = 5.5;
-    CHECK(decide(policy, seen)->reason == "it has been awake for only 5.50 s");
+    CHECK(decide(policy, seen)->reason == "it has been awake for only 5.50 s, and may sleep in 0.50 s");
     seen.state = model::State::awake;
     CHECK(decide(with({}), seen)->reason == "no policy puts it to sleep");
     auto exempt = file({});

@@ -147,6 +147,7 @@ Report report_to_send() {
     report.reply = "y";
     report.refusal = "z";
     report.lost = true;
+    report.refusal_code = ErrorCode::stopped;
     return report;
 }
 
@@ -161,6 +162,7 @@ Report report_of_7() {
     report.reply.clear();
     report.refusal.clear();
     report.lost = false;
+    report.refusal_code.reset();
     report.tags[0].host_backed = 0;
     report.tags[0].in_place = 0;
     return report;
@@ -213,7 +215,7 @@ Progress progress_to_send() {
 }
 
 Failure failure_to_send() {
-    return {{ErrorCode::out_of_disk, "full", "write", -28}, State::partial};
+    return {{ErrorCode::out_of_disk, "full", "write", -28, 4096}, State::partial};
 }
 
 /// A field of the time of version 7, and two that are newer.
@@ -293,8 +295,9 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                                     "030008000000720000000000000004000100000074"
                                     "0500080000007300000000000000");
     check_bytes(failure_to_send(), "12:"
-                                   "010027000000010002000000170002000400000066756c6c"
+                                   "010035000000010002000000170002000400000066756c6c"
                                    "0300050000007772697465040004000000e4ffffff"
+                                   "560008000000000000000000b040"
                                    "02000100000002");
     check_bytes(Shared{0x81, 0x82}, "13:"
                                     "0180080000008100000000000000"
@@ -365,7 +368,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "42000500000001000000644400080000006300000000000000"
                 "4a0008000000000000000000a040"
                 "510001000000795300010000007a"
-                "54000100000001");
+                "54000100000001550002000000"
+                "1d00");
 }
 
 TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {
@@ -386,8 +390,10 @@ TEST_CASE("Protocol: what an agent of version 7 says is read", "[protocol]") {
         reply_of_7(
             "47534c50070010001e0000003d835752077100000000000000720000000000000001000000747300000000000000"),
         Reply(progress_to_send())));
+    auto failure = failure_to_send();
+    failure.error.retry_seconds.reset();
     CHECK(same(reply_of_7("47534c500700120018000000b6cd7dd617000400000066756c6c050000007772697465e4ffffff02"),
-               Reply(failure_to_send())));
+               Reply(failure)));
     CHECK(same(*decode_reply(frame_in(*make_frame(
                    17,
                    bytes_of("02020101"

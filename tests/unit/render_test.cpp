@@ -122,6 +122,9 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     const Printed in_full(render_listing({{listed_process(), intercepted}}, Detail::all));
     REQUIRE(in_full.sentences.size() == asleep.sentences.size() + 1);
     CHECK(in_full.sentences[4] == "cannot sleep deeply: it has managed memory");
+    intercepted.notes = {"it has managed memory, says a note"};
+    CHECK(Printed(render_listing({{listed_process(), intercepted}}, Detail::all)).sentences[4] ==
+          "cannot sleep deeply");
     REQUIRE(both.sentences.size() == asleep.sentences.size() + 2);
     CHECK(both.sentences[5] == "gate open; once asleep, work on the GPU waits");
     CHECK(both.sentences[6] == "a sentence of the agent");
@@ -401,7 +404,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(advice_from("gpu-wake", error.code, &after_others) ==
           "free GPU memory, or give gpu-wake a longer --wait");
     CHECK(advice_from("gpu-sleep-http", error.code, &after_others).find("--make-room") == std::string::npos);
-    after_others.answer = make_error(error.code, "it was woken 1 s ago, and may sleep in 9 s");
+    std::get<Error>(after_others.answer).retry_seconds = 9;
     CHECK(advice_from("gpu-wake", error.code, &after_others).find("--min-awake 0s") != std::string::npos);
     CHECK(advice_from("gpu-sleep-http", error.code, &waited).find("--make-room") != std::string::npos);
     CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");

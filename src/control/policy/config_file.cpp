@@ -204,7 +204,7 @@ Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view na
 
 Result<std::vector<Entry>> entries_of(std::string_view, std::string_view name) {
     return make_error(
-        ErrorCode::invalid_argument,
+        ErrorCode::refused,
         "{}: this build of gpu-sleep cannot read configuration files: toml++ was missing when it was built",
         name);
 }
@@ -301,9 +301,7 @@ Result<std::optional<Configuration>> read_configuration(const std::filesystem::p
         return std::optional<Configuration>();
     if (!file) return file.error();
     const auto text = read_open_file(file->get(), k_max_file_bytes);
-    if (!text && errno == EFBIG)
-        return make_error(ErrorCode::invalid_argument, "{}: it is longer than {}", path.string(),
-                          format_bytes(k_max_file_bytes));
+    if (!text && errno == EFBIG) return refusal(path, "it is longer than " + format_bytes(k_max_file_bytes));
     if (!text) return errno_error(ErrorCode::io_failed, errno, "read", path.string());
     auto read = parse_configuration(*text, path.string(), author, has_directory);
     if (!read) return std::move(read).error();

@@ -52,10 +52,6 @@ bool heed_tags(const Policy& policy, const std::vector<std::string>& names, mode
     return !has_exempt || !left.empty();
 }
 
-std::string words_for(double seconds) {
-    return fmt::format("it has been idle for only {}", format_seconds(seconds));
-}
-
 } // namespace
 
 bool sleeps_in_host_memory(const model::Report& report) noexcept {
@@ -88,13 +84,16 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     const auto depth = depth_of(report);
     const auto rung = rung_at(policy.ladder, *idle);
     if (rung ? rung->depth <= depth : depth != Depth::awake) return Decision{{}, "it is already asleep"};
-    if (!rung) return Decision{{}, *idle == 0 ? "it is not idle" : words_for(*idle)};
+    if (!rung)
+        return Decision{{},
+                        *idle == 0 ? "it is not idle"
+                                   : model::not_yet("idle", *idle, seconds_of(policy.ladder.front().idle))};
     const auto min_awake = seconds_of(policy.min_awake.value_or(Milliseconds(0)));
     const auto awake = report.state == model::State::paused // which is no wake
                            ? report.seconds_since_wake.value_or(std::numeric_limits<double>::infinity())
                            : report.state_seconds;
     if (depth == Depth::awake && awake < min_awake)
-        return Decision{{}, fmt::format("it has been awake for only {}", format_seconds(awake))};
+        return Decision{{}, model::not_yet("awake", awake, min_awake)};
     auto idle_request = request_for(*rung, policy.directory);
     auto& request = idle_request.sleep;
     if (!heed_tags(policy, tags_of(report), request)) return Decision{{}, "all of its tags are exempt"};

@@ -150,6 +150,7 @@ TEST_CASE("Deep: others make room for one that comes back", "[deep]") {
     const auto filling = make_piece(other, "plain", free_bytes(other) - (std::uint64_t{2} << 20));
     const auto pid = std::to_string(other.pid());
     const auto rehearsed = machine.command("gpu-wake", {"--dry-run"});
+    CHECK(rehearsed.status == 7);
     const auto needed = std::stoull(rehearsed.json("/processes/0/report/devices/0/moved_bytes"));
     CHECK(needed >= k_piece_bytes + k_context_bytes);
     CHECK(std::stoull(rehearsed.json("/processes/0/report/devices/0/free_before_bytes")) < needed);

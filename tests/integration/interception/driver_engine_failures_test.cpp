@@ -125,6 +125,10 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
     const auto refused = machine.command("gpu-wake");
     CHECK(refused.status == 7);
     CHECK(refused.json("/processes/0/error/code") == "out_of_device_memory");
+    const auto rehearsed = machine.command("gpu-wake", {"--dry-run"});
+    CHECK(rehearsed.status == 7);
+    CHECK(rehearsed.json("/processes/0/report/refusal_code") == "out_of_device_memory");
+    CHECK(machine.command("gpu-wake", {"--dry-run", "--wait", "1s"}).status == 0);
     CHECK(refused.json("/processes/0/state") == "asleep");
     CHECK_THAT(refused.err, mentions(fmt::format("{} (", other.pid())) && mentions("--engine driver") &&
                                 !mentions("--force") && !mentions("--make-room"));
@@ -171,6 +175,7 @@ TEST_CASE("Driver engine: what is not known of the room is asked for", "[driver_
     }
     const auto refused = machine.command("gpu-wake");
     CHECK(refused.status == 7);
+    CHECK(machine.command("gpu-wake", {"--dry-run"}).status == 7);
     CHECK(machine.command("gpu-wake", {"--force"}).status == 0);
     machine.expect_awake();
 }

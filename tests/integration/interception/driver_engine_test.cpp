@@ -38,6 +38,9 @@ TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick]
         const auto again = machine.command("sleep");
         CHECK(again.status == 0);
         CHECK(again.json("/processes/0/report/changed") == "false");
+        const auto without = machine.command("gpu-sleep");
+        CHECK(without.status == 3);
+        CHECK_THAT(without.err, mentions("has put it to sleep already"));
 
         const auto woken = machine.command("gpu-wake");
         REQUIRE(succeeded(woken));

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Requests to agents out of wishes, and answers out of outcomes.
 
-#include "cli/http/program.hpp"
+#include "cli/http/backend.hpp"
 
 #include "base/exit_status.hpp"
 #include "cli/json_value.hpp"
@@ -168,17 +168,17 @@ Answer answer_of(const Error& error) {
     return answer_of(http_status_of(traits(error.code).exit_status), error);
 }
 
-Result<control::Dispatch> Program::find(protocol::Request request) const {
+Result<control::Dispatch> Backend::find(protocol::Request request) const {
     return control::Dispatch::select({whom_, std::move(request)});
 }
 
-Program::Outcomes Program::ask() const {
+Backend::Outcomes Backend::ask() const {
     auto found = find();
     if (!found) return std::move(found).error();
     return found->ask_status(k_patience);
 }
 
-Answer Program::look(const Route& route, const Outcomes& outcomes) {
+Answer Backend::look(const Route& route, const Outcomes& outcomes) {
     if (!outcomes) return answer_of(outcomes.error());
     if (const auto* const failed = failed_in(*outcomes)) return answer_of(*peers::error_of(failed->answer));
     const auto reports = reports_in(*outcomes);
@@ -187,7 +187,7 @@ Answer Program::look(const Route& route, const Outcomes& outcomes) {
     return answer_with({{name, is_sleeping(reports)}});
 }
 
-Answer Program::measure() const {
+Answer Backend::measure() const {
     const auto outcomes = ask();
     const auto gpus = driver::look_at_gpus();
     return {k_ok,
@@ -196,7 +196,7 @@ Answer Program::measure() const {
             "text/plain; version=0.0.4; charset=utf-8"};
 }
 
-protocol::Request Program::request_for(const Route& route, const Wish& wish, const Plan& plan,
+protocol::Request Backend::request_for(const Route& route, const Wish& wish, const Plan& plan,
                                        std::size_t processes) const {
     if (route.action == Action::sleep) {
         model::SleepRequest sleep;
@@ -218,7 +218,7 @@ protocol::Request Program::request_for(const Route& route, const Wish& wish, con
     return wake;
 }
 
-Answer Program::call(const model::CallRequest& request, control::Interruptions& interruptions) const {
+Answer Backend::call(const model::CallRequest& request, control::Interruptions& interruptions) const {
     auto dispatch = find(request);
     if (!dispatch) return answer_of(dispatch.error());
     control::Listener listener;
@@ -227,7 +227,7 @@ Answer Program::call(const model::CallRequest& request, control::Interruptions& 
     return results(request, *outcomes);
 }
 
-Answer Program::change(const Route& route, const Wish& wish, control::Interruptions& interruptions) const {
+Answer Backend::change(const Route& route, const Wish& wish, control::Interruptions& interruptions) const {
     if (route.action == Action::call) return call(wish.call, interruptions);
     Plan plan;
     std::vector<control::Outcome> outcomes;
@@ -255,7 +255,7 @@ Answer Program::change(const Route& route, const Wish& wish, control::Interrupti
 
 /// Nothing where what is in flight has been aborted. What sleeps has nothing in flight, and may be out of
 /// reach.
-std::optional<Answer> Program::abort(control::Interruptions& interruptions) const {
+std::optional<Answer> Backend::abort(control::Interruptions& interruptions) const {
     const auto outcomes = ask();
     if (!outcomes) return answer_of(outcomes.error());
     control::Selection awake{.user = whom_.user};
@@ -267,7 +267,7 @@ std::optional<Answer> Program::abort(control::Interruptions& interruptions) cons
     if (awake.words.empty()) return std::nullopt;
     model::CallRequest request;
     request.name = k_abort;
-    auto answer = Program(std::move(awake), waking_).call(request, interruptions);
+    auto answer = Backend(std::move(awake), waking_).call(request, interruptions);
     if (interruptions.has_come())
         return answer_of(make_error(ErrorCode::cancelled, "the request was withdrawn"));
     if (answer.status == k_ok) return std::nullopt;

@@ -26,9 +26,9 @@ struct WakeOptions {
 };
 
 /// One or several processes. Immutable; thread-safe. Each call asks the agents, and takes as long as they do.
-class Program {
+class Backend {
 public:
-    Program(control::Selection whom, WakeOptions waking) : whom_(std::move(whom)), waking_(waking) {}
+    Backend(control::Selection whom, WakeOptions waking) : whom_(std::move(whom)), waking_(waking) {}
 
     using Outcomes = Result<std::vector<control::Outcome>>;
 
