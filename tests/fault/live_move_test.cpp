@@ -27,8 +27,7 @@ Bytes host_backed(EngineFixture& fixture) {
     return fixture.ledger().host_backed();
 }
 
-/// Moves all there is, `meanwhile` being called between the copies of each piece and its swap, for which it
-/// is in `round`.
+/// Moves all there is, `meanwhile` being called before the swap of each piece, for which it is in `round`.
 Result<Verdict> move(
     EngineFixture& fixture, Direction direction, const std::function<void()>& meanwhile = [] {},
     int round = 1) {
@@ -50,10 +49,12 @@ Result<Verdict> move(
         const auto session = driver::DeviceSession::open(fixture.api(), *std::move(context));
         if (!session) return session.error();
         GPU_SLEEP_TRY(moved.create());
-        auto copied = Result<bool>(false);
-        while (copied && !*copied) copied = moved.copy(**session, fixture.ledger());
-        if (!copied) return std::move(copied).error();
-        GPU_SLEEP_TRY(moved.seal(**session));
+        if (direction == Direction::to_host) {
+            auto copied = Result<bool>(false);
+            while (copied && !*copied) copied = moved.copy(**session, fixture.ledger());
+            if (!copied) return std::move(copied).error();
+            GPU_SLEEP_TRY(moved.seal(**session));
+        }
         meanwhile();
         last = moved.swap(**session, fixture.ledger(), fixture.engine().contents(), round);
     }
