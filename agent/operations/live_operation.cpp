@@ -174,6 +174,7 @@ Result<void> LiveOperation::move_in(std::span<const sleep::LivePart> parts) {
             const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
             if (moved) moved->let_go();
         });
+        if (is_awaited_) releasing.wait(); // a pause would be the longer for it
         GPU_SLEEP_TRY(finish(*piece));
         done += piece->bytes();
         releasing.wait();
@@ -286,10 +287,10 @@ Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
         });
     });
     if (!verdict) parts_.come_first_at_exit(); // what could not be mapped again sleeps
-    const bool is_awaited = gate::Gate::instance().waiting().held_now > 0;
+    is_awaited_ = gate::Gate::instance().waiting().held_now > 0;
     settler.settle();
     const auto ended = Clock::now();
-    if (is_awaited) works_until_ = ended + (ended - begun);
+    if (is_awaited_) works_until_ = ended + (ended - begun);
     const std::chrono::duration<double> pause = ended - begun;
     report_.longest_pause = std::max(report_.longest_pause, pause.count());
     if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
