@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -32,6 +33,8 @@ namespace {
 constexpr Milliseconds k_patience{2'000};
 /// For how long a piece makes way for contexts that end, one after the other.
 constexpr Milliseconds k_patience_with_ends{10'000};
+/// For how long a program is left to its work, at most, between two pauses.
+constexpr Milliseconds k_most_rest{100};
 
 std::string_view words_of(Direction direction) noexcept {
     return direction == Direction::to_host ? "to host memory" : "back to the GPU";
@@ -99,10 +102,10 @@ Result<void> LiveOperation::rehearse(const std::vector<std::string>& tags, Bytes
                                 ? device.free_before + device.released
                                 : device.free_before - std::min(device.free_before, device.released);
     const auto expected = sleep::estimate_move(direction_, *parts);
-    report_.notes.push_back(
-        fmt::format("{} would move {} in about {}; its work would wait for about {} at a time",
-                    format_bytes(sleep::bytes_of(*parts)), words_of(direction_),
-                    format_seconds(expected.time.count()), format_seconds(expected.pause.count())));
+    report_.notes.push_back(fmt::format(
+        "{} would move {} in about {} of a program at rest; its work would wait for about {} at a time",
+        format_bytes(sleep::bytes_of(*parts)), words_of(direction_), format_seconds(expected.time.count()),
+        format_seconds(expected.pause.count())));
     return {};
 }
 
@@ -167,17 +170,22 @@ Result<void> LiveOperation::move_in(std::span<const sleep::LivePart> parts) {
     Bytes done = 0;
     std::unique_ptr<sleep::LiveMove> moved;
     while (auto piece = cut(parts)) {
+        // Host memory takes as long to be released as to be copied.
+        std::optional<Beside> releasing;
+        if (moved)
+            releasing.emplace([&] {
+                const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
+                moved->let_go();
+            });
+        if (works_until_ != Clock::time_point{}) {
+            releasing.reset(); // the next pause would be the longer for it
+            std::this_thread::sleep_until(std::min(works_until_, deadline_));
+        }
         GPU_SLEEP_TRY(check_may_go_on(done, total));
         GPU_SLEEP_TRY(guarded([&] { return piece->create(); }));
-        // Host memory takes as long to be released as to be copied.
-        Beside releasing([&] {
-            const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-            if (moved) moved->let_go();
-        });
-        if (is_awaited_) releasing.wait(); // a pause would be the longer for it
         GPU_SLEEP_TRY(finish(*piece));
         done += piece->bytes();
-        releasing.wait();
+        releasing.reset();
         static_cast<void>(count_host(piece->moved()));
         moved = std::move(piece);
     }
@@ -273,7 +281,8 @@ Result<void> LiveOperation::hold_work(int device) {
 }
 
 Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
-    std::this_thread::sleep_until(works_until_);
+    const auto& gate = gate::Gate::instance();
+    const auto held_before = gate.waiting().held_ever;
     GateSettler settler(parts_.memory, parts_.status);
     GPU_SLEEP_TRY(hold_work(piece.device()));
     const auto begun = Clock::now();
@@ -287,10 +296,11 @@ Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
         });
     });
     if (!verdict) parts_.come_first_at_exit(); // what could not be mapped again sleeps
-    is_awaited_ = gate::Gate::instance().waiting().held_now > 0;
     settler.settle();
     const auto ended = Clock::now();
-    if (is_awaited_) works_until_ = ended + (ended - begun);
+    const bool was_felt = gate.waiting().held_ever > held_before && gate::Gate::is_open();
+    works_until_ =
+        was_felt ? ended + std::min<Clock::duration>(ended - begun, k_most_rest) : Clock::time_point{};
     const std::chrono::duration<double> pause = ended - begun;
     report_.longest_pause = std::max(report_.longest_pause, pause.count());
     if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
@@ -318,9 +328,7 @@ Result<driver::DeviceSession*> LiveOperation::session(int device) {
     const auto current = (*session)->enter();
     if (current.status() != CUDA_SUCCESS)
         return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
-    if (direction_ == Direction::to_host)
-        GPU_SLEEP_TRY(
-            (*session)->reserve_fingerprints(sleep::k_most_piece / driver::k_fingerprint_block_bytes));
+    GPU_SLEEP_TRY((*session)->reserve_fingerprints(sleep::k_most_piece / driver::k_fingerprint_block_bytes));
     return (sessions_[device] = *std::move(session)).get();
 }
 

@@ -90,9 +90,9 @@ private:
     std::map<int, model::StepClock> clocks_;       ///< of what no session counts
     std::shared_lock<std::shared_mutex> contexts_; ///< as long as there are sessions
     std::map<int, std::unique_ptr<driver::DeviceSession>> sessions_;
-    Bytes limit_;             ///< of the next piece
-    bool is_awaited_ = false; ///< the program was held back in the last pause
-    /// It has as much time for its work then, before it is held back again.
+    Bytes limit_; ///< of the next piece
+    /// Where the last pause has held the program back, it gets as long for its work, without the next one;
+    /// zero where nobody waited.
     Clock::time_point works_until_{};
     Bytes stayed_ = 0;
     Bytes moved_ = 0;

@@ -56,7 +56,11 @@ Result<Verdict> move(
             GPU_SLEEP_TRY(moved.seal(**session));
         }
         meanwhile();
+        const auto mapped = sim_live_objects().mapped_bytes;
         last = moved.swap(**session, fixture.ledger(), fixture.engine().contents(), round);
+        // The copies are mapped where the originals were, and nowhere else.
+        if (last && moved.moved() > 0 && sim_fault_counts().injected_failures == 0)
+            CHECK(sim_live_objects().mapped_bytes + moved.bytes() == mapped);
     }
     return last;
 }
@@ -471,6 +475,14 @@ TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
     CHECK(host_backed(fixture) == 0);
     CHECK(fixture.all_intact());
     CHECK(sim_live_objects().handles == before.handles);
+    sim_clear();
+    REQUIRE(move(fixture, Direction::to_host));
+    sim_corrupt_copy("cuLaunchKernel", 40);
+    const auto back = move(fixture, Direction::to_device);
+    REQUIRE_FALSE(back);
+    CHECK(back.error().code == ErrorCode::damaged);
+    CHECK(host_backed(fixture) == 64 * k_mib);
+    CHECK(fixture.all_intact());
 }
 
 TEST_CASE("Live: what sleeps because it cannot be mapped has its own contents, not what was retained",
