@@ -170,6 +170,8 @@ Result<void> LiveOperation::move_in(std::span<const sleep::LivePart> parts) {
     Bytes done = 0;
     std::unique_ptr<sleep::LiveMove> moved;
     while (auto piece = cut(parts)) {
+        GPU_SLEEP_TRY(check_may_go_on(done, total));
+        GPU_SLEEP_TRY(guarded([&] { return piece->create(); }));
         // Host memory takes as long to be released as to be copied.
         std::optional<Beside> releasing;
         if (moved)
@@ -178,11 +180,9 @@ Result<void> LiveOperation::move_in(std::span<const sleep::LivePart> parts) {
                 moved->let_go();
             });
         if (works_until_ != Clock::time_point{}) {
-            releasing.reset(); // the next pause would be the longer for it
             std::this_thread::sleep_until(std::min(works_until_, deadline_));
+            releasing.reset(); // it would make the next pause longer
         }
-        GPU_SLEEP_TRY(check_may_go_on(done, total));
-        GPU_SLEEP_TRY(guarded([&] { return piece->create(); }));
         GPU_SLEEP_TRY(finish(*piece));
         done += piece->bytes();
         releasing.reset();

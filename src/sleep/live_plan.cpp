@@ -37,7 +37,7 @@ struct Costs {
 constexpr double k_least_pause = 0.002;
 
 constexpr Costs costs_of(Direction direction) noexcept {
-    return direction == Direction::to_host ? Costs{0.014, 0.0115, 0.23} : Costs{0.0095, 0.0245, 0.037};
+    return direction == Direction::to_host ? Costs{0.014, 0.0115, 0.23} : Costs{0.010, 0.0245, 0.037};
 }
 
 constexpr Bytes to_piece(double bytes) noexcept {

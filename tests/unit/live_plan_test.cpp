@@ -96,7 +96,7 @@ TEST_CASE("Live plan: pieces are as large as their pauses allow", "[plan]") {
     CHECK(out(256 * k_mib, 0.001) == k_gib);
     CHECK(out(256 * k_mib, 10) == 64 * k_mib);
     CHECK(out(256 * k_mib, 0) == k_gib);
-    CHECK(sleep::next_piece_limit(Direction::to_device, 256 * k_mib, Seconds(0.019)) == 128 * k_mib);
+    CHECK(sleep::next_piece_limit(Direction::to_device, 256 * k_mib, Seconds(0.020)) == 128 * k_mib);
     CHECK(sleep::first_piece_limit(Direction::to_device) < sleep::first_piece_limit(Direction::to_host));
 }
 
