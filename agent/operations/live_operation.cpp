@@ -103,7 +103,7 @@ Result<void> LiveOperation::rehearse(const std::vector<std::string>& tags, Bytes
                                 : device.free_before - std::min(device.free_before, device.released);
     const auto expected = sleep::estimate_move(direction_, *parts);
     report_.notes.push_back(fmt::format(
-        "{} would move {} in about {} of a program at rest; its work would wait for about {} at a time",
+        "{} would move {} in about {} if the program is at rest; its work would wait for about {} at a time",
         format_bytes(sleep::bytes_of(*parts)), words_of(direction_), format_seconds(expected.time.count()),
         format_seconds(expected.pause.count())));
     return {};
@@ -117,6 +117,7 @@ Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes byte
     for (const auto& part : *parts)
         if (const auto able = kind(part.device); !able) return able.error();
     if (parts->empty()) return {};
+    for (const auto& part : *parts) largest_ = std::max(largest_, part.span.bytes);
     GPU_SLEEP_TRY(parts_.callbacks.await_idle(waits_until));
     GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
     auto done =
@@ -179,13 +180,15 @@ Result<void> LiveOperation::move_in(std::span<const sleep::LivePart> parts) {
                 const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
                 moved->let_go();
             });
-        if (works_until_ != Clock::time_point{}) {
-            std::this_thread::sleep_until(std::min(works_until_, deadline_));
+        if (works_until_) {
+            std::this_thread::sleep_until(std::min(*works_until_, deadline_));
             releasing.reset(); // it would make the next pause longer
         }
         GPU_SLEEP_TRY(finish(*piece));
         done += piece->bytes();
         releasing.reset();
+        // What is gone meanwhile has GPU memory for nothing.
+        if (piece->moved() < piece->bytes()) piece->let_go();
         static_cast<void>(count_host(piece->moved()));
         moved = std::move(piece);
     }
@@ -299,8 +302,8 @@ Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
     settler.settle();
     const auto ended = Clock::now();
     const bool was_felt = gate.waiting().held_ever > held_before && gate::Gate::is_open();
-    works_until_ =
-        was_felt ? ended + std::min<Clock::duration>(ended - begun, k_most_rest) : Clock::time_point{};
+    works_until_.reset();
+    if (was_felt) works_until_ = ended + std::min<Clock::duration>(ended - begun, k_most_rest);
     const std::chrono::duration<double> pause = ended - begun;
     report_.longest_pause = std::max(report_.longest_pause, pause.count());
     if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
@@ -328,7 +331,7 @@ Result<driver::DeviceSession*> LiveOperation::session(int device) {
     const auto current = (*session)->enter();
     if (current.status() != CUDA_SUCCESS)
         return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
-    GPU_SLEEP_TRY((*session)->reserve_fingerprints(sleep::k_most_piece / driver::k_fingerprint_block_bytes));
+    GPU_SLEEP_TRY((*session)->reserve_fingerprints(largest_ / driver::k_fingerprint_block_bytes));
     return (sessions_[device] = *std::move(session)).get();
 }
 

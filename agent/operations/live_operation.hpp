@@ -19,6 +19,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -90,10 +91,11 @@ private:
     std::map<int, model::StepClock> clocks_;       ///< of what no session counts
     std::shared_lock<std::shared_mutex> contexts_; ///< as long as there are sessions
     std::map<int, std::unique_ptr<driver::DeviceSession>> sessions_;
-    Bytes limit_; ///< of the next piece
-    /// Where the last pause has held the program back, it gets as long for its work, without the next one;
-    /// zero where nobody waited.
-    Clock::time_point works_until_{};
+    Bytes limit_;                         ///< of the next piece
+    Bytes largest_ = sleep::k_most_piece; ///< that any piece may be
+    /// Until when the program, which the last pause has held back, is left to its work: for as long. None
+    /// where it did not wait, or still does, for what sleeps.
+    std::optional<Clock::time_point> works_until_;
     Bytes stayed_ = 0;
     Bytes moved_ = 0;
 };

@@ -77,13 +77,10 @@ Result<void> DeviceSession::load_kernel() {
     if (fingerprint_kernel_) return {};
     GPU_SLEEP_DRIVER_TRY(api_, cuModuleLoadData, "cannot load the fingerprint kernel", &module_,
                          kernel_image());
-    return find_kernel(fingerprint_kernel_, k_fingerprint_kernel);
-}
-
-Result<void> DeviceSession::find_kernel(CUfunction& kernel, const char* name) {
-    if (!kernel)
-        GPU_SLEEP_DRIVER_TRY(api_, cuModuleGetFunction, "cannot find a kernel of fingerprints", &kernel,
-                             module_, name);
+    GPU_SLEEP_DRIVER_TRY(api_, cuModuleGetFunction, "cannot find the copying kernel", &copy_kernel_, module_,
+                         k_copy_kernel);
+    GPU_SLEEP_DRIVER_TRY(api_, cuModuleGetFunction, "cannot find the fingerprint kernel",
+                         &fingerprint_kernel_, module_, k_fingerprint_kernel);
     return {};
 }
 
@@ -158,7 +155,6 @@ Result<std::span<const Fingerprint>>
 DeviceSession::copy_and_fingerprint(std::span<const FingerprintBlock> blocks) {
     if (blocks.empty()) return std::span<const Fingerprint>();
     GPU_SLEEP_TRY(reserve_fingerprints(blocks.size()));
-    GPU_SLEEP_TRY(find_kernel(copy_kernel_, k_copy_kernel));
     auto queued = launch_fingerprint(copy_kernel_, blocks, buffer_->data(), stream_);
     queued_ = Step::copy;
     return queued;

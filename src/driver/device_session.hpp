@@ -58,7 +58,7 @@ public:
     /// fingerprints are of what was read. `address` may be host memory that device addresses show.
     [[nodiscard]] Result<std::span<const Fingerprint>>
     copy_and_fingerprint(std::span<const FingerprintBlock> blocks);
-    /// Makes ready what fingerprint() needs for so many blocks at a time, for who cannot let it wait: the
+    /// Makes ready what the two above need for so many blocks at a time, for who cannot let it wait: the
     /// driver loads a kernel, and locks pages, once all of the context's work is done. Errors: as
     /// fingerprint().
     [[nodiscard]] Result<void> reserve_fingerprints(std::size_t blocks);
@@ -101,7 +101,6 @@ public:
 private:
     DeviceSession(const Api& api, PrimaryContext context) noexcept;
     [[nodiscard]] Result<void> load_kernel();
-    [[nodiscard]] Result<void> find_kernel(CUfunction& kernel, const char* name);
     /// Bytes that `blocks` and their fingerprints take.
     [[nodiscard]] static Bytes fingerprint_bytes(std::size_t blocks) noexcept;
     /// Queues it on `stream`; `memory` is the device's, too, and long enough.

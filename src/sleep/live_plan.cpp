@@ -27,8 +27,7 @@ void leave_as_started(const ledger::Ledger& ledger, std::vector<LivePart>& parts
 }
 
 /// In seconds; for each GiB, what the driver's calls take of a program at rest, at 55 GB/s. Out, most of the
-/// time goes into making host memory, and most of a pause into mapping it. In, most of the time and
-/// of a pause goes into copying.
+/// time goes into making host memory, and most of a pause into mapping it. In, copying takes most of both.
 struct Costs {
     double longest_pause; ///< that a piece may make, as far as its size decides
     double pause_per_gib;

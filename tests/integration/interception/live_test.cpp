@@ -419,7 +419,8 @@ TEST_CASE("Live: when memory for the next piece cannot be made, what has moved s
     CHECK(host.report("tags/0/host_backed_bytes") == "0");
     CHECK(host.report("tags/1/host_backed_bytes") == "4194304");
     host.check_whole();
-    host.wake();
+    REQUIRE(go_live(host).status == 0);
+    host.wake(); // in two pieces
     CHECK(host_backed(host) == 0);
     host.check_whole();
 }
