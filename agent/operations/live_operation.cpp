@@ -9,6 +9,7 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "driver/kernels/fingerprint.hpp"
+#include "gate/gate.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
@@ -17,6 +18,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -31,6 +33,8 @@ namespace {
 constexpr Milliseconds k_patience{2'000};
 /// For how long a piece makes way for contexts that end, one after the other.
 constexpr Milliseconds k_patience_with_ends{10'000};
+/// For how long a program is left to its work, at most, between two pauses.
+constexpr Milliseconds k_most_rest{100};
 
 std::string_view words_of(Direction direction) noexcept {
     return direction == Direction::to_host ? "to host memory" : "back to the GPU";
@@ -98,10 +102,10 @@ Result<void> LiveOperation::rehearse(const std::vector<std::string>& tags, Bytes
                                 ? device.free_before + device.released
                                 : device.free_before - std::min(device.free_before, device.released);
     const auto expected = sleep::estimate_move(direction_, *parts);
-    report_.notes.push_back(
-        fmt::format("{} would move {} in about {}; its work would wait for about {} at a time",
-                    format_bytes(sleep::bytes_of(*parts)), words_of(direction_),
-                    format_seconds(expected.time.count()), format_seconds(expected.pause.count())));
+    report_.notes.push_back(fmt::format(
+        "{} would move {} in about {} if the program is at rest; its work would wait for about {} at a time",
+        format_bytes(sleep::bytes_of(*parts)), words_of(direction_), format_seconds(expected.time.count()),
+        format_seconds(expected.pause.count())));
     return {};
 }
 
@@ -113,9 +117,11 @@ Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes byte
     for (const auto& part : *parts)
         if (const auto able = kind(part.device); !able) return able.error();
     if (parts->empty()) return {};
+    for (const auto& part : *parts) largest_ = std::max(largest_, part.span.bytes);
     GPU_SLEEP_TRY(parts_.callbacks.await_idle(waits_until));
     GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
-    auto done = guarded([&] { return move_all(*parts); });
+    auto done =
+        guarded([&] { return direction_ == Direction::to_host ? move_out(*parts) : move_in(*parts); });
     leave_contexts();
     static_cast<void>(count_host(0)); // which takes nothing more
     report_.changed |= moved_ > 0;
@@ -138,30 +144,61 @@ Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes byte
     return done;
 }
 
-Result<void> LiveOperation::move_all(std::span<const sleep::LivePart> parts) {
+Result<void> LiveOperation::move_out(std::span<const sleep::LivePart> parts) {
     const auto total = sleep::bytes_of(parts);
     Bytes done = 0;
     std::unique_ptr<sleep::LiveMove> moved;
     std::unique_ptr<sleep::LiveMove> piece;
     for (auto next = cut(parts); piece || next; piece = std::exchange(next, cut(parts))) {
-        if (parts_.memory.is_ending()) return process_is_ending();
-        if (Clock::now() >= deadline_) return make_error(ErrorCode::timed_out, "time ran out");
-        if (!progress_({model::Progress::Phase::transfer, done, total})) return withdrawn();
+        GPU_SLEEP_TRY(check_may_go_on(done, total));
         Result<void> created;
         GPU_SLEEP_TRY(copy_beside(piece.get(), next.get(), moved.get(), created));
         if (piece) {
             GPU_SLEEP_TRY(finish(*piece));
             done += piece->bytes();
             // What stays has host memory for nothing.
-            if (direction_ == Direction::to_host && piece->moved() < piece->bytes()) piece->let_go();
+            if (piece->moved() < piece->bytes()) piece->let_go();
         }
         GPU_SLEEP_TRY(created); // what was ready before has moved
-        // What the ledger does not have: made for the next piece, or left by this one until it is let go.
-        const auto of_next = next ? next->bytes() : 0;
-        const auto of_this = piece ? piece->moved() : 0;
-        static_cast<void>(count_host(direction_ == Direction::to_host ? of_next : of_this));
+        static_cast<void>(count_host(next ? next->bytes() : 0));
         moved = std::move(piece);
     }
+    return {};
+}
+
+Result<void> LiveOperation::move_in(std::span<const sleep::LivePart> parts) {
+    const auto total = sleep::bytes_of(parts);
+    Bytes done = 0;
+    std::unique_ptr<sleep::LiveMove> moved;
+    while (auto piece = cut(parts)) {
+        GPU_SLEEP_TRY(check_may_go_on(done, total));
+        GPU_SLEEP_TRY(guarded([&] { return piece->create(); }));
+        // Host memory takes as long to be released as to be copied.
+        std::optional<Beside> releasing;
+        if (moved)
+            releasing.emplace([&] {
+                const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
+                moved->let_go();
+            });
+        if (works_until_) {
+            std::this_thread::sleep_until(std::min(*works_until_, deadline_));
+            releasing.reset(); // it would make the next pause longer
+        }
+        GPU_SLEEP_TRY(finish(*piece));
+        done += piece->bytes();
+        releasing.reset();
+        // What is gone meanwhile has GPU memory for nothing.
+        if (piece->moved() < piece->bytes()) piece->let_go();
+        static_cast<void>(count_host(piece->moved()));
+        moved = std::move(piece);
+    }
+    return {};
+}
+
+Result<void> LiveOperation::check_may_go_on(Bytes done, Bytes total) {
+    if (parts_.memory.is_ending()) return process_is_ending();
+    if (Clock::now() >= deadline_) return make_error(ErrorCode::timed_out, "time ran out");
+    if (!progress_({model::Progress::Phase::transfer, done, total})) return withdrawn();
     return {};
 }
 
@@ -175,8 +212,7 @@ std::unique_ptr<sleep::LiveMove> LiveOperation::cut(std::span<const sleep::LiveP
 
 Result<void> LiveOperation::copy_beside(sleep::LiveMove* piece, sleep::LiveMove* next, sleep::LiveMove* moved,
                                         Result<void>& created) {
-    if (next && direction_ == Direction::to_host)
-        created = count_host(piece ? piece->bytes() : 0, next->bytes());
+    if (next) created = count_host(piece ? piece->bytes() : 0, next->bytes());
     // Not beside the swap: the driver makes memory in the same turn as it maps some, a piece at a time.
     Beside beside([&] {
         const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
@@ -190,8 +226,7 @@ Result<void> LiveOperation::copy_beside(sleep::LiveMove* piece, sleep::LiveMove*
     });
     const auto since = Clock::now();
     beside.wait();
-    if (next && direction_ == Direction::to_host)
-        clocks_[next->device()].add(model::Step::await_host, Clock::now() - since);
+    if (next) clocks_[next->device()].add(model::Step::await_host, Clock::now() - since);
     return copied;
 }
 
@@ -249,6 +284,8 @@ Result<void> LiveOperation::hold_work(int device) {
 }
 
 Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
+    const auto& gate = gate::Gate::instance();
+    const auto held_before = gate.waiting().held_ever;
     GateSettler settler(parts_.memory, parts_.status);
     GPU_SLEEP_TRY(hold_work(piece.device()));
     const auto begun = Clock::now();
@@ -263,7 +300,11 @@ Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
     });
     if (!verdict) parts_.come_first_at_exit(); // what could not be mapped again sleeps
     settler.settle();
-    const std::chrono::duration<double> pause = Clock::now() - begun;
+    const auto ended = Clock::now();
+    const bool was_felt = gate.waiting().held_ever > held_before && gate::Gate::is_open();
+    works_until_.reset();
+    if (was_felt) works_until_ = ended + std::min<Clock::duration>(ended - begun, k_most_rest);
+    const std::chrono::duration<double> pause = ended - begun;
     report_.longest_pause = std::max(report_.longest_pause, pause.count());
     if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
     return verdict;
@@ -290,7 +331,7 @@ Result<driver::DeviceSession*> LiveOperation::session(int device) {
     const auto current = (*session)->enter();
     if (current.status() != CUDA_SUCCESS)
         return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
-    GPU_SLEEP_TRY((*session)->reserve_fingerprints(sleep::k_most_piece / driver::k_fingerprint_block_bytes));
+    GPU_SLEEP_TRY((*session)->reserve_fingerprints(largest_ / driver::k_fingerprint_block_bytes));
     return (sessions_[device] = *std::move(session)).get();
 }
 

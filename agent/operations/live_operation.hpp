@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Moving contents of a program that goes on: to host memory at the same addresses, and back, piece by piece.
-// Work is held back only while a piece is compared and mapped.
+// Work is held back only while a piece is compared and mapped; on the way back, while it is copied and
+// mapped.
 
 #pragma once
 
@@ -18,6 +19,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -46,7 +48,10 @@ private:
                                                             Bytes bytes);
     /// The memory of `device` that contents go to. Errors: those of MemoryKind.
     [[nodiscard]] Result<const driver::MemoryKind*> kind(int device);
-    [[nodiscard]] Result<void> move_all(std::span<const sleep::LivePart> parts);
+    [[nodiscard]] Result<void> move_out(std::span<const sleep::LivePart> parts);
+    [[nodiscard]] Result<void> move_in(std::span<const sleep::LivePart> parts);
+    /// Tells of `done` bytes of `total`. Errors: no_process, timed_out, cancelled.
+    [[nodiscard]] Result<void> check_may_go_on(Bytes done, Bytes total);
     /// The first piece of `rest`, which is shortened by it; null where nothing is left.
     [[nodiscard]] std::unique_ptr<sleep::LiveMove> cut(std::span<const sleep::LivePart>& rest);
     /// Copies `piece`, if there is one, while a thread makes the memory of `next` and lets go of `moved`.
@@ -54,7 +59,7 @@ private:
     [[nodiscard]] Result<void> copy_beside(sleep::LiveMove* piece, sleep::LiveMove* next,
                                            sleep::LiveMove* moved, Result<void>& created);
     [[nodiscard]] Result<void> copy(sleep::LiveMove& piece);
-    /// Swaps what was copied, and copies it again as often as needed.
+    /// Swaps it, and copies what goes to the host again as often as needed.
     [[nodiscard]] Result<void> finish(sleep::LiveMove& piece);
     /// Holds work back, until the gate is settled, for a piece on `device`, whose session is ready. Makes way
     /// for contexts that end. Errors: those of Quiesce::run() and session().
@@ -86,7 +91,11 @@ private:
     std::map<int, model::StepClock> clocks_;       ///< of what no session counts
     std::shared_lock<std::shared_mutex> contexts_; ///< as long as there are sessions
     std::map<int, std::unique_ptr<driver::DeviceSession>> sessions_;
-    Bytes limit_; ///< of the next piece
+    Bytes limit_;                         ///< of the next piece
+    Bytes largest_ = sleep::k_most_piece; ///< that any piece may be
+    /// Until when the program, which the last pause has held back, is left to its work: for as long. None
+    /// where it did not wait, or still does, for what sleeps.
+    std::optional<Clock::time_point> works_until_;
     Bytes stayed_ = 0;
     Bytes moved_ = 0;
 };

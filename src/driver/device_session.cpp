@@ -77,6 +77,8 @@ Result<void> DeviceSession::load_kernel() {
     if (fingerprint_kernel_) return {};
     GPU_SLEEP_DRIVER_TRY(api_, cuModuleLoadData, "cannot load the fingerprint kernel", &module_,
                          kernel_image());
+    GPU_SLEEP_DRIVER_TRY(api_, cuModuleGetFunction, "cannot find the copying kernel", &copy_kernel_, module_,
+                         k_copy_kernel);
     GPU_SLEEP_DRIVER_TRY(api_, cuModuleGetFunction, "cannot find the fingerprint kernel",
                          &fingerprint_kernel_, module_, k_fingerprint_kernel);
     return {};
@@ -123,12 +125,11 @@ Bytes DeviceSession::fingerprint_bytes(std::size_t blocks) noexcept {
 }
 
 Result<std::span<const Fingerprint>>
-DeviceSession::launch_fingerprint(std::span<const FingerprintBlock> blocks, std::byte* memory,
-                                  CUstream stream) {
+DeviceSession::launch_fingerprint(CUfunction kernel, std::span<const FingerprintBlock> blocks,
+                                  std::byte* memory, CUstream stream) {
     const StepClock::Timed timed(&steps_, Step::fingerprint);
     const auto of_process = process_fingerprint_key();
     if (!of_process) return of_process.error();
-    GPU_SLEEP_TRY(load_kernel());
     auto* input = reinterpret_cast<FingerprintBlock*>(memory);
     std::copy(blocks.begin(), blocks.end(), input);
     auto* output = reinterpret_cast<Fingerprint*>(memory + blocks.size_bytes());
@@ -138,8 +139,8 @@ DeviceSession::launch_fingerprint(std::span<const FingerprintBlock> blocks, std:
     void* arguments[] = {&input, &output, &count, &key};
     constexpr std::uint64_t k_max_blocks = 16'384; // several for each multiprocessor of any device
     const auto grid = static_cast<unsigned>(std::min(count, k_max_blocks));
-    GPU_SLEEP_DRIVER_TRY(api_, cuLaunchKernel, "cannot launch the fingerprint kernel", fingerprint_kernel_,
-                         grid, 1, 1, k_fingerprint_threads, 1, 1, 0, stream, arguments, nullptr);
+    GPU_SLEEP_DRIVER_TRY(api_, cuLaunchKernel, "cannot launch the fingerprint kernel", kernel, grid, 1, 1,
+                         k_fingerprint_threads, 1, 1, 0, stream, arguments, nullptr);
     if (stream == stream_) queued_ = Step::fingerprint;
     return std::span<const Fingerprint>(output, blocks.size());
 }
@@ -147,7 +148,16 @@ DeviceSession::launch_fingerprint(std::span<const FingerprintBlock> blocks, std:
 Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const FingerprintBlock> blocks) {
     if (blocks.empty()) return std::span<const Fingerprint>();
     GPU_SLEEP_TRY(reserve_fingerprints(blocks.size()));
-    return launch_fingerprint(blocks, buffer_->data(), stream_);
+    return launch_fingerprint(fingerprint_kernel_, blocks, buffer_->data(), stream_);
+}
+
+Result<std::span<const Fingerprint>>
+DeviceSession::copy_and_fingerprint(std::span<const FingerprintBlock> blocks) {
+    if (blocks.empty()) return std::span<const Fingerprint>();
+    GPU_SLEEP_TRY(reserve_fingerprints(blocks.size()));
+    auto queued = launch_fingerprint(copy_kernel_, blocks, buffer_->data(), stream_);
+    queued_ = Step::copy;
+    return queued;
 }
 
 Result<void> DeviceSession::reserve_fingerprints(std::size_t blocks) {
@@ -185,7 +195,7 @@ DeviceSession::fingerprint_aside(std::span<const FingerprintBlock> blocks) {
     GPU_SLEEP_TRY(set(before_aside_));
     GPU_SLEEP_DRIVER_TRY(api_, cuStreamWaitEvent, "cannot wait for copies", check_stream_,
                          before_aside_.event, 0);
-    return launch_fingerprint(blocks, memory, check_stream_);
+    return launch_fingerprint(fingerprint_kernel_, blocks, memory, check_stream_);
 }
 
 Result<void> DeviceSession::synchronize() {

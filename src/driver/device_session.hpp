@@ -54,7 +54,11 @@ public:
     /// are valid once synchronize() has returned, and until the next call. Errors: out_of_host_memory,
     /// io_failed (no key), driver_failed, context_lost.
     [[nodiscard]] Result<std::span<const Fingerprint>> fingerprint(std::span<const FingerprintBlock> blocks);
-    /// Makes ready what fingerprint() needs for so many blocks at a time, for who cannot let it wait: the
+    /// The same, and copies each block to its FingerprintBlock::copy, which is read once for both: the
+    /// fingerprints are of what was read. `address` may be host memory that device addresses show.
+    [[nodiscard]] Result<std::span<const Fingerprint>>
+    copy_and_fingerprint(std::span<const FingerprintBlock> blocks);
+    /// Makes ready what the two above need for so many blocks at a time, for who cannot let it wait: the
     /// driver loads a kernel, and locks pages, once all of the context's work is done. Errors: as
     /// fingerprint().
     [[nodiscard]] Result<void> reserve_fingerprints(std::size_t blocks);
@@ -101,7 +105,8 @@ private:
     [[nodiscard]] static Bytes fingerprint_bytes(std::size_t blocks) noexcept;
     /// Queues it on `stream`; `memory` is the device's, too, and long enough.
     [[nodiscard]] Result<std::span<const Fingerprint>>
-    launch_fingerprint(std::span<const FingerprintBlock> blocks, std::byte* memory, CUstream stream);
+    launch_fingerprint(CUfunction kernel, std::span<const FingerprintBlock> blocks, std::byte* memory,
+                       CUstream stream);
 
     const Api& api_;
     PrimaryContext context_;
@@ -110,6 +115,7 @@ private:
     CUstream check_stream_ = nullptr; ///< of fingerprint_aside()
     CUmodule module_ = nullptr;
     CUfunction fingerprint_kernel_ = nullptr;
+    CUfunction copy_kernel_ = nullptr;
     struct Mark {
         CUevent event;
         Bytes bytes;

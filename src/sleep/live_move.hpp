@@ -26,6 +26,8 @@ namespace gpu_sleep::sleep {
 /// One piece. Whatever fails, each of its backings is as it was, or has moved, with all its bytes; where the
 /// driver maps neither any more, the backing sleeps, its contents in its memory, and a wake maps it again.
 /// Steps that take a session wait for no work of the program, but for what keeps the device's processors.
+/// To the host: create(), copy() until that was the rest, seal(), swap(). To the device: create(), swap(),
+/// which copies: to find what has changed since an earlier copy would take as long as that.
 class LiveMove {
 public:
     /// `kind` is of the memory that it moves to; `steps` counts what no session does. All outlive it.
@@ -38,16 +40,17 @@ public:
     /// Makes the new memory, and maps it aside. Any thread may; the ledger is not used. Errors:
     /// out_of_host_memory, out_of_device_memory, driver_failed.
     [[nodiscard]] Result<void> create();
-    /// Copies what has changed since the last round, at first all of it, while the program runs: 64 MiB of
-    /// it, and returns whether that was the rest. What is gone by now is left out. The caller holds the mutex
-    /// that guards `ledger`. Errors: those of DeviceSession.
+    /// To the host: copies what has changed since the last round, at first all of it, while the program runs:
+    /// 64 MiB of it, and returns whether that was the rest. What is gone by now is left out. The caller holds
+    /// the mutex that guards `ledger`. Errors: those of DeviceSession.
     [[nodiscard]] Result<bool> copy(driver::DeviceSession& session, ledger::Ledger& ledger);
-    /// Takes the fingerprints of what was copied. Errors: those of DeviceSession.
+    /// To the host: takes the fingerprints of what was copied. Errors: those of DeviceSession.
     [[nodiscard]] Result<void> seal(driver::DeviceSession& session);
     /// For who holds the mutex, once no work can use the piece: compares it with its copies, copies what has
-    /// changed, if that is little for `round`, and maps the copies in place of it. Verdict::move says that it
-    /// has moved. Of what sleeps then, what `contents` retains is forgotten: it may be older. Errors: those
-    /// of DeviceSession; damaged (a copy is not what was copied), driver_failed.
+    /// changed, if that is little for `round`, and maps the copies in place of it. To the device it copies
+    /// all of it, in any round, and compares the copies with what it has read. Verdict::move says that it has
+    /// moved. Of what sleeps then, what `contents` retains is forgotten: it may be older. Errors: those of
+    /// DeviceSession; damaged (a copy is not what was copied), driver_failed.
     [[nodiscard]] Result<Verdict> swap(driver::DeviceSession& session, ledger::Ledger& ledger,
                                        contents::Contents& contents, int round);
     /// Releases what the piece has moved from, or was to move to. Nothing else follows, and no work of a
@@ -99,6 +102,10 @@ private:
     [[nodiscard]] Result<std::vector<driver::Fingerprint>> find_stale(driver::DeviceSession& session);
     /// Whether it may move: then all copies are right. `bytes` of the piece are still there.
     [[nodiscard]] Result<Verdict> compare(driver::DeviceSession& session, Bytes bytes, int round);
+    [[nodiscard]] Result<Verdict> copy_all(driver::DeviceSession& session);
+    /// Seals the copies of those that are stale, and compares them with what was `copied`. Errors: damaged.
+    [[nodiscard]] Result<void> check_copies(driver::DeviceSession& session,
+                                            std::span<const driver::Fingerprint> copied);
     [[nodiscard]] Result<void> exchange(contents::Contents& contents);
     [[nodiscard]] std::vector<Neighbours> neighbours() const;
     [[nodiscard]] driver::AddressSpan span_of(const Neighbours& some) const noexcept;

@@ -27,8 +27,7 @@ Bytes host_backed(EngineFixture& fixture) {
     return fixture.ledger().host_backed();
 }
 
-/// Moves all there is, `meanwhile` being called between the copies of each piece and its swap, for which it
-/// is in `round`.
+/// Moves all there is, `meanwhile` being called before the swap of each piece, for which it is in `round`.
 Result<Verdict> move(
     EngineFixture& fixture, Direction direction, const std::function<void()>& meanwhile = [] {},
     int round = 1) {
@@ -50,12 +49,18 @@ Result<Verdict> move(
         const auto session = driver::DeviceSession::open(fixture.api(), *std::move(context));
         if (!session) return session.error();
         GPU_SLEEP_TRY(moved.create());
-        auto copied = Result<bool>(false);
-        while (copied && !*copied) copied = moved.copy(**session, fixture.ledger());
-        if (!copied) return std::move(copied).error();
-        GPU_SLEEP_TRY(moved.seal(**session));
+        if (direction == Direction::to_host) {
+            auto copied = Result<bool>(false);
+            while (copied && !*copied) copied = moved.copy(**session, fixture.ledger());
+            if (!copied) return std::move(copied).error();
+            GPU_SLEEP_TRY(moved.seal(**session));
+        }
         meanwhile();
+        const auto mapped = sim_live_objects().mapped_bytes;
         last = moved.swap(**session, fixture.ledger(), fixture.engine().contents(), round);
+        // The copies are mapped where the originals were, and nowhere else.
+        if (last && moved.moved() > 0 && sim_fault_counts().injected_failures == 0)
+            CHECK(sim_live_objects().mapped_bytes + moved.bytes() == mapped);
     }
     return last;
 }
@@ -470,6 +475,14 @@ TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
     CHECK(host_backed(fixture) == 0);
     CHECK(fixture.all_intact());
     CHECK(sim_live_objects().handles == before.handles);
+    sim_clear();
+    REQUIRE(move(fixture, Direction::to_host));
+    sim_corrupt_copy("cuLaunchKernel", 40);
+    const auto back = move(fixture, Direction::to_device);
+    REQUIRE_FALSE(back);
+    CHECK(back.error().code == ErrorCode::damaged);
+    CHECK(host_backed(fixture) == 64 * k_mib);
+    CHECK(fixture.all_intact());
 }
 
 TEST_CASE("Live: what sleeps because it cannot be mapped has its own contents, not what was retained",

@@ -134,3 +134,39 @@ TEST_CASE("Fingerprint kernel: finds zeros exactly", "[gpu_fingerprint]") {
         }
     }
 }
+
+TEST_CASE("Fingerprint kernel: copies what it reads", "[gpu_fingerprint]") {
+    const Device device;
+    const auto bytes = driver_testing::random_bytes(8 * k_block);
+    CUdeviceptr from = 0;
+    CUdeviceptr to = 0;
+    REQUIRE(cuMemAlloc(&from, bytes.size()) == CUDA_SUCCESS);
+    REQUIRE(cuMemAlloc(&to, bytes.size()) == CUDA_SUCCESS);
+    REQUIRE(cuMemcpyHtoD(from, bytes.data(), bytes.size()) == CUDA_SUCCESS);
+    REQUIRE(cuMemsetD8(to, 0, bytes.size()) == CUDA_SUCCESS);
+    std::vector<FingerprintBlock> blocks;
+    std::vector<FingerprintBlock> on_host;
+    std::vector<std::byte> expected(bytes.size());
+    std::uint64_t at = 0;
+    for (const std::uint64_t length :
+         {std::uint64_t{16}, std::uint64_t{8192}, std::uint64_t{8208}, std::uint64_t{100'000}, k_block}) {
+        blocks.push_back({from + at, length, to + at});
+        on_host.push_back({reinterpret_cast<std::uint64_t>(bytes.data()) + at, length});
+        std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), length,
+                    expected.begin() + static_cast<std::ptrdiff_t>(at));
+        at += k_block + 4096;
+    }
+    const auto found = device.session().copy_and_fingerprint(blocks);
+    REQUIRE(found);
+    REQUIRE(device.session().synchronize());
+    const auto key = process_fingerprint_key();
+    REQUIRE(key);
+    std::vector<Fingerprint> fingerprints(blocks.size());
+    fingerprint_on_host(**key, on_host.data(), fingerprints.data(), fingerprints.size());
+    CHECK(std::equal(found->begin(), found->end(), fingerprints.begin(), fingerprints.end()));
+    std::vector<std::byte> copied(bytes.size());
+    REQUIRE(cuMemcpyDtoH(copied.data(), to, copied.size()) == CUDA_SUCCESS);
+    CHECK((copied == expected));
+    cuMemFree(from);
+    cuMemFree(to);
+}

@@ -91,8 +91,8 @@ TEST_CASE("Live plan: pieces are as large as their pauses allow", "[plan]") {
     const auto out = [](Bytes bytes, double pause) {
         return sleep::next_piece_limit(Direction::to_host, bytes, Seconds(pause));
     };
-    CHECK(out(256 * k_mib, 0.0075) == 512 * k_mib);
-    CHECK(out(256 * k_mib, 0.030) == 128 * k_mib);
+    CHECK(out(256 * k_mib, 0.007) == 512 * k_mib);
+    CHECK(out(256 * k_mib, 0.028) == 128 * k_mib);
     CHECK(out(256 * k_mib, 0.001) == k_gib);
     CHECK(out(256 * k_mib, 10) == 64 * k_mib);
     CHECK(out(256 * k_mib, 0) == k_gib);

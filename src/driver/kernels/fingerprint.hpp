@@ -25,9 +25,12 @@ struct Fingerprint {
 struct FingerprintBlock {
     std::uint64_t address = 0;
     std::uint64_t bytes = 0;
+    /// Where the kernel `gpu_sleep_copy` writes what it reads. For it, all three are multiples of 16.
+    std::uint64_t copy = 0;
 };
 
-/// Threads of one block of the kernel `gpu_sleep_fingerprint(blocks, out, count, key)`.
+/// Threads of one block of the kernels `gpu_sleep_fingerprint` and `gpu_sleep_copy`, both (blocks, out,
+/// count, key).
 inline constexpr unsigned k_fingerprint_threads = 512;
 inline constexpr unsigned k_fingerprint_lanes = 32;
 inline constexpr unsigned k_fingerprint_warps = k_fingerprint_threads / k_fingerprint_lanes;

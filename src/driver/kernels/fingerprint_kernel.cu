@@ -30,7 +30,13 @@ __device__ Quad load_any(FingerprintBlock block, std::uint64_t index) {
     return cut(lower, upper, offset, bytes);
 }
 
+__device__ void store_streaming(std::uint64_t address, Quad quad) {
+    const auto& [x, y, z, w] = quad.words;
+    __stcs(reinterpret_cast<uint4*>(address), uint4{x, y, z, w});
+}
+
 /// What this thread has of the block; `bits` gets each bit that is set in any of it.
+template <bool copies>
 __device__ ThreadSum sum_thread(FingerprintBlock block, const Quad* key, std::uint32_t& bits) {
     constexpr auto k_row_bytes = k_fingerprint_threads * sizeof(Quad);
     constexpr unsigned k_batch = 8; // loads under way at once
@@ -38,6 +44,8 @@ __device__ ThreadSum sum_thread(FingerprintBlock block, const Quad* key, std::ui
     const auto quads = (block.bytes + sizeof(Quad) - 1) / sizeof(Quad);
     unsigned row = 0;
     const auto take = [&](Quad quad) {
+        if constexpr (copies)
+            store_streaming(block.copy + row * k_row_bytes + threadIdx.x * sizeof(Quad), quad);
         accumulate(sum, quad, key + row++);
         bits |= quad.words[0] | quad.words[1] | quad.words[2] | quad.words[3];
     };
@@ -80,12 +88,9 @@ __device__ void fetch_key(FingerprintKey& to, const FingerprintKey& from) {
             reinterpret_cast<const std::uint64_t*>(&from)[threadIdx.x];
 }
 
-} // namespace
-
-/// `blocks` and `out` may lie in page-locked host memory. Any grid; k_fingerprint_threads threads a block.
-extern "C" __global__ void __launch_bounds__(k_fingerprint_threads, 2)
-    gpu_sleep_fingerprint(const FingerprintBlock* blocks, Fingerprint* out, std::uint64_t count,
-                          const __grid_constant__ FingerprintKey argument) {
+template <bool copies>
+__device__ void take_fingerprints(const FingerprintBlock* blocks, Fingerprint* out, std::uint64_t count,
+                                  const FingerprintKey& argument) {
     __shared__ alignas(16) FingerprintKey key; // a row in one load
     __shared__ FingerprintBlock block;
     __shared__ std::uint64_t sums[k_fingerprint_warps][4];
@@ -96,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(k_fingerprint_threads, 2)
         if (threadIdx.x == 0) block = blocks[b];
         __syncthreads();
         std::uint32_t bits = 0;
-        const auto sum = sum_thread(block, key.rows, bits);
+        const auto sum = sum_thread<copies>(block, key.rows, bits);
         const auto of_warp = sum_lanes(group_part(sum.streams, key.lanes + 4 * lane));
         if (lane == 0) store(of_warp, sums[warp]);
         const bool is_zero = __syncthreads_or(bits != 0) == 0;
@@ -110,4 +115,20 @@ extern "C" __global__ void __launch_bounds__(k_fingerprint_threads, 2)
         result.is_zero = is_zero;
         out[b] = result;
     }
+}
+
+} // namespace
+
+/// `blocks` and `out` may lie in page-locked host memory. Any grid; k_fingerprint_threads threads a block.
+extern "C" __global__ void __launch_bounds__(k_fingerprint_threads, 2)
+    gpu_sleep_fingerprint(const FingerprintBlock* blocks, Fingerprint* out, std::uint64_t count,
+                          const __grid_constant__ FingerprintKey key) {
+    take_fingerprints<false>(blocks, out, count, key);
+}
+
+/// The same, and what is read is also written to the blocks' copies.
+extern "C" __global__ void __launch_bounds__(k_fingerprint_threads, 2)
+    gpu_sleep_copy(const FingerprintBlock* blocks, Fingerprint* out, std::uint64_t count,
+                   const __grid_constant__ FingerprintKey key) {
+    take_fingerprints<true>(blocks, out, count, key);
 }

@@ -10,5 +10,6 @@ namespace gpu_sleep::driver {
 [[nodiscard]] const void* kernel_image() noexcept;
 
 inline constexpr const char* k_fingerprint_kernel = "gpu_sleep_fingerprint";
+inline constexpr const char* k_copy_kernel = "gpu_sleep_copy";
 
 } // namespace gpu_sleep::driver

@@ -360,18 +360,21 @@ TEST_CASE("Live: a program that runs from host memory goes deep, and nothing of 
 TEST_CASE("Live: a program may fork, run another program or end amid a move", "[live]") {
     LoadedHost host(captured());
     const bool is_exchanged = GENERATE(false, true);
+    const bool comes_back = GENERATE(false, true);
+    if (comes_back) REQUIRE(go_live(host).status == 0);
+    const auto* const copies = comes_back ? "cuLaunchKernel" : "cuMemcpyDtoDAsync";
     const auto delay = [&](int microseconds) {
-        host.tell(
-            fmt::format("delay {} {}", is_exchanged ? "cuMemUnmap" : "cuMemcpyDtoDAsync", microseconds));
+        host.tell(fmt::format("delay {} {}", is_exchanged ? "cuMemUnmap" : copies, microseconds));
     };
     delay(1'000'000);
-    auto moving = host.start("gpu-sleep", {"--live", "--json"});
+    auto moving =
+        comes_back ? host.start("gpu-wake", {"--json"}) : host.start("gpu-sleep", {"--live", "--json"});
     await_request(moving);
     if (is_exchanged) REQUIRE(becomes_true([&] { return host.moves_contents(); }));
     SECTION("fork") {
         host.tell("fork");
         CHECK(moving.finish().status == 0);
-        CHECK(host_backed(host) > 0);
+        CHECK((host_backed(host) > 0) != comes_back);
         delay(0);
         host.check_unharmed();
     }
@@ -410,7 +413,14 @@ TEST_CASE("Live: when memory for the next piece cannot be made, what has moved s
     CHECK(host.report("tags/0/host_backed_bytes") == "4194304");
     CHECK(host.report("tags/1/host_backed_bytes") == "0");
     host.check_whole();
-    host.wake();
+    REQUIRE(go_live(host).status == 0);
+    host.tell("fail cuMemCreate 2 999"); // on the way back
+    CHECK(host.command("gpu-wake").status == 1);
+    CHECK(host.report("tags/0/host_backed_bytes") == "0");
+    CHECK(host.report("tags/1/host_backed_bytes") == "4194304");
+    host.check_whole();
+    REQUIRE(go_live(host).status == 0);
+    host.wake(); // in two pieces
     CHECK(host_backed(host) == 0);
     host.check_whole();
 }

@@ -3,10 +3,13 @@
 // The kernels that every module has, and the product's own, as host functions.
 
 #include "driver/kernels/fingerprint.hpp"
+#include "support/simulated_driver/faults.hpp"
 #include "support/simulated_driver/kernels.hpp"
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <span>
 #include <thread>
 
 namespace gpu_sleep::sim {
@@ -71,6 +74,19 @@ void fingerprint(const sim_launch* launch, void** arguments) {
     }
 }
 
+void copy_and_fingerprint(const sim_launch* launch, void** arguments) {
+    fingerprint(launch, arguments);
+    const std::span blocks(argument<const FingerprintBlock*>(arguments, 0),
+                           argument<std::uint64_t>(arguments, 2));
+    for (const auto& block : blocks) {
+        auto* const to = static_cast<std::byte*>(sim_require_access(launch, block.copy, block.bytes, 1));
+        std::memcpy(to, sim_require_access(launch, block.address, block.bytes, 0), block.bytes);
+        if (!Faults::instance().next_corruption(Entry::cuLaunchKernel)) continue;
+        *to ^= std::byte{1};
+        ++Counts::instance().corrupted_copies;
+    }
+}
+
 constexpr std::size_t k_pointer = sizeof(void*);
 constexpr std::size_t k_word = sizeof(std::uint32_t);
 constexpr std::size_t k_long = sizeof(std::uint64_t);
@@ -87,6 +103,8 @@ void add_built_in_kernels(KernelRegistry& registry) {
 
 void add_product_kernels(KernelRegistry& registry) {
     registry.add("gpu_sleep_fingerprint", fingerprint,
+                 std::array{k_pointer, k_pointer, k_long, sizeof(FingerprintKey)});
+    registry.add("gpu_sleep_copy", copy_and_fingerprint,
                  std::array{k_pointer, k_pointer, k_long, sizeof(FingerprintKey)});
 }
 

@@ -69,7 +69,8 @@ SIM_API void sim_fail(const char* name, uint64_t nth, int status, unsigned flags
  * when they are made. Zero ends it. */
 SIM_API void sim_delay(const char* name, uint64_t microseconds);
 
-/** Flips one bit in what the `nth` copy from now of `name` ("*": of any name) wrote, when it was executed. */
+/** Flips one bit in what the `nth` copy from now of `name` ("*": of any name) wrote, when it was executed.
+ * For cuLaunchKernel, a block that gpu_sleep_copy wrote. */
 SIM_API void sim_corrupt_copy(const char* name, uint64_t nth);
 
 /** Flips bit `bit` of the byte `offset` bytes after `address`: host memory, or device memory that is mapped.
@@ -177,7 +178,7 @@ SIM_API int sim_launch_cancelled(const sim_launch* launch);
  *   sim_copy(uint32_t* to, const uint32_t* from, uint64_t count)
  *   sim_spin(uint64_t milliseconds)
  *   sim_spin_until(const uint32_t* flag)     until *flag (page-locked host or device memory) is not 0
- *   gpu_sleep_fingerprint                    the product's own, compiled for the host
+ *   gpu_sleep_fingerprint, gpu_sleep_copy    the product's own, compiled for the host
  */
 
 #ifdef __cplusplus
