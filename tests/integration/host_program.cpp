@@ -212,8 +212,8 @@ Answer fork_raw(Words&) {
     return std::to_string(status);
 }
 
-/// Forks children that exit while another thread sleeps and wakes; stops at one that cannot. The answer is
-/// how many did.
+/// Forks children that call the API and exit while another thread sleeps and wakes; stops at one that cannot.
+/// The answer is how many did.
 Answer fork_while_sleeping(Words& words) {
     const auto count = next<int>(words);
     std::atomic<bool> goes_on{true};
@@ -225,6 +225,7 @@ Answer fork_while_sleeping(Words& words) {
         const auto child = ::fork();
         if (child == 0) {
             ::alarm(10); // ends it if it is stuck
+            gpu_sleep_set_retained(0);
             std::exit(0);
         }
         if (::waitpid(child, &status, 0) != child) break;
