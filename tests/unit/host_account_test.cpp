@@ -81,7 +81,7 @@ TEST_CASE("Host account: the part of a process that was killed does not count", 
     const Scratch scratch;
     const auto directory = scratch.path().string();
     std::optional<Overlay> overlay;
-    if (GENERATE(false, true) && !overlay.emplace(directory)) return skip_without_right("mount file systems");
+    if (GENERATE(false, true) && !overlay.emplace(directory)) return skip("no overlay can be mounted here");
     HostAccount account(directory);
     account.limit(100);
     {
@@ -142,7 +142,7 @@ TEST_CASE("Host account: whose descriptor is closed on an overlay does not count
     const Scratch scratch;
     const auto directory = scratch.path().string();
     const Overlay overlay(directory);
-    if (!overlay) return skip_without_right("mount file systems");
+    if (!overlay) return skip("no overlay can be mounted here");
     const auto close_all = [&] {
         for (const int number : descriptors_in(directory)) ::close(number);
     };
