@@ -289,6 +289,9 @@ Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
     GateSettler settler(parts_.memory, parts_.status);
     GPU_SLEEP_TRY(hold_work(piece.device()));
     const auto begun = Clock::now();
+    // Before, it would wait for the program's work; outward it does so while host memory is made.
+    if (direction_ == Direction::to_device)
+        GPU_SLEEP_TRY(reserve_fingerprints(*sessions_.at(piece.device())));
     auto verdict = parts_.memory.with_lock([&](LockedMemory& locked) {
         return transact(parts_.status, locked, [&] {
             auto found = guarded([&] {
@@ -328,11 +331,16 @@ Result<driver::DeviceSession*> LiveOperation::session(int device) {
     if (!context) return std::move(context).error();
     auto session = driver::DeviceSession::open(api, *std::move(context));
     if (!session) return std::move(session).error();
-    const auto current = (*session)->enter();
-    if (current.status() != CUDA_SUCCESS)
-        return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
-    GPU_SLEEP_TRY((*session)->reserve_fingerprints(largest_ / driver::k_fingerprint_block_bytes));
+    if (direction_ == Direction::to_host) GPU_SLEEP_TRY(reserve_fingerprints(**session));
     return (sessions_[device] = *std::move(session)).get();
+}
+
+Result<void> LiveOperation::reserve_fingerprints(driver::DeviceSession& session) {
+    const auto current = session.enter();
+    if (current.status() != CUDA_SUCCESS)
+        return driver::to_error(parts_.memory.api(), current.status(), "cuCtxPushCurrent",
+                                "cannot enter a context");
+    return session.reserve_fingerprints(largest_ / driver::k_fingerprint_block_bytes);
 }
 
 void LiveOperation::leave_contexts() noexcept {

@@ -71,6 +71,7 @@ private:
     /// What works on a device, ready for pieces: the same for all of them, but that it makes way for contexts
     /// that end. Errors: those of PrimaryContext::retain() and DeviceSession.
     [[nodiscard]] Result<driver::DeviceSession*> session(int device);
+    [[nodiscard]] Result<void> reserve_fingerprints(driver::DeviceSession& session);
     /// Waits for what sessions have queued, and lets contexts end.
     void leave_contexts() noexcept;
     [[nodiscard]] model::DeviceReport& device(int ordinal);
