@@ -144,6 +144,7 @@ TEST_CASE("Fingerprint kernel: copies what it reads", "[gpu_fingerprint]") {
     REQUIRE(cuMemAlloc(&to, bytes.size()) == CUDA_SUCCESS);
     REQUIRE(cuMemcpyHtoD(from, bytes.data(), bytes.size()) == CUDA_SUCCESS);
     REQUIRE(cuMemsetD8(to, 0, bytes.size()) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS); // the session's stream waits for no other
     std::vector<FingerprintBlock> blocks;
     std::vector<FingerprintBlock> on_host;
     std::vector<std::byte> expected(bytes.size());
