@@ -71,6 +71,7 @@ private:
     /// What works on a device, ready for pieces: the same for all of them, but that it makes way for contexts
     /// that end. Errors: those of PrimaryContext::retain() and DeviceSession.
     [[nodiscard]] Result<driver::DeviceSession*> session(int device);
+    /// Which may wait for the program's work: outward beforehand, and inward in the first pause.
     [[nodiscard]] Result<void> reserve_fingerprints(driver::DeviceSession& session);
     /// Waits for what sessions have queued, and lets contexts end.
     void leave_contexts() noexcept;

@@ -451,7 +451,11 @@ TEST_CASE("Options: a number that is no pid is nobody's", "[options]") {
         for (const auto& word : {std::string("0"), std::string("-1"), k_beyond_64_bits, k_beyond_all,
                                  std::string("1s"), k_garbage}) {
             const auto needs = needs_of({{command}, {}});
-            const auto output = run({with(with({command_file(command)}, needs), {"--", word})});
+            const auto ask = [&] { return run({with(with({command_file(command)}, needs), {"--", word})}); };
+            auto output = ask();
+            // Another test's process may begin another program just as it is asked for its name.
+            for (int i = 0; i < 5 && output.err.find("cannot be asked") != std::string::npos; ++i)
+                output = ask();
             INFO(output.err);
             CHECK(output.status == 3);
             CHECK_THAT(output.err, mentions("there is no process"));
