@@ -156,8 +156,6 @@ Result<void> LiveOperation::move_out(std::span<const sleep::LivePart> parts) {
         if (piece) {
             GPU_SLEEP_TRY(finish(*piece));
             done += piece->bytes();
-            // What stays has host memory for nothing.
-            if (piece->moved() < piece->bytes()) piece->let_go();
         }
         GPU_SLEEP_TRY(created); // what was ready before has moved
         static_cast<void>(count_host(next ? next->bytes() : 0));
@@ -187,8 +185,6 @@ Result<void> LiveOperation::move_in(std::span<const sleep::LivePart> parts) {
         GPU_SLEEP_TRY(finish(*piece));
         done += piece->bytes();
         releasing.reset();
-        // What is gone meanwhile has GPU memory for nothing.
-        if (piece->moved() < piece->bytes()) piece->let_go();
         static_cast<void>(count_host(piece->moved()));
         moved = std::move(piece);
     }
@@ -254,9 +250,11 @@ Result<void> LiveOperation::finish(sleep::LiveMove& piece) {
         add_bytes(piece.device(), piece.moved());
         if (!verdict) return verdict.error();
         if (*verdict == Verdict::stay) stayed_ += piece.bytes();
-        if (*verdict != Verdict::again) return {};
+        if (*verdict != Verdict::again) break;
         GPU_SLEEP_TRY(copy(piece));
     }
+    if (piece.moved() < piece.bytes()) piece.let_go(); // what stays, or is gone, has memory for nothing
+    return {};
 }
 
 Result<void> LiveOperation::hold_work(int device) {

@@ -59,7 +59,8 @@ private:
     [[nodiscard]] Result<void> copy_beside(sleep::LiveMove* piece, sleep::LiveMove* next,
                                            sleep::LiveMove* moved, Result<void>& created);
     [[nodiscard]] Result<void> copy(sleep::LiveMove& piece);
-    /// Swaps it, and copies what goes to the host again as often as needed.
+    /// Swaps it, and copies what goes to the host again as often as needed. What is not moved then lets go of
+    /// the memory that was made for it.
     [[nodiscard]] Result<void> finish(sleep::LiveMove& piece);
     /// Holds work back, until the gate is settled, for a piece on `device`, whose session is ready. Makes way
     /// for contexts that end. Errors: those of Quiesce::run() and session().
