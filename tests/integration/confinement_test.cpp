@@ -40,11 +40,11 @@ void check_cycle(Host& host) {
     host.wake_whole();
 }
 
-std::vector<std::string> names_in_tmp(const Host& host) {
-    std::vector<std::string> names;
+std::size_t agents_directories(const Host& host) {
+    std::size_t found = 0;
     for (const auto& entry : fs::directory_iterator(fmt::format("/proc/{}/root/tmp", host.pid())))
-        names.push_back(entry.path().filename());
-    return names;
+        found += entry.path().filename().native().starts_with("gpu-sleep");
+    return found;
 }
 
 } // namespace
@@ -56,12 +56,12 @@ TEST_CASE("Confinement: names of directories that were taken beforehand keep nob
                              "mkdir -m 755 /tmp/gpu-sleep-0.$i; done && exec \"$0\""));
     host.tell("alloc weights 4194304 0");
     check_cycle(host);
-    CHECK(names_in_tmp(host).size() == 11);
+    CHECK(agents_directories(host) == 11);
 
     LoadedHost other(Launch{{"nsenter", "--target", std::to_string(host.pid()), "--user", "--mount",
                              "--preserve-credentials", command_file("integration_host")}});
     check_cycle(other);
-    CHECK(names_in_tmp(host).size() == 11); // they share it
+    CHECK(agents_directories(host) == 11); // they share it
 }
 
 TEST_CASE("Confinement: a program that takes another root while it sleeps is woken", "[confinement]") {

@@ -56,7 +56,8 @@ TEST_CASE("Descriptors: a program that has none left at its first use of CUDA is
         static_cast<void>(host.ask("alloc weights 4194304 0")); // the simulated driver needs one, too
         const auto tmp = fmt::format("/proc/{}/root/tmp", host.pid());
         for (const auto& entry : fs::directory_iterator(tmp))
-            CHECK(entry.path().filename() == fs::path(agent_directory(0)).filename());
+            if (entry.path().filename().native().starts_with("gpu-sleep"))
+                CHECK(entry.path().filename() == fs::path(agent_directory(0)).filename());
         CHECK_THAT(host.process().errors(), mentions("Too many open files"));
     }
     host.tell("alloc weights 4194304 0");

@@ -45,7 +45,7 @@ std::optional<Output> among_stubs(int count, int runs, Arguments command) {
                           "--mount",
                           "sh",
                           "-c",
-                          "mount -t tmpfs none /tmp && exec \"$@\"",
+                          mount_empty_tmp() + " && exec \"$@\"",
                           "sh"};
     auto probe = apart;
     probe.emplace_back("true");
@@ -53,7 +53,6 @@ std::optional<Output> among_stubs(int count, int runs, Arguments command) {
         skip_without_right("make a pid namespace");
         return std::nullopt;
     }
-    if (!has_empty_tmp()) return std::nullopt;
     auto words = apart;
     words.insert(words.end(), {command_file("stub_agents"), std::to_string(count), std::to_string(runs)});
     if (command.front().starts_with("gpu-")) command.front() = command_file(command.front());

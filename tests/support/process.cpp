@@ -250,6 +250,16 @@ std::string command_file(std::string_view name) {
     return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }
 
+std::string mount_empty_tmp() {
+    const auto builds =
+        std::filesystem::path(command_file("integration_host")).parent_path().parent_path().parent_path();
+    if (!builds.native().starts_with("/tmp/")) return "mount -t tmpfs none /tmp";
+    // The directory is opened first, and mount(8) does not resolve its link: by then the name leads nowhere.
+    const auto quoted = "'" + builds.native() + "'";
+    return "exec 9<" + quoted + " && mount -t tmpfs none /tmp && mkdir -p " + quoted +
+           " && mount --no-canonicalize --bind /proc/self/fd/9 " + quoted + " && exec 9<&-";
+}
+
 void pause_for(Milliseconds time) {
     std::this_thread::sleep_for(time);
 }

@@ -125,6 +125,10 @@ private:
 /// GPU_SLEEP_SANITIZED_BUILD, where these are set.
 [[nodiscard]] std::string command_file(std::string_view name);
 
+/// A command of the shell that mounts an empty /tmp. If the builds lie below /tmp, they are found there as
+/// before.
+[[nodiscard]] std::string mount_empty_tmp();
+
 /// Waits until `is_so` is true, within the limit. Returns what it was last. Rests for longer than looking
 /// takes, for commands that look take the processors from what is waited for.
 template <class Condition>

@@ -249,7 +249,7 @@ void go_apart(char** argv) {
                                    "--mount",
                                    "sh",
                                    "-c",
-                                   "mount -t tmpfs none /tmp && exec \"$@\"",
+                                   mount_empty_tmp() + " && exec \"$@\"",
                                    "sh"};
     auto probe = words;
     probe.emplace_back("true");
