@@ -173,9 +173,10 @@ public:
     [[nodiscard]] static Result<OutsideRun> start(const HeldFile& file, const std::vector<std::string>& words,
                                                   const std::vector<std::string>& environment) {
         std::array<int, 2> ends{};
-        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
-            return make_error(ErrorCode::no_driver, "the program has no descriptor left (ulimit -n)");
-        UniqueFd ours(ends[0]);
+        auto ours = opened([&] {
+            return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0 ? ends[0] : -1;
+        });
+        if (!ours) return make_error(ErrorCode::no_driver, "the program has no descriptor left (ulimit -n)");
         const UniqueFd its(ends[1]);
         const auto arguments = pointers_to(words);
         const auto variables = pointers_to(environment);
@@ -301,7 +302,7 @@ Result<Outside> Outside::open() {
     Outside outside;
     outside.program_ = std::string(own.substr(0, own.rfind('/') + 1)) + "gpu-sleep-outside";
     if (!outside.is_there()) return unanswered(outside.program_ + " is missing");
-    outside.file_ = HeldFile(UniqueFd(::open(outside.program_.c_str(), O_PATH | O_CLOEXEC)));
+    outside.file_ = HeldFile(open_file(AT_FDCWD, outside.program_.c_str(), O_PATH | O_CLOEXEC));
     for (char** variable = ::environ; variable && *variable; ++variable)
         if (const std::string_view text = *variable;
             !text.starts_with("LD_PRELOAD=") && !text.starts_with("LD_AUDIT=")) // ours may be among them

@@ -4,6 +4,8 @@
 
 #include "base/quiet_thread.hpp"
 
+#include "base/fd.hpp"
+
 #include <csignal>
 #include <pthread.h>
 #include <system_error>
@@ -48,6 +50,7 @@ Result<std::thread> start_quiet_thread(const char* name, std::function<void()> b
             refuse_cancellation();
             body();
         });
+        const StandardNumbers filled; // another thread's name is a file that the C library opens
         pthread_setname_np(thread.native_handle(), name);
         return thread;
     } catch (const std::system_error& failure) {
