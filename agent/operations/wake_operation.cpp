@@ -183,7 +183,7 @@ Result<void> WakeOperation::end_deep() {
     parts_.deep.end_looks();
     if (!room) return std::move(room).error();
     room_ = *std::move(room);
-    GPU_SLEEP_TRY(parts_.deep.end(request_));
+    GPU_SLEEP_TRY(sleep::telling_of_call(progress_, [this] { return parts_.deep.end(request_); }));
     settle_gate(parts_.memory, parts_.status); // where nothing sleeps but the driver's part, it opens here
     return {};
 }

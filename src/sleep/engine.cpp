@@ -128,7 +128,9 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     if (plan->is_empty()) return {};
     auto opened = static_cast<const model::Choice&>(request);
     if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
-    auto options = open_stores(contents_, opened, report.notes);
+    const auto open = [&] { return open_stores(contents_, opened, report.notes); };
+    // A directory's leftovers are removed.
+    auto options = model::uses_files(opened) ? telling_of_call(control.progress, open) : open();
     if (!options) return std::move(options).error();
     if (spill == Spill::rest) options->room_in_host = room_beside_files(*options, contents_.options());
     const Protecting protecting(contents_);
@@ -143,7 +145,8 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     report.devices.reserve(report.devices.size() + plan->devices.size() + plan->give_up.size() +
                            plan->move.size());
     const auto prepared = Clock::now();
-    GPU_SLEEP_TRY(transaction.commit());
+    GPU_SLEEP_TRY(telling_of_call(
+        control.progress, [&] { return transaction.commit(); }, model::Progress::Phase::release));
     move.commit();
     report.times.release = seconds_since(prepared);
     report.changed = true;

@@ -21,6 +21,7 @@
 namespace gpu_sleep::sleep {
 
 using contents::Control;
+using contents::telling_of_call;
 
 /// What a wake brought back, and what it left asleep.
 struct Woken {
