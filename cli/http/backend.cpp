@@ -196,6 +196,16 @@ Answer Backend::measure() const {
             "text/plain; version=0.0.4; charset=utf-8"};
 }
 
+Answer Backend::probe() const {
+    if (!whom_.words.empty() && model::is_number(whom_.words.front())) {
+        const auto process = control::find_process(control::Finder(), whom_.words.front(), whom_.user);
+        if (!process) return answer_of(process.error());
+    } else if (const auto found = find(); !found) {
+        return answer_of(found.error());
+    }
+    return {k_ok, "{\"status\": \"ok\"}\n"};
+}
+
 protocol::Request Backend::request_for(const Route& route, const Wish& wish, const Plan& plan,
                                        std::size_t processes) const {
     if (route.action == Action::sleep) {

@@ -119,7 +119,7 @@ def raw(port, text, wait=SECONDS):
     with socket.create_connection(("127.0.0.1", port), timeout=wait) as connection:
         connection.sendall(text)
         answer = b""
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionResetError, TimeoutError):
             while part := connection.recv(65536):
                 answer += part
         return answer
@@ -345,8 +345,10 @@ class Dialects(unittest.TestCase):
                 self.assertEqual(door.ask("POST", "/wake_up")[1]["restored_bytes"], 2 * SIZE)
             with Door("http-named") as door:
                 self.assertEqual(door.ask("POST", "/sleep")[1]["freed_bytes"], SIZE)
+                self.assertEqual(door.ask("GET", "/health")[0], 200)
                 host.process.kill()
                 host.process.wait(SECONDS)
+                self.assertEqual(door.ask("GET", "/health")[0], 503)
                 status, said = door.ask("POST", "/sleep")  # another of that name may come
                 self.assertEqual((status, said["error"]["code"]), (503, "no_process"))
 
@@ -361,7 +363,7 @@ class Callers(unittest.TestCase):
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_other_users(self):
-        with Host() as host, tempfile.NamedTemporaryFile("w") as file:
+        with Host("default") as host, tempfile.NamedTemporaryFile("w") as file:
             print(TOKEN, file=file, flush=True)
             for door in (Door(host.pid, "--http-token", file.name, address="0.0.0.0:0"),
                          Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN})):
@@ -369,6 +371,9 @@ class Callers(unittest.TestCase):
                     for headers, expected in (({}, 401), ({"Authorization": "Bearer " + TOKEN[:-1] + "X"}, 401),
                                               ({"Authorization": "Bearer " + TOKEN}, 200)):
                         self.assertEqual(self.ask_as_nobody(door, headers), expected)
+                        self.assertEqual(self.ask_as_nobody(door, headers, "/health"), 200)  # probes have no token
+                    self.assertEqual(self.ask_as_nobody(door, {"Origin": "http://localhost"}, "/health"), 403)
+                    self.assertEqual(self.ask_as_nobody(door, {"Host": "evil.example"}, "/health"), 403)
             for network, expected in (("127.0.0.1/32", 200), ("127.0.0.2/32", 403), ("::/0", 403)):
                 with Door(host.pid, "--http-open", network, address="0.0.0.0:0") as door:
                     self.assertEqual(self.ask_as_nobody(door), expected)
@@ -376,13 +381,13 @@ class Callers(unittest.TestCase):
                 self.assertEqual(self.ask_as_nobody(door), 403)
                 self.assertEqual(door.ask("GET", "/health")[0], 200)
 
-    def ask_as_nobody(self, door, headers=None):
+    def ask_as_nobody(self, door, headers=None, path="/is_sleeping"):
         with as_nobody():
-            return door.ask("GET", "/health", headers=headers)[0]
+            return door.ask("GET", path, headers=headers)[0]
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_strangers_leave_places(self):
-        with Host() as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door, contextlib.ExitStack() as stack:
+        with Host("default") as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door, contextlib.ExitStack() as stack:
             with as_nobody():
                 for _ in range(600):
                     stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
@@ -390,6 +395,15 @@ class Callers(unittest.TestCase):
             self.assertEqual(door.ask("GET", "/health")[0], 200)
             self.assertEqual(self.ask_as_nobody(door, {"Authorization": "Bearer " + TOKEN}), 200)
             self.assertLess(time.monotonic() - begin, 1)  # they are cut off after 2 s
+
+    @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
+    def test_strangers_hold_no_connections_by_probes(self):
+        with Host("default") as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door, as_nobody():
+            for more, closed in ((b"", True), (b"Authorization: Bearer %s\r\n" % TOKEN.encode(), False)):
+                begin = time.monotonic()
+                said = raw(door.port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n", 2)
+                self.assertIn(b" 200 ", said[:13])
+                self.assertEqual(time.monotonic() - begin < 1.5, closed)
 
     def test_sockets(self):
         with tempfile.TemporaryDirectory() as directory, Host("default") as host:
@@ -429,6 +443,24 @@ class BadLuck(unittest.TestCase):
                 self.assertNotIn(b" 200 ", raw(door.port, text)[:20], text[:40])
             self.assertFalse(door.ask("GET", "/is_sleeping")[1]["is_sleeping"])
             self.assertEqual(door.ask("POST", "/sleep")[0], 200)
+
+    def test_requests_whose_end_is_ambiguous(self):
+        """A proxy that counts otherwise would let a caller hide a request in another's body."""
+        hidden = b"POST /sleep HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+        length, host = b"Content-Length: %d\r\n", b"Host: localhost\r\n"
+        chunked, end = b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n"
+        with Host("default") as host_program, Door(host_program.pid) as door:
+            for headers, body in ((length % 0 + length % len(hidden), b""), (length % len(hidden) + length % 0, b""),
+                                  (length % 0 + length % 0, b""), (length % len(end + hidden) + chunked, end),
+                                  (chunked + length % len(end), end), (chunked + chunked, end),
+                                  (b"Transfer-Encoding: gzip\r\n", b""), (b"Transfer-Encoding: identity, chunked\r\n", end),
+                                  (host, b""), (b"Host: evil.example\r\n", b"")):
+                for request in (b"GET /is_sleeping", b"POST /wake_up"):
+                    said = raw(door.port, request + b" HTTP/1.1\r\n" + host + headers + b"\r\n" + body + hidden, 5)
+                    self.assertEqual((said[:12], said.count(b"HTTP/1.1 ")), (b"HTTP/1.1 400", 1), (request, headers, said))
+            said = raw(door.port, b"POST /wake_up HTTP/1.1\r\nConnection: close\r\n" + host + chunked + b"\r\n2\r\n{}\r\n" + end)
+            self.assertIn(b" 200 ", said[:13])
+            self.assertFalse(door.ask("GET", "/is_sleeping")[1]["is_sleeping"])
 
     def test_short_requests_beside_long_ones_and_slow_clients(self):
         # Every copy takes its time: a sleep of seconds, and a hundred that say a byte now and then.
@@ -493,6 +525,15 @@ class BadLuck(unittest.TestCase):
                 self.assertNotEqual(sleep.result(SECONDS)[0], 200)
             host.process.wait(SECONDS)
             self.assertEqual(door.process.wait(SECONDS), 0)
+
+    def test_a_stopped_program_is_healthy(self):
+        with Host("default") as host, Door(host.pid) as door:
+            os.kill(host.pid, signal.SIGSTOP)
+            begin = time.monotonic()
+            for _ in range(100):  # none of which waits for it, or is kept waiting by those before
+                self.assertEqual(door.ask("GET", "/health")[0], 200)
+            self.assertLess(time.monotonic() - begin, 10)
+            os.kill(host.pid, signal.SIGCONT)
 
     def test_the_door_ends(self):
         with Host("default") as host, Door(host.pid) as door:
