@@ -42,12 +42,14 @@ public:
     /// known.
     [[nodiscard]] Answer probe() const;
     /// 200 to a sleep or a wake once the driver shows the memory free, or has it back with fingerprints that
-    /// agree; or where all is so already. Each process that has a callback runs it; 404 where none has.
+    /// agree; or where all is so already. Each process that has a callback runs it; 404 where none has,
+    /// unless that is asked for by GET.
     [[nodiscard]] Answer change(const Route& route, const Wish& wish,
                                 control::Interruptions& interruptions) const;
 
 private:
-    [[nodiscard]] Answer call(const model::CallRequest& request, control::Interruptions& interruptions) const;
+    [[nodiscard]] Answer call(const model::CallRequest& request, bool is_optional,
+                              control::Interruptions& interruptions) const;
     [[nodiscard]] std::optional<Answer> abort(control::Interruptions& interruptions) const;
     [[nodiscard]] protocol::Request request_for(const Route& route, const Wish& wish, const Plan& plan,
                                                 std::size_t processes) const;

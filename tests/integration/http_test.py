@@ -47,6 +47,11 @@ DIALECTS = {
     "TensorRT-LLM": [("POST", "/release_memory", None), ("POST", "/resume_memory", "{}"), ("GET", "/memory_status", "state")],
     "TensorRT-LLM by tags": [("POST", "/release_memory", '{"tags": ["model_weights", "kv_cache"]}'),
                              ("POST", "/resume_memory", '{"tags": ["model_weights", "kv_cache"]}'), ("GET", "/memory_status", "state")],
+    "Ray Serve": [("POST", "/sleep", '{"model": "m", "options": {"level": 1}}'),
+                  ("POST", "/wakeup", '{"model": "m", "options": {"tags": ["weights", "kv_cache"]}}'),
+                  ("GET", "/is_sleeping?model=m", "is_sleeping")],
+    "Ray Serve's older": [("POST", "/sleep", '{"model": "m"}'), ("POST", "/wakeup", '{"model": "m"}'),
+                          ("POST", "/is_sleeping", "is_sleeping")],
     "FastDeploy": [("POST", "/v1/sleep?tags=weight,kv_cache", None), ("POST", "/v1/wakeup?tags=weight,kv_cache", None), VLLM[2]],
     "llama.cpp": [*VLLM[:2], ("GET", "/props", "is_sleeping")],
 }
@@ -160,7 +165,9 @@ class Dialects(unittest.TestCase):
                 with self.subTest(caller):
                     method, path, member = look
                     status, said = door.ask(*sleep)
-                    self.assertEqual((status, said["status"], said["freed_bytes"], said["kept_bytes"]), (200, "ok", 2 * SIZE, 2 * SIZE))
+                    success = "success" if caller.startswith("TensorRT") else "ok"
+                    self.assertEqual((status, said["status"], said["freed_bytes"], said["kept_bytes"]),
+                                     (200, success, 2 * SIZE, 2 * SIZE))
                     self.assertIn(door.ask(method, path)[1][member], (True, "parked"))
                     self.assertEqual(door.ask(*sleep)[0], 200)  # it is already asleep
                     status, said = door.ask(*wake)
@@ -265,6 +272,8 @@ class Dialects(unittest.TestCase):
                 self.assertEqual((status, said["error"]["code"]), (409, "refused"))
                 self.assertIn("the file is gone", said["error"]["message"])
                 self.assertEqual(door.ask("POST", "/flush_cache")[0], 404)
+                status, said = door.ask("GET", "/flush_cache")  # slime waits for 200 before it releases memory
+                self.assertEqual((status, said["results"]), (200, []))
                 self.assertEqual(door.ask("POST", "/sleep?mode=abort")[0], 200)
             self.assertEqual(host.tell("calls").split()[0], "1")  # what sleeps has nothing to abort
             self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
@@ -331,10 +340,24 @@ class Dialects(unittest.TestCase):
             status, text = door.ask("GET", "/metrics")
             self.assertEqual(status, 200)
             self.assertIn('name="behind-a-door",engine="agent",state="asleep"} 1', text)
-            without_values = [[line.rpartition(" ")[0] for line in each.splitlines() if not line.startswith("#")]
+            without_values = [[line.rpartition(" ")[0] for line in each.splitlines() if not line.startswith(("#", "vllm:"))]
                               for each in (text, command("gpu-ps", host.pid, "--prometheus").stdout)]
             self.assertEqual(*without_values)
             self.assertEqual(len(set(without_values[0])), len(without_values[0]))
+
+    def test_metrics_have_vllms_states(self):
+        group = {"GPU_SLEEP_GROUP": "http-vllm", "GPU_SLEEP_NAME": 'a"b'}
+        with Host("weights", "kv_cache", **group), Host("weights", **group), Door("--group", "http-vllm") as door:
+            for path, states in (("/health", "awake awake"), ("/pause", "awake awake"), ("/resume", "awake awake"),
+                                 ("/sleep?tags=kv_cache", "weights_offloaded awake"), ("/wake_up", "awake awake"),
+                                 ("/sleep", "weights_offloaded weights_offloaded"), ("/wake_up", "awake awake"),
+                                 ("/sleep?level=2", "discard_all discard_all")):
+                self.assertIn(door.ask("POST" if path != "/health" else "GET", path)[0], (200,), path)
+                found = re.findall(r'vllm:engine_sleep_state{engine="(\d)",model_name="a\\"b",sleep_state="(\w+)"} ([01])\n',
+                                   door.ask("GET", "/metrics")[1])
+                self.assertEqual([each[:2] for each in found], [(str(engine), state) for engine in range(2) for state in (
+                    "awake", "weights_offloaded", "discard_all")])
+                self.assertEqual(" ".join(state for _, state, value in found if value == "1"), states, path)
 
     def test_groups_and_names(self):
         named = {"GPU_SLEEP_GROUP": "http-pair", "GPU_SLEEP_NAME": "http-named"}
