@@ -263,15 +263,12 @@ std::string render_sleep_states(const std::vector<control::Outcome>& outcomes) {
         }
         const bool is_awake = report->state == model::State::awake || report->state == model::State::paused;
         const bool is_dropped = !is_awake && dropped > 0 && (kept == 0 || dropped_weights > 0);
-        const auto add = [&](std::string_view state, bool is_so) {
-            const auto labels = Labels()
-                                    .with("engine", std::to_string(i))
-                                    .with("model_name", name_of(outcomes[i].process, report));
-            text += sample(k_name, labels.with("sleep_state", state), is_so ? 1 : 0);
-        };
-        add("awake", is_awake);
-        add("weights_offloaded", !is_awake && !is_dropped);
-        add("discard_all", is_dropped);
+        const std::string_view its = is_awake ? "awake" : is_dropped ? "discard_all" : "weights_offloaded";
+        const auto labels = Labels()
+                                .with("engine", std::to_string(i))
+                                .with("model_name", name_of(outcomes[i].process, report));
+        for (const std::string_view state : {"awake", "weights_offloaded", "discard_all"})
+            text += sample(k_name, labels.with("sleep_state", state), state == its ? 1 : 0);
     }
     return text;
 }
