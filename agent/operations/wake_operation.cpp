@@ -9,6 +9,7 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
+#include "operations/giving_back.hpp"
 #include "operations/live_operation.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
@@ -253,6 +254,11 @@ Result<Report> WakeOperation::wake_all() {
                 fmt::format("what runs from host memory stays there: {}", back.error().message));
         });
     }
+    // Whoever retains nothing expects host memory back when its own wake returns, not seconds later.
+    if (request_.live_bytes == 0 && parts_.memory.with_lock([](const LockedMemory& locked) {
+            return locked.contents().room_beside_retained(model::k_all_bytes) == 0;
+        }))
+        give_back_retired(parts_);
     complete_report();
     return std::move(report_);
 }
