@@ -200,7 +200,7 @@ public:
     OutsideRun& operator=(OutsideRun&&) = delete;
     ~OutsideRun() {
         if (!socket_) return;
-        ::shutdown(socket_.get(), SHUT_WR); // nothing more is asked
+        if (socket_.is_held()) ::shutdown(socket_.get(), SHUT_WR); // nothing more is asked
         if (attendant_.ends_within(Milliseconds(500))) return;
         ::kill(pid_, SIGKILL); // it is there, for its end would be that of the attendant
         if (!attendant_.ends_within(Milliseconds(2'000)))
@@ -209,7 +209,9 @@ public:
 
     [[nodiscard]] pid_t pid() const noexcept { return pid_; }
     /// Lets it begin with what others have to be ready for.
-    void let_go() const noexcept { static_cast<void>(::send(socket_.get(), "\n", 1, MSG_NOSIGNAL)); }
+    void let_go() const noexcept {
+        if (socket_.is_held()) static_cast<void>(::send(socket_.get(), "\n", 1, MSG_NOSIGNAL));
+    }
 
     /// What it says next, if that comes in time.
     [[nodiscard]] std::optional<std::string> next_line(Clock::time_point deadline) {
@@ -221,6 +223,7 @@ public:
                 return line;
             }
             const int left = milliseconds_until(deadline);
+            has_ended_ |= !socket_.is_held(); // the program may have closed it since
             pollfd polled{socket_.get(), POLLIN, 0};
             if (left == 0 || has_ended_ || text_.size() >= k_most) return {};
             const int ready = ::poll(&polled, 1, left);
@@ -246,7 +249,7 @@ private:
     OutsideRun(UniqueFd socket, Attendant attendant, pid_t pid) noexcept
         : socket_(std::move(socket)), attendant_(std::move(attendant)), pid_(pid) {}
 
-    UniqueFd socket_;
+    HeldFile socket_;
     Attendant attendant_;
     pid_t pid_;
     std::string text_; ///< not yet given out

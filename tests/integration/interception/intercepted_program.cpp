@@ -396,6 +396,13 @@ Answer do_adopt(Words&) {
     return std::string();
 }
 
+/// chroot DIRECTORY
+Answer do_chroot(Words& words) {
+    if (::chroot(next<std::string>(words).c_str()) != 0)
+        return errno_error(ErrorCode::internal, errno, "chroot", "chroot");
+    return std::string();
+}
+
 /// children [all]: the child that wait() finds, "running", or "none"; all: of any kind
 Answer do_children(Words& words) {
     const bool all = next<std::string>(words) == "all";
@@ -544,6 +551,7 @@ const Commands& commands() {
         {"fork", do_fork},
         {"adopt", do_adopt},
         {"children", do_children},
+        {"chroot", do_chroot},
         {"load", do_load},
         {"look_up", do_look_up},
         {"ask_version", [](Words&) { return Answer(std::to_string(version_by_unknown_call())); }},

@@ -31,6 +31,7 @@ private:
 CUresult create_stream(Call& c, Context& context, CUstream* handle, unsigned flags) {
     if (!handle || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) return CUDA_ERROR_INVALID_VALUE;
     const auto kind = flags == CU_STREAM_NON_BLOCKING ? Stream::Kind::non_blocking : Stream::Kind::blocking;
+    if (!take_room_for_stream(context)) return CUDA_ERROR_OUT_OF_MEMORY;
     *handle = c.driver.streams.insert(add_stream(context, kind));
     return CUDA_SUCCESS;
 }
