@@ -114,6 +114,10 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
     if (home == all.end()) return {};
     const UniqueFd own_memory(::open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
     const freestanding::Symbols own(reinterpret_cast<ElfW(Addr)>(__ehdr_start), _DYNAMIC);
+    // A library that brings the agent late leaves entry points that only ask to the driver.
+    const bool is_late = std::any_of(all.begin(), all.end(), [](const Mapping& each) {
+        return each.is_of("libgpu-sleep-login.so") || each.name().starts_with("torch_memory_saver_hook_mode");
+    });
     std::vector<model::UnseenUse> uses;
     for (auto begin = all.begin(), end = begin; begin != all.end(); begin = end) {
         end = std::find_if(begin, all.end(), [&](const auto& each) { return each.file != begin->file; });
@@ -127,7 +131,7 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
             if (in == all.end()) return;
             looks_up |= in->file == home->file && in->offset == home->offset && // each namespace has its own
                         target - in->begin == lookup - home->begin;
-            if (!in->is_of(model::k_driver_library)) return;
+            if (is_late || !in->is_of(model::k_driver_library)) return;
             auto text = name();
             text.push_back('\0');
             calls |= own.find(text.data()) != nullptr;
