@@ -8,6 +8,7 @@
 #include "base/fd.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
+#include "base/symbols.hpp"
 #include "common/named_tracer.hpp"
 #include "peers/answer_timeout.hpp"
 
@@ -279,11 +280,13 @@ std::optional<std::vector<OutsideGpu>> read_gpus(OutsideRun& run, Clock::time_po
     return {};
 }
 
-bool is_under_valgrind() {
+/// What would end this process if it started another that shares its memory; null: nothing.
+const char* what_forbids_helper() {
     const auto is_its = [](dl_phdr_info* library, std::size_t, void*) {
         return std::string_view(library->dlpi_name).find("/vgpreload_core") != std::string_view::npos ? 1 : 0;
     };
-    return ::dl_iterate_phdr(is_its, nullptr) != 0;
+    if (::dl_iterate_phdr(is_its, nullptr) != 0) return "valgrind";
+    return find_symbol(RTLD_DEFAULT, "__tsan_init") ? "the thread sanitizer" : nullptr;
 }
 
 Error not_done(const OutsideRun& run, std::string_view step) {
@@ -295,7 +298,8 @@ Error not_done(const OutsideRun& run, std::string_view step) {
 
 Result<Outside> Outside::open() {
     if (has_call_filter()) return unanswered("a filter restricts the system calls of this process");
-    if (is_under_valgrind()) return unanswered("valgrind would end this process if it started the helper");
+    if (const auto* const what = what_forbids_helper())
+        return unanswered(fmt::format("{} would end this process if it started the helper", what));
     Dl_info library{};
     const auto* const here = reinterpret_cast<const void*>(&Outside::open);
     if (::dladdr(here, &library) == 0 || !library.dli_fname)

@@ -410,11 +410,13 @@ Answer do_children(Words& words) {
     return child < 0 ? "none" : child == 0 ? "running" : std::to_string(child);
 }
 
-/// load FILE [apart]: loads a library, apart in a namespace of its own
+/// load FILE [apart|deep]: loads a library; apart in a namespace of its own, deep bound to its own
+/// dependencies first
 Answer do_load(Words& words) {
     const auto file = next<std::string>(words);
-    const auto where = next<std::string>(words) == "apart" ? LM_ID_NEWLM : LM_ID_BASE;
-    if (::dlmopen(where, file.c_str(), RTLD_NOW)) return std::string();
+    const auto how = next<std::string>(words);
+    const auto where = how == "apart" ? LM_ID_NEWLM : LM_ID_BASE;
+    if (::dlmopen(where, file.c_str(), RTLD_NOW | (how == "deep" ? RTLD_DEEPBIND : 0))) return std::string();
     return make_error(ErrorCode::invalid_argument, "{}", ::dlerror());
 }
 
