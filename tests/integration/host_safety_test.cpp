@@ -215,6 +215,16 @@ TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that 
     CHECK(end.err.empty());
 }
 
+TEST_CASE("Host safety: a thread may be cancelled while it waits for the GPU", "[host_safety]") {
+    Program program({"cancel_waits"});
+    REQUIRE(program.line() == "cancelled");
+    program.cycle();
+    program.go_on();
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.err.empty());
+}
+
 TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does", "[host_safety]") {
     const auto plain =
         run({{command_file("intercepted_program_linked"), "symbols"}, environment_for_others()});

@@ -282,6 +282,47 @@ int cancel_allocating_threads() {
     return 0;
 }
 
+/// Cancels threads that wait for the GPU, in each way to wait.
+int cancel_waiting_threads() {
+    static CUcontext s_context = start_cuda();
+    static const auto s_memory = allocate();
+    static CUevent s_event = nullptr;
+    static int s_word = 0;
+    check(cuEventCreate(&s_event, CU_EVENT_DEFAULT), "cuEventCreate");
+    constexpr int (*k_waits[])() = {
+        [] { return static_cast<int>(cuStreamSynchronize(nullptr)); },
+        [] { return static_cast<int>(cuEventSynchronize(s_event)); },
+        [] { return static_cast<int>(cuCtxSynchronize()); },
+        [] { return static_cast<int>(cuMemcpyDtoH(&s_word, s_memory, sizeof s_word)); },
+    };
+    static std::atomic<int> s_ended{0};
+    struct AtTheEnd {
+        ~AtTheEnd() { ++s_ended; }
+    };
+    for (const auto wait : k_waits) {
+        const auto take_long = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); };
+        check(cuLaunchHostFunc(nullptr, take_long, nullptr), "cuLaunchHostFunc");
+        check(cuEventRecord(s_event, nullptr), "cuEventRecord");
+        pthread_t thread{};
+        const auto body = [](void* call) -> void* {
+            const AtTheEnd end;
+            cuCtxSetCurrent(s_context);
+            reinterpret_cast<int (*)()>(call)();
+            return nullptr;
+        };
+        if (::pthread_create(&thread, nullptr, body, reinterpret_cast<void*>(wait)) != 0) return 1;
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        ::pthread_cancel(thread);
+        void* result = nullptr;
+        ::pthread_join(thread, &result);
+        if (result != PTHREAD_CANCELED) return 2;
+        check(cuCtxSynchronize(), "cuCtxSynchronize");
+    }
+    if (s_ended != static_cast<int>(std::size(k_waits))) return 3;
+    say_and_wait("cancelled");
+    return touch(s_memory);
+}
+
 /// Holds so many MiB until it is told to give them back.
 int hold_memory(const std::string& mib) {
     start_cuda();
@@ -365,6 +406,7 @@ const AddRoutines g_routines({
     {"symbols", alone<ask_for_symbols>},
     {"missing", alone<call_what_is_missing>},
     {"cancel", alone<cancel_allocating_threads>},
+    {"cancel_waits", alone<cancel_waiting_threads>},
     {"unmap_at_exit", alone<unmap_at_exit>},
     {"constructor", [](const auto& words) { return start_with_library(words.at(0)); }},
     {"hold", [](const auto& words) { return hold_memory(words.at(0)); }},
