@@ -26,7 +26,7 @@ CUresult call_reaching(const gate::Inspector& copy, Call&& call) {
 
 /// Passes the gate as the entry point's class has it, and calls what `function` gives.
 template <Entry entry, class Function, class... Arguments>
-CUresult pass(Function function, Arguments... arguments) {
+[[gnu::always_inline]] inline CUresult pass(Function function, Arguments... arguments) {
     if constexpr (k_names_known<entry>) {
         const auto inspector = inspector_of<entry>(arguments...);
         const gate::Passage passage(k_touch<entry>, k_name<entry>, &inspector);

@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csetjmp>
 #include <csignal>
 #include <thread>
 
@@ -323,6 +324,32 @@ int cancel_waiting_threads() {
     return touch(s_memory);
 }
 
+sigjmp_buf g_back;
+
+/// Abandons what it does where it is interrupted, as interactive programs do: in a call that waits at the
+/// gate, or in one that the driver is busy with.
+int jump_out(const std::string& where) {
+    start_cuda();
+    static const auto s_memory = allocate();
+    std::signal(SIGINT, [](int) { siglongjmp(g_back, 1); });
+    say_and_wait("ready");
+    if (sigsetjmp(g_back, 1) == 0) {
+        if (where != "gate") {
+            const auto take_long = [](void*) { std::this_thread::sleep_for(std::chrono::seconds(1)); };
+            check(cuLaunchHostFunc(nullptr, take_long, nullptr), "cuLaunchHostFunc");
+            std::cout << "waits" << std::endl;
+        }
+        if (where == "driver") cuStreamSynchronize(nullptr);
+        static int s_word = 0;
+        cuMemcpyDtoH(&s_word, s_memory, sizeof s_word);
+        return 1; // it was not interrupted
+    }
+    say_and_wait("jumped");
+    if (touch(s_memory) != 0) return 2;
+    say_and_wait("touched");
+    return is_intact(s_memory) ? 0 : 3;
+}
+
 /// Holds so many MiB until it is told to give them back.
 int hold_memory(const std::string& mib) {
     start_cuda();
@@ -409,6 +436,7 @@ const AddRoutines g_routines({
     {"cancel_waits", alone<cancel_waiting_threads>},
     {"unmap_at_exit", alone<unmap_at_exit>},
     {"constructor", [](const auto& words) { return start_with_library(words.at(0)); }},
+    {"jump", [](const auto& words) { return jump_out(words.at(0)); }},
     {"hold", [](const auto& words) { return hold_memory(words.at(0)); }},
 });
 
