@@ -38,7 +38,7 @@ CUresult create_stream(Call& c, Context& context, CUstream* handle, unsigned fla
 
 /// A call that asks something of a stream: `body` gets it.
 template <class Body>
-CUresult call_with_stream(Entry entry, CUstream handle, Body&& body) noexcept {
+CUresult call_with_stream(Entry entry, CUstream handle, Body&& body) {
     return call_in_context(entry, [&](Call& c, Context& context) -> CUresult {
         const auto stream = find_stream(c.driver, context, handle);
         return stream ? body(c, stream) : CUDA_ERROR_INVALID_HANDLE;
