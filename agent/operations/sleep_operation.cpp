@@ -227,14 +227,15 @@ bool SleepOperation::moves_to_files() const noexcept {
            std::all_of(request_.stores.begin(), request_.stores.end(), is_file);
 }
 
-Result<void> SleepOperation::move_deep_contents() {
+Result<void> SleepOperation::change_deep_contents() {
     // Their host memory was unpinned, so nothing here asks the driver.
-    scope_ = sleep::Engine::Scope::sleepers;
+    scope_ = sleep::Engine::Scope::deep;
+    was_paused_ = true; // held, whether it has memory or not
     give_files_back();
     auto done = move_contents();
     if (done) done = pass_without_moving();
     if (done) apply_to_sleepers();
-    if (done && has_moved(report_)) give_back_retired(parts_);
+    if (done && report_.changed) give_back_retired(parts_); // room of what moved, or was given up
     return done;
 }
 
@@ -243,13 +244,10 @@ Result<Report> SleepOperation::stay_deep() {
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can only move to files");
     GateSettler settler(parts_.memory, parts_.status);
-    if (names_store()) {
-        GPU_SLEEP_TRY(move_deep_contents());
+    if (!idleness_ || names_store()) { // who looks for idle memory leaves the rest as it is
+        GPU_SLEEP_TRY(change_deep_contents());
     } else {
         GPU_SLEEP_TRY(pass_without_moving());
-        if (!request_.dry_run && !idleness_)
-            parts_.memory.with_lock(
-                [&](LockedMemory& locked) { report_.changed = adopt_touch_rule(locked, request_, true); });
     }
     settler.settle();
     parts_.memory.with_lock([&](const LockedMemory& locked) {

@@ -117,7 +117,10 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
                            Scope scope, Spill spill) {
     auto plan = plan_sleep(request);
     if (!plan) return std::move(plan).error();
-    if (scope != Scope::all) plan->move_only();
+    if (scope == Scope::deep)
+        GPU_SLEEP_TRY(plan->leave_gpu(request.deep));
+    else if (scope != Scope::all)
+        plan->move_only();
     if (scope == Scope::copies) plan->devices.clear();
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) {

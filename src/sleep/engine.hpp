@@ -56,7 +56,8 @@ public:
         /// Only what sleeps already, and moves to another store. Devices are drained for what is taken out of
         /// its own memory.
         sleepers,
-        copies ///< of that, only what is kept already, for which the driver is not needed
+        copies, ///< of that, only what is kept already, for which the driver is not needed
+        deep    ///< the driver is out of reach: only kept copies are moved or given up
     };
     /// What of the contents for host memory goes to files.
     enum class Spill {
