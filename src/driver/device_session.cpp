@@ -52,11 +52,16 @@ Result<std::unique_ptr<DeviceSession>> DeviceSession::open(const Api& api, Prima
     const auto current = session->enter();
     if (current.status() != CUDA_SUCCESS)
         return to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
-    GPU_SLEEP_DRIVER_TRY(api, cuStreamCreate, "cannot make a stream", &session->stream_,
-                         CU_STREAM_NON_BLOCKING);
-    GPU_SLEEP_DRIVER_TRY(api, cuStreamCreate, "cannot make a stream", &session->side_stream_,
-                         CU_STREAM_NON_BLOCKING);
+    GPU_SLEEP_TRY(session->make_stream(session->stream_, CU_STREAM_LEGACY));
+    GPU_SLEEP_TRY(session->make_stream(session->side_stream_, session->stream_));
     return session;
+}
+
+Result<void> DeviceSession::make_stream(CUstream& stream, CUstream other) {
+    const auto status = api_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    if (status != CUDA_SUCCESS) stream = status == CUDA_ERROR_OUT_OF_MEMORY ? other : nullptr;
+    if (stream) return {};
+    return to_error(api_, status, "cuStreamCreate", "cannot make a stream");
 }
 
 DeviceSession::~DeviceSession() {
@@ -69,8 +74,9 @@ DeviceSession::~DeviceSession() {
     for (const auto& mark : marks_) api_.cuEventDestroy(mark.event);
     for (auto* const event : points_) api_.cuEventDestroy(event);
     if (module_) api_.cuModuleUnload(module_);
-    for (auto* stream : {stream_, side_stream_, check_stream_})
-        if (stream) api_.cuStreamDestroy(stream);
+    for (auto* stream : {side_stream_, check_stream_})
+        if (stream && stream != stream_) api_.cuStreamDestroy(stream);
+    if (stream_ && has_own_stream()) api_.cuStreamDestroy(stream_);
 }
 
 Result<void> DeviceSession::load_kernel() {
@@ -174,9 +180,7 @@ Result<void> DeviceSession::reserve_fingerprints(std::size_t blocks) {
 Result<void> DeviceSession::prepare_fingerprints(std::size_t blocks) {
     if (blocks == 0) return {};
     GPU_SLEEP_TRY(load_kernel());
-    if (!check_stream_)
-        GPU_SLEEP_DRIVER_TRY(api_, cuStreamCreate, "cannot make a stream", &check_stream_,
-                             CU_STREAM_NON_BLOCKING);
+    if (!check_stream_) GPU_SLEEP_TRY(make_stream(check_stream_, stream_));
     const auto needed = fingerprint_bytes(blocks);
     if (!aside_.empty() && aside_.back()->bytes() - aside_used_ >= needed) return {};
     auto buffer = MappedBuffer::create(api_, needed);

@@ -35,6 +35,9 @@ public:
     [[nodiscard]] int device() const noexcept { return context_.device(); }
     /// See driver::pci_bus_id().
     [[nodiscard]] std::string bus_id() const { return pci_bus_id(api_, device()); }
+    /// Whether its stream is its own. A GPU that is full may have no memory for one (2 MiB, measured on an H200); the
+    /// session then works on the context's default stream, which must not be used beside the program's work.
+    [[nodiscard]] bool has_own_stream() const noexcept { return stream_ != CU_STREAM_LEGACY; }
     [[nodiscard]] CUcontext context() const noexcept { return context_.get(); }
     [[nodiscard]] CurrentContext enter() const noexcept { return {api_, context_.get()}; }
 
@@ -100,6 +103,8 @@ public:
 
 private:
     DeviceSession(const Api& api, PrimaryContext context) noexcept;
+    /// Makes a stream, or has `other` stand for it where the GPU is full.
+    [[nodiscard]] Result<void> make_stream(CUstream& stream, CUstream other);
     [[nodiscard]] Result<void> load_kernel();
     /// Bytes that `blocks` and their fingerprints take.
     [[nodiscard]] static Bytes fingerprint_bytes(std::size_t blocks) noexcept;
@@ -111,7 +116,7 @@ private:
     const Api& api_;
     PrimaryContext context_;
     CUstream stream_ = nullptr;
-    CUstream side_stream_ = nullptr;
+    CUstream side_stream_ = nullptr;  ///< or the same, as the next
     CUstream check_stream_ = nullptr; ///< of fingerprint_aside()
     CUmodule module_ = nullptr;
     CUfunction fingerprint_kernel_ = nullptr;

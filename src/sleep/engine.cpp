@@ -256,31 +256,6 @@ Bytes Engine::forget_retained_beside(const model::SleepRequest& request) {
     return before - contents_.retained();
 }
 
-void Engine::take_spare(int device) noexcept {
-    // On an H200, driver 580, streams take 2 MiB, which some share; modules, events and pinning take nothing.
-    constexpr Bytes k_spare = 4 * k_mib;
-    constexpr Milliseconds k_between{1'000}; // no small allocation pays for it each time
-    if (spares_.contains(device) || Clock::now() < next_spare_) return;
-    const auto taken = guarded([&]() -> Result<void> {
-        const auto kind = driver::MemoryKind::of_device(api_, device);
-        if (!kind) return kind.error();
-        auto spare = kind->create(api_, round_up(k_spare, kind->granularity()), Milliseconds(0));
-        if (!spare) return std::move(spare).error();
-        spares_.emplace(device, *std::move(spare));
-        return {};
-    });
-    if (!taken) next_spare_ = Clock::now() + k_between;
-}
-
-void Engine::settle_spares() noexcept {
-    driver::DeviceMask awake = 0;
-    for (const auto& [address, backing] : ledger_.backings())
-        if (!backing.is_asleep()) awake |= driver::DeviceMask{1} << backing.device;
-    std::erase_if(spares_, [=](const auto& spare) { return (awake >> spare.first & 1) == 0; });
-    for (int device = 0; device < driver::k_max_devices; ++device)
-        if ((awake >> device & 1) != 0) take_spare(device);
-}
-
 Result<SleepPlan> Engine::plan_sleep(const model::SleepRequest& request) {
     return sleep::plan_sleep(
         ledger_, request, [this](contents::Number range) { return contents_.is_mendable(range); },
