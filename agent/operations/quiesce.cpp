@@ -46,7 +46,7 @@ std::function<bool()> coaxing(std::function<bool()> keep_going, bool& has_releas
 Result<void> Quiesce::check_unseen() {
     if (!intercepts())
         return pauses() ? make_error(ErrorCode::driver_failed, "{}", k_not_intercepted) : Result<void>();
-    const auto uses = find_unseen_uses();
+    const auto uses = find_unseen_uses(Look::calls);
     std::string trouble;
     if (!uses)
         trouble = "it is not known which libraries are loaded: " + uses.error().message;

@@ -229,7 +229,8 @@ bool SleepOperation::moves_to_files() const noexcept {
 
 Result<void> SleepOperation::change_deep_contents() {
     // Their host memory was unpinned, so nothing here asks the driver.
-    scope_ = sleep::Engine::Scope::deep;
+    // Whoever looks for what is idle, or too large, drops nothing.
+    scope_ = idleness_ ? sleep::Engine::Scope::sleepers : sleep::Engine::Scope::deep;
     was_paused_ = true; // held, whether it has memory or not
     give_files_back();
     auto done = move_contents();

@@ -5,8 +5,10 @@
 #include "operations/unseen.hpp"
 
 #include "base/fd.hpp"
+#include "base/immortal.hpp"
 #include "base/small_file.hpp"
 #include "base/symbols.hpp"
+#include "common/lock_order.hpp"
 #include "freestanding/elf_symbols.hpp"
 #include "intercepted/unknown_calls.hpp"
 
@@ -104,15 +106,18 @@ bool names_driver(const UniqueFd& own_memory, std::span<const Mapping> library) 
 /// The libraries whose calls lead past the agent: they were bound to their own dependencies first, or are in
 /// a namespace of their own.
 std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
-    const auto at = [&all](std::uintptr_t address) { // they are in order
-        const auto ends_before = [](const Mapping& each, std::uintptr_t there) { return each.end <= there; };
-        const auto found = std::lower_bound(all.begin(), all.end(), address, ends_before);
-        return found != all.end() && found->begin <= address ? found : all.end();
-    };
     const auto lookup = reinterpret_cast<std::uintptr_t>(real_dlsym());
-    const auto home = at(lookup);
+    const auto home = std::ranges::find_if(
+        all, [&](const Mapping& each) { return each.begin <= lookup && lookup < each.end; });
     if (home == all.end()) return {};
-    const UniqueFd own_memory(::open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
+    std::vector<Mapping> drivers;
+    std::vector<std::uintptr_t> lookups; // each namespace has its own
+    for (const auto& each : all) {
+        if (each.is_of(model::k_driver_library)) drivers.push_back(each);
+        if (each.file == home->file && each.offset == home->offset)
+            lookups.push_back(each.begin + (lookup - home->begin));
+    }
+    const auto own_memory = open_file(AT_FDCWD, "/proc/self/mem", O_RDONLY | O_CLOEXEC);
     const freestanding::Symbols own(reinterpret_cast<ElfW(Addr)>(__ehdr_start), _DYNAMIC);
     // A library that brings the agent late leaves entry points that only ask to the driver.
     const bool is_late = std::any_of(all.begin(), all.end(), [](const Mapping& each) {
@@ -127,11 +132,9 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
         if (begin->is_of(model::k_driver_library) || begin->name().starts_with("libnvidia-")) continue;
         bool calls = false, looks_up = false;
         for_each_call(own_memory, begin->begin, [&](std::uintptr_t target, const auto& name) {
-            const auto in = at(target);
-            if (in == all.end()) return;
-            looks_up |= in->file == home->file && in->offset == home->offset && // each namespace has its own
-                        target - in->begin == lookup - home->begin;
-            if (is_late || !in->is_of(model::k_driver_library)) return;
+            looks_up |= std::ranges::find(lookups, target) != lookups.end();
+            const auto is_in = [&](const Mapping& driver) { return driver.begin <= target && target < driver.end; };
+            if (is_late || std::ranges::none_of(drivers, is_in)) return;
             auto text = name();
             text.push_back('\0');
             calls |= own.find(text.data()) != nullptr;
@@ -142,14 +145,27 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
     return uses;
 }
 
+/// What the last look at all calls has found.
+struct Bypassing {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::vector<model::UnseenUse> found GPU_SLEEP_GUARDED_BY(mutex);
+};
+
 } // namespace
 
-Result<std::vector<model::UnseenUse>> find_unseen_uses() {
+Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
     constexpr auto k_file = "/proc/self/maps";
     const auto mappings = read_small_file(k_file);
     if (!mappings) return errno_error(ErrorCode::io_failed, errno, "open or read", k_file);
     auto uses = model::unseen_libraries(*mappings);
-    for (auto& library : find_bypassing(model::parse_mappings(*mappings))) uses.push_back(std::move(library));
+    auto& bypassing = immortal<Bypassing>();
+    std::vector<model::UnseenUse> found;
+    if (look == Look::calls) found = find_bypassing(model::parse_mappings(*mappings));
+    {
+        const MutexLock lock(bypassing.mutex);
+        if (look == Look::calls) bypassing.found = std::move(found);
+        uses.insert(uses.end(), bypassing.found.begin(), bypassing.found.end());
+    }
     for (auto& call : find_unseen_calls()) uses.push_back(std::move(call));
     return uses;
 }

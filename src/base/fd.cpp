@@ -6,6 +6,7 @@
 
 #include "base/thread_safety.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <new>
@@ -46,7 +47,8 @@ StandardNumbers::StandardNumbers() noexcept {
 StandardNumbers::~StandardNumbers() {
     const int errno_before = errno;
     const MutexLock lock(s_mutex);
-    if (--s_users == 0) empty_all();
+    s_users = std::max(s_users - 1, 0); // a child of fork by a signal's handler has begun anew
+    if (s_users == 0) empty_all();
     errno = errno_before;
 }
 

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "base/guard.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "model/model.hpp"
@@ -37,7 +38,9 @@ struct Control {
 template <class Call>
 auto telling_of_call(const std::function<bool(const model::Progress&)>& progress, Call&& call,
                      model::Progress::Phase phase = model::Progress::Phase::waiting) {
-    const auto tell = [&](bool begins) { static_cast<void>(progress({.phase = phase, .in_call = begins})); };
+    const auto tell = [&](bool begins) { // that memory runs out as it is told must not undo the call
+        ignoring_errors([&] { static_cast<void>(progress({.phase = phase, .in_call = begins})); });
+    };
     tell(true);
     auto done = call();
     tell(false);

@@ -47,13 +47,15 @@ private:
 DeviceSession::DeviceSession(const Api& api, PrimaryContext context) noexcept
     : api_(api), context_(std::move(context)) {}
 
-Result<std::unique_ptr<DeviceSession>> DeviceSession::open(const Api& api, PrimaryContext context) {
+Result<std::unique_ptr<DeviceSession>> DeviceSession::open(const Api& api, PrimaryContext context,
+                                                           bool makes_streams) {
     std::unique_ptr<DeviceSession> session(new DeviceSession(api, std::move(context)));
+    if (!makes_streams) session->stream_ = session->side_stream_ = session->check_stream_ = CU_STREAM_LEGACY;
     const auto current = session->enter();
     if (current.status() != CUDA_SUCCESS)
         return to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
-    GPU_SLEEP_TRY(session->make_stream(session->stream_, CU_STREAM_LEGACY));
-    GPU_SLEEP_TRY(session->make_stream(session->side_stream_, session->stream_));
+    if (makes_streams) GPU_SLEEP_TRY(session->make_stream(session->stream_, CU_STREAM_LEGACY));
+    if (makes_streams) GPU_SLEEP_TRY(session->make_stream(session->side_stream_, session->stream_));
     return session;
 }
 

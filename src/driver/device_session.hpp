@@ -26,8 +26,10 @@ class MappedBuffer;
 /// thread at a time, which must have entered the session's context (enter()).
 class DeviceSession {
 public:
-    /// Errors: out_of_device_memory, driver_failed, context_lost.
-    [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open(const Api& api, PrimaryContext context);
+    /// `makes_streams`: false leaves their memory to others, see has_own_stream(). Errors: out_of_device_memory,
+    /// driver_failed, context_lost.
+    [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open(const Api& api, PrimaryContext context,
+                                                                     bool makes_streams = true);
     DeviceSession(const DeviceSession&) = delete;
     DeviceSession& operator=(const DeviceSession&) = delete;
     ~DeviceSession();

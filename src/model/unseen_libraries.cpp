@@ -90,7 +90,9 @@ std::vector<UnseenUse> unseen_libraries(std::string_view mappings) {
                 found[i].push_back(std::move(library));
         }
         is_audited |= mapping.is_of("libgpu-sleep-audit.so");
-        if (!mapping.runs || !mapping.is_of(k_driver_library)) continue;
+        // WSL has a driver that loads another of that name.
+        if (!mapping.runs || !mapping.is_of(k_driver_library) || mapping.file.starts_with("/usr/lib/wsl/"))
+            continue;
         if (!driver) driver = mapping;
         // One copy may lie in several mappings: of several places in its file.
         else if (mapping.file != driver->file || mapping.offset == driver->offset)

@@ -7,18 +7,21 @@
 namespace gpu_sleep::sleep {
 
 Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
-                                                            model::DeviceReport& report) {
+                                                            model::DeviceReport& report, Bytes needed) {
+    // More than streams take, 2 MiB on an H200, and than what the driver calls free and does not give out.
+    constexpr Bytes k_spared = 16 * k_mib;
     auto context = driver::PrimaryContext::retain(api, ordinal);
     if (!context) return std::move(context).error();
-    auto session = driver::DeviceSession::open(api, *std::move(context));
-    if (!session) return session;
-    const auto current = (*session)->enter();
-    const auto memory = (*session)->memory_info();
+    const driver::CurrentContext current(api, context->get());
+    if (current.status() != CUDA_SUCCESS)
+        return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
+    const auto memory = driver::memory_info(api);
     if (!memory) return memory.error();
     report.device = ordinal;
     report.free_before = memory->free;
     report.total = memory->total;
-    return session;
+    const bool is_tight = needed > 0 && memory->free < needed + k_spared;
+    return driver::DeviceSession::open(api, *std::move(context), !is_tight);
 }
 
 Result<void> unmap_memory(const driver::Api& api, ledger::Backing& backing) {

@@ -84,7 +84,7 @@ bool keeps_any(const Run& run) noexcept {
 } // namespace
 
 Result<void> WakeTransaction::open(DeviceWake& device, const WakePlan& plan) {
-    auto session = open_session(api_, device.device, device.report);
+    auto session = open_session(api_, device.device, device.report, plan.needs(device.device));
     if (!session) return std::move(session).error();
     device.session = *std::move(session);
     std::vector<Backing*> kept;

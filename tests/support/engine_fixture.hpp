@@ -26,6 +26,17 @@
 
 namespace gpu_sleep::test {
 
+/// Tells the words that only say that a call begins or has ended (Progress::in_call) from those of a step.
+class CallWords {
+public:
+    [[nodiscard]] bool are(const model::Progress& progress) {
+        return std::exchange(in_call_, progress.in_call) || progress.in_call;
+    }
+
+private:
+    bool in_call_ = false;
+};
+
 /// An allocation and what it should hold.
 struct Allocation {
     driver::DeviceAddress address = 0;

@@ -446,7 +446,10 @@ TEST_CASE("Exit status: of several processes, the worst decides that was not onl
     rehearsed.operation = model::Operation::wake;
     rehearsed.dry_run = true;
     rehearsed.refusal = "too little room";
-    rehearsed.devices.push_back({.released = 2, .free_before = 1, .total = 4});
+    auto& device = rehearsed.devices.emplace_back();
+    device.released = 2;
+    device.free_before = 1;
+    device.total = 4;
     CHECK(exit_status_of(Outcome{{}, rehearsed}) == 7);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, model::Report{}}, {{}, full}, {{}, late}}) == 4);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, withdrawn}, {{}, late}}) == 4);
