@@ -112,7 +112,7 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
     const auto lookup = reinterpret_cast<std::uintptr_t>(real_dlsym());
     const auto home = at(lookup);
     if (home == all.end()) return {};
-    const UniqueFd own_memory(::open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
+    const auto own_memory = open_file(AT_FDCWD, "/proc/self/mem", O_RDONLY | O_CLOEXEC);
     const freestanding::Symbols own(reinterpret_cast<ElfW(Addr)>(__ehdr_start), _DYNAMIC);
     // A library that brings the agent late leaves entry points that only ask to the driver.
     const bool is_late = std::any_of(all.begin(), all.end(), [](const Mapping& each) {
