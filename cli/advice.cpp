@@ -5,8 +5,9 @@
 #include "cli/advice.hpp"
 
 namespace gpu_sleep::cli {
-std::string_view advice_from(std::string_view program, ErrorCode code,
-                             const control::Outcome* outcome) noexcept {
+std::string advice_from(std::string_view program, ErrorCode code, const control::Outcome* outcome) {
+    if (outcome && code == ErrorCode::stopped)
+        return "to resume it: " + control::ProcFs().how_to_go_on(outcome->process);
     const bool is_door = program == "gpu-sleep-http";
     const bool is_wake = outcome && outcome->asked == model::Operation::wake;
     const bool lacks_room = outcome && code == ErrorCode::out_of_device_memory;
@@ -41,7 +42,7 @@ std::string_view advice_from(std::string_view program, ErrorCode code,
     if (takes_all && code == ErrorCode::ambiguous_name) return "name one by its pid, or all of them by --all";
     // It reads files of whatever origin, and changes no process.
     if (program == "gpu-snapshot" && code != ErrorCode::out_of_disk && code != ErrorCode::internal) return {};
-    return traits(code).advice;
+    return std::string(traits(code).advice);
 }
 
 } // namespace gpu_sleep::cli

@@ -6,13 +6,13 @@
 
 #include "control/outcome.hpp"
 
-#include <string_view>
+#include <string>
 
 namespace gpu_sleep::cli {
 
 /// One line for the person who ran `program`; may be empty. That of the table of errors, unless it does
 /// not apply to this command, or to what a process was asked for, `outcome`, null where none was.
-[[nodiscard]] std::string_view advice_from(std::string_view program, ErrorCode code,
-                                           const control::Outcome* outcome = nullptr) noexcept;
+[[nodiscard]] std::string advice_from(std::string_view program, ErrorCode code,
+                                      const control::Outcome* outcome = nullptr);
 
 } // namespace gpu_sleep::cli

@@ -54,6 +54,7 @@ Row row_of(const control::Outcome& outcome) {
     if (!report) return row;
     row.answers = true;
     row.state = outcome.by_driver && report->state == State::awake ? "no agent" : short_state(*report);
+    if (outcome.stopped_report_seconds) row.state = "stopped, " + row.state;
     row.is_lost = report->lost;
     row.is_asleep = !model::is_resident(report->state) && !row.is_lost;
     if (!report->name.empty()) row.name = report->name;

@@ -118,6 +118,8 @@ private:
 struct Metrics {
     Family processes{"gpu_sleep_processes", "gauge", "Processes that gpu-sleep can put to sleep."};
     Family unanswered{"gpu_sleep_unanswered", "gauge", "Processes whose agent did not answer."};
+    Family stopped{"gpu_sleep_stopped", "gauge", "Processes that are stopped, so that no agent answers."};
+    Family stopped_report{"gpu_sleep_stopped_report_seconds", "gauge", "Age of a stopped process's metrics."};
     Family inhibited{"gpu_sleep_inhibited", "gauge", "Processes that refuse sleeps from outside."};
     Family memory{"gpu_sleep_memory_bytes", "gauge",
                   "Memory of a tag by the place of its contents: gpu, host_running (in use by the GPU), host "
@@ -148,8 +150,9 @@ struct Metrics {
 
     [[nodiscard]] std::string text() const {
         std::string text;
-        for (const auto* family : {&processes, &unanswered, &inhibited, &memory, &dropped, &damaged,
-                                   &residual, &host_held, &host_retained, &files, &transitions})
+        for (const auto* family :
+             {&processes, &unanswered, &stopped, &stopped_report, &inhibited, &memory, &dropped, &damaged,
+              &residual, &host_held, &host_retained, &files, &transitions})
             text += family->text();
         text += durations.text();
         for (const auto* family :
@@ -231,13 +234,17 @@ std::string render_metrics(const std::vector<control::Outcome>& outcomes,
         const auto whose = Labels()
                                .with("user", control::user_name(outcome.process.uid))
                                .with("name", name_of(outcome.process, report));
+        const auto& age = outcome.stopped_report_seconds;
+        const bool is_stopped = age || (!report && std::string_view(silence(outcome)) == "stopped");
+        if (age) metrics.stopped_report.raise(whose, *age);
+        if (is_stopped) metrics.stopped.add(whose, 1);
         if (outcome.by_driver) {
             const auto state = report ? state_label(*report) : std::string_view("unknown");
             metrics.processes.add(whose.with("engine", "driver").with("state", state), 1);
             if (report) metrics.host_held.add(whose, report->host_bytes);
         } else if (report) {
             add_process(metrics, whose, *report, now);
-        } else {
+        } else if (!is_stopped) {
             metrics.unanswered.add(whose, 1);
         }
     }

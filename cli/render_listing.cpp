@@ -135,7 +135,8 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     const auto& process = outcome.process;
     const Sums sums(report);
     table.add({std::to_string(process.pid), control::user_name(process.uid), label(process, report),
-               state_column(report), counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
+               (outcome.stopped_report_seconds ? "stopped, " : "") + state_column(report),
+               counted(sums.tags.size(), "tag"), counted(sums.devices.size(), "GPU"),
                format_bytes(sums.all.bytes), where(sums.all)});
     for (const auto& tag : report.tags)
         table.add({"", "", "", std::string(state_words(tag.state)), tag.tag,

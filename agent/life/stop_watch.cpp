@@ -146,12 +146,14 @@ void StopWatch::sleep_in_time() {
     const auto bytes = awake_bytes(before.tags);
     const auto estimate = static_cast<double>(bytes) * seconds_per_byte_;
     if (estimate > std::chrono::duration<double>(grace_).count() || (too_much_ && bytes >= *too_much_))
-        return log::info("SIGTSTP: stopped awake, because a sleep takes longer than {}",
-                         format_seconds(std::chrono::duration<double>(grace_).count()));
+        return log::warning("SIGTSTP: stopped awake, because a sleep takes longer than {}",
+                            format_seconds(std::chrono::duration<double>(grace_).count()));
     const auto outcome = agent_.run(request, [](const model::Progress&) { return !has_continued(); });
     if (const auto* const failure = std::get_if<model::Failure>(&outcome)) {
-        if (failure->error.code == ErrorCode::timed_out) too_much_ = bytes;
-        return log::info("SIGTSTP: stopped awake: {}", failure->error.message);
+        if (failure->error.code != ErrorCode::timed_out)
+            return log::info("SIGTSTP: stopped awake: {}", failure->error.message);
+        too_much_ = bytes;
+        return log::warning("SIGTSTP: stopped awake: {}", failure->error.message);
     }
     const auto& report = std::get<model::Report>(outcome);
     if (!report.changed) return;

@@ -7,6 +7,7 @@
 #include "base/agent_directory.hpp"
 #include "base/process.hpp"
 #include "base/unix_socket.hpp"
+#include "base/whole_file.hpp"
 #include "common/settings.hpp"
 
 #include <fcntl.h>
@@ -133,8 +134,9 @@ void remove_stale_sockets(int directory, const std::string& path) {
     if (!names) return;
     for (const auto& name : *names) {
         const auto owner = parse_agent_socket_name(name);
-        if (owner && is_stale(fmt::format("{}/{}", path, name), *owner))
-            ::unlinkat(directory, name.c_str(), 0);
+        if (!owner || !is_stale(fmt::format("{}/{}", path, name), *owner)) continue;
+        ::unlinkat(directory, (name + k_state_suffix).c_str(), 0);
+        ::unlinkat(directory, name.c_str(), 0);
     }
 }
 
@@ -177,7 +179,10 @@ Result<void> Endpoint::try_to_open() {
     {
         const MutexLock lock(mutex_);
         directory_ = HeldFile(std::move(place->directory));
+        state_name_ = name + k_state_suffix;
         name_ = std::move(name);
+        // What this process executed before may have left it.
+        if (!socket_) ::unlinkat(directory_.get(), state_name_.c_str(), 0);
     }
     spare_ = HeldFile(); // of the socket that was
     socket_ = HeldFile(*std::move(socket));
@@ -189,14 +194,25 @@ bool Endpoint::is_in_place() const {
     return is_held() && FileIdentity::of(AT_FDCWD, path_.c_str()) == file_;
 }
 
-void Endpoint::note_change() noexcept {
-    const MutexLock lock(mutex_);
-    const timespec times[] = {{0, UTIME_OMIT}, {std::time(nullptr), 0}};
-    if (directory_.is_held()) ::utimensat(directory_.get(), name_.c_str(), times, AT_SYMLINK_NOFOLLOW);
+void Endpoint::note_change(bool is_other_state, std::string_view report) {
+    UniqueFd directory;
+    std::string name;
+    {
+        const MutexLock lock(mutex_);
+        const timespec times[] = {{0, UTIME_OMIT}, {std::time(nullptr), 0}};
+        if (!directory_.is_held()) return;
+        if (is_other_state) ::utimensat(directory_.get(), name_.c_str(), times, AT_SYMLINK_NOFOLLOW);
+        ::unlinkat(directory_.get(), state_name_.c_str(), 0); // none is better than an old one, if this fails
+        directory.reset(::fcntl(directory_.get(), F_DUPFD_CLOEXEC, k_first_own_number));
+        name = state_name_;
+    }
+    auto file = WholeFile::replace(std::move(directory), name, name);
+    if (file && file->write(report)) static_cast<void>(file->commit(false));
 }
 
 void Endpoint::remove() const noexcept {
     if (socket_.get() < 0) return;
+    if (directory_.is_held()) ::unlinkat(directory_.get(), state_name_.c_str(), 0);
     // The program may have another root directory by now.
     if (directory_.is_held())
         ::unlinkat(directory_.get(), name_.c_str(), 0);

@@ -10,6 +10,7 @@
 #include "common/lock_order.hpp"
 
 #include <string>
+#include <string_view>
 
 namespace gpu_sleep::agent::server {
 
@@ -31,10 +32,11 @@ public:
     /// Whether it is, and the file that names the socket is still there: /tmp is cleaned by others.
     [[nodiscard]] bool is_in_place() const;
 
-    /// Has the file's time of modification say when the process came to be in its state, for who cannot ask:
-    /// in whole seconds, which tells it from the time at which the socket was made. Errors are ignored.
-    /// Thread-safe.
-    void note_change() noexcept;
+    /// For commands that get no answer: writes `report` to the file beside the socket, where they find all or
+    /// none of it. If the state is another, the time of modification of the socket's file says since when: in
+    /// whole seconds, which tells it from the time at which the socket was made. Errors are ignored.
+    /// Thread-safe. May throw for want of memory.
+    void note_change(bool is_other_state, std::string_view report);
 
     /// Accepts the next connection in line. Where the process has no descriptors left, a spare one is given
     /// up for it. Empty, with errno set as by accept(2), when there is none, or no room for it.
@@ -56,9 +58,10 @@ private:
 
     HeldFile socket_;
     HeldFile spare_; ///< the same socket once more: who waits at the gate may hold all other descriptors
-    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< of the next two, for note_change()
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< of the next three, for note_change()
     HeldFile directory_;                                          ///< the socket's
     std::string name_;                                            ///< of the socket in it
+    std::string state_name_;                                      ///< of the file beside it
     std::string path_;
     std::string spare_directory_; ///< the socket's, if its name is not the fixed one
     FileIdentity file_;           ///< that we made

@@ -8,6 +8,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
+#include "protocol/fitting.hpp"
 
 #include <poll.h>
 #include <sched.h>
@@ -186,17 +187,21 @@ void Server::operate(Line::Place& place) {
     const bool makes_room = line_.makes_room();
     lock.unlock();
     leave_line_unless(makes_room);
-    show_state();
+    const auto* const report = std::get_if<model::Report>(&outcome);
+    show_state(!report || report->changed);
     answer(done, std::move(outcome));
 }
 
-void Server::show_state() noexcept {
+void Server::show_state(bool may_have_changed) noexcept {
     const auto* const name = operations_.work_thread_name();
-    if (name == std::exchange(work_thread_name_, name)) return;
+    const bool is_other = name != std::exchange(work_thread_name_, name);
+    if (!is_other && !may_have_changed) return;
     ignoring_errors([&] { // a filter might end the process for it
         if (has_call_filter()) return;
         ::pthread_setname_np(::pthread_self(), name);
-        endpoint_.note_change();
+        const auto report = protocol::encode_what_fits(status());
+        if (!report) return;
+        endpoint_.note_change(is_other, {reinterpret_cast<const char*>(report->data()), report->size()});
     });
 }
 

@@ -107,9 +107,9 @@ private:
     void listen_once(Clock::time_point& next_look);
     void operate_for_ever();
     void operate(Line::Place& place);
-    /// By the operations thread's name, and the time of the socket's file, for who cannot ask. On that
-    /// thread.
-    void show_state() noexcept;
+    /// By the operations thread's name, the time of the socket's file, and the file beside it, for who cannot
+    /// ask. On that thread.
+    void show_state(bool may_have_changed) noexcept;
     [[nodiscard]] Outcome outcome_of(Line::Place& place) noexcept;
     /// What the agent says of the process, and the wakes that wait.
     [[nodiscard]] model::Report status();

@@ -53,6 +53,10 @@ inline constexpr const char* k_work_thread_deep = "gpu-sleep-work_";
 /// "PID-STARTTIME.sock", as the process's own namespaces see both.
 [[nodiscard]] std::string agent_socket_name(pid_t pid, std::uint64_t start_time);
 
+/// Follows the socket's name in that of the file with what a process has said of itself last: a Report, as a
+/// status is answered.
+inline constexpr const char* k_state_suffix = ".state";
+
 /// The reverse; nothing for any other name.
 [[nodiscard]] std::optional<ProcessIdentity> parse_agent_socket_name(std::string_view name);
 

@@ -4,6 +4,8 @@
 
 #include "control/ask.hpp"
 
+#include "base/small_file.hpp"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -50,6 +52,31 @@ Error explain(Finder& finder, const Process& process, const Error& failure) {
 }
 
 } // namespace
+
+void use_published(Finder& finder, Outcome& outcome) {
+    constexpr std::size_t k_most = std::size_t{2} << 20; // more than a frame has
+    const auto& process = outcome.process;
+    if (std::string_view(silence(outcome)) != "stopped") return;
+    const auto state = last_state(finder.proc(), process);
+    const auto socket = finder.socket_of(process);
+    if (state.empty() || !socket) return;
+    const auto file = open_file(socket->directory.get(), (socket->name + k_state_suffix).c_str(),
+                                O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct stat its = {};
+    if (::fstat(file.get(), &its) != 0 || !S_ISREG(its.st_mode) || its.st_uid != process.uid) return;
+    const auto text = read_open_file(file.get(), k_most);
+    auto report = text ? peers::report_in(*text) : std::nullopt;
+    const bool is_awake = report && report->state == model::State::awake;
+    if (!report || report->pid != process.inner_pid || is_awake != (state == "awake")) return;
+    const auto age = static_cast<double>(std::max<std::time_t>(0, std::time(nullptr) - its.st_mtime));
+    report->state_seconds += age;
+    report->idle_seconds.reset();
+    report->notes.insert(report->notes.begin(),
+                         fmt::format("it is stopped, and said this {} ago; to resume it: {}",
+                                     format_seconds(age), finder.proc().how_to_go_on(process)));
+    outcome.stopped_report_seconds = age;
+    outcome.answer = *std::move(report);
+}
 
 bool Targets::contains(const Process& process) const noexcept {
     const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };

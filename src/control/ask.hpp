@@ -40,6 +40,10 @@ peers::Question question_for(Finder&, Target&, protocol::Request&&,
 [[nodiscard]] std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
                                             Milliseconds timeout);
 
+/// If a process is stopped and does not answer, puts in place of the answer what it has published of itself,
+/// if that is there and does not contradict what else is seen of it.
+void use_published(Finder& finder, Outcome& outcome);
+
 /// `failure`, and if the process is stopped how it was before, and since when, as far as it has said.
 [[nodiscard]] Error with_last_state(Finder& finder, const Process& process, Error failure);
 

@@ -174,7 +174,9 @@ Result<UniqueFd> Finder::connect_beneath(int root, const Process& process, std::
         const bool is_leftover = same_clock && candidate.identity.start_time != process.start_time;
         UniqueFd socket;
         const int failure = connect_in(directory.get(), candidate.name, socket);
-        if (is_leftover && failure == ECONNREFUSED) ::unlinkat(directory.get(), candidate.name.c_str(), 0);
+        if (is_leftover && failure == ECONNREFUSED)
+            for (const auto& name : {candidate.name + k_state_suffix, candidate.name})
+                ::unlinkat(directory.get(), name.c_str(), 0);
         if (is_leftover) continue;
         if (failure == 0 && is_peer(socket.get(), process)) return socket;
         if (failure == EACCES || failure == EPERM) return not_permitted(process);

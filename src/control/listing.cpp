@@ -130,6 +130,7 @@ Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t
     }
     if (!targets) return std::move(targets).error();
     auto outcomes = ask_each(finder, *std::move(targets), model::StatusRequest(), timeout);
+    for (auto& outcome : outcomes) use_published(finder, outcome);
     for (auto& outcome : outcomes) note_version(outcome);
     if (!target.empty()) return outcomes;
     drop_ended(outcomes);

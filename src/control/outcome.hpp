@@ -25,6 +25,8 @@ struct Outcome {
     Bytes unreleased = 0;                             ///< see unreleased_by()
     bool has_made_room = false;                       ///< others were asked to sleep for it, as requested
     bool nobody_can_sleep = false;                    ///< that has GPU memory which it lacks
+    /// Set of a stopped process that cannot answer: so long ago it said itself what `answer` has.
+    std::optional<double> stopped_report_seconds{};
 };
 
 /// What a sleep was to free of the GPU, and the driver did not release: it has failed, and all sleeps. 0 of a

@@ -6,6 +6,7 @@
 
 #include "base/small_file.hpp"
 #include "base/text.hpp"
+#include "model/terms.hpp"
 
 #include <pwd.h>
 #include <sys/resource.h>
@@ -137,7 +138,7 @@ bool ProcFs::is_running(const Process& process) const {
 }
 
 bool ProcFs::is_stopped(const Process& process) const {
-    if (is_frozen(process)) return true;
+    if (!frozen_group(process).empty()) return true;
     bool has_stopped = false;
     for (const auto& thread : threads(process.pid)) {
         const auto state = state_in(read_file(thread / "status"));
@@ -148,23 +149,34 @@ bool ProcFs::is_stopped(const Process& process) const {
     return has_stopped;
 }
 
-bool ProcFs::is_frozen(const Process& process) const {
+std::string ProcFs::how_to_go_on(const Process& process) const {
+    const auto group = frozen_group(process);
+    const auto* const thawed = group.filename() == "freezer.state" ? "THAWED" : "0";
+    const auto way = group.empty() ? fmt::format("kill -CONT {}, or detach its debugger", process.pid)
+                                   : fmt::format("write {} to {}", thawed, printable(group.string()));
+    const auto& job = process.origin.job; // its own word
+    return model::is_number(job) ? fmt::format("scontrol resume {}, if Slurm suspended it; else {}", job, way)
+                                 : way;
+}
+
+std::filesystem::path ProcFs::frozen_group(const Process& process) const {
     const auto groups = control_groups(process.pid);
     std::string_view rest = groups;
     while (const auto line = take_line(rest)) { // "0::/PATH", and of the old kind "5:freezer:/PATH"
         const auto controllers = line->find(':');
         const auto path = controllers == line->npos ? line->npos : line->find(":/", controllers);
         if (path == line->npos) continue;
-        const auto group = line->substr(path + 2);
         const auto kind = line->substr(controllers + 1, path - controllers - 1);
-        const auto freezer = root_.parent_path() / "sys/fs/cgroup";
-        if (kind.empty() &&
-            read_file(freezer / group / "cgroup.events").find("frozen 1") != std::string::npos)
-            return true;
-        if (kind == "freezer" && read_file(freezer / kind / group / "freezer.state").starts_with("FROZEN"))
-            return true;
+        const auto* const file = kind.empty() ? "cgroup.events" : "freezer.state";
+        auto group = root_.parent_path() / "sys/fs/cgroup" / kind;
+        for (const auto& name : std::filesystem::path(line->substr(path + 2))) {
+            group /= name;
+            const auto state = read_file(group / file);
+            if (state.starts_with("FROZEN") || state.find("frozen 1") != std::string::npos)
+                return group / (kind.empty() ? "cgroup.freeze" : file);
+        }
     }
-    return false;
+    return {};
 }
 
 std::optional<std::pair<std::filesystem::path, std::string>>

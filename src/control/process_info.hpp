@@ -58,6 +58,8 @@ public:
     /// Whether all of the process has been stopped, by a signal, a debugger or its control group. Sources:
     /// proc_pid_status(5); the kernel's cgroup-v2, "cgroup.events", and freezer-subsystem.
     [[nodiscard]] bool is_stopped(const Process& process) const;
+    /// How a person can resume a stopped process, by what stopped it as far as that is seen.
+    [[nodiscard]] std::string how_to_go_on(const Process& process) const;
 
     /// The directory of the first thread whose name begins with `prefix`, and that name; nothing if there is
     /// none. Source: proc_pid_comm(5).
@@ -80,8 +82,9 @@ public:
     [[nodiscard]] bool shares_time_namespace(pid_t pid) const;
 
 private:
-    /// Whether its control group is frozen, or one above that.
-    [[nodiscard]] bool is_frozen(const Process& process) const;
+    /// The file that thaws the frozen control group of the process, or the first frozen one above it; empty
+    /// if none is frozen.
+    [[nodiscard]] std::filesystem::path frozen_group(const Process& process) const;
 
     std::filesystem::path root_;
 };

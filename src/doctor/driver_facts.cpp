@@ -91,6 +91,7 @@ ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome, 
                              const AskApart& apart) {
     ProcessFacts facts{outcome.process, read_process(outcome.process.pid), std::move(outcome.answer), {}, {}};
     facts.rehearsal = facts.status;
+    facts.how_to_go_on = finder.proc().how_to_go_on(facts.process);
     const auto* const error = std::get_if<Error>(&facts.status);
     if (error && error->code == ErrorCode::no_agent && !facts.kernel.is_stopped)
         facts.checkpoint = ask_checkpoint(facts.process.pid, apart, timeout);

@@ -67,7 +67,8 @@ struct ProcessFacts {
     peers::Answer rehearsal; ///< of a sleep of all of it at level 1, whatever inhibits it
     /// By the driver; missing where it was not asked: the agent is to be.
     std::optional<Result<checkpoint::State>> checkpoint;
-    peers::Answer wake{}; ///< the rehearsal of one of all of it
+    peers::Answer wake{};       ///< the rehearsal of one of all of it
+    std::string how_to_go_on{}; ///< if it is stopped
 };
 
 /// Reads files of the kernel below `root`, which is "/" but for tests.

@@ -35,13 +35,13 @@ bool is_for_force(std::string_view refusal) noexcept {
 }
 
 Findings judge_agent(const MachineFacts&, const ProcessFacts& process) {
-    if (process.kernel.is_stopped)
-        return {bad("the process is stopped, by a signal or a debugger, and cannot answer",
-                    fmt::format("let it continue: kill -CONT {}", process.process.pid),
-                    exit_status::timed_out)};
-    if (const auto* const error = error_of(process.status)) {
-        const auto& row = traits(error->code);
-        return {bad(error->message, std::string(row.advice), row.exit_status)};
+    const auto* const failure = error_of(process.status);
+    if (process.kernel.is_stopped || (failure && failure->code == ErrorCode::stopped))
+        return {bad("the process is stopped, by a signal, a debugger or its control group, and cannot answer",
+                    "to resume it: " + process.how_to_go_on, exit_status::timed_out)};
+    if (failure) {
+        const auto& row = traits(failure->code);
+        return {bad(failure->message, std::string(row.advice), row.exit_status)};
     }
     const auto& status = *status_of(process);
     const auto name = status.name.empty() ? std::string() : fmt::format(", and is called {}", status.name);

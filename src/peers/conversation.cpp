@@ -66,6 +66,16 @@ std::string refusal_in(const Answer& answer) {
     return !refusal.empty() || changes || report.notes.empty() ? refusal : report.notes.front();
 }
 
+std::optional<model::Report> report_in(std::string_view bytes) {
+    protocol::FrameReader reader;
+    reader.append(std::as_bytes(std::span(bytes)));
+    const auto frame = reader.next();
+    if (!frame || !*frame) return {};
+    auto reply = protocol::decode_reply(**frame);
+    auto* const report = reply ? std::get_if<model::Report>(&*reply) : nullptr;
+    return report ? std::optional(std::move(*report)) : std::nullopt;
+}
+
 Conversation::Conversation(Question question, bool goes_together)
     : question_(std::move(question)), start_(Clock::now()), timeout_(question_.timeout, start_),
       is_joint_(goes_together) {

@@ -33,6 +33,9 @@ using Answer = std::variant<model::Report, model::Failure, Error>;
 /// nothing is known against it.
 [[nodiscard]] std::string refusal_in(const Answer& answer);
 
+/// The report that the frame `bytes` holds, as an agent publishes it; empty if they are anything else.
+[[nodiscard]] std::optional<model::Report> report_in(std::string_view bytes);
+
 /// One request to one agent.
 struct Question {
     UniqueFd socket;                  ///< connected and non-blocking

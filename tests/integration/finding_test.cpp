@@ -99,11 +99,14 @@ TEST_CASE("Finding: a process that was killed leaves a socket which the next one
         stale = socket_file(host.pid());
         killed = host.pid();
         REQUIRE(fs::exists(stale));
+        host.cycle();
+        REQUIRE(fs::exists(stale + k_state_suffix));
         host.kill();
     }
     CHECK(sleep_process(std::to_string(killed)).status == 3);
     LoadedHost next;
     CHECK_FALSE(fs::exists(stale));
+    CHECK_FALSE(fs::exists(stale + k_state_suffix));
     CHECK(next.command("gpu-sleep").status == 0);
 }
 

@@ -138,8 +138,8 @@ TEST_CASE("Metrics: of a real process, in the form that a server takes", "[quick
     const auto silent = host.command("gpu-ps", {"--prometheus", "--timeout", "200ms"});
     host.process().signal(SIGCONT);
     CHECK(silent.status == 0);
-    CHECK_THAT(silent.out, mentions("gpu_sleep_unanswered{") && mentions(R"(name="metered"} 1)"));
-    CHECK(silent.out.find("gpu_sleep_processes{") == std::string::npos);
+    CHECK_THAT(silent.out, mentions("gpu_sleep_stopped{") && mentions(R"(name="metered"} 1)") &&
+                               mentions(R"(state="asleep"} 1)") && !mentions("gpu_sleep_unanswered{"));
     check_form(silent.out, scratch);
 }
 

@@ -272,7 +272,7 @@ TEST_CASE("Pause: a paused program that is stopped says so, and does not go on b
     REQUIRE(pause_it(host).status == 0);
     host.process().signal(SIGSTOP);
     CHECK(becomes_true(
-        [&] { return host.command("gpu-ps").err.find("last known state: paused") != std::string::npos; }));
+        [&] { return host.command("gpu-ps").out.find("stopped, paused") != std::string::npos; }));
     host.process().signal(SIGCONT);
     CHECK(becomes_true([&] { return host.state() == "paused"; }));
     REQUIRE(host.command("gpu-wake").status == 0);
@@ -285,9 +285,8 @@ TEST_CASE("Pause: it lasts through a stop whatever else of the program sleeps, w
     host.tell("alloc cache 4194304 0");
     const auto stop_and_continue = [&] {
         host.process().signal(SIGTSTP);
-        CHECK(becomes_true([&] {
-            return host.command("gpu-ps").err.find("last known state: asleep") != std::string::npos;
-        }));
+        CHECK(becomes_true(
+            [&] { return host.command("gpu-ps").out.find("stopped, asleep") != std::string::npos; }));
         host.process().signal(SIGCONT);
         pause_for(Milliseconds(200)); // time enough to wake
         CHECK(host.state() == "asleep");

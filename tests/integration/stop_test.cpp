@@ -2,16 +2,22 @@
 // Copyright the gpu-sleep authors.
 // Jobs that are stopped and continued: with gpu-run --on-stop sleep they sleep meanwhile.
 
+#include "base/process.hpp"
 #include "control_group.hpp"
 #include "support/catch.hpp"
+#include "support/files_of.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
 
 #include <fmt/format.h>
 
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -74,6 +80,105 @@ TEST_CASE("Stop: a job sleeps before it stops, and wakes when it is continued", 
     }
 }
 
+TEST_CASE("Stop: a job that sleeps while it is stopped is shown with its bytes, and alarms nobody",
+          "[stop]") {
+    Host host(sleeping());
+    host.tell(k_allocation);
+    stop(host);
+    const auto json = host.command("gpu-ps", {"--json"});
+    CHECK(json.status == 0);
+    CHECK(json.json("/processes/0/state") == "asleep");
+    CHECK(json.json("/processes/0/report/host_bytes") == "33554432");
+    CHECK(json.json("/processes/0/report/tags/0/kept_bytes") == "33554432");
+    constexpr double k_hour = 3'600;
+    const auto file = std::filesystem::path(socket_file(host.pid()) + k_state_suffix);
+    std::filesystem::last_write_time(file, std::filesystem::last_write_time(file) - std::chrono::hours(1));
+    const auto old = host.command("gpu-ps", {"--json"});
+    for (const auto* const age : {"stopped_report_seconds", "report/state_seconds"})
+        CHECK(std::stod(old.json(fmt::format("/processes/0/{}", age))) >= k_hour);
+    const auto table = host.command("gpu-ps");
+    CHECK(table.status == 0);
+    CHECK(table.err.empty());
+    CHECK_THAT(table.out, mentions("stopped, asleep") && mentions("32.0 MiB") &&
+                              mentions(fmt::format("to resume it: kill -CONT {}", host.pid())));
+    const auto metrics = host.command("gpu-ps", {"--prometheus"}).out;
+    CHECK_THAT(metrics, mentions("gpu_sleep_stopped{") && mentions("gpu_sleep_stopped_report_seconds{") &&
+                            mentions(R"(state="asleep"} 1)") && !mentions("gpu_sleep_unanswered{"));
+    host.process().signal(SIGCONT);
+    check_awake(host);
+    CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/stopped_report_seconds") == "null");
+}
+
+TEST_CASE("Stop: what a stopped job has left is believed only if it is whole, and its own", "[stop]") {
+    Host other;
+    other.tell(k_allocation);
+    other.sleep();
+    Host host(sleeping());
+    const auto file = socket_file(host.pid()) + k_state_suffix;
+    host.tell(k_allocation);
+    stop(host);
+    const auto whole = content_of(file);
+    const auto check_unknown = [&] {
+        const auto output = host.command("gpu-ps");
+        CHECK(output.status == 4);
+        CHECK_THAT(output.err, mentions("last known state: asleep"));
+    };
+    const auto write = [&](const std::string& text) { std::ofstream(file) << text; };
+    for (const auto size : {whole.size() - 1, whole.size() / 2, std::size_t{0}}) {
+        write(whole.substr(0, size));
+        check_unknown();
+    }
+    auto changed = whole;
+    changed.back() ^= 1;
+    write(changed);
+    check_unknown();
+    write(whole + std::string(std::size_t{2} << 20, '\0'));
+    check_unknown();
+    write(content_of(socket_file(other.pid()) + k_state_suffix));
+    check_unknown();
+    write(whole);
+    if (::geteuid() == 0) {
+        constexpr uid_t k_another = 65534;
+        REQUIRE(::chown(file.c_str(), k_another, k_another) == 0);
+        check_unknown();
+        REQUIRE(::chown(file.c_str(), 0, 0) == 0);
+    }
+    CHECK(host.command("gpu-ps").status == 0);
+    std::filesystem::rename(file, file + ".moved");
+    check_unknown();
+    std::filesystem::create_symlink(file + ".moved", file);
+    check_unknown();
+    std::filesystem::remove(file);
+    REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
+    check_unknown();
+    std::filesystem::remove(file + ".moved");
+    host.process().signal(SIGCONT);
+    check_awake(host);
+}
+
+TEST_CASE("Stop: a job that cannot leave how it is leaves nothing old, and nothing when it ends", "[stop]") {
+    std::string file;
+    {
+        Host host(sleeping());
+        file = socket_file(host.pid()) + k_state_suffix;
+        host.tell(k_allocation);
+        host.cycle();
+        REQUIRE(std::filesystem::exists(file));
+        rlimit before{};
+        REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, nullptr, &before) == 0);
+        const rlimit none{0, before.rlim_max};
+        REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &none, nullptr) == 0);
+        stop(host);
+        CHECK_FALSE(std::filesystem::exists(file));
+        CHECK_THAT(host.command("gpu-ps").err, mentions("last known state: asleep"));
+        REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &before, nullptr) == 0);
+        host.process().signal(SIGCONT);
+        check_awake(host);
+        CHECK(std::filesystem::exists(file));
+    }
+    CHECK_FALSE(std::filesystem::exists(file));
+}
+
 TEST_CASE("Stop: without the option a job stops at once, and awake", "[stop]") {
     const bool is_told = GENERATE(false, true);
     Host host(is_told ? Arguments{"GPU_SLEEP_ON_STOP=stop"} : Arguments{});
@@ -106,6 +211,7 @@ TEST_CASE("Stop: a sleep that does not fit the grace time is given up, and is no
     host.tell(k_allocation);
     host.tell("delay cuMemcpyDtoHAsync 4000000");
     CHECK(stop(host) >= k_grace);
+    CHECK_THAT(host.command("gpu-ps").out, mentions("stopped, awake") && mentions("32.0 MiB"));
     host.process().signal(SIGCONT);
     check_awake(host);
     CHECK(host.report("woken_bytes") == "0");

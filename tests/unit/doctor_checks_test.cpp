@@ -275,7 +275,8 @@ TEST_CASE("Doctor: a directory for files is looked at", "[doctor]") {
 TEST_CASE("Doctor: a process that cannot be asked is bad, each in its way", "[doctor]") {
     auto process = good_process();
     process.kernel.is_stopped = true;
-    check_bad(process, "agent", "kill -CONT 4242", 4);
+    process.how_to_go_on = "scontrol resume 471";
+    check_bad(process, "agent", "to resume it: scontrol resume 471", 4);
     process = good_process();
     const auto fail = [&](ErrorCode code) { process.status = process.rehearsal = make_error(code, "so"); };
     fail(ErrorCode::no_agent);

@@ -58,8 +58,32 @@ TEST_CASE("Find: a process is stopped while its control group is frozen", "[find
     CHECK_FALSE(proc.is_stopped(*process));
     tree.write(file, is_old ? "THAWED\n" : "populated 1\nfrozen 0\n");
     CHECK_FALSE(proc.is_stopped(*process));
-    tree.write(file, is_old ? "FROZEN\n" : "populated 1\nfrozen 1\n");
+    const auto* const frozen = is_old ? "FROZEN\n" : "populated 1\nfrozen 1\n";
+    const auto thaw = [&](const std::string& group) {
+        const auto cgroup = (tree.proc().parent_path() / "sys/fs/cgroup").string();
+        return is_old ? fmt::format("write THAWED to {}/freezer/{}/freezer.state", cgroup, group)
+                      : fmt::format("write 0 to {}/{}/cgroup.freeze", cgroup, group);
+    };
+    tree.write(file, frozen);
     CHECK(proc.is_stopped(*process));
+    CHECK(proc.how_to_go_on(*process) == thaw("jobs/7"));
+    tree.write(is_old ? "sys/fs/cgroup/freezer/jobs/freezer.state" : "sys/fs/cgroup/jobs/cgroup.events",
+               frozen);
+    CHECK(proc.how_to_go_on(*process) == thaw("jobs")); // without which the other does not go on
+}
+
+TEST_CASE("Find: who stopped a process is who can resume it", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = 40});
+    const ProcFs proc(tree.proc());
+    auto process = proc.read(40);
+    REQUIRE(process);
+    CHECK(proc.how_to_go_on(*process) == "kill -CONT 40, or detach its debugger");
+    process->origin.job = "471";
+    CHECK(proc.how_to_go_on(*process) ==
+          "scontrol resume 471, if Slurm suspended it; else kill -CONT 40, or detach its debugger");
+    process->origin.job = "471; rm -r x"; // what a process says is no command to be copied
+    CHECK(proc.how_to_go_on(*process) == "kill -CONT 40, or detach its debugger");
 }
 
 TEST_CASE("Find: a process that ends while it is looked at is none, or has no more to tell", "[find]") {
@@ -103,12 +127,14 @@ TEST_CASE("Find: leftovers of an earlier process are passed over, and removed wh
     tree.add({.pid = ::getpid(), .inner_pid = 7, .start_time = 99});
     const auto directory = tree.add_agent_directory(k_directory);
     test::leave_stale_socket(directory / agent_socket_name(7, 98));
+    test::leave_stale_socket(directory / (agent_socket_name(7, 98) + k_state_suffix)); // as good as a file
     test::leave_stale_socket(directory / agent_socket_name(8, 98));
     const test::FakeAgent other(directory / agent_socket_name(7, 97), answer_status);
     auto finder = finder_of(tree);
     CHECK(code_of(finder.socket_of(*finder.proc().read(::getpid()))) == ErrorCode::no_agent);
     CHECK(code_of(finder.connect(*finder.proc().read(::getpid()))) == ErrorCode::no_agent);
     CHECK_FALSE(fs::exists(directory / agent_socket_name(7, 98)));
+    CHECK_FALSE(fs::exists(directory / (agent_socket_name(7, 98) + k_state_suffix)));
     CHECK(fs::exists(directory / agent_socket_name(8, 98))); // not a name of this process: not ours to judge
     CHECK(fs::exists(directory / agent_socket_name(7, 97)));
 

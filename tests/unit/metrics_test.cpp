@@ -130,10 +130,12 @@ TEST_CASE("Metrics: who does not answer is counted, and who has no agent is apar
                               {server(4), checkpointed, model::Operation::status, false, true},
                               {server(5), silent, model::Operation::status, false, true},
                               {server(6), named("awake", {}), model::Operation::status, false, true},
-                              {server(7), lost}});
+                              {server(7), lost},
+                              {server(8), make_error(ErrorCode::stopped, "it is stopped")}});
     INFO(text);
     const std::string who = R"(user="root",name="python3 serve.py")";
     CHECK(has_line(text, "gpu_sleep_unanswered{" + who + "} 3"));
+    CHECK(has_line(text, "gpu_sleep_stopped{" + who + "} 1"));
     CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="asleep"} 1)"));
     CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="driver",state="unknown"} 1)"));
     CHECK(has_line(text, "gpu_sleep_processes{" + who + R"(,engine="agent",state="lost"} 1)"));
