@@ -33,8 +33,6 @@ public:
     ~DeviceSession();
 
     [[nodiscard]] int device() const noexcept { return context_.device(); }
-    /// See driver::pci_bus_id().
-    [[nodiscard]] std::string bus_id() const { return pci_bus_id(api_, device()); }
     [[nodiscard]] CUcontext context() const noexcept { return context_.get(); }
     [[nodiscard]] CurrentContext enter() const noexcept { return {api_, context_.get()}; }
 
