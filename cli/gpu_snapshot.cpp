@@ -173,7 +173,7 @@ Result<Bytes> extract_to(const Options& options, int fd) {
 Result<Bytes> extract_to_output(const Options& options) {
     if (options.output == "-") {
         auto bytes = extract_to(options, STDOUT_FILENO);
-        if (bytes) GPU_SLEEP_TRY(flush_and_close(UniqueFd(STDOUT_FILENO), "standard output"));
+        if (bytes) GPU_SLEEP_TRY(flush_and_close(UniqueFd(::dup(STDOUT_FILENO)), "standard output"));
         return bytes;
     }
     // Contents are as private as the snapshot is, and no other file is lost to them.

@@ -249,4 +249,28 @@ std::string render_metrics(const std::vector<control::Outcome>& outcomes,
     return metrics.text();
 }
 
+std::string render_sleep_states(const std::vector<control::Outcome>& outcomes) {
+    constexpr std::string_view k_name = "vllm:engine_sleep_state";
+    auto text = heading(k_name, "gauge", "1 for how a process sleeps, in the words of vLLM.");
+    for (std::size_t i = 0; i < outcomes.size(); ++i) {
+        const auto* const report = std::get_if<Report>(&outcomes[i].answer);
+        if (!report) continue;
+        Bytes kept = 0, dropped = 0, dropped_weights = 0;
+        for (const auto& tag : report->tags) {
+            kept += tag.kept;
+            dropped += tag.dropped;
+            dropped_weights += tag.tag == "weights" ? tag.dropped : 0;
+        }
+        const bool is_awake = report->state == model::State::awake || report->state == model::State::paused;
+        const bool is_dropped = !is_awake && dropped > 0 && (kept == 0 || dropped_weights > 0);
+        const std::string_view its = is_awake ? "awake" : is_dropped ? "discard_all" : "weights_offloaded";
+        const auto labels = Labels()
+                                .with("engine", std::to_string(i))
+                                .with("model_name", name_of(outcomes[i].process, report));
+        for (const std::string_view state : {"awake", "weights_offloaded", "discard_all"})
+            text += sample(k_name, labels.with("sleep_state", state), state == its ? 1 : 0);
+    }
+    return text;
+}
+
 } // namespace gpu_sleep::cli

@@ -20,4 +20,7 @@ namespace gpu_sleep::cli {
 [[nodiscard]] std::string render_metrics(const std::vector<control::Outcome>& outcomes,
                                          const std::vector<driver::Gpu>& gpus, std::int64_t now);
 
+/// vLLM's gauge of how an engine sleeps, for each process that answered.
+[[nodiscard]] std::string render_sleep_states(const std::vector<control::Outcome>& outcomes);
+
 } // namespace gpu_sleep::cli

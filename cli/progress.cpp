@@ -50,9 +50,9 @@ std::string progress_line(const model::Progress& progress, std::size_t columns) 
     constexpr std::size_t k_narrowest_bar = 5;
     constexpr std::size_t k_min_columns = 4;
     columns = std::max(columns, k_min_columns);
-    const auto words = progress.tag.empty()
-                           ? std::string(words_for(progress.phase))
-                           : fmt::format("{}: {}", printable(progress.tag), words_for(progress.phase));
+    const auto doing = progress.in_call ? "waiting for the disk or the driver" : words_for(progress.phase);
+    const auto words =
+        progress.tag.empty() ? std::string(doing) : fmt::format("{}: {}", printable(progress.tag), doing);
     if (progress.total == 0) return shortened(words, columns);
     const auto share =
         std::min(1.0, static_cast<double>(progress.done) / static_cast<double>(progress.total));
@@ -85,7 +85,7 @@ void ProgressBar::show(pid_t pid, const model::Progress& progress) {
     const auto now = Clock::now();
     if (now < next_) return;
     next_ = now + k_interval;
-    model::Progress sum{progress.phase, 0, 0, progress.tag};
+    model::Progress sum{.phase = progress.phase, .tag = progress.tag, .in_call = progress.in_call};
     for (const auto& [each_pid, each] : latest_) {
         sum.done += each.done;
         sum.total += each.total;

@@ -41,11 +41,15 @@ std::string words_for(const policy::Policy& policy, const std::string& user) {
     return text;
 }
 
-std::string words_for(const policy::Decision& decision) {
-    if (!decision.request) return "nothing now: " + decision.reason;
-    return fmt::format("now: to {}{}",
-                       decision.request->sleep.store == model::Store::file ? "files" : "host memory",
-                       decision.request->sleep.deep ? ", deep" : "");
+/// What a pass does now, and which settings have no effect: in lines.
+std::string lines_for(const policy::Decision& decision, const policy::Policy& policy) {
+    auto text = "  nothing now: " + decision.reason + '\n';
+    if (const auto& request = decision.request)
+        text = fmt::format("  now: to {}{}\n",
+                           request->sleep.store == model::Store::file ? "files" : "host memory",
+                           request->sleep.deep ? ", deep" : "");
+    for (const auto& each : policy.grounds.overridden) text += fmt::format("  overridden: {}\n", each);
+    return text;
 }
 
 OrderedJson json_of(const policy::Seen& seen) {
@@ -66,6 +70,7 @@ OrderedJson json_of(const policy::Seen& seen) {
             {"spill", policy.spill},
             {"user_host_budget_bytes", policy.host_budget ? OrderedJson(*policy.host_budget) : OrderedJson()},
             {"tags", std::move(tags)},
+            {"overridden", policy.grounds.overridden},
             {"acts_now", seen.decision.request.has_value()},
             {"reason", seen.decision.reason}};
 }
@@ -87,8 +92,8 @@ std::string as_text(const policy::Look& look, const policy::Policies& policies,
         text += fmt::format("{} of host memory for all processes\n", format_bytes(*budgets.machine));
     for (const auto& [process, report, policy, decision] : look.seen) {
         const auto user = control::user_name(process.uid);
-        text += fmt::format("{} of {}: {}\n  {}\n", title(process), user, words_for(policy, user),
-                            words_for(decision));
+        text += fmt::format("{} of {}: {}\n{}", title(process), user, words_for(policy, user),
+                            lines_for(decision, policy));
     }
     return text;
 }
@@ -163,7 +168,13 @@ int show_policies(const PassOptions& options) {
     const auto& whom = options.request.whom;
     const bool has_agents = !found->seen.empty() || !found->failed.empty();
     const auto budgets = policies->budgets(processes_of(*found));
-    if (whom.is_for_all()) add_without_agent(whom.user, *found);
+    if (whom.is_for_all()) {
+        add_without_agent(whom.user, *found);
+        for (const auto& each : found->seen)
+            if (each.report.name.empty()) static_cast<void>(policies->of(each.process, each.process.name));
+        policies->complain_of_unused();
+        tell_complaints(options.program, *policies);
+    }
     auto text = options.output.json ? as_json(options, *found, *policies, budgets)
                                     : as_text(*found, *policies, budgets);
     if (!options.output.json && !has_agents) text += words_for_nobody(options, *policies);
@@ -177,8 +188,9 @@ Result<std::map<pid_t, std::string>> describe_policies(const PassOptions& option
     const auto found = look_and_tell(options, *policies);
     if (!found) return lines; // who asks about the process itself says why
     for (const auto& [process, report, policy, decision] : found->seen)
-        lines[process.pid] = fmt::format(
-            "  policy: {}\n  {}\n", words_for(policy, control::user_name(process.uid)), words_for(decision));
+        lines[process.pid] =
+            fmt::format("  policy: {}\n{}", words_for(policy, control::user_name(process.uid)),
+                        lines_for(decision, policy));
     return lines;
 }
 

@@ -2,14 +2,18 @@
 // Copyright the gpu-sleep authors.
 // Closing the gate, and waiting until nobody is inside.
 
+#include "base/guard.hpp"
+#include "base/small_file.hpp"
 #include "base/thread_safety.hpp"
 #include "gate/gate.hpp"
 
+#include <fmt/format.h>
 #include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 #include <utility>
 
@@ -18,6 +22,28 @@ namespace {
 
 int membarrier(int command) noexcept {
     return static_cast<int>(::syscall(SYS_membarrier, command, 0, 0));
+}
+
+/// The stack pointer of a thread of this process that waits in a system call; 0 if it does not, or that is
+/// not known. Source: proc_pid_syscall(5).
+std::uintptr_t stack_pointer_of(int thread) {
+    const auto text = read_small_file(fmt::format("/proc/self/task/{}/syscall", thread));
+    if (!text || text->empty() || text->front() < '0' || text->front() > '9') return 0;
+    const auto last = text->rfind(' ');
+    return std::strtoull(text->c_str() + text->rfind(' ', last - 1), nullptr, 16);
+}
+
+/// Notes the calls that their threads have left by a jump, where a thread does something else now.
+void note_left() {
+    for (auto* seat = Seats::first(); seat; seat = seat->next)
+        for (auto* const calls : {&seat->calls, &seat->questions}) {
+            const auto word = calls->word.load(std::memory_order_acquire);
+            const auto thread = seat->thread.load(std::memory_order_relaxed);
+            const auto here = calls->is_inside() && thread != 0 ? stack_pointer_of(thread) : 0;
+            if (here == 0 || !is_left(calls->frame.load(std::memory_order_relaxed), here)) continue;
+            if (calls->word.load(std::memory_order_relaxed) == word) calls->left = word;
+        }
+    membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED); // its next call either is seen, or sees that
 }
 
 } // namespace
@@ -32,7 +58,8 @@ bool Gate::is_empty() const noexcept {
     if (waiters_.is_any_released()) return false;
     for (const auto* seat = Seats::first(); seat; seat = seat->next) {
         if (seat == t_seat) continue;
-        if (holds_all() ? seat->is_inside() || seat->is_asking() : seat->is_inside() && !has_pass(*seat))
+        const bool is_inside = seat->calls.is_inside();
+        if (holds_all() ? is_inside || seat->questions.is_inside() : is_inside && !has_pass(*seat))
             return false;
     }
     return true;
@@ -71,7 +98,7 @@ void Gate::leave_deep() noexcept {
     const MutexLock lock(mutex_);
     set_depth(Depth::none);
     ++changes_;
-    changed_.notify_all();
+    notify();
 }
 
 Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bool()>& keep_going) {
@@ -83,6 +110,7 @@ Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bo
                                                     "a long copy, or waits for something");
         if (look % k_looks_per_question == 0 && !keep_going())
             return make_error(ErrorCode::cancelled, "the request was withdrawn");
+        if (look % k_looks_per_question == k_looks_per_question - 1) ignoring_errors(note_left);
         std::this_thread::sleep_for(k_look);
     }
     return {};

@@ -7,11 +7,16 @@
 #include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/quiet_thread.hpp"
 #include "python/python_lock.hpp"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
+#include <ctime>
 #include <new>
 #include <thread>
 
@@ -66,7 +71,7 @@ std::optional<std::vector<Named::Span>> Gate::sleeping_for(const Seat* seat) con
     const auto* const waiter = waiters_.find(seat);
     if (!waiter || phase_ != Phase::asleep) return std::nullopt;
     std::vector<Named::Span> spans;
-    for (const auto& span : waiter->named->spans)
+    for (const auto& span : waiter->named.spans)
         if (rule_.names_sleeping({{span}, true})) spans.push_back(span);
     return spans;
 }
@@ -75,7 +80,7 @@ Gate::Activity Gate::activity() const noexcept {
     Activity activity;
     for (const auto* seat = Seats::first(); seat; seat = seat->next) {
         const bool works_for_operation = has_pass(*seat);
-        activity.is_inside |= !works_for_operation && seat->is_inside();
+        activity.is_inside |= !works_for_operation && seat->calls.is_inside();
         activity.touches +=
             works_for_operation ? seat->counted.load(std::memory_order_relaxed) : seat->count();
     }
@@ -92,13 +97,13 @@ void Gate::set_waker(std::function<void()> waker) {
 void Gate::wake_refused() {
     const MutexLock lock(mutex_);
     ++refusals_;
-    changed_.notify_all();
+    notify();
 }
 
 void Gate::wake_cancelled() {
     const MutexLock lock(mutex_);
     last_wake_ = {};
-    changed_.notify_all(); // somebody may wait since
+    notify(); // somebody may wait since
 }
 
 void Gate::publish(Phase phase) {
@@ -106,13 +111,14 @@ void Gate::publish(Phase phase) {
     ++changes_;
     holds_captures_ = false;
     if (phase == Phase::open) {
+        waiters_.clear(); // nobody waits: those that jumped out of it are gone
         rule_.sleeping.clear();
         rule_.lists_all = true;
         rule_.paused = false;
         last_wake_ = {}; // it was not in vain: the next sleep is another
     }
     s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
-    changed_.notify_all();
+    notify();
 }
 
 void Gate::hold_captures() {
@@ -170,7 +176,7 @@ bool Gate::has_pass(const Seat& seat) const noexcept {
 bool Gate::release_oldest() {
     const MutexLock lock(mutex_);
     const bool has_released = waiters_.release_oldest();
-    if (has_released) changed_.notify_all();
+    if (has_released) notify();
     return has_released;
 }
 
@@ -206,12 +212,39 @@ Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {
     return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
 }
 
+/// A thread at the closed gate that can neither be cancelled nor jump away from a signal's handler: what it
+/// holds would never be given back.
+struct Gate::Undisturbed {
+    SignalsBlocked signals;
+    CancellationHold cancellation;
+};
+
+// No condition variable: that counts those who wait, and one may leave by a jump.
+void Gate::wait(Clock::time_point until, std::optional<Undisturbed>& undisturbed) {
+    const auto seen = changed_.load(std::memory_order_relaxed);
+    const auto left = std::max(until - Clock::now(), Clock::duration::zero());
+    const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
+    const timespec limit{seconds.count(), std::chrono::nanoseconds(left - seconds).count()};
+    unlocked([&] {
+        undisturbed.reset();
+        ::syscall(SYS_futex, &changed_, FUTEX_WAIT_PRIVATE, seen, &limit);
+        undisturbed.emplace();
+    });
+}
+
+void Gate::notify() noexcept {
+    ++changed_;
+    ::syscall(SYS_futex, &changed_, FUTEX_WAKE_PRIVATE, INT_MAX);
+}
+
 // False when the touch has waited for as long as it may.
-bool Gate::hold(Waiter& waiter) {
+bool Gate::hold(Waiter& waiter, std::optional<Undisturbed>& undisturbed) {
     const auto moved = [&]() GPU_SLEEP_REQUIRES(mutex_) {
         return waiter.released || changes_ != waiter.change;
     };
-    if (changed_.wait_for(mutex_, k_short_wait, moved)) return true;
+    const auto short_end = Clock::now() + k_short_wait;
+    while (!moved() && Clock::now() < short_end) wait(short_end, undisturbed);
+    if (moved()) return true;
 
     std::optional<python::PythonUnlocked> python_unlocked;
     if (releases_python_lock_ && waiter.touch == Touch::submits)
@@ -238,7 +271,7 @@ bool Gate::hold(Waiter& waiter) {
             waiter.said = true;
             const bool sleeps = rule_.something_sleeps() || holds_all();
             const auto* const touched =
-                rule_.checked && !holds_all() ? rule_.first_sleeping(*waiter.named) : nullptr;
+                rule_.checked && !holds_all() ? rule_.first_sleeping(waiter.named) : nullptr;
             const auto address = touched ? touched->begin : 0;
             const auto say = [&] {
                 const auto why = touched  ? fmt::format("it was given the sleeping address {:#x}", address)
@@ -254,7 +287,7 @@ bool Gate::hold(Waiter& waiter) {
         if (asks && rule_.limit && !is_late) next = std::min(next, waiter.since + *rule_.limit);
         const bool is_due = python_unlocked && python_unlocked->is_due();
         if (is_due) next = std::min(next, now + k_look_again);
-        changed_.wait_until(mutex_, next);
+        wait(next, undisturbed);
         if (is_due && !moved()) unlocked([&] { python_unlocked->give_up_if_safe(); });
     }
     unlocked([&] { python_unlocked.reset(); }); // which may wait for Python's lock
@@ -274,10 +307,16 @@ bool Gate::admit_with_pass(const Inspector* inspector) const {
 }
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
+    std::optional<Undisturbed> undisturbed(std::in_place);
     if (has_pass(seat) && !holds_all()) return admit_with_pass(inspector);
-    const CancellationHold no_cancellation; // waiting is where a thread would be cancelled
     const MutexLock lock(mutex_);
-    Named named;
+    // A handler may call the driver while its thread waits in another call.
+    Waiter inner;
+    const auto here = reinterpret_cast<std::uintptr_t>(&inner);
+    const bool is_free = seat.waiter && (!seat.waiter->listed || is_left(seat.waiter->frame, here));
+    Waiter& waiter = is_free ? *seat.waiter : inner;
+    waiters_.remove(waiter);
+    waiter = {entry_point, touch, &seat, here};
     bool has_looked = false;
     std::optional<bool> records;
     const auto judged = [&]() GPU_SLEEP_REQUIRES(mutex_) {
@@ -288,33 +327,33 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
             has_looked = true;
             Named found;
             unlocked([&] { ignoring_errors([&] { found = inspector->inspect(); }); });
-            named = std::move(found); // others may look at it
+            waiter.named = std::move(found); // others may look at it
         }
-        return judge(touch, named, records.value_or(false));
+        return judge(touch, waiter.named, records.value_or(false));
     };
     if (judged() == Verdict::pass) return true;
-    Waiter waiter{entry_point, touch, &seat, &named};
+    waiter.since = Clock::now();
     waiter.refusals = refusals_;
-    waiters_.add(waiter);
     Verdict verdict = Verdict::hold;
     for (;;) {
+        waiters_.add(waiter);
         verdict = judged();
         waiter.names_sleeping = false;
         if (waiter.released && phase_ == Phase::draining) {
             // What slept before this transaction began still does, and a pause goes on.
-            waiter.names_sleeping = rule_.paused || rule_.may_touch_sleeping(touch, named);
+            waiter.names_sleeping = rule_.paused || rule_.may_touch_sleeping(touch, waiter.named);
             if (!waiter.names_sleeping) verdict = Verdict::pass;
         }
         if (verdict != Verdict::hold) break;
-        const bool is_inside = seat.is_inside(); // else it asks; a hook of ours may do both
-        const auto questions = seat.questions.exchange(0);
-        if (is_inside) seat.leave();
+        const bool is_inside = seat.calls.is_inside(); // else it asks; a hook of ours may do both
+        const auto questions = seat.questions.word.exchange(0);
+        if (is_inside) seat.calls.leave();
         waiter.change = changes_;
         waiter.released = false; // and if it was, it came too late
-        if (!hold(waiter)) verdict = Verdict::fail;
+        if (!hold(waiter, undisturbed)) verdict = Verdict::fail;
         // Under the mutex, as every change of the phase: who closes the gate next sees this thread inside.
-        if (is_inside) seat.enter_again();
-        seat.questions.store(questions);
+        if (is_inside) seat.calls.deepen(1);
+        seat.questions.word.store(questions);
         if (verdict == Verdict::fail) break;
     }
     waiters_.remove(waiter);

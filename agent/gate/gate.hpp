@@ -169,7 +169,13 @@ private:
         return depends && !holds_all() && !begins_capture(touch) && touch != Touch::ends;
     }
     [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
-    [[nodiscard]] bool hold(Waiter& waiter) GPU_SLEEP_REQUIRES(mutex_);
+    struct Undisturbed;
+    [[nodiscard]] bool hold(Waiter& waiter, std::optional<Undisturbed>& undisturbed)
+        GPU_SLEEP_REQUIRES(mutex_);
+    /// Waits until notify() or `until`, or for no reason; signals are let in meanwhile, whose handler
+    /// may jump away.
+    void wait(Clock::time_point until, std::optional<Undisturbed>& undisturbed) GPU_SLEEP_REQUIRES(mutex_);
+    void notify() noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// Calls `body`, which throws nothing, without the mutex: it may wait, or take other locks.
     template <class Body>
     void unlocked(Body&& body) GPU_SLEEP_REQUIRES(mutex_) {
@@ -185,7 +191,7 @@ private:
     static constinit std::atomic<bool> s_closed;
     static constinit std::atomic<Depth> s_depth; ///< to none and from it with the mutex held
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost); ///< held for moments only
-    Condition changed_;
+    std::atomic<std::uint32_t> changed_{0};                                      ///< counts notify()
     Phase phase_ GPU_SLEEP_GUARDED_BY(mutex_) = Phase::open;
     bool holds_captures_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
     std::uint64_t changes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< of the phase and its rule
@@ -207,12 +213,13 @@ class Passage {
 public:
     Passage(Touch touch, const char* entry_point, const Inspector* inspector = nullptr) noexcept
         : seat_(t_seat ? *t_seat : Seats::own()) {
-        if (seat_.enter()) return;
+        if (seat_.calls.enter(reinterpret_cast<std::uintptr_t>(this))) [[unlikely]]
+            return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
         if (!Gate::is_open()) [[unlikely]]
             admitted_ = Gate::instance().admit(seat_, touch, entry_point, inspector);
     }
-    ~Passage() { seat_.leave(); }
+    ~Passage() { seat_.calls.leave(); }
     Passage(const Passage&) = delete;
     Passage& operator=(const Passage&) = delete;
 
@@ -228,12 +235,13 @@ private:
 class Question {
 public:
     explicit Question(const char* entry_point) noexcept : seat_(t_seat ? *t_seat : Seats::own()) {
-        if (seat_.ask()) return;
+        if (seat_.questions.enter(reinterpret_cast<std::uintptr_t>(this))) [[unlikely]]
+            return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
         if (Gate::holds_all()) [[unlikely]]
             admitted_ = Gate::instance().admit(seat_, Touch::asks, entry_point, nullptr);
     }
-    ~Question() { seat_.end_question(); }
+    ~Question() { seat_.questions.leave(); }
     Question(const Question&) = delete;
     Question& operator=(const Question&) = delete;
 

@@ -4,10 +4,21 @@
 
 #include "gate/seats.hpp"
 
-#include <pthread.h>
+#include "gate/waiters.hpp"
 
+#include <pthread.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
 #include <new>
 #include <optional>
+
+// This library, up to the end of its code. Source: ld's default linker script.
+extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[];
+extern "C" __attribute__((visibility("hidden"))) const char etext[];
 
 namespace gpu_sleep::gate {
 
@@ -20,7 +31,8 @@ constinit Seat s_spare{.taken = true};
 
 /// Makes the seat the next thread's, as new.
 void leave_seat(Seat& seat) noexcept {
-    seat.calls.fetch_and(~Seat::k_depth, std::memory_order_release);
+    for (auto* const calls : {&seat.calls, &seat.questions})
+        calls->word.fetch_and(~Calls::k_depth, std::memory_order_release);
     seat.has_pass.store(false, std::memory_order_relaxed);
     seat.shares_pass.store(0, std::memory_order_relaxed);
     if (&seat != &s_spare) seat.taken.store(false, std::memory_order_release);
@@ -59,6 +71,38 @@ void leave_at_end(Seat& seat) noexcept {
 
 } // namespace
 
+// A jump upwards has left the frame. Below it the place where its call returns to is overwritten sooner or
+// later where the stack has grown again.
+bool is_left(std::uintptr_t frame, std::uintptr_t here) noexcept {
+    // Farther away it is another stack, as handlers and fibres have.
+    constexpr std::uintptr_t k_stack = std::uintptr_t{8} << 20;
+    if (here - frame < k_stack) return true;
+#if defined(__x86_64__)                   // where calls push that place
+    std::array<const char*, 128> words{}; // more than any hook has in its frame
+    const auto bytes = std::min<std::uintptr_t>(sizeof words, frame - here);
+    const iovec to{words.data(), bytes};
+    const iovec from{reinterpret_cast<void*>(frame - bytes), bytes};
+    const auto is_ours = [](const char* word) { return word >= __ehdr_start && word < etext; };
+    return ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) == static_cast<ssize_t>(bytes) &&
+           std::none_of(words.begin(), words.end(), is_ours);
+#else
+    return false;
+#endif
+}
+
+bool Calls::enter_within(std::uint64_t before, std::uintptr_t here) noexcept {
+    const auto counted = before + (k_depth + 1);
+    word.store(counted + 1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst); // who says that it was left, looks again
+    if (this == &s_spare.calls || this == &s_spare.questions) return true;
+    if (left.load(std::memory_order_relaxed) != before &&
+        !is_left(frame.load(std::memory_order_relaxed), here))
+        return true;
+    frame.store(here, std::memory_order_relaxed);
+    word.store((counted & ~k_depth) + 1, std::memory_order_release);
+    return false;
+}
+
 constinit thread_local Seat* t_seat = nullptr;
 constinit std::atomic<Seat*> Seats::s_first{&s_spare};
 
@@ -67,8 +111,10 @@ Seat* Seats::take() noexcept {
         bool free = false;
         if (seat->taken.compare_exchange_strong(free, true)) return seat;
     }
-    auto* seat = new (std::nothrow) Seat;
+    auto waiter = std::unique_ptr<Waiter>(new (std::nothrow) Waiter);
+    auto* const seat = waiter ? new (std::nothrow) Seat : nullptr;
     if (!seat) return nullptr;
+    seat->waiter = waiter.release();
     seat->taken = true;
     seat->next = s_first.load(std::memory_order_relaxed);
     while (!s_first.compare_exchange_weak(seat->next, seat, std::memory_order_acq_rel)) {
@@ -81,13 +127,17 @@ Seat& Seats::own() noexcept {
     auto* seat = take();
     if (!seat) return s_spare;
     t_seat = seat;
+    seat->thread = ::gettid();
     leave_at_end(*seat);
     return *seat;
 }
 
 void Seats::keep_own_alone() noexcept {
-    for (auto* seat = first(); seat; seat = seat->next)
+    if (t_seat) t_seat->thread = ::gettid();
+    for (auto* seat = first(); seat; seat = seat->next) {
+        if (seat->waiter) seat->waiter->listed = false; // in the parent
         if (seat != t_seat) leave_seat(*seat);
+    }
 }
 
 } // namespace gpu_sleep::gate

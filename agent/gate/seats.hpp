@@ -10,63 +10,69 @@
 
 namespace gpu_sleep::gate {
 
-/// One thread's place in the gate. Made at its first touch, given to the next thread at its end. What the
-/// thread alone changes is loaded and stored, which costs no locked instruction.
-struct Seat {
-    /// How deep in calls within calls the thread is, and above that the number of its outermost and inner
-    /// calls so far, of the seat's former threads too. In one word: who says that it is inside counts by
-    /// that.
-    std::atomic<std::uint64_t> calls{0};
-    std::atomic<bool> taken{false};           ///< by a living thread
-    std::atomic<bool> has_pass{false};        ///< the thread has one of its own; changed by it alone
-    std::atomic<std::uint64_t> shares_pass{}; ///< number of another's, 0 for none; changed by it alone
-    std::atomic<std::uint64_t> counted{};     ///< its calls before it had a pass; changed by it alone
-    std::atomic<std::uint32_t> questions{};   ///< within each other that it asks now; changed by it alone
-    Seat* next = nullptr;                     ///< in the list of all
+struct Waiter;
+
+/// Whether a frame of ours, with something at `frame`, which has called something since, was left by a jump
+/// (siglongjmp), as far as that can be seen; its thread's stack ends near `here` now. Thread-safe.
+[[nodiscard]] bool is_left(std::uintptr_t frame, std::uintptr_t here) noexcept;
+
+/// How deep in calls within calls a thread is, which it alone changes. A call that it has left by a jump
+/// stays counted, and is recognised: by the thread at its next call, or by whoever waits for the thread.
+struct Calls {
+    /// The depth, and above that the number of outermost and inner calls so far, of the seat's former threads
+    /// too. In one word: who says that it is inside counts by that.
+    std::atomic<std::uint64_t> word{0};
+    std::atomic<std::uintptr_t> frame{0}; ///< of the outermost: where it is on the stack
+    std::atomic<std::uint64_t> left{0};   ///< the word of a call that was left; others say so
 
     static constexpr unsigned k_depth_bits = 20; // more than fit a stack
     static constexpr std::uint64_t k_depth = (std::uint64_t{1} << k_depth_bits) - 1;
 
-    /// Enters a call. Returns whether it is within another.
-    bool enter() noexcept {
-        const auto before = calls.load(std::memory_order_relaxed);
-        calls.store(before + (k_depth + 1) + 1, std::memory_order_relaxed);
-        return (before & k_depth) != 0;
+    /// Enters a call, which is at `here` on the stack. Returns whether it is within another.
+    bool enter(std::uintptr_t here) noexcept {
+        const auto before = word.load(std::memory_order_relaxed);
+        if ((before & k_depth) != 0) [[unlikely]]
+            return enter_within(before, here);
+        frame.store(here, std::memory_order_relaxed);
+        word.store(before + (k_depth + 1) + 1, std::memory_order_release);
+        return false;
     }
     void leave() noexcept { deepen(-std::uint64_t{1}); }
-    /// Goes on with a call that was left while it was held: counts none.
-    void enter_again() noexcept { deepen(1); }
-
-    /// Begins a question. Returns whether it is within another.
-    bool ask() noexcept {
-        const auto before = questions.load(std::memory_order_relaxed);
-        questions.store(before + 1, std::memory_order_relaxed);
-        return before != 0;
+    void deepen(std::uint64_t by) noexcept {
+        word.store(word.load(std::memory_order_relaxed) + by, std::memory_order_release);
     }
-    void end_question() noexcept {
-        questions.store(questions.load(std::memory_order_relaxed) - 1, std::memory_order_release);
-    }
-    /// Whether the thread is in a question that passed.
-    [[nodiscard]] bool is_asking() const noexcept { return questions.load(std::memory_order_acquire) != 0; }
-
     /// Whether the thread is in a call that passed. Who is seen outside has counted what it did inside.
     [[nodiscard]] bool is_inside() const noexcept {
-        return (calls.load(std::memory_order_acquire) & k_depth) != 0;
+        const auto now = word.load(std::memory_order_acquire);
+        return (now & k_depth) != 0 && now != left.load(std::memory_order_relaxed);
     }
+
+private:
+    [[gnu::noinline]] bool enter_within(std::uint64_t before, std::uintptr_t here) noexcept;
+};
+
+/// One thread's place in the gate. Made at its first touch, given to the next thread at its end. What the
+/// thread alone changes is loaded and stored, which costs no locked instruction.
+struct Seat {
+    Calls calls{};                            ///< those that passed
+    Calls questions{};                        ///< that it asks now
+    std::atomic<bool> taken{false};           ///< by a living thread
+    std::atomic<int> thread{0};               ///< its number for the kernel
+    std::atomic<bool> has_pass{false};        ///< the thread has one of its own; changed by it alone
+    std::atomic<std::uint64_t> shares_pass{}; ///< number of another's, 0 for none; changed by it alone
+    std::atomic<std::uint64_t> counted{};     ///< its calls before it had a pass; changed by it alone
+    Waiter* waiter = nullptr; ///< what it waits as at a closed gate; not on its stack, which a jump may leave
+    Seat* next = nullptr;     ///< in the list of all
+
     [[nodiscard]] std::uint64_t count() const noexcept {
-        return calls.load(std::memory_order_relaxed) >> k_depth_bits;
+        return calls.word.load(std::memory_order_relaxed) >> Calls::k_depth_bits;
     }
     /// What the thread calls from here on is not its program's work: count() is `counted` afterwards.
     void stop_counting() noexcept { counted.store(count(), std::memory_order_relaxed); }
     void count_again() noexcept {
-        const auto depth = calls.load(std::memory_order_relaxed) & k_depth;
-        const auto before = counted.load(std::memory_order_relaxed) << k_depth_bits;
-        calls.store(before | depth, std::memory_order_relaxed);
-    }
-
-private:
-    void deepen(std::uint64_t by) noexcept {
-        calls.store(calls.load(std::memory_order_relaxed) + by, std::memory_order_release);
+        const auto depth = calls.word.load(std::memory_order_relaxed) & Calls::k_depth;
+        const auto before = counted.load(std::memory_order_relaxed) << Calls::k_depth_bits;
+        calls.word.store(before | depth, std::memory_order_relaxed);
     }
 };
 

@@ -15,16 +15,21 @@ bool may_release(const Waiter& waiter) noexcept {
 } // namespace
 
 void Waiters::add(Waiter& waiter) noexcept {
+    if (waiter.listed) return;
     auto** place = &first_;
     while (*place) place = &(*place)->next;
     *place = &waiter;
+    waiter.listed = true;
+    waiter.next = nullptr;
     figures_ = {figures_.held_now + 1, figures_.held_ever + 1, waiter.entry_point};
 }
 
 void Waiters::remove(Waiter& waiter) noexcept {
+    if (!waiter.listed) return;
     auto** place = &first_;
     while (*place != &waiter) place = &(*place)->next;
     *place = waiter.next;
+    waiter.listed = waiter.released = false;
     --figures_.held_now;
 }
 

@@ -6,12 +6,13 @@
 
 #include "base/units.hpp"
 #include "gate/hold_rule.hpp"
-#include "gate/seats.hpp"
 
 #include <cstdint>
 #include <string_view>
 
 namespace gpu_sleep::gate {
+
+struct Seat;
 
 /// How the touches stand, for a person to read.
 struct Waiting {
@@ -20,14 +21,16 @@ struct Waiting {
     std::string_view last; ///< the entry point that was held last; in static text
 };
 
-/// On the stack of the thread that waits, in a list of its own: waiting takes no memory.
+/// In the seat of the thread that waits, and in a list of its own: waiting takes no memory.
 struct Waiter {
-    const char* entry_point;
-    Touch touch;
-    const Seat* seat;
-    const Named* named;
+    const char* entry_point = nullptr;
+    Touch touch{};
+    const Seat* seat = nullptr;
+    std::uintptr_t frame = 0; ///< of the call on the stack, which a jump may have left
+    Named named{};
+    Clock::time_point since{};
     Waiter* next = nullptr;
-    Clock::time_point since = Clock::now();
+    bool listed = false;
     std::uint64_t change = 0;   ///< the gate's last when it was judged
     std::uint64_t refusals = 0; ///< of wakes, when it came
     bool released = false;
@@ -38,8 +41,14 @@ struct Waiter {
 /// A list of them that owns none.
 class Waiters {
 public:
+    /// At the end, unless it is listed.
     void add(Waiter& waiter) noexcept;
+    /// Does nothing if it is not listed.
     void remove(Waiter& waiter) noexcept;
+    /// All of them: those that are still there judge anew, and are added again.
+    void clear() noexcept {
+        while (first_) remove(*first_);
+    }
     /// The one of the thread in `seat`, or null.
     [[nodiscard]] const Waiter* find(const Seat* seat) const noexcept;
     /// Whether one was released and has not left yet.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The hook of every entry point, as its class has it.
+// The hook of every entry point, as its class has it. A thread that is cancelled while the driver waits
+// unwinds through the driver and through what is here up to the program: no such function is noexcept.
 
 #pragma once
 
+#include "base/cancellation.hpp"
 #include "hooks/capture_mode.hpp"
 #include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
@@ -15,7 +17,7 @@ namespace gpu_sleep::hooks {
 /// Makes a call that copies, or describes a copy: once more if it was refused for want of access that the
 /// driver's own plain memory does not need.
 template <class Call>
-CUresult call_reaching(const gate::Inspector& copy, Call&& call) noexcept {
+CUresult call_reaching(const gate::Inspector& copy, Call&& call) {
     const auto status = call();
     const bool may_reach =
         status == CUDA_ERROR_INVALID_VALUE && intercepts() && intercepted::let_copies_reach(copy);
@@ -24,7 +26,7 @@ CUresult call_reaching(const gate::Inspector& copy, Call&& call) noexcept {
 
 /// Passes the gate as the entry point's class has it, and calls what `function` gives.
 template <Entry entry, class Function, class... Arguments>
-CUresult pass(Function function, Arguments... arguments) noexcept {
+[[gnu::always_inline]] inline CUresult pass(Function function, Arguments... arguments) {
     if constexpr (k_names_known<entry>) {
         const auto inspector = inspector_of<entry>(arguments...);
         const gate::Passage passage(k_touch<entry>, k_name<entry>, &inspector);
@@ -48,7 +50,7 @@ struct Forward;
 
 template <Entry entry, class... Arguments>
 struct Forward<entry, CUresult(Arguments...)> {
-    static CUresult CUDAAPI call(Arguments... arguments) noexcept {
+    static CUresult CUDAAPI call(Arguments... arguments) {
         if constexpr (is_noted(entry))
             return pass<entry>([] { return &call_and_note; }, arguments...);
         else
@@ -57,7 +59,7 @@ struct Forward<entry, CUresult(Arguments...)> {
 
 private:
     /// Noting may ask the driver, so that is within the passage, too.
-    static CUresult call_and_note(Arguments... arguments) noexcept {
+    static CUresult call_and_note(Arguments... arguments) {
         const auto status = real<entry>()(arguments...);
         note_done<entry>(status, arguments...);
         return status;
@@ -67,7 +69,7 @@ private:
 /// The hook of an entry point that only asks, or orders: `call`, unless the process sleeps deeply. Then it is
 /// answered if it is known what the driver would say, and else held, or fails.
 template <Entry entry, class Call, class... Arguments>
-CUresult ask(const Call& call, Arguments... arguments) noexcept {
+CUresult ask(const Call& call, Arguments... arguments) {
     if (gate::Gate::holds_all()) [[unlikely]]
         if (answer_while_deep<entry>(call, arguments...)) return CUDA_SUCCESS;
     const gate::Question question(k_name<entry>);
@@ -85,7 +87,7 @@ struct Ask;
 
 template <Entry entry, class... Arguments>
 struct Ask<entry, CUresult(Arguments...)> {
-    static CUresult CUDAAPI call(Arguments... arguments) noexcept {
+    static CUresult CUDAAPI call(Arguments... arguments) {
         if constexpr (is_noted(entry)) {
             return ask<entry>([=] { return real<entry>()(arguments...); }, arguments...);
         } else { // the same, without a type for each of hundreds to compile
@@ -103,15 +105,24 @@ struct Own;
 
 template <Entry entry, auto hook, bool passes, class... Arguments>
 struct Own<entry, hook, passes, CUresult(Arguments...)> {
-    static CUresult CUDAAPI call(Arguments... arguments) noexcept {
+    static CUresult CUDAAPI call(Arguments... arguments) {
         return ask<entry>(
             [=] {
                 if constexpr (passes || k_touch<entry> == gate::Touch::asks)
-                    return (*hook)(arguments...);
+                    return call_hook(arguments...);
                 else
-                    return pass<entry>([] { return *hook; }, arguments...);
+                    return pass<entry>([] { return &call_hook; }, arguments...);
             },
             arguments...);
+    }
+
+private:
+    static CUresult call_hook(Arguments... arguments) {
+        // Those that ask about work wait for it in the driver, and hold nothing. Amid any other, what the
+        // agent keeps of the program's memory is not whole, so that a cancellation waits for its end.
+        if constexpr (asks_about(entry) != Asks::nothing) return (*hook)(arguments...);
+        const CancellationHold no_cancellation;
+        return (*hook)(arguments...);
     }
 };
 

@@ -11,6 +11,8 @@
 #include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 
+#include <unwind.h>
+
 #include <functional>
 #include <tuple>
 
@@ -18,6 +20,10 @@ namespace gpu_sleep::hooks::own {
 
 CUresult cuInit(unsigned flags) {
     check_interception_setting();
+    // The unwinder that is linked into this library knows the registers from its first use on, and a thread
+    // that is cancelled in the driver first meets that of the C library, which then needs ours for our
+    // frames.
+    _Unwind_Backtrace([](_Unwind_Context*, void*) { return _URC_END_OF_STACK; }, nullptr);
     return noted(real<Entry::cuInit>()(flags), [] { agent::life::start(); });
 }
 

@@ -171,6 +171,12 @@ extern "C" freestanding::Found gpu_sleep_look_up(void* handle, const char* name)
 
 GPU_SLEEP_DLSYM
 
+/// As in the library of a login: the address sanitizer ends a program in which another library comes first,
+/// unless it is told that this is meant.
+extern "C" __attribute__((visibility("default"), used)) const char* __asan_default_options() {
+    return "verify_asan_link_order=0";
+}
+
 namespace own {
 
 CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,

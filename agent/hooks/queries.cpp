@@ -126,11 +126,11 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
     const auto known = intercepts() ? intercepted::find(address) : std::nullopt;
     if (!known && is_beyond(address)) return CUDA_ERROR_NOT_FOUND;
-    if (!known) return real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
-    if (known->is_virtual && !known->is_own) {
-        const auto status = real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
-        if (status == CUDA_SUCCESS) return status;
-    }
+    const auto status = real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
+    // So the driver speaks of an address that shows nothing. Any other error would come awake as well.
+    const bool sleeps = status == CUDA_ERROR_NOT_FOUND || status == CUDA_ERROR_INVALID_VALUE;
+    const bool is_right = status == CUDA_SUCCESS && known && known->is_virtual && !known->is_own;
+    if (!known || is_right || (status != CUDA_SUCCESS && !sleeps)) return status;
     if (base) *base = known->address;
     if (bytes) *bytes = known->bytes;
     return CUDA_SUCCESS;

@@ -11,10 +11,18 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-void Allocations::add(Allocation allocation) {
+Allocations::Record Allocations::make_record(const Allocation& allocation) {
+    std::map<CUdeviceptr, Allocation> made;
+    made.emplace(allocation.address, allocation);
+    return made.extract(made.begin());
+}
+
+void Allocations::add(Record record) noexcept {
     const AloneLock lock(mutex_);
-    allocation.id = next_id_++;
-    by_address_.insert_or_assign(allocation.address, allocation);
+    record.key() = record.mapped().address;
+    record.mapped().id = next_id_++;
+    by_address_.erase(record.key());
+    by_address_.insert(std::move(record));
 }
 
 std::optional<Allocation> Allocations::take(CUdeviceptr address) {

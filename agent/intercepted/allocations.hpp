@@ -27,7 +27,8 @@ struct Allocation {
     CUmemoryPool pool = nullptr;
     unsigned long long id = 0; ///< never used twice
     bool is_virtual = false;  ///< the program's own mapping: the driver's answers are right while it is awake
-    std::uint64_t access = 0; ///< of virtual memory: the devices that may read and write it, one bit each
+    std::uint64_t access = 0; ///< the devices that may read and write it, one bit each; of memory that is not
+                              ///< virtual, those other than its own
     bool is_own = false;      ///< from the C API: a part of a range of which the driver alone would speak
     unsigned long long handle_types = 0; ///< as which virtual memory may be shared
 };
@@ -42,11 +43,15 @@ struct Allocation {
 class Allocations {
 public:
     /// Gives it an id and adds it.
-    void add(Allocation allocation);
+    void add(const Allocation& allocation) { add(make_record(allocation)); }
     /// Takes out what begins at `address`; nothing when nothing does.
     std::optional<Allocation> take(CUdeviceptr address);
     /// An allocation itself, which moves from place to place without memory; empty for none.
     using Record = std::map<CUdeviceptr, Allocation>::node_type;
+    /// One to be added.
+    [[nodiscard]] static Record make_record(const Allocation& allocation);
+    /// As add(), and takes no memory.
+    void add(Record record) noexcept;
     /// Takes out what begins at `address`.
     Record extract(CUdeviceptr address);
     /// Takes out all that are wanted.

@@ -65,6 +65,7 @@ public:
         waiting_.gone();
         // What is retained may have been pinned there, and would be copied slowly.
         if (is_primary_) memory_.forget_retained();
+        memory_.with_lock([](const LockedMemory& locked) { locked.engine().settle_spares(); });
         immortal<Allocations>().change([&](Allocation& a) {
             if (a.pool && a.context == context_) a.context = nullptr;
         });

@@ -50,6 +50,7 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     backing.handle = handle->real;
     backing.host_backed = handle->host_backed;
     memory.ledger().add(std::move(backing));
+    memory.engine().take_spare(device);
     mapping.in_ledger = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
     immortal<Allocations>().add(

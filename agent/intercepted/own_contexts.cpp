@@ -124,16 +124,20 @@ std::vector<CUcontext> all_contexts(const std::vector<driver::PrimaryContext>& p
     return contexts;
 }
 
-void note_work_on(ProgramMemory& memory, int device, PendingWork& work) {
+bool note_work_on(ProgramMemory& memory, int device, PendingWork& work) {
     const auto& api = memory.api();
     CUcontext current = nullptr;
-    if (current_device(memory) == device && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS) work.note(current);
+    bool is_noted = true;
+    if (current_device(memory) == device && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS)
+        is_noted &= work.note(current);
     if (is_primary_active(api, device)) {
         const auto primary = driver::PrimaryContext::retain(api, device);
-        if (primary && holds_primary(device)) work.note(primary->get());
-        if (primary && !holds_primary(device)) work.wait_for(primary->get()); // it ends when we let go
+        if (primary && holds_primary(device)) is_noted &= work.note(primary->get());
+        if (primary && !holds_primary(device))
+            is_noted &= work.wait_for(primary->get()); // it ends when we let go
     }
-    for (auto* const context : own_contexts_of(device)) work.note(context);
+    for (auto* const context : own_contexts_of(device)) is_noted &= work.note(context);
+    return is_noted;
 }
 
 RunningWork find_running_work(const driver::Api& api) {

@@ -57,8 +57,8 @@ class PendingWork;
 /// Whether the program holds the device's primary context, so that its end is seen.
 [[nodiscard]] bool holds_primary(int device);
 /// Notes all work on the device. The caller holds capture_order(), with no capture open, and contexts_mutex()
-/// until it has waited.
-void note_work_on(ProgramMemory& memory, int device, PendingWork& work);
+/// until it has waited. Amid captures it needs neither of the first two. False as PendingWork::note().
+bool note_work_on(ProgramMemory& memory, int device, PendingWork& work);
 
 // What follows is for contexts.cpp, which changes it.
 

@@ -119,10 +119,12 @@ bool PendingWork::note(CUcontext context) noexcept {
     return true;
 }
 
-void PendingWork::wait_for(CUcontext context) noexcept {
+bool PendingWork::wait_for(CUcontext context) noexcept {
+    if (way_ != Way::best) return false;
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
     if (current.status() == CUDA_SUCCESS) look_at(api_.cuCtxSynchronize());
+    return true;
 }
 
 bool PendingWork::is_done() const noexcept {

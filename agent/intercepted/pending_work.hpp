@@ -56,8 +56,9 @@ public:
     /// held and none is open. Waits at once where nothing can be had to note it by; amid captures it returns
     /// false instead, and needs neither; to look it returns false, too.
     bool note(CUcontext context) noexcept;
-    /// Waits for the work of a context at once, of which nothing is kept. Needs what note() does.
-    void wait_for(CUcontext context) noexcept;
+    /// Waits for the work of a context at once, of which nothing is kept. Needs what note() does. False, and
+    /// it has not waited, where it might break a capture.
+    bool wait_for(CUcontext context) noexcept;
     /// Waits for all of it. Breaks no capture, so capture_order() is not held. Returns what went wrong with
     /// the work, as the driver's own free does; CUDA_SUCCESS otherwise.
     CUresult wait() noexcept;

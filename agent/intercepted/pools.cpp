@@ -113,6 +113,9 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, handle};
         return std::nullopt;
     }
+    // First: a block that is taken and cannot be given out would have lost its last use.
+    auto record =
+        Allocations::make_record({0, bytes, pool->device, key.context, handle, 0, false, pool->access});
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
     const auto would_be_too_much = [&] { return is_too_much(pool->figures, request.bytes); };
     auto block = take_spare(all, memory, *pool, request, false);
@@ -127,16 +130,11 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         if (!taken && is_shortage(taken.error())) return CUDA_ERROR_OUT_OF_MEMORY;
         pool->is_mixed |= !taken; // from here on
         if (!taken) return std::nullopt;
-        if (pool->access != 0) grant(memory, *pool, *taken);
+        ignoring_errors([&] { grant(memory, *pool, *taken); });
         block = *taken;
     }
-    const auto added = guarded([&] {
-        immortal<Allocations>().add({*block, bytes, pool->device, key.context, handle, 0, false});
-    });
-    if (!added) {
-        make_spare(all, all.blocks.find(*block), {});
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
+    record.mapped().address = *block;
+    immortal<Allocations>().add(std::move(record));
     pool->figures.used += bytes;
     note_peaks(memory, *pool);
     *address = *block;
@@ -289,6 +287,9 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
             pool->access = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? pool->access | bit
                                                                                : pool->access & ~bit;
         }
+        immortal<Allocations>().change([&](Allocation& known) {
+            if (known.pool == handle) known.access |= pool->access;
+        });
         for (const auto& [address, range] : all.ranges)
             if (range.pool == pool) grant(memory, *pool, address);
     });

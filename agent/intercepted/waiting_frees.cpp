@@ -61,9 +61,13 @@ private:
 } // namespace
 
 // Memory of a pool outlives the context that it was made in, and other contexts of its device may use it too.
-void note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work) {
-    if (allocation.pool) return note_work_on(memory, allocation.device, work);
-    work.note(allocation.context);
+bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work) {
+    auto devices = allocation.access;
+    if (allocation.pool) devices |= driver::DeviceMask{1} << allocation.device;
+    bool is_noted = allocation.pool || work.note(allocation.context);
+    for (int device = 0; device < driver::k_max_devices && is_noted; ++device)
+        if ((devices >> device & 1) != 0) is_noted = note_work_on(memory, device, work);
+    return is_noted;
 }
 
 void Freeing::free_later() noexcept {
@@ -120,7 +124,7 @@ bool free_amid_captures(ProgramMemory& memory) noexcept {
         // What is of a pool may have been freed in a stream that captures: until then it is in use.
         due.take([](const Allocation& allocation) { return !allocation.pool; });
         for (const auto& [address, allocation] : due)
-            if (!work.note(allocation.context)) return;
+            if (!note_work(memory, allocation, work)) return;
         work.wait();
         is_any_free = due.begin() != due.end();
         due.give_back(memory);

@@ -222,6 +222,7 @@ void Agent::handle_fork_in_child() noexcept {
     }
     // The child has the memory of the agent but none of its threads, and CUDA does not work in it: it starts
     // without.
+    StandardNumbers::leave_in_child();
     if (agent) agent->server_.close_in_child();
     store::close_unshared_fds();
     store::HostAccount::own().begin_anew_in_child(); // an agent of the child's begins with it

@@ -306,6 +306,7 @@ Result<void> DeepSleep::take_stock() {
 void DeepSleep::come_back() noexcept {
     known_devices_.forget(); // they may be others
     if (is_deep()) ++times_back_;
+    looks_.reset();
     gate::Gate::set_depth(gate::Depth::shut); // who asks now is told of them by the driver
     intercepted::forget_what_is_done();
     intercepted::synchronize_as_answered(memory_.api());
@@ -337,9 +338,9 @@ Result<bool> DeepSleep::settle(checkpoint::State found) {
     return is_away;
 }
 
-Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) const {
-    const auto gpus = OutsideLooks(*means_->outside).look();
-    return needs(request, gpus);
+Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) {
+    if (!looks_) looks_.emplace(*means_->outside);
+    return needs(request, looks_->look());
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request,
@@ -375,8 +376,7 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
 
 Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request,
                                                const peers::BytesByGpu& of_others) {
-    if (!looks_) looks_.emplace(*means_->outside);
-    const auto needs = this->needs(request, looks_->look());
+    const auto needs = this->needs(request);
     if (!needs) return needs.error();
     peers::BytesByGpu room;
     for (const auto& need : *needs) {

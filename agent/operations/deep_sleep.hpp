@@ -81,8 +81,11 @@ public:
     /// The same where the program itself asked: a process outside locks it by `deadline`, and checkpoints it,
     /// while `goes_on`. Errors besides: driver_failed (it is asleep, but not deeply).
     [[nodiscard]] Result<void> begin_own(const server::ProgressSink& goes_on, Clock::time_point deadline);
-    /// The request that check() was for has ended.
-    void end_looks() noexcept { looks_.reset(); }
+    /// The request that check() was for has ended. Who is deep goes on looking by the same process: another
+    /// might find no library where the program has changed its root, and no descriptor.
+    void end_looks() noexcept {
+        if (!is_deep()) looks_.reset();
+    }
     /// Looks whether it still is, and returns that: who was killed amid it, or somebody else's tool, may have
     /// left it otherwise; then the agent is within reach of the driver again. Errors: context_lost.
     [[nodiscard]] Result<bool> look();
@@ -102,7 +105,7 @@ public:
     [[nodiscard]] bool has_moved(const std::vector<GpuPair>& gpus) const { return gpus == moved_; }
     /// While deep: what a wake by `request` takes of each device, with what is free there. Errors:
     /// driver_failed, context_lost (the driver has lost the process).
-    [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const model::WakeRequest& request) const;
+    [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const model::WakeRequest& request);
 
 private:
     /// What of the process decides whether the driver can checkpoint it.
@@ -147,7 +150,7 @@ private:
     ProgramMemory& memory_;
     KnownDevices& known_devices_;
     std::optional<Means> means_;
-    std::optional<OutsideLooks> looks_;                                   ///< from check() until end_looks()
+    std::optional<OutsideLooks> looks_; ///< from check() until end_looks(), and while it is deep
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
     /// That the process uses.
     std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);

@@ -123,6 +123,7 @@ Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes byte
     auto done =
         guarded([&] { return direction_ == Direction::to_host ? move_out(*parts) : move_in(*parts); });
     leave_contexts();
+    parts_.memory.with_lock([](const LockedMemory& locked) { locked.engine().settle_spares(); });
     static_cast<void>(count_host(0)); // which takes nothing more
     report_.changed |= moved_ > 0;
     ignoring_errors([&] {
@@ -327,6 +328,7 @@ Result<driver::DeviceSession*> LiveOperation::session(int device) {
     const auto& api = parts_.memory.api();
     auto context = driver::PrimaryContext::retain(api, device);
     if (!context) return std::move(context).error();
+    parts_.memory.with_lock([](const LockedMemory& locked) { locked.engine().give_up_spares(); });
     auto session = driver::DeviceSession::open(api, *std::move(context));
     if (!session) return std::move(session).error();
     if (direction_ == Direction::to_host) GPU_SLEEP_TRY(reserve_fingerprints(**session));

@@ -8,6 +8,7 @@
 #include "base/fd.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
+#include "base/symbols.hpp"
 #include "common/named_tracer.hpp"
 #include "peers/answer_timeout.hpp"
 
@@ -173,9 +174,10 @@ public:
     [[nodiscard]] static Result<OutsideRun> start(const HeldFile& file, const std::vector<std::string>& words,
                                                   const std::vector<std::string>& environment) {
         std::array<int, 2> ends{};
-        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
-            return make_error(ErrorCode::no_driver, "the program has no descriptor left (ulimit -n)");
-        UniqueFd ours(ends[0]);
+        auto ours = opened([&] {
+            return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0 ? ends[0] : -1;
+        });
+        if (!ours) return make_error(ErrorCode::no_driver, "the program has no descriptor left (ulimit -n)");
         const UniqueFd its(ends[1]);
         const auto arguments = pointers_to(words);
         const auto variables = pointers_to(environment);
@@ -199,7 +201,7 @@ public:
     OutsideRun& operator=(OutsideRun&&) = delete;
     ~OutsideRun() {
         if (!socket_) return;
-        ::shutdown(socket_.get(), SHUT_WR); // nothing more is asked
+        if (socket_.is_held()) ::shutdown(socket_.get(), SHUT_WR); // nothing more is asked
         if (attendant_.ends_within(Milliseconds(500))) return;
         ::kill(pid_, SIGKILL); // it is there, for its end would be that of the attendant
         if (!attendant_.ends_within(Milliseconds(2'000)))
@@ -208,7 +210,9 @@ public:
 
     [[nodiscard]] pid_t pid() const noexcept { return pid_; }
     /// Lets it begin with what others have to be ready for.
-    void let_go() const noexcept { static_cast<void>(::send(socket_.get(), "\n", 1, MSG_NOSIGNAL)); }
+    void let_go() const noexcept {
+        if (socket_.is_held()) static_cast<void>(::send(socket_.get(), "\n", 1, MSG_NOSIGNAL));
+    }
 
     /// What it says next, if that comes in time.
     [[nodiscard]] std::optional<std::string> next_line(Clock::time_point deadline) {
@@ -220,6 +224,7 @@ public:
                 return line;
             }
             const int left = milliseconds_until(deadline);
+            has_ended_ |= !socket_.is_held(); // the program may have closed it since
             pollfd polled{socket_.get(), POLLIN, 0};
             if (left == 0 || has_ended_ || text_.size() >= k_most) return {};
             const int ready = ::poll(&polled, 1, left);
@@ -245,7 +250,7 @@ private:
     OutsideRun(UniqueFd socket, Attendant attendant, pid_t pid) noexcept
         : socket_(std::move(socket)), attendant_(std::move(attendant)), pid_(pid) {}
 
-    UniqueFd socket_;
+    HeldFile socket_;
     Attendant attendant_;
     pid_t pid_;
     std::string text_; ///< not yet given out
@@ -275,11 +280,13 @@ std::optional<std::vector<OutsideGpu>> read_gpus(OutsideRun& run, Clock::time_po
     return {};
 }
 
-bool is_under_valgrind() {
+/// What would end this process if it started another that shares its memory; null: nothing.
+const char* what_forbids_helper() {
     const auto is_its = [](dl_phdr_info* library, std::size_t, void*) {
         return std::string_view(library->dlpi_name).find("/vgpreload_core") != std::string_view::npos ? 1 : 0;
     };
-    return ::dl_iterate_phdr(is_its, nullptr) != 0;
+    if (::dl_iterate_phdr(is_its, nullptr) != 0) return "valgrind";
+    return find_symbol(RTLD_DEFAULT, "__tsan_init") ? "the thread sanitizer" : nullptr;
 }
 
 Error not_done(const OutsideRun& run, std::string_view step) {
@@ -291,7 +298,8 @@ Error not_done(const OutsideRun& run, std::string_view step) {
 
 Result<Outside> Outside::open() {
     if (has_call_filter()) return unanswered("a filter restricts the system calls of this process");
-    if (is_under_valgrind()) return unanswered("valgrind would end this process if it started the helper");
+    if (const auto* const what = what_forbids_helper())
+        return unanswered(fmt::format("{} would end this process if it started the helper", what));
     Dl_info library{};
     const auto* const here = reinterpret_cast<const void*>(&Outside::open);
     if (::dladdr(here, &library) == 0 || !library.dli_fname)
@@ -301,7 +309,7 @@ Result<Outside> Outside::open() {
     Outside outside;
     outside.program_ = std::string(own.substr(0, own.rfind('/') + 1)) + "gpu-sleep-outside";
     if (!outside.is_there()) return unanswered(outside.program_ + " is missing");
-    outside.file_ = HeldFile(UniqueFd(::open(outside.program_.c_str(), O_PATH | O_CLOEXEC)));
+    outside.file_ = HeldFile(open_file(AT_FDCWD, outside.program_.c_str(), O_PATH | O_CLOEXEC));
     for (char** variable = ::environ; variable && *variable; ++variable)
         if (const std::string_view text = *variable;
             !text.starts_with("LD_PRELOAD=") && !text.starts_with("LD_AUDIT=")) // ours may be among them

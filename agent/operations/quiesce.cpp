@@ -76,7 +76,7 @@ Result<Quiesce::Preview> Quiesce::preview(Scope scope) const {
         const bool is_any_awake = state == model::State::awake || state == model::State::partial;
         stops_work = pauses() && !locked.is_paused() && (is_any_awake || gate::Gate::instance().is_checked());
         auto made = locked.engine().plan_sleep(request_);
-        if (made && scope != Scope::all) made->move_only();
+        if (made && scope != Scope::all && scope != Scope::deep) made->move_only();
         return made;
     });
     if (!plan) return std::move(plan).error();
@@ -100,6 +100,7 @@ Result<void> Quiesce::run(Callbacks::Jobs& owed, Scope& scope) {
                                             "sleeping tag cannot be dropped in part; wake it first",
                                             tag));
     if (request_.dry_run && preview->pauses_besides) report_.notes.emplace_back("it would be paused as well");
+    if (scope == Scope::deep) return {}; // nothing of it runs
     const bool sleeps = !preview->is_empty;
     // A deep sleep takes what is left.
     if (sleeps || (request_.deep && scope == Scope::all)) GPU_SLEEP_TRY(check_unseen());

@@ -81,7 +81,7 @@ bool SleepOperation::give_memory_back() {
 }
 
 bool SleepOperation::give_files_back() {
-    return give_back_files(parts_);
+    return sleep::telling_of_call(asker_, [this] { return give_back_files(parts_); });
 }
 
 bool SleepOperation::may_spill() const noexcept {
@@ -227,14 +227,15 @@ bool SleepOperation::moves_to_files() const noexcept {
            std::all_of(request_.stores.begin(), request_.stores.end(), is_file);
 }
 
-Result<void> SleepOperation::move_deep_contents() {
+Result<void> SleepOperation::change_deep_contents() {
     // Their host memory was unpinned, so nothing here asks the driver.
-    scope_ = sleep::Engine::Scope::sleepers;
-    give_back_files(parts_);
+    scope_ = sleep::Engine::Scope::deep;
+    was_paused_ = true; // held, whether it has memory or not
+    give_files_back();
     auto done = move_contents();
     if (done) done = pass_without_moving();
     if (done) apply_to_sleepers();
-    if (done && has_moved(report_)) give_back_retired(parts_);
+    if (done && report_.changed) give_back_retired(parts_); // room of what moved, or was given up
     return done;
 }
 
@@ -243,13 +244,10 @@ Result<Report> SleepOperation::stay_deep() {
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can only move to files");
     GateSettler settler(parts_.memory, parts_.status);
-    if (names_store()) {
-        GPU_SLEEP_TRY(move_deep_contents());
+    if (!idleness_ || names_store()) { // who looks for idle memory leaves the rest as it is
+        GPU_SLEEP_TRY(change_deep_contents());
     } else {
         GPU_SLEEP_TRY(pass_without_moving());
-        if (!request_.dry_run && !idleness_)
-            parts_.memory.with_lock(
-                [&](LockedMemory& locked) { report_.changed = adopt_touch_rule(locked, request_, true); });
     }
     settler.settle();
     parts_.memory.with_lock([&](const LockedMemory& locked) {
@@ -276,7 +274,7 @@ Result<void> SleepOperation::go_deep() {
     if (!request_.deep || request_.dry_run) return {};
     const auto begun = Clock::now();
     // The driver restores no process with memory that was pinned and out of reach.
-    if (!unpin_all(parts_)) {
+    if (!sleep::telling_of_call(asker_, [this] { return unpin_all(parts_); })) {
         if (parts_.memory.is_ending()) return process_is_ending();
         return make_error(ErrorCode::driver_failed,
                           "it is asleep, but not deeply: the driver did not unpin all of its host memory");
@@ -295,7 +293,7 @@ Result<void> SleepOperation::fall_asleep() {
     GPU_SLEEP_TRY(check_deep());
     // Files of the last sleep have no names any more, but hold their room on the disk until they are closed,
     // which takes the kernel a while.
-    if (request_.spill || model::uses_files(request_)) give_back_files(parts_);
+    if (request_.spill || model::uses_files(request_)) give_files_back();
     GateSettler settler(parts_.memory, parts_.status);
     asleep_before_ = parts_.memory.asleep_bytes();
     was_paused_ = parts_.memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });

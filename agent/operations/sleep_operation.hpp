@@ -66,8 +66,9 @@ private:
     /// Whether it names files, and files alone.
     [[nodiscard]] bool moves_to_files() const noexcept;
     /// Of a process that sleeps deeply, or that the driver has lost. Errors: as run().
-    [[nodiscard]] Result<void> move_deep_contents();
-    /// All of a request to such a process: contents go to files, or it is said how touches are met.
+    [[nodiscard]] Result<void> change_deep_contents();
+    /// All of a request to such a process: copies are given up or go to files, and it is said how touches are
+    /// met.
     [[nodiscard]] Result<model::Report> stay_deep();
     /// Where a deep sleep is asked for, whether it could be; a dry run only says so. Errors: those of
     /// DeepSleep::check().

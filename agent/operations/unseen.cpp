@@ -1,22 +1,155 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Reading this process's mappings, and which calls were noted.
+// Reading this process's mappings, where its libraries' calls lead, and which calls were noted.
 
 #include "operations/unseen.hpp"
 
+#include "base/fd.hpp"
 #include "base/small_file.hpp"
+#include "base/symbols.hpp"
+#include "freestanding/elf_symbols.hpp"
 #include "intercepted/unknown_calls.hpp"
 
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <map>
+#include <span>
 #include <utility>
 
+extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[]; // from the linker: of the agent
+
 namespace gpu_sleep::agent::operations {
+namespace {
+
+using model::Mapping;
+
+#if defined(__x86_64__)
+constexpr unsigned k_called = R_X86_64_JUMP_SLOT, k_named = R_X86_64_GLOB_DAT;
+#else
+constexpr unsigned k_called = R_AARCH64_JUMP_SLOT, k_named = R_AARCH64_GLOB_DAT;
+#endif
+
+/// Reads this process's memory through the kernel, because another thread may unload it. Empty if not all of
+/// it is there, or if it is implausibly large.
+template <class T>
+std::vector<T> read(const UniqueFd& own_memory, std::uintptr_t address, std::size_t bytes) {
+    constexpr std::size_t k_most = std::size_t{64} << 20;
+    std::vector<T> copy(bytes <= k_most ? bytes / sizeof(T) : 0);
+    bytes = copy.size() * sizeof(T);
+    const auto got = ::pread(own_memory.get(), copy.data(), bytes, static_cast<off_t>(address));
+    if (got != static_cast<ssize_t>(bytes)) copy.clear();
+    return copy;
+}
+
+/// Calls `visit` for each function that the library at `begin` calls in another: where that lies, and what
+/// gives its name, 64 bytes of it. A call that is bound lazily, and not yet, leads into the library itself.
+template <class Visit>
+void for_each_call(const UniqueFd& own_memory, std::uintptr_t begin, const Visit& visit) {
+    const auto header = read<ElfW(Ehdr)>(own_memory, begin, sizeof(ElfW(Ehdr)));
+    if (header.empty() || std::memcmp(header[0].e_ident, ELFMAG, SELFMAG) != 0) return;
+    auto base = begin;
+    std::map<ElfW(Sxword), std::uintptr_t> dynamic;
+    const auto size = header[0].e_phnum * sizeof(ElfW(Phdr));
+    for (const auto& segment : read<ElfW(Phdr)>(own_memory, begin + header[0].e_phoff, size)) {
+        if (segment.p_type == PT_LOAD && segment.p_offset == 0) base = begin - segment.p_vaddr;
+        if (segment.p_type != PT_DYNAMIC) continue;
+        for (const auto& entry : read<ElfW(Dyn)>(own_memory, base + segment.p_vaddr, segment.p_memsz))
+            dynamic.emplace(entry.d_tag, entry.d_un.d_val);
+    }
+    const auto address = [&](ElfW(Sxword) tag) { // the loader may or may not have added where it lies
+        return dynamic[tag] < base ? dynamic[tag] + base : dynamic[tag];
+    };
+    const auto name_of = [&](const ElfW(Rela) & call) {
+        const auto at = address(DT_SYMTAB) + ELF64_R_SYM(call.r_info) * sizeof(ElfW(Sym));
+        const auto symbol = read<ElfW(Sym)>(own_memory, at, sizeof(ElfW(Sym)));
+        return symbol.empty() ? std::vector<char>()
+                              : read<char>(own_memory, address(DT_STRTAB) + symbol[0].st_name, 64);
+    };
+    const auto unnamed = dynamic[DT_RELACOUNT] * sizeof(ElfW(Rela));
+    for (const auto& [table, bytes] : {std::pair(address(DT_JMPREL), dynamic[DT_PLTRELSZ]),
+                                       std::pair(address(DT_RELA) + unnamed, dynamic[DT_RELASZ] - unnamed)}) {
+        auto calls = read<ElfW(Rela)>(own_memory, table, bytes);
+        std::erase_if(calls, [](const auto& each) {
+            return ELF64_R_TYPE(each.r_info) != k_called && ELF64_R_TYPE(each.r_info) != k_named;
+        });
+        if (calls.empty()) continue;
+        const auto [first, last] = std::ranges::minmax(calls, {}, &ElfW(Rela)::r_offset);
+        const auto slots = read<std::uintptr_t>(own_memory, base + first.r_offset,
+                                                last.r_offset - first.r_offset + sizeof(std::uintptr_t));
+        for (const auto& each : calls)
+            if (!slots.empty())
+                visit(slots[(each.r_offset - first.r_offset) / sizeof(std::uintptr_t)],
+                      [&] { return name_of(each); });
+    }
+}
+
+/// Whether a library with these mappings carries what finds the driver, such as a CUDA runtime.
+bool names_driver(const UniqueFd& own_memory, std::span<const Mapping> library) {
+    constexpr std::size_t k_piece = std::size_t{1} << 20;
+    for (const auto& each : library)
+        for (auto at = each.begin; at < each.end; at += k_piece - model::k_driver_library.size()) {
+            const auto piece = read<char>(own_memory, at, std::min(k_piece, each.end - at));
+            const std::string_view text(piece.data(), piece.size());
+            if (text.find(model::k_driver_library) != std::string_view::npos) return true;
+        }
+    return false;
+}
+
+/// The libraries whose calls lead past the agent: they were bound to their own dependencies first, or are in
+/// a namespace of their own.
+std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
+    const auto at = [&all](std::uintptr_t address) { // they are in order
+        const auto ends_before = [](const Mapping& each, std::uintptr_t there) { return each.end <= there; };
+        const auto found = std::lower_bound(all.begin(), all.end(), address, ends_before);
+        return found != all.end() && found->begin <= address ? found : all.end();
+    };
+    const auto lookup = reinterpret_cast<std::uintptr_t>(real_dlsym());
+    const auto home = at(lookup);
+    if (home == all.end()) return {};
+    const UniqueFd own_memory(::open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
+    const freestanding::Symbols own(reinterpret_cast<ElfW(Addr)>(__ehdr_start), _DYNAMIC);
+    // A library that brings the agent late leaves entry points that only ask to the driver.
+    const bool is_late = std::any_of(all.begin(), all.end(), [](const Mapping& each) {
+        return each.is_of("libgpu-sleep-login.so") || each.name().starts_with("torch_memory_saver_hook_mode");
+    });
+    std::vector<model::UnseenUse> uses;
+    for (auto begin = all.begin(), end = begin; begin != all.end(); begin = end) {
+        end = std::find_if(begin, all.end(), [&](const auto& each) { return each.file != begin->file; });
+        // A device is not to be read.
+        if (std::none_of(begin, end, [](const Mapping& each) { return each.runs; })) continue;
+        // The driver's own libraries call each other.
+        if (begin->is_of(model::k_driver_library) || begin->name().starts_with("libnvidia-")) continue;
+        bool calls = false, looks_up = false;
+        for_each_call(own_memory, begin->begin, [&](std::uintptr_t target, const auto& name) {
+            const auto in = at(target);
+            if (in == all.end()) return;
+            looks_up |= in->file == home->file && in->offset == home->offset && // each namespace has its own
+                        target - in->begin == lookup - home->begin;
+            if (is_late || !in->is_of(model::k_driver_library)) return;
+            auto text = name();
+            text.push_back('\0');
+            calls |= own.find(text.data()) != nullptr;
+        });
+        if (calls || (looks_up && names_driver(own_memory, {begin, end})))
+            uses.push_back({"calls past the agent, which need gpu-run --audit", std::string(begin->name())});
+    }
+    return uses;
+}
+
+} // namespace
 
 Result<std::vector<model::UnseenUse>> find_unseen_uses() {
     constexpr auto k_file = "/proc/self/maps";
     const auto mappings = read_small_file(k_file);
     if (!mappings) return errno_error(ErrorCode::io_failed, errno, "open or read", k_file);
     auto uses = model::unseen_libraries(*mappings);
+    for (auto& library : find_bypassing(model::parse_mappings(*mappings))) uses.push_back(std::move(library));
     for (auto& call : find_unseen_calls()) uses.push_back(std::move(call));
     return uses;
 }

@@ -9,6 +9,7 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
+#include "operations/giving_back.hpp"
 #include "operations/live_operation.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/turn.hpp"
@@ -183,7 +184,7 @@ Result<void> WakeOperation::end_deep() {
     parts_.deep.end_looks();
     if (!room) return std::move(room).error();
     room_ = *std::move(room);
-    GPU_SLEEP_TRY(parts_.deep.end(request_));
+    GPU_SLEEP_TRY(sleep::telling_of_call(progress_, [this] { return parts_.deep.end(request_); }));
     settle_gate(parts_.memory, parts_.status); // where nothing sleeps but the driver's part, it opens here
     return {};
 }
@@ -253,6 +254,11 @@ Result<Report> WakeOperation::wake_all() {
                 fmt::format("what runs from host memory stays there: {}", back.error().message));
         });
     }
+    // Whoever retains nothing expects host memory back when its own wake returns, not seconds later.
+    if (request_.live_bytes == 0 && parts_.memory.with_lock([](const LockedMemory& locked) {
+            return locked.contents().room_beside_retained(model::k_all_bytes) == 0;
+        }))
+        give_back_retired(parts_);
     complete_report();
     return std::move(report_);
 }

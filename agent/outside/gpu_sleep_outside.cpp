@@ -33,10 +33,10 @@ bool say(std::string_view line) {
 }
 
 int look(pid_t pid) {
-    // Seconds. The agent waits no longer for an answer, and starts another where it asks again after so long.
-    constexpr unsigned k_patience = 10;
-    constexpr unsigned k_unasked = 60;
-    while (::alarm(k_unasked), std::getchar() == '\n') {
+    constexpr unsigned k_patience = 10; // seconds: the agent waits no longer for an answer
+    // A child of the program may hold the other end of the socket, too.
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    while (::alarm(0), std::getchar() == '\n') {
         ::alarm(k_patience);
         const auto gpus = driver::look_at_gpus();
         if (!gpus) return say(gpus.error().message), EXIT_FAILURE;

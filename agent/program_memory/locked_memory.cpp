@@ -10,6 +10,26 @@
 #include <utility>
 
 namespace gpu_sleep::agent {
+namespace {
+
+/// While it lives, the driver has the spares' memory.
+class WithoutSpares {
+public:
+    /// `is_needed`: else the driver may be out of reach.
+    WithoutSpares(sleep::Engine& engine, bool is_needed) noexcept : engine_(is_needed ? &engine : nullptr) {
+        if (engine_) engine_->give_up_spares();
+    }
+    WithoutSpares(const WithoutSpares&) = delete;
+    WithoutSpares& operator=(const WithoutSpares&) = delete;
+    ~WithoutSpares() {
+        if (engine_) engine_->settle_spares();
+    }
+
+private:
+    sleep::Engine* engine_;
+};
+
+} // namespace
 
 bool LockedMemory::set_paused(bool is_paused) noexcept {
     if (std::exchange(is_paused_, is_paused) == is_paused) return false;
@@ -34,12 +54,14 @@ ledger::Backing LockedMemory::remove_mapping(driver::DeviceAddress address) {
     contents().forget(std::exchange(backing.kept, {}).range);
     // It is gone, whatever fails: the next count makes up for this one.
     if (backing.host_backed) ignoring_errors([&] { return engine().count_host_backed(); });
+    if (ledger_.backings().empty()) engine().give_up_spares();
     return backing;
 }
 
 Result<void> LockedMemory::sleep(const model::SleepRequest& request, const sleep::Control& control,
                                  model::Report& report, sleep::Engine::Scope scope,
                                  sleep::Engine::Spill spill) {
+    const WithoutSpares room(engine(), !request.dry_run && scope != sleep::Engine::Scope::copies);
     auto slept = guarded([&] { return engine().sleep(request, control, report, scope, spill); });
     if (slept && report.changed) static_cast<void>(engine().count_host_backed());
     if (slept && report.changed && scope == sleep::Engine::Scope::all) state_since_ = Clock::now();
@@ -49,6 +71,7 @@ Result<void> LockedMemory::sleep(const model::SleepRequest& request, const sleep
 Result<sleep::Woken> LockedMemory::wake(const model::WakeRequest& request, const sleep::Control& control,
                                         model::Report& report) {
     const bool ends_pause = is_paused_ && !request.dry_run;
+    const WithoutSpares room(engine(), !request.dry_run && ledger_.state() != model::State::awake);
     auto woken = guarded([&] {
         auto done = engine().wake(request, control, report);
         if (!done || !ends_pause || report.changed) return done;

@@ -96,7 +96,9 @@ std::optional<driver::DeviceAddress> ProgramMemory::place_in_host_memory(int dev
 Result<driver::DeviceAddress> ProgramMemory::allocate_locked(int device, ledger::TagId tag, Bytes bytes) {
     if (locked_.ledger().tag(tag).live_bytes != 0) [[unlikely]]
         if (const auto address = place_in_host_memory(device, tag, bytes)) return *address;
-    return guarded([&] { return storage_->heap.allocate(device, tag, bytes); });
+    auto address = guarded([&] { return storage_->heap.allocate(device, tag, bytes); });
+    if (address) storage_->engine.take_spare(device);
+    return address;
 }
 
 Result<driver::DeviceAddress> ProgramMemory::allocate(int device, std::string_view tag, Bytes bytes) {
@@ -125,6 +127,7 @@ Result<void> ProgramMemory::free(driver::DeviceAddress address) {
     sharing.end();
     if (is_host_backed) static_cast<void>(storage_->engine.count_host_backed());
     storage_->engine.contents().forget(freed->kept);
+    if (locked_.ledger().backings().empty()) storage_->engine.give_up_spares();
     if (span.end != 0 && !locked_.ledger().find(address)) gate::Gate::instance().forget(span);
     return {};
 }

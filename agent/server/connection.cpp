@@ -127,7 +127,8 @@ bool Connection::tell(const model::Progress& progress) {
     const bool must_arrive = progress.phase == Phase::release || progress.phase == Phase::ready ||
                              progress.phase == Phase::drained;
     const bool waits_for_peer = progress.phase == Phase::deep && !has_told_deep_;
-    if (!must_arrive && !waits_for_peer && Clock::now() - last_told_ < k_interval) return true;
+    const bool is_of_call = std::exchange(in_call_, progress.in_call) != progress.in_call;
+    if (!must_arrive && !waits_for_peer && !is_of_call && Clock::now() - last_told_ < k_interval) return true;
     if (!must_arrive && !waits_for_peer && is_behind()) return true;
     last_told_ = Clock::now();
     if (waits_for_peer) let_peer_trace();

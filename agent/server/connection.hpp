@@ -69,6 +69,7 @@ private:
     Clock::time_point since_ = Clock::now();
     Clock::time_point last_told_{};
     bool has_told_deep_ = false;
+    bool in_call_ = false;          ///< as was told last
     Clock::time_point next_look_{}; ///< of look_after_peer()
     std::optional<Clock::time_point> stopped_since_;
     bool has_said_stopped_ = false;

@@ -37,7 +37,7 @@ struct Place {
 /// or 0.
 int make_private_directory(int tmp, const std::string& name) {
     if (::mkdirat(tmp, name.c_str(), S_IRWXU) != 0) return errno;
-    const UniqueFd made(::openat(tmp, name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    const UniqueFd made(open_file(tmp, name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat status {};
     if (made && ::fstat(made.get(), &status) == 0 && status.st_uid == ::geteuid() &&
         (status.st_mode & S_IRWXU) != S_IRWXU)
@@ -83,7 +83,7 @@ Result<Place> open_spare(int tmp, const std::string& fixed) {
 /// Somebody may have taken the fixed name first, out of malice or by accident. What follows it cannot be
 /// guessed beforehand.
 Result<Place> open_place() {
-    const UniqueFd tmp(::open(k_tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const UniqueFd tmp(open_file(AT_FDCWD, k_tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!tmp) return errno_error(ErrorCode::io_failed, errno, "open", k_tmp);
     auto fixed = agent_directory(::geteuid()).substr(std::strlen(k_tmp) + 1);
     auto directory = open_fixed(tmp.get(), fixed);
@@ -93,7 +93,7 @@ Result<Place> open_place() {
 }
 
 Result<UniqueFd> new_socket(const std::string& path) {
-    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    auto socket = opened([&] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
     if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
     return socket;
 }
@@ -101,7 +101,7 @@ Result<UniqueFd> new_socket(const std::string& path) {
 /// Whether a socket of this process, other than `own` and `spare`, listens at `path`. Where /proc cannot be
 /// read, none is found.
 bool is_another_here(const std::string& path, int own, int spare) {
-    const UniqueFd descriptors(::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const UniqueFd descriptors(open_file(AT_FDCWD, "/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     const auto names = names_in(descriptors.get(), k_max_entries);
     if (!names) return false;
     return std::any_of(names->begin(), names->end(), [&](const std::string& name) {
@@ -218,14 +218,15 @@ void Endpoint::shut() noexcept {
 UniqueFd Endpoint::accept() noexcept {
     constexpr int k_tries = 4; // the program's threads want what is given up, too
     for (int i = 1;; ++i) {
-        UniqueFd connection(::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC));
+        auto connection = opened([&] { return ::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC); });
         if (connection || (errno != EMFILE && errno != ENFILE) || i == k_tries) return connection;
         spare_ = HeldFile();
     }
 }
 
 void Endpoint::keep_spare() noexcept {
-    if (is_held() && !spare_.is_held()) spare_ = HeldFile(UniqueFd(::fcntl(fd(), F_DUPFD_CLOEXEC, 0)));
+    if (is_held() && !spare_.is_held())
+        spare_ = HeldFile(UniqueFd(::fcntl(fd(), F_DUPFD_CLOEXEC, k_first_own_number)));
 }
 
 void Endpoint::close_in_child() const noexcept {

@@ -41,7 +41,7 @@ Result<void> wait_for(int socket, Clock::time_point deadline) {
 Result<UniqueFd> connect_at(const std::string& path, const ProcessIdentity& process) {
     const auto address = unix_address(path);
     if (!address) return UniqueFd();
-    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    auto socket = opened([&] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); });
     if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
     if (connect_unix(socket.get(), *address) != 0) return UniqueFd();
     const auto peer = peer_of(socket.get());
@@ -52,7 +52,7 @@ Result<UniqueFd> connect_at(const std::string& path, const ProcessIdentity& proc
 Result<UniqueFd> connect_to(const ProcessIdentity& process) {
     const auto user = ::geteuid();
     const auto name = agent_socket_name(process.pid, process.start_time);
-    const UniqueFd tmp(::open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const UniqueFd tmp(open_file(AT_FDCWD, "/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     const auto connect_in = [&](const std::string& directory) -> Result<UniqueFd> {
         // Who listens in another's directory may let everybody wait.
         if (!open_private_directory(tmp.get(), directory, user)) return UniqueFd();

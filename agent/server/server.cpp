@@ -4,6 +4,7 @@
 
 #include "server.hpp"
 
+#include "base/fd.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/quiet_thread.hpp"
@@ -73,6 +74,7 @@ Result<void> Server::start() {
 
 void Server::show_renamed() {
     const MutexLock lock(thread_mutex_);
+    const StandardNumbers filled; // as in start_quiet_thread()
     is_renamed_ = true;
     if (listener_) pthread_setname_np(*listener_, k_control_thread_renamed); // it ends with the process
 }
@@ -110,6 +112,7 @@ void Server::remove_endpoint() noexcept {
     is_ending_ = true; // destructors may take their time, in which it is not to be made again
     if (thread_mutex_.try_lock()) {
         const MutexLock lock(thread_mutex_, std::adopt_lock);
+        const StandardNumbers filled;
         if (listener_) pthread_setname_np(*listener_, k_control_thread_ending);
     }
     endpoint_.remove();

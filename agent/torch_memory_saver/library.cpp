@@ -27,8 +27,8 @@ namespace gpu_sleep::saver {
 namespace {
 
 #define GPU_SLEEP_USED(use)                                                                                  \
-    use(alloc) use(free) use(set_policy) use(sleep) use(sleep_in_files) use(wake) use(mark_refilled)         \
-        use(read_kept) use(keep_on_gpu) use(last_error)
+    use(alloc) use(free) use(set_policy) use(set_retained) use(sleep) use(sleep_in_files) use(wake)          \
+        use(mark_refilled) use(read_kept) use(keep_on_gpu) use(last_error)
 
 /// The agent's functions.
 struct Agent {
@@ -111,16 +111,44 @@ struct Tag {
     std::size_t allocations = 0; ///< that may be paused
 };
 
+/// Frees what allocate_host() made.
+struct HostDeleter {
+    bool is_pinned = false;
+    void operator()(std::uint8_t* memory) const {
+        auto* const free = reinterpret_cast<int (*)(void*)>(runtime_function("cudaFreeHost"));
+        if (!is_pinned) delete[] memory;
+        if (is_pinned && free) static_cast<void>(free(memory));
+    }
+};
+using HostMemory = std::unique_ptr<std::uint8_t[], HostDeleter>;
+
+/// Page-locked if that is asked for and can be had. May wait for the program, as frees may: its work is held.
+HostMemory allocate_host(std::size_t bytes, bool is_pinned) {
+    auto* const allocate =
+        reinterpret_cast<int (*)(void**, std::size_t, unsigned)>(runtime_function("cudaHostAlloc"));
+    void* memory = nullptr;
+    if (is_pinned && allocate && allocate(&memory, bytes, 0) == 0)
+        return {static_cast<std::uint8_t*>(memory), HostDeleter{true}};
+    return {new std::uint8_t[bytes], HostDeleter{}};
+}
+
+/// What was kept of a part of an allocation.
+struct Copy {
+    HostMemory memory;
+    bool is_fresh = false; ///< of the last pause
+};
+using Copies = std::map<std::pair<std::uintptr_t, std::size_t>, Copy>;
+
 struct Allocation {
     std::size_t bytes = 0;
     int device = 0;
     Tag* tag = nullptr;
+    bool pins_copies = false;
     std::uint64_t number = 0; ///< later ones have higher numbers
     bool is_paused = false;   ///< by the last call that was about it
     bool is_resident = false; ///< never paused
-    /// Of what was asked for, by address and size: live until it is paused again, or resumed without being
-    /// retained.
-    std::map<std::pair<std::uintptr_t, std::size_t>, std::unique_ptr<std::uint8_t[]>> copies;
+    /// Of what was asked for, by address and size: live until it is freed, or resumed without being retained.
+    Copies copies;
 };
 
 /// All of it in this process. Each library of a mode has its own.
@@ -128,13 +156,14 @@ struct Memory {
     /// Guards what follows. Not held over calls of the agent that may wait for the program: its callbacks
     /// allocate and free. Those over which it is held wait for copying at most.
     std::mutex mutex;
-    std::map<std::pair<std::string, Backup>, Tag> tags;
+    std::multimap<std::pair<std::string, Backup>, Tag> tags; ///< for files, one for each allocation
     std::map<std::uintptr_t, Allocation> allocations;
     std::uint64_t last_number = 0; ///< of an allocation
     pid_t process = 0;             ///< whose they are; a child of fork() has only the tables
     std::string disk_directory = variable_or("TMS_DISK_BACKUP_DIR", default_disk_directory().c_str());
     std::atomic<std::uint64_t> margin{0};
     std::atomic<bool> retains{is_true("TMS_RETAIN_CPU_BACKUP")};
+    std::atomic<bool> agent_retains{true}; ///< what it was last told
 };
 
 /// Never destroyed: memory is freed when the process ends, too.
@@ -150,31 +179,34 @@ bool is_plain(char c) {
 
 /// The agent's tag for one of theirs, which may be any text: unlike others, and unlike what programs under
 /// gpu-run have for memory outside of regions. `number` is that of no other.
-std::string agents_name(const std::string& tag, Backup backup, std::size_t number) {
+std::string agents_name(const std::string& tag, Backup backup, bool is_first, std::size_t number) {
     constexpr const char* k_suffixes[] = {":none", ":cpu", ":disk"};
     constexpr std::size_t k_longest = 40;
     auto name = tag.substr(0, k_longest);
     for (auto& c : name)
         if (!is_plain(c)) c = '_';
-    if (name != tag || name.empty()) name += ':' + std::to_string(number);
+    if (name != tag || name.empty() || !is_first) name += ':' + std::to_string(number);
     return name + k_suffixes[static_cast<std::size_t>(backup)];
 }
 
-/// The tag of the calling thread's allocations, made where it is new; null, and t_error, if the agent does
-/// not take its policy. With the mutex held.
+/// The tag of the calling thread's next allocation, made where there is none; null, and t_error, if the agent
+/// does not take its policy. With the mutex held.
 Tag* tag_of(const Config& wanted, const Agent& its) {
     const auto backup = wanted.disk_backup ? Backup::disk : wanted.cpu_backup ? Backup::cpu : Backup::none;
     auto& all = memory().tags;
-    const auto [found, is_new] = all.try_emplace({wanted.tag, backup});
-    auto& tag = found->second;
-    if (!is_new) return &tag;
-    tag = {agents_name(wanted.tag, backup, all.size()), backup};
+    const auto [first, last] = all.equal_range({wanted.tag, backup});
+    // A file is of a tag, and callers expect one for each allocation.
+    const auto found = std::find_if(first, last, [&](const auto& each) {
+        return backup != Backup::disk || each.second.allocations == 0;
+    });
+    if (found != last) return &found->second;
+    Tag tag{agents_name(wanted.tag, backup, first == last, all.size() + 1), backup};
     // Only a sleep of level 2, as a pause is, drops what has no backup: whoever asks for level 1 expects all.
     const bool is_kept = backup != Backup::none;
     const auto retention = is_kept ? GPU_SLEEP_PRESERVE : GPU_SLEEP_OFFLOAD;
-    if (its.set_policy(tag.name.c_str(), retention, !is_kept) == GPU_SLEEP_OK) return &tag;
+    if (its.set_policy(tag.name.c_str(), retention, !is_kept) == GPU_SLEEP_OK)
+        return &all.emplace(std::pair(wanted.tag, backup), std::move(tag))->second;
     note_error(its.last_error());
-    all.erase(found);
     return nullptr;
 }
 
@@ -233,12 +265,17 @@ int change(const char* tag, bool pauses, Change&& change) {
                     (tag && *tag != '\0' ? "'" + std::string(tag) + "'" : "all memory of regions") +
                         (pauses ? " is already paused" : " is not paused"));
     if (const gpu_sleep_status status = change(*its, tags)) return fail(status, its->last_error());
+    std::vector<Copies> dropped; // freed without the mutex, for that may wait
     lock.lock();
     for_each_of(tags, [&](Allocation& allocation) {
         if (allocation.number > last_number) return;
         allocation.is_paused = pauses;
-        if (pauses || !memory().retains) allocation.copies.clear();
+        if (pauses)
+            for (auto& [part, copy] : allocation.copies) copy.is_fresh = false;
+        else if (!memory().retains)
+            dropped.push_back(std::exchange(allocation.copies, {}));
     });
+    lock.unlock();
     return GPU_SLEEP_OK;
 }
 
@@ -299,7 +336,8 @@ gpu_sleep_status allocate(void** pointer, std::size_t bytes, int device) {
             return fail(status, its->last_error());
         lock.lock();
         memory().allocations[reinterpret_cast<std::uintptr_t>(*pointer)] = {
-            bytes, device, tag, ++memory().last_number, false, false, {}};
+            bytes, device, tag, config().cpu_backup_backend == "pinned", ++memory().last_number,
+            false, false,  {}};
         memory().process = ::getpid();
         ++tag->allocations;
         return GPU_SLEEP_OK;
@@ -401,6 +439,9 @@ int tms_pause(const char* tag) {
 int tms_resume(const char* tag) {
     return guarded(static_cast<int>(GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY), [&] {
         return change(tag, false, [](const Agent& its, const std::vector<Tag*>& tags) {
+            const bool retains = memory().retains;
+            if (memory().agent_retains.exchange(retains) != retains)
+                its.set_retained(retains ? UINT64_MAX : 0);
             const auto status = its.wake(listed(tags).c_str(), 0);
             for (const auto* each : tags) // zeros are what the program expects
                 if (status == GPU_SLEEP_OK && each->backup == Backup::none)
@@ -419,7 +460,7 @@ std::uint64_t tms_keep_resident(const void* pointer) {
         if (!found || found->is_resident) return found ? found->bytes : 0;
         const auto* const its = agent(); // it has their memory
         if (const auto status = its->keep_on_gpu(pointer)) {
-            fail(status, its->last_error());
+            fail(status, std::string("keep_resident requires an active allocation: ") + its->last_error());
             return 0;
         }
         found->is_resident = true;
@@ -442,28 +483,41 @@ std::uint32_t tms_affected_devices(const char* tag, int* devices, std::uint32_t 
 }
 
 /// A copy of the contents that are kept of paused memory, until the next pause or resume, or until it is
-/// freed; of memory that is active, what is retained. Null if there is none, with tms_last_error() where the
-/// caller may have expected one.
+/// freed; of memory that is active, what is retained. Its address stays until it is dropped. Null if there is
+/// none, with tms_last_error() where the caller may have expected one.
 std::uint8_t* tms_get_cpu_backup_pointer(const std::uint8_t* pointer, std::uint64_t bytes) {
     return guarded(static_cast<std::uint8_t*>(nullptr), [&]() -> std::uint8_t* {
         const auto* const its = agent();
         if (!its) return nullptr;
         const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-        const std::lock_guard lock(memory().mutex);
-        auto* const allocation = find(address, bytes);
-        if (!allocation) {
-            fail(GPU_SLEEP_ERROR_NOT_OWNED, "the tensor's memory was not allocated in a region");
-            return nullptr;
+        HostMemory spare; // freed last
+        std::unique_lock lock(memory().mutex);
+        for (;;) {
+            auto* const allocation = find(address, bytes);
+            if (!allocation) {
+                fail(GPU_SLEEP_ERROR_NOT_OWNED, "the tensor's memory was not allocated in a region");
+                return nullptr;
+            }
+            const auto known = allocation->copies.find({address, bytes});
+            const bool is_known = known != allocation->copies.end();
+            if (is_known && known->second.is_fresh) return known->second.memory.get();
+            if (allocation->tag->backup == Backup::disk || (!allocation->is_paused && !memory().retains))
+                return nullptr;
+            if (!is_known && !spare) {
+                const bool is_pinned = allocation->pins_copies;
+                lock.unlock(); // the allocation may be freed meanwhile
+                spare = allocate_host(bytes, is_pinned);
+                lock.lock();
+                continue;
+            }
+            auto& copy = is_known ? known->second : allocation->copies[{address, bytes}];
+            if (!is_known) copy.memory = std::move(spare);
+            const auto status = its->read_kept(pointer, bytes, copy.memory.get());
+            if (status != GPU_SLEEP_OK && allocation->is_paused) fail(status, its->last_error());
+            if (status != GPU_SLEEP_OK) return nullptr;
+            copy.is_fresh = true;
+            return copy.memory.get();
         }
-        const auto known = allocation->copies.find({address, bytes});
-        if (known != allocation->copies.end()) return known->second.get();
-        if (allocation->tag->backup == Backup::disk || (!allocation->is_paused && !memory().retains))
-            return nullptr;
-        auto copy = std::make_unique_for_overwrite<std::uint8_t[]>(bytes);
-        const auto status = its->read_kept(pointer, bytes, copy.get());
-        if (status != GPU_SLEEP_OK && allocation->is_paused) fail(status, its->last_error());
-        if (status != GPU_SLEEP_OK) return nullptr;
-        return (allocation->copies[{address, bytes}] = std::move(copy)).get();
     });
 }
 

@@ -41,12 +41,11 @@ std::string machine_name() {
     return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-/// In whichever case; the door's locale is that of C.
-bool is_same(std::string_view a, std::string_view b) {
+} // namespace
+
+bool is_same(std::string_view a, std::string_view b) noexcept {
     return a.size() == b.size() && ::strncasecmp(a.data(), b.data(), a.size()) == 0;
 }
-
-} // namespace
 
 std::optional<uid_t> user_by_diagnosis(const Ends& ends) {
     const UniqueFd diagnosis(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));

@@ -57,6 +57,9 @@ using UserOf = std::optional<uid_t> (*)(const Ends& ends);
 /// page of the web can have a name of its own lead to any address, but not these. Without port or with any.
 [[nodiscard]] bool is_own_host(std::string_view host);
 
+/// In whichever case; the door's locale is that of C.
+[[nodiscard]] bool is_same(std::string_view a, std::string_view b) noexcept;
+
 /// Decides on requests. Immutable; thread-safe.
 class Admission {
 public:

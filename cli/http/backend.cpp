@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -58,21 +59,25 @@ bool is_sleeping(const std::vector<model::Report>& reports) {
                        [](const model::Report& report) { return report.state != State::awake; });
 }
 
-/// In TensorRT-LLM's words. Of those under way there is none: they end before they are seen.
+/// In TensorRT-LLM's words, of which the last tag is for what has no other: its clients refuse all else. Of
+/// the states under way there is none: they end before they are seen.
 OrderedJson memory_status(const Dialect& dialect, const std::vector<model::Report>& reports) {
     const auto weights = weights_of(dialect, reports);
-    auto tags = OrderedJson::array();
-    bool has_failed = false;
+    std::set<std::string_view> tags; // sorted, as there
+    bool has_failed = false, has_names = false;
     for (const auto& report : reports) {
         has_failed = has_failed || report.state == State::damaged || report.lost;
         for (const auto& row : report.tags) {
-            const auto name = row.tag == weights ? dialect.tags.front() : row.tag;
-            if (!model::is_resident(row.state) && std::find(tags.begin(), tags.end(), name) == tags.end())
-                tags.push_back(name);
+            const std::string_view name = row.tag == weights ? dialect.tags.front() : row.tag;
+            const bool is_named =
+                std::find(dialect.tags.begin(), dialect.tags.end(), name) != dialect.tags.end();
+            has_names = has_names || is_named;
+            if (!model::is_resident(row.state)) tags.insert(is_named ? name : dialect.tags.back());
         }
     }
+    if (!has_names && !tags.empty()) tags.insert(dialect.tags.begin(), dialect.tags.end()); // it sleeps whole
     const auto* const state = has_failed ? "failed" : is_sleeping(reports) ? "parked" : "running";
-    return {{"state", state}, {"parked_tags", std::move(tags)}};
+    return {{"state", state}, {"parked_tags", tags}};
 }
 
 /// Of what sleeps. The driver's part of a deep sleep frees it all the same.
@@ -95,7 +100,7 @@ void add_figures(const Route& route, const Plan& plan, const std::vector<model::
         seconds = std::max(seconds, report.times.total);
     }
     const bool is_sleep = route.action == Action::sleep;
-    value["status"] = "ok"; // as Dynamo's and SGLang's clients like it
+    value["status"] = route.dialect->success;
     value["is_sleeping"] = is_sleeping(reports);
     value[is_sleep ? "freed_bytes" : "taken_bytes"] = moved;
     value[is_sleep ? "kept_bytes" : "restored_bytes"] = contents;
@@ -132,7 +137,8 @@ Answer confirmation(const Route& route, const Plan& plan, const std::vector<cont
 }
 
 /// What the callbacks replied, as it is: it could be as deep as it is long.
-Answer results(const model::CallRequest& request, const std::vector<control::Outcome>& outcomes) {
+Answer results(const model::CallRequest& request, bool is_optional,
+               const std::vector<control::Outcome>& outcomes) {
     std::string replies;
     bool has_run = false;
     for (const auto& report : reports_in(outcomes)) {
@@ -148,7 +154,7 @@ Answer results(const model::CallRequest& request, const std::vector<control::Out
         value["error"] = error_value(k_program, error);
         return answer_with(value, http_status_of(traits(error.code).exit_status));
     }
-    if (!has_run)
+    if (!has_run && !is_optional)
         return answer_of(k_not_found, make_error(ErrorCode::invalid_argument,
                                                  "the program has no callback named '{}'", request.name));
     value["status"] = "ok";
@@ -188,12 +194,23 @@ Answer Backend::look(const Route& route, const Outcomes& outcomes) {
 }
 
 Answer Backend::measure() const {
-    const auto outcomes = ask();
+    const auto found = ask();
+    const auto outcomes = found ? *found : std::vector<control::Outcome>();
     const auto gpus = driver::look_at_gpus();
     return {k_ok,
-            render_metrics(outcomes ? *outcomes : std::vector<control::Outcome>(),
-                           gpus ? *gpus : std::vector<driver::Gpu>(), std::time(nullptr)),
+            render_metrics(outcomes, gpus ? *gpus : std::vector<driver::Gpu>(), std::time(nullptr)) +
+                render_sleep_states(outcomes),
             "text/plain; version=0.0.4; charset=utf-8"};
+}
+
+Answer Backend::probe() const {
+    if (!whom_.words.empty() && model::is_number(whom_.words.front())) {
+        const auto process = control::find_process(control::Finder(), whom_.words.front(), whom_.user);
+        if (!process) return answer_of(process.error());
+    } else if (const auto found = find(); !found) {
+        return answer_of(found.error());
+    }
+    return {k_ok, "{\"status\": \"ok\"}\n"};
 }
 
 protocol::Request Backend::request_for(const Route& route, const Wish& wish, const Plan& plan,
@@ -218,17 +235,18 @@ protocol::Request Backend::request_for(const Route& route, const Wish& wish, con
     return wake;
 }
 
-Answer Backend::call(const model::CallRequest& request, control::Interruptions& interruptions) const {
+Answer Backend::call(const model::CallRequest& request, bool is_optional,
+                     control::Interruptions& interruptions) const {
     auto dispatch = find(request);
     if (!dispatch) return answer_of(dispatch.error());
     control::Listener listener;
     const auto outcomes = dispatch->carry_out(listener, interruptions);
     if (!outcomes) return answer_of(outcomes.error());
-    return results(request, *outcomes);
+    return results(request, is_optional, *outcomes);
 }
 
 Answer Backend::change(const Route& route, const Wish& wish, control::Interruptions& interruptions) const {
-    if (route.action == Action::call) return call(wish.call, interruptions);
+    if (route.action == Action::call) return call(wish.call, wish.is_optional, interruptions);
     Plan plan;
     std::vector<control::Outcome> outcomes;
     if (wish.aborts)
@@ -267,7 +285,7 @@ std::optional<Answer> Backend::abort(control::Interruptions& interruptions) cons
     if (awake.words.empty()) return std::nullopt;
     model::CallRequest request;
     request.name = k_abort;
-    auto answer = Backend(std::move(awake), waking_).call(request, interruptions);
+    auto answer = Backend(std::move(awake), waking_).call(request, false, interruptions);
     if (interruptions.has_come())
         return answer_of(make_error(ErrorCode::cancelled, "the request was withdrawn"));
     if (answer.status == k_ok) return std::nullopt;

@@ -38,13 +38,18 @@ public:
     [[nodiscard]] Outcomes ask() const;
     [[nodiscard]] static Answer look(const Route& route, const Outcomes& outcomes);
     [[nodiscard]] Answer measure() const;
+    /// 200 while there is a program, however it stands: one that is stopped is asked nothing where its pid is
+    /// known.
+    [[nodiscard]] Answer probe() const;
     /// 200 to a sleep or a wake once the driver shows the memory free, or has it back with fingerprints that
-    /// agree; or where all is so already. Each process that has a callback runs it; 404 where none has.
+    /// agree; or where all is so already. Each process that has a callback runs it; 404 where none has,
+    /// unless that is asked for by GET.
     [[nodiscard]] Answer change(const Route& route, const Wish& wish,
                                 control::Interruptions& interruptions) const;
 
 private:
-    [[nodiscard]] Answer call(const model::CallRequest& request, control::Interruptions& interruptions) const;
+    [[nodiscard]] Answer call(const model::CallRequest& request, bool is_optional,
+                              control::Interruptions& interruptions) const;
     [[nodiscard]] std::optional<Answer> abort(control::Interruptions& interruptions) const;
     [[nodiscard]] protocol::Request request_for(const Route& route, const Wish& wish, const Plan& plan,
                                                 std::size_t processes) const;

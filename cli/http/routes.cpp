@@ -33,10 +33,13 @@ const Dialect k_fastdeploy{"FastDeploy", {"weight", "kv_cache"}};
 const Dialect k_tensorrt_llm{"TensorRT-LLM",
                              {"model_weights", "model", "draft_model_weights", "draft_model", "kv_cache",
                               "sampler", "drafter", "guided_decoder", "spec_resource_manager", "model_extra",
-                              "executor_extra"}};
+                              "executor_extra"},
+                             "success",
+                             true};
 
 constexpr std::string_view k_get = "GET, HEAD";
 constexpr std::string_view k_post = "POST";
+constexpr std::string_view k_any = "GET, HEAD, POST";
 constexpr std::string_view k_both = "GET, POST"; // it changes something, and HEAD may not
 
 /// The route to the callback of its name.
@@ -52,7 +55,7 @@ const std::array k_routes{
     // vLLM; its wrapper in llama-swap, llm-d's controllers, the production stack's router.
     Route{"/sleep", k_post, Action::sleep, &k_vllm},
     Route{"/wake_up", k_post, Action::wake, &k_vllm},
-    Route{"/is_sleeping", k_get, Action::is_sleeping, &k_vllm},
+    Route{"/is_sleeping", k_any, Action::is_sleeping, &k_vllm},
     Route{"/pause", k_post, Action::sleep, &k_vllm, Level::pause},
     Route{"/resume", k_post, Action::wake, &k_vllm, Level::pause},
     Route{"/is_paused", k_get, Action::is_paused, &k_vllm},
@@ -60,7 +63,7 @@ const std::array k_routes{
     callback("/reset_prefix_cache", k_post, k_vllm),
     callback("/reset_mm_cache", k_post, k_vllm),
 
-    // LMDeploy, whose /sleep is vLLM's.
+    // LMDeploy and Ray Serve, whose other routes are vLLM's.
     Route{"/wakeup", k_post, Action::wake, &k_vllm},
 
     // SGLang
@@ -203,11 +206,16 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
     if (!json.is_object())
         return make_error(ErrorCode::invalid_argument,
                           "the body is not a JSON object, such as {{\"level\": 1}}");
+    if (const auto options = json.find("options"); options != json.end() && options->is_object())
+        for (auto& [name, value] : options->items())
+            if (!json.contains(name)) json[name] = value;
     Wish wish{route.level};
     if (route.action == Action::call) {
         auto call = read_call(route, query, json, body);
         if (!call) return call.error();
         wish.call = *std::move(call);
+        wish.is_optional =
+            method == "GET"; // slime has each server flush its cache, and waits until it is 200
         return wish;
     }
     // Both of vLLM and of SGLang. All but an abort come to the same here: what the GPU has been given is
@@ -229,6 +237,9 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
     auto tags = read_tags(*route.dialect, values_of("tags", query, json));
     if (!tags) return tags.error();
     wish.tags = *std::move(tags);
+    if (const auto given = json.find("tags");
+        route.dialect->needs_tags && wish.tags.empty() && given != json.end() && !given->is_null())
+        return make_error(ErrorCode::invalid_argument, "tags: none are given; leave them out for all");
     if (route.action == Action::wake && wish.tags == std::vector{std::string(k_scheduling)})
         wish.level = Level::pause;
     return wish;

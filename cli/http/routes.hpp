@@ -38,6 +38,8 @@ enum class Action : std::uint8_t {
 struct Dialect {
     std::string_view server;
     std::vector<std::string_view> tags; ///< the first is that of the weights
+    std::string_view success = "ok";    ///< as Dynamo's and SGLang's clients like it
+    bool needs_tags = false;            ///< where `tags` are given, there must be some
 };
 
 struct Route {
@@ -68,13 +70,15 @@ struct Wish {
     std::vector<std::string> tags{};         ///< the dialect's, each once; empty for all
     bool aborts = false;                     ///< a sleep, by the callback of k_abort
     model::CallRequest call{};               ///< where the route is for one
+    bool is_optional = false;                ///< the call, of what there may be no callback for
 };
 
 /// The callback that ends what a program has in flight.
 inline constexpr std::string_view k_abort = "abort";
 
-/// Reads the query, and what it does not name from the body, a JSON object or nothing: `level` of a sleep;
-/// `tags`, repeated, by commas, or as a list; `mode`. Ignores what else there is, but gives a callback the
+/// Reads the query, and what it does not name from the body, a JSON object or nothing, or from the object
+/// `options` in it: `level` of a sleep; `tags`, repeated, by commas, or as a list; `mode`. Ignores what else
+/// there is, but gives a callback the
 /// body, or else the query as JSON. Errors: invalid_argument (a value that cannot be, level 2 by another
 /// method than POST, or a tag that the dialect has not).
 [[nodiscard]] Result<Wish> read_wish(const Route& route, std::string_view method, const Query& query,

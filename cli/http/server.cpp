@@ -49,6 +49,28 @@ std::string_view header(MHD_Connection* connection, const char* name) {
     return value ? value : "";
 }
 
+/// Whether two readers of a request's headers could differ about where it ends, or whom it is for: what a
+/// proxy takes for the rest of a body would be another request here. Source: RFC 9112, sections 3.2 and 6.3.
+bool is_ambiguous(MHD_Connection* connection) {
+    struct {
+        int hosts = 0, lengths = 0, codings = 0;
+        bool is_chunked = true;
+    } found;
+    MHD_get_connection_values(
+        connection, MHD_HEADER_KIND,
+        [](void* counts, MHD_ValueKind, const char* name, const char* value) {
+            auto& its = *static_cast<decltype(found)*>(counts);
+            its.hosts += is_same(name, MHD_HTTP_HEADER_HOST);
+            its.lengths += is_same(name, MHD_HTTP_HEADER_CONTENT_LENGTH);
+            if (!is_same(name, MHD_HTTP_HEADER_TRANSFER_ENCODING)) return MHD_YES;
+            ++its.codings;
+            its.is_chunked = is_same(value ? value : "", "chunked");
+            return MHD_YES;
+        },
+        &found);
+    return found.hosts > 1 || found.lengths + found.codings > 1 || !found.is_chunked;
+}
+
 Query query_of(MHD_Connection* connection) {
     Query query;
     MHD_get_connection_values_n(
@@ -99,6 +121,7 @@ private:
 /// One request on its way.
 struct Exchange {
     const Route* route = nullptr;
+    bool is_admitted = false;     ///< else its connection ends with it: strangers hold none
     std::string body;             ///< of one that is too long, more than k_longest_body
     std::optional<Answer> answer; ///< once a lane has found it
 };
@@ -140,7 +163,7 @@ private:
     Connections connections_{k_most_strangers};
     MHD_Daemon* daemon_ = nullptr;
     // The last, for their jobs use the others.
-    Lane looks_, measures_, changes_;
+    Lane probes_, looks_, measures_, changes_;
 };
 
 Result<void> Door::listen(UniqueFd listener) {
@@ -159,7 +182,7 @@ Door::~Door() {
     withdrawal_.raise();
     if (!daemon_) return;
     const UniqueFd listener(MHD_quiesce_daemon(daemon_));
-    for (auto* lane : {&looks_, &measures_, &changes_}) lane->close();
+    for (auto* lane : {&probes_, &looks_, &measures_, &changes_}) lane->close();
     MHD_stop_daemon(daemon_); // which may have no suspended connections
 }
 
@@ -211,9 +234,16 @@ std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view 
                           header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
                           MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr,
                           header(connection, "Sec-Fetch-Site")};
-    if (auto refused = admission_.check(context_of(connection).is_known, headers)) return refused;
-    connections_.admit(context_of(connection));
+    if (is_ambiguous(connection))
+        return refusal(k_bad_request, ErrorCode::invalid_argument, "it is ambiguous where this request ends",
+                       "send one Host, and one Content-Length or Transfer-Encoding: chunked");
     exchange.route = find_route(path);
+    auto refused = admission_.check(context_of(connection).is_known, headers);
+    exchange.is_admitted = !refused;
+    if (exchange.is_admitted) connections_.admit(context_of(connection));
+    // Probes can send no token. To pages it tells nothing all the same.
+    if (exchange.route && exchange.route->action == Action::live) refused = admission_.check(true, headers);
+    if (refused) return refused;
     if (!exchange.route)
         return refusal(k_not_found, ErrorCode::invalid_argument, "this door has no such route",
                        known_routes());
@@ -234,8 +264,7 @@ MHD_Result Door::reply(MHD_Connection* connection, const Exchange& exchange, Ans
     add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
     add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
     if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-    if (answer.status == k_unauthorized || answer.status == k_forbidden)
-        add(MHD_HTTP_HEADER_CONNECTION, "close"); // strangers hold none of them
+    if (!exchange.is_admitted) add(MHD_HTTP_HEADER_CONNECTION, "close");
     if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
     if (answer.status == k_wrong_method) add(MHD_HTTP_HEADER_ALLOW, std::string(exchange.route->methods));
     const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
@@ -249,7 +278,6 @@ MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exch
         return reply(connection, exchange,
                      refusal(k_too_large, ErrorCode::invalid_argument,
                              fmt::format("a body has at most {} bytes", k_longest_body)));
-    if (route.action == Action::live) return reply(connection, exchange, {k_ok, "{\"status\": \"ok\"}\n"});
     Result<Wish> wish = Wish();
     if (is_change(route.action)) wish = read_wish(route, method, query_of(connection), exchange.body);
     if (!wish) return reply(connection, exchange, answer_of(k_bad_request, wish.error()));
@@ -266,6 +294,7 @@ MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exch
     };
     if (is_change(route.action)           ? add(changes_, change)
         : route.action == Action::measure ? add(measures_, [this] { return backend_.measure(); })
+        : route.action == Action::live    ? add(probes_, [this] { return backend_.probe(); })
                                           : add_look(connection, exchange))
         return MHD_YES;
     exchange.answer = ending();

@@ -26,7 +26,7 @@ bool is_private(const struct stat& status) noexcept {
 } // namespace
 
 Result<std::vector<std::string>> names_in(int directory, std::size_t most) {
-    UniqueFd copy(::openat(directory, ".", k_open_flags));
+    UniqueFd copy(open_file(directory, ".", k_open_flags));
     const std::unique_ptr<DIR, int (*)(DIR*)> entries(copy ? ::fdopendir(copy.get()) : nullptr, &::closedir);
     if (!entries)
         return errno_error(ErrorCode::io_failed, errno, copy ? "fdopendir" : "openat",
@@ -54,7 +54,7 @@ Result<AgentDirectories> find_agent_directories(int tmp) {
 }
 
 UniqueFd open_private_directory(int tmp, const std::string& name, uid_t owner) noexcept {
-    UniqueFd directory(::openat(tmp, name.c_str(), k_open_flags));
+    UniqueFd directory(open_file(tmp, name.c_str(), k_open_flags));
     struct stat status = {};
     if (!directory || ::fstat(directory.get(), &status) != 0) return UniqueFd();
     if (status.st_uid == owner && is_private(status)) return directory;

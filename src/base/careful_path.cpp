@@ -59,14 +59,14 @@ void put_first(std::deque<std::string>& words, const std::filesystem::path& path
 Result<CarefulPlace> find_place(const std::filesystem::path& file, LastLink last) {
     std::deque<std::string> words;
     put_first(words, file);
-    UniqueFd here(::open(file.is_absolute() ? "/" : ".", k_open_directory));
+    UniqueFd here(open_file(AT_FDCWD, file.is_absolute() ? "/" : ".", k_open_directory));
     for (int links = 0; here;) {
         if (words.empty()) return CarefulPlace{std::move(here), "."};
         auto name = std::move(words.front());
         words.pop_front();
         const bool is_last = words.empty();
         if (is_last && last == LastLink::kept) return CarefulPlace{std::move(here), std::move(name)};
-        const UniqueFd link(::openat(here.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+        const UniqueFd link(open_file(here.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
         struct stat status = {};
         const bool is_link = link && ::fstat(link.get(), &status) == 0 && S_ISLNK(status.st_mode);
         if (is_link && (is_last || !is_proc(here.get()))) {
@@ -75,12 +75,12 @@ Result<CarefulPlace> find_place(const std::filesystem::path& file, LastLink last
             if (length <= 0 || !is_trusted(here.get(), status) || ++links > k_max_links)
                 return file_error(errno = ELOOP, "open", file);
             put_first(words, target.data());
-            if (target[0] == '/') here.reset(::open("/", k_open_directory));
+            if (target[0] == '/') here = open_file(AT_FDCWD, "/", k_open_directory);
         } else if (is_last) {
             return CarefulPlace{std::move(here), std::move(name)};
         } else {
             const int follow = is_link ? 0 : O_NOFOLLOW;
-            here.reset(::openat(here.get(), name.c_str(), k_open_directory | follow));
+            here = open_file(here.get(), name.c_str(), k_open_directory | follow);
         }
     }
     return file_error(errno, "open", file);

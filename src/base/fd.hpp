@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Owned file descriptors.
+// Owned file descriptors, and their numbers: 0 to 2 are the program's, also where it has closed them.
 
 #pragma once
 
@@ -8,16 +8,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <optional>
 #include <utility>
 
 namespace gpu_sleep {
 
-/// Owns a file descriptor and closes it. Move-only; -1 is empty.
+/// Above the numbers of standard input, output and error. A program that has closed these goes on writing
+/// there, or opens a file and expects one of them.
+inline constexpr int k_first_own_number = STDERR_FILENO + 1;
+
+/// Returns `fd`, or, where that is a number of the program's, a copy above, and closes `fd`. -1, with errno
+/// set, if no number is left.
+[[nodiscard]] inline int moved_up(int fd) noexcept {
+    if (fd < 0 || fd >= k_first_own_number) return fd;
+    const int above = ::fcntl(fd, F_DUPFD_CLOEXEC, k_first_own_number);
+    const int failure = errno;
+    ::close(fd);
+    errno = failure;
+    return above;
+}
+
+/// Owns a file descriptor and closes it. Its number is k_first_own_number or above: what has a lower one is
+/// moved, close-on-exec, and lost if no number is left. Move-only; -1 is empty.
 class UniqueFd {
 public:
     UniqueFd() noexcept = default;
-    explicit UniqueFd(int fd) noexcept : fd_(fd) {}
+    explicit UniqueFd(int fd) noexcept : fd_(moved_up(fd)) {}
     UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
     UniqueFd& operator=(UniqueFd&& other) noexcept {
         if (this != &other) reset(other.release());
@@ -32,12 +49,40 @@ public:
     [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
     void reset(int fd = -1) noexcept {
         if (fd_ >= 0) ::close(fd_);
-        fd_ = fd;
+        fd_ = moved_up(fd);
     }
 
 private:
     int fd_ = -1;
 };
+
+/// While one lives, what is opened gets a number above the program's: descriptors of "/" that are for its
+/// path alone fill those that are free. For the program these are as good as closed, for reading and writing
+/// fail with EBADF. If the file itself were opened there first, and then moved, another thread's line for
+/// standard error could get into it in between; and no call but fcntl(F_DUPFD) takes a least number. What the
+/// program opens meanwhile gets no number below 3, so one lives as long as the opening takes. Where there is
+/// no descriptor left to fill them with, UniqueFd has to do. Thread-safe; leaves errno as it was.
+class StandardNumbers {
+public:
+    StandardNumbers() noexcept;
+    StandardNumbers(const StandardNumbers&) = delete;
+    StandardNumbers& operator=(const StandardNumbers&) = delete;
+    ~StandardNumbers();
+    /// Empties what a thread of the parent fills, in a child of fork(). Async-signal-safe.
+    static void leave_in_child() noexcept;
+};
+
+/// What `open` returns, called with the program's numbers filled; errno is as that leaves it. Nothing is
+/// opened otherwise: a number that one thread finds taken would be free again once another has moved its file
+/// up.
+template <class Open>
+[[nodiscard]] UniqueFd opened(Open&& open) noexcept {
+    const StandardNumbers filled;
+    return UniqueFd(open());
+}
+
+/// As openat(2), with the program's numbers filled.
+[[nodiscard]] UniqueFd open_file(int directory, const char* path, int flags, mode_t mode = 0) noexcept;
 
 /// Which file something is, by whatever name and descriptor. All of it is async-signal-safe.
 struct FileIdentity {
@@ -80,8 +125,13 @@ public:
     [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
     /// Of the file that was given.
     [[nodiscard]] FileIdentity identity() const noexcept { return identity_; }
-    /// Whether the number still means that file. Async-signal-safe.
-    [[nodiscard]] bool is_held() const noexcept { return FileIdentity::of(fd_.get()) == identity_; }
+    /// Whether the number still means that file, as far as can be known. Async-signal-safe.
+    [[nodiscard]] bool is_held() const noexcept {
+        if (!fd_) return false;
+        const auto now = FileIdentity::of(fd_.get());
+        if (!now) return errno != EBADF; // a failing call, or a filter, does not make it another's
+        return now == identity_ || identity_ == FileIdentity();
+    }
     /// Whether `name` in `directory` is that file's.
     [[nodiscard]] bool is_named(int directory, const char* name) const noexcept {
         return FileIdentity::of(directory, name) == identity_;

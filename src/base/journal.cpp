@@ -50,7 +50,8 @@ bool send(const std::string& socket, std::span<const Field> fields) {
     const auto entry = encode(fields);
     const CancellationHold no_cancellation;
     const int errno_before = errno;
-    const UniqueFd sender(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const auto sender =
+        opened([&] { return ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
     const auto sent = sender ? ::sendto(sender.get(), entry.data(), entry.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
                                         reinterpret_cast<const sockaddr*>(&*address), sizeof(*address))
                              : -1;

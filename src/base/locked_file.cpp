@@ -50,10 +50,10 @@ Result<LockedFile> LockedFile::open(int directory, const std::string& name) {
     if (::fstat(directory, &owner) != 0) return failed("fstat");
     UniqueFd file;
     do {
-        file.reset(::openat(directory, name.c_str(), k_flags));
+        file = open_file(directory, name.c_str(), k_flags);
         if (file || errno != ENOENT) break;
         // It is given away only if nobody has linked another one there meanwhile.
-        file.reset(::openat(directory, name.c_str(), k_flags | O_CREAT | O_EXCL, k_mode));
+        file = open_file(directory, name.c_str(), k_flags | O_CREAT | O_EXCL, k_mode);
         if (file && owner.st_uid != ::geteuid() && ::fchown(file.get(), owner.st_uid, owner.st_gid) != 0)
             return failed("fchown");
     } while (!file && errno == EEXIST);
@@ -67,8 +67,8 @@ Result<LockedFile> LockedFile::open(int directory, const std::string& name) {
 }
 
 LockedFile LockedFile::find(int directory, const char* name) noexcept {
-    UniqueFd file(::openat(directory, name, O_RDWR | k_file_flags));
-    if (!file && errno == EROFS) file.reset(::openat(directory, name, O_RDONLY | k_file_flags));
+    UniqueFd file(open_file(directory, name, O_RDWR | k_file_flags));
+    if (!file && errno == EROFS) file = open_file(directory, name, O_RDONLY | k_file_flags);
     return LockedFile(std::move(file));
 }
 

@@ -5,12 +5,15 @@
 #include "base/log.hpp"
 
 #include "base/cancellation.hpp"
+#include "base/fd.hpp"
 #include "base/pipe_signal.hpp"
 #include "base/text.hpp"
 
 #include <fmt/format.h>
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -26,6 +29,19 @@ namespace {
 Severity threshold_from_environment() noexcept {
     const char* value = std::getenv("GPU_SLEEP_LOG");
     return parse_severity(value ? value : "").value_or(Severity::warning);
+}
+
+/// What standard error was as this library was loaded: at the program's start, mostly.
+const auto g_at_start = FileIdentity::of(STDERR_FILENO);
+
+/// Whether somebody is to read what is written to descriptor 2. A program that has closed its standard error
+/// may have a connection or a database there.
+bool is_for_lines() noexcept {
+    struct stat status = {};
+    if (::fstat(STDERR_FILENO, &status) != 0) return false;
+    if (FileIdentity{status.st_dev, status.st_ino} == g_at_start || S_ISFIFO(status.st_mode)) return true;
+    if (S_ISREG(status.st_mode)) return (::fcntl(STDERR_FILENO, F_GETFL) & O_ACCMODE) == O_WRONLY;
+    return ::isatty(STDERR_FILENO) == 1;
 }
 
 /// Whether a line can be written at once: a pipe may be full, its reader gone. We are a guest on the
@@ -60,7 +76,7 @@ void write(Severity, std::string_view message) noexcept {
                       message); // it may quote the environment, or the program
     *end = '\n';
     const auto size = static_cast<std::size_t>(end + 1 - line.data());
-    if (can_write()) {
+    if (is_for_lines() && can_write()) {
         const PipeSignalHold signal;
         // One write: a short or failed one has nobody left to be told.
         if (::write(STDERR_FILENO, line.data(), size) < 0 && errno == EPIPE) signal.take_back();

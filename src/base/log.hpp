@@ -22,7 +22,9 @@ enum class Severity { error, warning, info, debug };
 
 /// Writes "gpu-sleep[PID]: MESSAGE\n" to standard error in one write, so that lines of threads do not mix;
 /// lines longer than an atomic write to a pipe are cut, and characters that are not printable() are replaced.
-/// Never waits, fails or raises SIGPIPE: if nobody reads, the line is dropped. Thread-safe.
+/// Never waits, fails or raises SIGPIPE: if nobody reads, the line is dropped. So it is where descriptor 2 is
+/// not as it was when this library was loaded, unless it is a terminal, a pipe, or a file that is open for
+/// writing alone. Thread-safe.
 void write(Severity severity, std::string_view message) noexcept;
 /// The same with formatting. If there is no memory for a long line, only its beginning is written.
 void write_formatted(Severity severity, fmt::string_view text, fmt::format_args args) noexcept;

@@ -19,15 +19,6 @@
 namespace gpu_sleep {
 namespace {
 
-/// The first line of a file, or nothing, with errno set.
-std::optional<std::string> first_line(const std::filesystem::path& path) {
-    errno = 0;
-    const auto text = read_small_file(path);
-    std::string_view rest = text ? std::string_view(*text) : std::string_view();
-    const auto line = take_line(rest);
-    return line ? std::optional(std::string(*line)) : std::nullopt;
-}
-
 bool is_shortage(int number) noexcept {
     return number == EMFILE || number == ENFILE || number == ENOMEM;
 }
@@ -36,12 +27,12 @@ Error cannot_read(const std::filesystem::path& file) {
     return errno_error(ErrorCode::io_failed, errno, "open", "cannot read " + file.string());
 }
 
-Result<std::uint64_t> start_time_in(const std::string& stat_line, std::string_view process) {
-    // The command's name, field 2, is in brackets and may hold spaces and brackets: count on from the last
-    // one.
+Result<std::uint64_t> start_time_in(const std::string& stat, std::string_view process) {
+    // The command's name, field 2, is in brackets and may hold spaces, brackets and newlines: count on from
+    // the last bracket of the file.
     constexpr int k_fields_between = 19;
-    const auto bracket = stat_line.rfind(')');
-    std::istringstream rest(bracket == std::string::npos ? std::string() : stat_line.substr(bracket + 1));
+    const auto bracket = stat.rfind(')');
+    std::istringstream rest(bracket == std::string::npos ? std::string() : stat.substr(bracket + 1));
     std::string field;
     for (int i = 0; i < k_fields_between; ++i) rest >> field;
     std::uint64_t start_time = 0;
@@ -80,10 +71,10 @@ std::optional<ProcessIdentity> parse_agent_socket_name(std::string_view name) {
 }
 
 Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc) {
-    auto line = first_line(proc / std::to_string(pid) / "stat");
-    if (!line && is_shortage(errno)) return cannot_read(proc / std::to_string(pid) / "stat");
-    if (!line) return make_error(ErrorCode::no_process, "there is no process {}", pid);
-    return start_time_in(*line, std::to_string(pid));
+    const auto stat = read_small_file(proc / std::to_string(pid) / "stat");
+    if (!stat && is_shortage(errno)) return cannot_read(proc / std::to_string(pid) / "stat");
+    if (!stat) return make_error(ErrorCode::no_process, "there is no process {}", pid);
+    return start_time_in(*stat, std::to_string(pid));
 }
 
 bool is_boot_id(std::string_view text) noexcept {
@@ -92,8 +83,8 @@ bool is_boot_id(std::string_view text) noexcept {
 }
 
 std::string boot_id(const std::filesystem::path& proc) {
-    auto id = first_line(proc / "sys" / "kernel" / "random" / "boot_id").value_or("");
-    std::erase(id, '-');
+    auto id = read_small_file(proc / "sys" / "kernel" / "random" / "boot_id").value_or("");
+    std::erase_if(id, [](char c) { return c == '-' || c == '\n'; });
     return is_boot_id(id) ? id : std::string();
 }
 
@@ -115,10 +106,10 @@ std::uint64_t pid_namespace(const std::filesystem::path& proc) {
 Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {
     static std::atomic<std::uint64_t> s_known{0}; // written before s_pid
     static std::atomic<pid_t> s_pid{0};
-    auto line = first_line(proc / "self" / "stat");
-    if (!line && errno == ENOENT && s_pid.load() == ::getpid()) return s_known.load();
-    if (!line) return cannot_read(proc / "self" / "stat");
-    auto start_time = start_time_in(*line, "self");
+    const auto stat = read_small_file(proc / "self" / "stat");
+    if (!stat && errno == ENOENT && s_pid.load() == ::getpid()) return s_known.load();
+    if (!stat) return cannot_read(proc / "self" / "stat");
+    auto start_time = start_time_in(*stat, "self");
     if (start_time) {
         s_known = *start_time;
         s_pid = ::getpid();

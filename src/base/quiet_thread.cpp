@@ -4,6 +4,8 @@
 
 #include "base/quiet_thread.hpp"
 
+#include "base/fd.hpp"
+
 #include <csignal>
 #include <pthread.h>
 #include <system_error>
@@ -15,23 +17,6 @@ namespace {
 /// as runtimes have whose code may run on a thread of ours. Source: sigprocmask(2), NOTES.
 constexpr int k_synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
 
-/// All other signals are blocked on this thread as long as it lives, also when memory runs out meanwhile.
-class SignalsBlocked {
-public:
-    SignalsBlocked() noexcept {
-        sigset_t blocked;
-        sigfillset(&blocked);
-        for (const int signal : k_synchronous) sigdelset(&blocked, signal);
-        pthread_sigmask(SIG_SETMASK, &blocked, &before_);
-    }
-    SignalsBlocked(const SignalsBlocked&) = delete;
-    SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
-private:
-    sigset_t before_{};
-};
-
 /// For good on the calling thread: a callback's thread is known to the program, which may cancel it, and
 /// unwinding our frames would end the process. Source: pthread_setcancelstate(3).
 void refuse_cancellation() noexcept {
@@ -41,6 +26,13 @@ void refuse_cancellation() noexcept {
 
 } // namespace
 
+SignalsBlocked::SignalsBlocked() noexcept {
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (const int signal : k_synchronous) sigdelset(&blocked, signal);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
+}
+
 Result<std::thread> start_quiet_thread(const char* name, std::function<void()> body) {
     const SignalsBlocked blocked; // a thread inherits the mask it is started under
     try {
@@ -48,6 +40,7 @@ Result<std::thread> start_quiet_thread(const char* name, std::function<void()> b
             refuse_cancellation();
             body();
         });
+        const StandardNumbers filled; // another thread's name is a file that the C library opens
         pthread_setname_np(thread.native_handle(), name);
         return thread;
     } catch (const std::system_error& failure) {

@@ -16,7 +16,7 @@
 namespace gpu_sleep {
 
 std::optional<std::string> read_small_file(const std::filesystem::path& path) {
-    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    const UniqueFd file(open_file(AT_FDCWD, path.c_str(), O_RDONLY | O_CLOEXEC));
     return file ? read_open_file(file.get(), std::string::npos) : std::nullopt;
 }
 

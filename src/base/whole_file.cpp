@@ -36,7 +36,7 @@ std::string own_link(int fd) {
 
 /// An open file in the directory that has no name and can be given one; or none.
 UniqueFd open_nameless(int directory) {
-    UniqueFd fd(::openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, k_owners_mode));
+    UniqueFd fd(open_file(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, k_owners_mode));
     if (fd && ::access(own_link(fd.get()).c_str(), F_OK) != 0) fd.reset(); // no proc file system
     return fd;
 }
@@ -44,7 +44,7 @@ UniqueFd open_nameless(int directory) {
 /// Takes the new name with an empty file first, and replaces that.
 bool rename_to_taken(int directory, const char* from, const char* to) noexcept {
     const UniqueFd taken(
-        ::openat(directory, to, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, k_owners_mode));
+        open_file(directory, to, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, k_owners_mode));
     if (!taken) return false;
     if (::renameat(directory, from, directory, to) == 0) return true;
     const int status = errno;
@@ -81,14 +81,14 @@ Result<WholeFile> WholeFile::create(const std::filesystem::path& path) {
     struct stat status = {};
     if (::lstat(path.c_str(), &status) == 0) return file_error(EEXIST, "open", path);
     const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-    WholeFile file(UniqueFd(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+    WholeFile file(UniqueFd(open_file(AT_FDCWD, parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
                    path.filename().string(), path, false);
     const int directory = file.directory_.get();
     if (directory < 0) return file_error(errno, "open", path);
     file.fd_ = open_nameless(directory);
     if (file.fd_) return file;
     auto partial = path.string() + ".partial-XXXXXX";
-    file.fd_.reset(::mkostemp(partial.data(), O_CLOEXEC));
+    file.fd_ = opened([&] { return ::mkostemp(partial.data(), O_CLOEXEC); });
     if (!file.fd_) return file_error(errno, "mkostemp", path);
     file.removed_ = std::filesystem::path(partial).filename().string();
     return file;
@@ -99,8 +99,8 @@ Result<WholeFile> WholeFile::replace(UniqueFd directory, std::string name, std::
     WholeFile file(std::move(directory), std::move(name), std::move(path), true);
     for (int i = 0; i < k_tries; ++i) {
         auto temporary = ".gpu-sleep-" + std::to_string(::getpid()) + "-" + std::to_string(i);
-        file.fd_.reset(::openat(file.directory_.get(), temporary.c_str(),
-                                O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, k_owners_mode));
+        file.fd_ = open_file(file.directory_.get(), temporary.c_str(),
+                             O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, k_owners_mode);
         if (file.fd_) {
             file.removed_ = std::move(temporary);
             return file;
@@ -134,7 +134,7 @@ Result<void> WholeFile::commit(bool lasts) {
     removed_ = replaces_ ? std::string() : name_; // a new one goes if it may not last
     if (!has_name) GPU_SLEEP_TRY(close_file(std::move(fd_), path_));
     // A directory that may be written but not read keeps its own time.
-    const UniqueFd read(::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const UniqueFd read(open_file(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (lasts && read) {
         auto flushed = flush(read.get(), path_.parent_path());
         if (!flushed && !replaces_) return flushed;

@@ -208,6 +208,7 @@ Result<void> FileKeeper::write(Transfer& transfer, FileBatch& batch) {
     options.under_way = staging.ahead();
     options.buffer_bytes = std::min(transfer.options.staging, staging.buffer_bytes());
     options.memory.reserve = transfer.options.host_reserve;
+    options.flushing = [&](bool begins) { transfer.progress.note_call(begins); };
     return write(batch, source, options);
 }
 
@@ -218,6 +219,7 @@ Result<void> FileKeeper::take_over(Handover& handover, Batch& batch, std::span<c
     file.describe(extents);
     store::SnapshotWriteOptions options;
     options.memory.reserve = handover.options.host_reserve;
+    options.flushing = [&](bool begins) { handover.progress.note_call(begins); };
     GPU_SLEEP_TRY(with_buffers(handover.options, [&](Bytes buffer_bytes) {
         options.buffer_bytes = buffer_bytes;
         options.under_way = static_cast<std::size_t>(buffer_bytes / codec::k_chunk_bytes);

@@ -193,7 +193,7 @@ const std::byte* HostBatch::memory(Span span, std::vector<std::byte>& buffer) co
 Result<void> HostBatch::read(Span span, std::byte* to) const {
     // The kernel reads what is out of reach of threads, and so nobody else's access to it changes. Source:
     // proc(5).
-    const UniqueFd memory(::open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
+    const UniqueFd memory(open_file(AT_FDCWD, "/proc/self/mem", O_RDONLY | O_CLOEXEC));
     int failure = memory ? 0 : errno;
     for_each_piece(span, [&](std::size_t, Span part) {
         while (failure == 0 && part.bytes > 0) {

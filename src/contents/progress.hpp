@@ -31,6 +31,19 @@ struct Control {
     std::function<Result<bool>()> wait_for_others = [] { return Result<bool>(false); };
 };
 
+/// Runs `call`, which may take minutes and tells nothing meanwhile: a flush, a removal of large files, a call
+/// of the driver. The asker is told when it begins and when it has ended (Progress::in_call). Returns its
+/// result.
+template <class Call>
+auto telling_of_call(const std::function<bool(const model::Progress&)>& progress, Call&& call,
+                     model::Progress::Phase phase = model::Progress::Phase::waiting) {
+    const auto tell = [&](bool begins) { static_cast<void>(progress({.phase = phase, .in_call = begins})); };
+    tell(true);
+    auto done = call();
+    tell(false);
+    return done;
+}
+
 /// Counts bytes moved on all devices, tells the asker, and heeds its withdrawal and its deadline.
 /// Thread-safe.
 class ProgressCounter {
@@ -41,15 +54,20 @@ public:
     /// The sum never passes the total, though something be copied twice. Errors: cancelled, timed_out (the
     /// asker's deadline has passed).
     [[nodiscard]] Result<void> add(Bytes bytes);
+    /// The device's thread begins a call that may take minutes, or has ended it (Progress::in_call).
+    void note_call(bool begins);
     /// Ends the transfer on every device after one has failed.
     void stop() noexcept { stopped_ = true; }
     [[nodiscard]] Milliseconds host_patience() const noexcept { return control_.host_patience; }
 
 private:
+    [[nodiscard]] bool tell();
+
     const Control& control_;
     std::mutex mutex_; ///< one call of the asker at a time
     Bytes total_;
     Bytes done_ = 0;
+    int calls_ = 0; ///< under way
     std::atomic<bool> stopped_{false};
 };
 

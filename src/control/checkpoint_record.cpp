@@ -29,7 +29,7 @@ constexpr const char* k_last_line = "end";
 constexpr std::string_view k_ending = ".checkpoint";
 
 UniqueFd open_tmp() {
-    return UniqueFd(::open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    return open_file(AT_FDCWD, "/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
 /// Where the agents of `owner` have their sockets.

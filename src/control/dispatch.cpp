@@ -262,8 +262,11 @@ std::vector<Outcome> Dispatch::ask_agents(Listener& listener, Interruptions& int
         if (!is_for_all || !is_passed_over(each)) listener.ended(each);
     std::vector<Task> tasks;
     for (auto& target : targets_.reached) tasks.push_back({std::move(target), &command_.request});
-    auto outcomes =
-        control::carry_out(finder_, std::move(tasks), {.passes_over = is_for_all}, listener, interruptions);
+    Manner manner{.passes_over = is_for_all};
+    const bool is_pass = std::holds_alternative<model::IdleSleepRequest>(command_.request);
+    if (is_pass && !model::terms_in(command_.request)->bounds_all)
+        manner.end = Clock::now() + k_limit_of_pass;
+    auto outcomes = control::carry_out(finder_, std::move(tasks), manner, listener, interruptions);
     std::move(unreached.begin(), unreached.end(), std::back_inserter(outcomes));
     return outcomes;
 }

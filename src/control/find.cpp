@@ -37,10 +37,11 @@ UniqueFd open_tmp(int root) {
     open_how how{};
     how.flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
     how.resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS;
-    const auto opened = ::syscall(SYS_openat2, root, "tmp", &how, sizeof(how));
-    if (opened >= 0) return UniqueFd(static_cast<int>(opened));
+    auto tmp =
+        opened([&] { return static_cast<int>(::syscall(SYS_openat2, root, "tmp", &how, sizeof(how))); });
+    if (tmp) return tmp;
     if (errno != ENOSYS && errno != EPERM) return UniqueFd();
-    return UniqueFd(::openat(root, "tmp", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    return open_file(root, "tmp", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
 /// Connects to the socket `name` in `directory`, by a path short enough for a socket address. Returns an
@@ -49,7 +50,7 @@ int connect_in(int directory, const std::string& name, UniqueFd& socket) {
     const auto path = fmt::format("/proc/self/fd/{}/{}", directory, name);
     const auto address = unix_address(path);
     if (!address) return ENAMETOOLONG;
-    socket.reset(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    socket = opened([&] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
     if (!socket) return errno;
     while (connect_unix(socket.get(), *address) != 0)
         if (errno != EINTR) return errno;
@@ -80,7 +81,7 @@ Result<std::vector<UniqueFd>> Finder::open_roots(const Process& process,
     std::vector<UniqueFd> roots;
     int reason = 0;
     const auto add = [&](const fs::path& path) {
-        UniqueFd root(::open(path.c_str(), k_flags));
+        UniqueFd root(open_file(AT_FDCWD, path.c_str(), k_flags));
         if (root)
             roots.push_back(std::move(root));
         else

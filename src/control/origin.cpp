@@ -87,9 +87,9 @@ std::string to_text(const Origin& origin) {
 
 std::string to_word(const Origin& origin) {
     constexpr std::size_t k_short_kernel = 8;
-    if (!origin.notebook.empty()) return std::string(file_name_in(origin.notebook));
-    if (!origin.kernel.empty()) return "kernel " + origin.kernel.substr(0, k_short_kernel);
-    return origin.job.empty() ? origin.unit : "job " + origin.job;
+    if (!origin.notebook.empty()) return printable(file_name_in(origin.notebook));
+    if (!origin.kernel.empty()) return "kernel " + printable(origin.kernel.substr(0, k_short_kernel));
+    return printable(origin.job.empty() ? origin.unit : "job " + origin.job);
 }
 
 } // namespace gpu_sleep::control

@@ -32,19 +32,18 @@ bool has_live_agent(const Finder& finder, pid_t pid) {
     return thread && thread->second != k_control_thread_ending;
 }
 
-/// Connects to those of `processes` that have an agent. Of those that may not be asked, `has_refused` has the
-/// ones with an agent among the unreached. Errors: io_failed.
+/// Connects to those of `processes` that have an agent. `is_joint`: each that shows an agent's thread and
+/// cannot be asked is among the unreached, whatever the reason. Errors: io_failed.
 Result<Targets> connect_to_those_with_agents(Finder& finder, std::vector<Process> processes,
-                                             bool has_refused = false) {
+                                             bool is_joint = false) {
     Targets targets;
     for (auto& process : processes) {
         auto socket = finder.connect(process);
         if (!socket && lacks_descriptors(socket.error().driver_status))
             return std::move(socket).error(); // rather none than some, and nobody the wiser
         const auto code = socket ? std::optional<ErrorCode>() : socket.error().code;
-        const bool is_refused =
-            code == ErrorCode::not_permitted && has_refused && has_live_agent(finder, process.pid);
-        if (code && code != ErrorCode::timed_out && code != ErrorCode::agent_unreachable && !is_refused)
+        if (code && code != ErrorCode::timed_out && code != ErrorCode::agent_unreachable &&
+            !(is_joint && has_live_agent(finder, process.pid)))
             continue; // as most of a machine's processes
         if (process.name.empty()) identify(finder.proc(), process);
         if (socket)

@@ -6,7 +6,11 @@
 
 #include "control/driver_engine.hpp"
 #include "control/gpus.hpp"
+#include "driver/management.hpp"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <utility>
@@ -31,6 +35,17 @@ peers::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
     return {terms.timeout + wake->wait, k_grace, !terms.bounds_all, terms.timeout, wake->order.size() + 1};
 }
 
+/// What a process of this machine can have to copy: no more than its GPUs have, or its host memory holds.
+Bytes machine_bytes() {
+    const auto gpus = driver::look_at_gpus();
+    if (!gpus) return peers::AnswerTimeout::k_max_bytes;
+    Bytes bytes = 0;
+    for (const auto& gpu : *gpus) bytes += gpu.total;
+    const auto pages = ::sysconf(_SC_PHYS_PAGES);
+    return std::max(bytes,
+                    pages < 0 ? Bytes{0} : static_cast<Bytes>(pages) * static_cast<Bytes>(::getpagesize()));
+}
+
 /// Has a wake that has found too little GPU memory say who has it.
 void add_holders(const protocol::Request& request, Outcome& outcome) {
     const auto* const wake = std::get_if<model::WakeRequest>(&request);
@@ -50,8 +65,11 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     std::vector<peers::Question> questions;
     questions.reserve(tasks.size());
     std::optional<DeepLocker> locker;
+    const auto most = manner.end ? machine_bytes() : peers::AnswerTimeout::k_max_bytes;
     for (auto& [target, request] : tasks) {
-        questions.push_back(question_for(finder, target, *request, limits_of(*request)));
+        auto limits = limits_of(*request);
+        limits.bytes = most;
+        questions.push_back(question_for(finder, target, *request, limits));
         const auto* const sleep = model::sleep_in(*request);
         if (!sleep || !sleep->deep || sleep->dry_run) continue;
         if (!locker) locker.emplace();
@@ -62,8 +80,18 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     };
     std::vector<Outcome> outcomes(tasks.size());
     std::set<std::size_t> untold;
-    for (peers::Conversations conversations(std::move(questions), &interruptions, manner.joint);
-         auto event = conversations.next();) {
+    peers::Conversations conversations(std::move(questions), &interruptions, manner.joint);
+    auto end = manner.end.value_or(Clock::time_point::max());
+    for (;;) {
+        auto event = conversations.next(end);
+        if (!event && conversations.are_over()) break;
+        if (!event) {
+            conversations.withdraw(make_error(ErrorCode::timed_out,
+                                              "it was not done when the pass had to end; "
+                                              "give a slow disk more time by --timeout"));
+            end = Clock::time_point::max();
+            continue;
+        }
         const auto& [target, request] = tasks[event->question];
         if (const auto* const progress = std::get_if<model::Progress>(&event->what))
             listener.progress(target.process, *progress);

@@ -7,6 +7,7 @@
 #include "control/ask.hpp"
 #include "control/command.hpp"
 
+#include <optional>
 #include <vector>
 
 namespace gpu_sleep::control {
@@ -21,7 +22,12 @@ struct Task {
 struct Manner {
     const peers::Joint* joint = nullptr; ///< they go together
     bool passes_over = false;            ///< nothing is said of one that is_passed_over()
+    /// When those of a pass that are not done are withdrawn; nothing where nobody else waits for the pass.
+    std::optional<Clock::time_point> end = {};
 };
+
+/// A pass that nobody follows takes no longer, whatever agents say, unless it has a time for each process.
+inline constexpr Milliseconds k_limit_of_pass{900'000};
 
 /// Carries out all, and has the driver do its part of deep sleeps. The listener hears of each as soon as it
 /// has ended, of those that go together once all have; of one whose agent has not had the last word, when it

@@ -241,6 +241,8 @@ struct Progress {
     Bytes total = 0;
     std::string tag{}; ///< what is being woken, where an order was given; empty for the rest, and otherwise
     std::uint64_t held = 0; ///< threads that the gate holds and could let through; in phase drained
+    /// A call of the system or the driver has begun that may take minutes; until a word without it.
+    bool in_call = false;
 };
 
 /// A failed request: why, and the state of the process, or of the requested part, afterwards.

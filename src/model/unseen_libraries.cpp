@@ -10,6 +10,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cstddef>
+#include <optional>
 
 namespace gpu_sleep::model {
 namespace {
@@ -39,49 +42,61 @@ constexpr std::array k_rows = {
     Row{"/dev/nvidia-fs", "GPUDirect Storage"},
 };
 
-/// One line: the file, and whether it may be executed there, as only a loaded library may.
-struct Mapping {
-    std::string_view file; ///< empty without one
-    bool runs = false;
-};
-
-// "7f1c00000000-7f1c00010000 r-xp 00001000 08:01 1234   /usr/lib/libx.so.1 (deleted)"
-Mapping parse_line(std::string_view line) {
-    constexpr std::string_view k_deleted = " (deleted)"; // the driver was replaced since
-    const auto permissions = line.find(' ');
-    const auto before_file = line.find(" /");
-    if (permissions == std::string_view::npos || before_file == std::string_view::npos) return {};
-    auto file = line.substr(before_file + 1);
-    if (file.ends_with(k_deleted)) file.remove_suffix(k_deleted.size());
-    return {file, line.substr(permissions).starts_with(" r-x")};
-}
-
-std::string_view name_of(std::string_view file) {
-    return file.substr(file.rfind('/') + 1);
-}
-
 bool is_meant(const Row& row, const Mapping& mapping) {
     if (row.name.starts_with('/')) return mapping.file.starts_with(row.name);
-    const auto name = name_of(mapping.file);
-    const auto rest = name.substr(std::min(row.name.size(), name.size()));
-    return mapping.runs && name.starts_with(row.name) && (rest.empty() || rest.front() == '.');
+    return mapping.runs && mapping.is_of(row.name);
 }
 
 } // namespace
 
+bool Mapping::is_of(std::string_view library) const {
+    const auto rest = name().substr(std::min(library.size(), name().size()));
+    return name().starts_with(library) && (rest.empty() || rest.front() == '.');
+}
+
+std::vector<Mapping> parse_mappings(std::string_view text) {
+    constexpr std::string_view k_deleted = " (deleted)"; // the driver was replaced since
+    std::vector<Mapping> all;
+    // "7f1c00000000-7f1c00010000 r-xp 00001000 08:01 1234   /usr/lib/libx.so.1 (deleted)"
+    while (const auto line = take_line(text)) {
+        const auto before_file = line->find(" /");
+        if (before_file == std::string_view::npos) continue;
+        Mapping mapping;
+        const auto* const end = line->data() + before_file;
+        const auto after = [end](const char* at, std::ptrdiff_t bytes) {
+            return at + std::min(bytes, end - at);
+        };
+        const char* at = std::from_chars(line->data(), end, mapping.begin, 16).ptr;
+        at = std::from_chars(after(at, 1), end, mapping.end, 16).ptr;
+        mapping.runs = std::string_view(at, end).starts_with(" r-x");
+        std::from_chars(after(at, std::string_view(" r-xp ").size()), end, mapping.offset, 16);
+        mapping.file = line->substr(before_file + 1);
+        if (mapping.file.ends_with(k_deleted)) mapping.file.remove_suffix(k_deleted.size());
+        all.push_back(mapping);
+    }
+    return all;
+}
+
 std::vector<UnseenUse> unseen_libraries(std::string_view mappings) {
     std::array<std::vector<UnseenUse>, k_rows.size()> found;
-    while (const auto line = take_line(mappings)) {
-        const auto mapping = parse_line(*line);
-        if (mapping.file.empty()) continue;
+    std::vector<UnseenUse> all;
+    std::optional<Mapping> driver;
+    bool is_audited = false;
+    for (const auto& mapping : parse_mappings(mappings)) {
         for (std::size_t i = 0; i < k_rows.size(); ++i) {
             if (!is_meant(k_rows[i], mapping)) continue;
-            UnseenUse library{k_rows[i].use, std::string(name_of(mapping.file))};
+            UnseenUse library{k_rows[i].use, std::string(mapping.name())};
             if (std::find(found[i].begin(), found[i].end(), library) == found[i].end())
                 found[i].push_back(std::move(library));
         }
+        is_audited |= mapping.is_of("libgpu-sleep-audit.so");
+        if (!mapping.runs || !mapping.is_of(k_driver_library)) continue;
+        if (!driver) driver = mapping;
+        // One copy may lie in several mappings: of several places in its file.
+        else if (mapping.file != driver->file || mapping.offset == driver->offset)
+            all = {{"a second CUDA driver, which needs gpu-run --audit", std::string(mapping.name())}};
     }
-    std::vector<UnseenUse> all;
+    if (is_audited) all.clear();
     for (auto& row : found) all.insert(all.end(), row.begin(), row.end());
     return all;
 }

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,8 +21,24 @@ struct UnseenUse {
     friend bool operator==(const UnseenUse&, const UnseenUse&) = default;
 };
 
-/// Those among `mappings`, each once, in the order of the table and then of the addresses.
-/// Source: proc_pid_maps(5).
+/// A mapping of a file: where it lies, from where in the file, and whether it may be executed there, as only
+/// a loaded library may.
+struct Mapping {
+    std::uintptr_t begin = 0, end = 0, offset = 0;
+    std::string_view file; ///< its path
+    bool runs = false;
+    [[nodiscard]] std::string_view name() const { return file.substr(file.rfind('/') + 1); }
+    /// Whether the file is called `library`, with or without a version behind it.
+    [[nodiscard]] bool is_of(std::string_view library) const;
+};
+/// Those of files among the lines of `text`, which lives as long as they. Source: proc_pid_maps(5).
+[[nodiscard]] std::vector<Mapping> parse_mappings(std::string_view text);
+
+inline constexpr std::string_view k_driver_library = "libcuda.so"; ///< the CUDA driver's
+
+/// Those among `mappings`, each once, in the order of the table and then of the addresses. First a second
+/// copy of the CUDA driver, unless the audit library is there, which has the loader bind its callers to the
+/// agent. Source: proc_pid_maps(5).
 [[nodiscard]] std::vector<UnseenUse> unseen_libraries(std::string_view mappings);
 
 /// Why the driver's checkpoint would harm a process with these uses; empty: none is known to be harmed.

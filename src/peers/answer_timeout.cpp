@@ -17,6 +17,7 @@ AnswerTimeout::AnswerTimeout(const Limits& limits, Clock::time_point now) noexce
 void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now) noexcept {
     using Phase = model::Progress::Phase;
     end_if_stopped_ = std::max(end_if_stopped_, end_if_stopped_once_heard_);
+    if (limits_.copies_freely || is_past_return()) hear_of_call(progress.in_call, now);
     if (progress.phase == Phase::deep && is_past_return()) {
         end_if_stopped_ = now + k_release_if_stopped;
         return;
@@ -60,8 +61,19 @@ void AnswerTimeout::end_call(Clock::time_point now) noexcept {
     end_if_stopped_ = now + k_release_if_stopped;
 }
 
+void AnswerTimeout::hear_of_call(bool is_in_one, Clock::time_point now) noexcept {
+    if (is_in_one == in_call_since_.has_value()) return;
+    if (is_in_one) {
+        in_call_since_ = now;
+        return;
+    }
+    const auto spent = std::min(calls_left_, now - *std::exchange(in_call_since_, std::nullopt));
+    calls_left_ -= spent;
+    end_ += spent;
+}
+
 void AnswerTimeout::hear_of_copying(Bytes done, Bytes total, Clock::time_point now) noexcept {
-    if (total > k_max_bytes || done > total) return;
+    if (total > limits_.bytes || done > total) return;
     const bool begins = attempts_ == 0 || total != total_ || done < done_;
     if (begins && attempts_ == k_max_attempts) return;
     if (begins) {

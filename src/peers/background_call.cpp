@@ -30,7 +30,7 @@ struct BackgroundCall::State {
 
 Result<BackgroundCall> BackgroundCall::start(std::function<Result<void>()> call) {
     auto state = std::make_shared<State>();
-    state->end.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    state->end = opened([&] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
     if (!state->end) return errno_error(ErrorCode::io_failed, errno, "eventfd", "cannot start a call");
     ++s_under_way;
     auto thread = start_quiet_thread("gpu-sleep-call", [state, call = std::move(call)] {

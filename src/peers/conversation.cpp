@@ -125,6 +125,7 @@ void Conversation::say(model::Directive directive) {
 }
 
 void Conversation::withdraw(std::optional<Error> why) {
+    timeout_.forget_calls();
     if (is_over() || is_past_return()) return;
     is_withdrawn_ = true;
     why_withdrawn_ = std::move(why);

@@ -20,7 +20,7 @@ Result<Neighbours> Neighbours::open() {
     constexpr std::string_view k_tmp = "/tmp/";
     const auto user = ::geteuid();
     auto path = agent_directory(user);
-    const UniqueFd tmp(::open(k_tmp.data(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const UniqueFd tmp(open_file(AT_FDCWD, k_tmp.data(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!tmp) return errno_error(ErrorCode::io_failed, errno, "open", "/tmp");
     auto directory = open_private_directory(tmp.get(), path.substr(k_tmp.size()), user);
     if (!directory) return errno_error(ErrorCode::io_failed, errno, "open", path);
@@ -43,7 +43,7 @@ Result<UniqueFd> Neighbours::connect(const ProcessIdentity& process) const {
     const auto path = fmt::format("{}/{}", path_, agent_socket_name(process.pid, process.start_time));
     const auto address = unix_address(path);
     if (!address) return make_error(ErrorCode::io_failed, "{} is too long", path);
-    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    auto socket = opened([&] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
     if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
     if (connect_unix(socket.get(), *address) != 0) {
         if (errno == EAGAIN)

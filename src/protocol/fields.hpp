@@ -225,7 +225,8 @@ auto fields(Is<model::Shared> auto& s) {
     return all_fields(must<1>(s.bytes), must<2>(s.offset));
 }
 auto fields(Is<model::Progress> auto& p) {
-    return all_fields(must<1>(p.phase), may<2>(p.done), may<3>(p.total), may<4>(p.tag), may<5>(p.held));
+    return all_fields(must<1>(p.phase), may<2>(p.done), may<3>(p.total), may<4>(p.tag), may<5>(p.held),
+                      may<87>(p.in_call));
 }
 auto fields(Is<model::Failure> auto& f) {
     return all_fields(may<1>(f.error), may<2>(f.state));

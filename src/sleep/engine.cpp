@@ -117,7 +117,10 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
                            Scope scope, Spill spill) {
     auto plan = plan_sleep(request);
     if (!plan) return std::move(plan).error();
-    if (scope != Scope::all) plan->move_only();
+    if (scope == Scope::deep)
+        GPU_SLEEP_TRY(plan->leave_gpu(request.deep));
+    else if (scope != Scope::all)
+        plan->move_only();
     if (scope == Scope::copies) plan->devices.clear();
     report.dropped_without_refill = plan->without_refill;
     if (request.dry_run) {
@@ -128,7 +131,9 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     if (plan->is_empty()) return {};
     auto opened = static_cast<const model::Choice&>(request);
     if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
-    auto options = open_stores(contents_, opened, report.notes);
+    const auto open = [&] { return open_stores(contents_, opened, report.notes); };
+    // A directory's leftovers are removed.
+    auto options = model::uses_files(opened) ? telling_of_call(control.progress, open) : open();
     if (!options) return std::move(options).error();
     if (spill == Spill::rest) options->room_in_host = room_beside_files(*options, contents_.options());
     const Protecting protecting(contents_);
@@ -143,7 +148,8 @@ Result<void> Engine::sleep(const model::SleepRequest& request, const Control& co
     report.devices.reserve(report.devices.size() + plan->devices.size() + plan->give_up.size() +
                            plan->move.size());
     const auto prepared = Clock::now();
-    GPU_SLEEP_TRY(transaction.commit());
+    GPU_SLEEP_TRY(telling_of_call(
+        control.progress, [&] { return transaction.commit(); }, model::Progress::Phase::release));
     move.commit();
     report.times.release = seconds_since(prepared);
     report.changed = true;
@@ -248,6 +254,31 @@ Bytes Engine::forget_retained_beside(const model::SleepRequest& request) {
     for (auto& [address, backing] : ledger_.backings())
         if (is_in_the_way(backing)) contents_.forget(std::exchange(backing.kept, {}).range);
     return before - contents_.retained();
+}
+
+void Engine::take_spare(int device) noexcept {
+    // On an H200, driver 580, streams take 2 MiB, which some share; modules, events and pinning take nothing.
+    constexpr Bytes k_spare = 4 * k_mib;
+    constexpr Milliseconds k_between{1'000}; // no small allocation pays for it each time
+    if (spares_.contains(device) || Clock::now() < next_spare_) return;
+    const auto taken = guarded([&]() -> Result<void> {
+        const auto kind = driver::MemoryKind::of_device(api_, device);
+        if (!kind) return kind.error();
+        auto spare = kind->create(api_, round_up(k_spare, kind->granularity()), Milliseconds(0));
+        if (!spare) return std::move(spare).error();
+        spares_.emplace(device, *std::move(spare));
+        return {};
+    });
+    if (!taken) next_spare_ = Clock::now() + k_between;
+}
+
+void Engine::settle_spares() noexcept {
+    driver::DeviceMask awake = 0;
+    for (const auto& [address, backing] : ledger_.backings())
+        if (!backing.is_asleep()) awake |= driver::DeviceMask{1} << backing.device;
+    std::erase_if(spares_, [=](const auto& spare) { return (awake >> spare.first & 1) == 0; });
+    for (int device = 0; device < driver::k_max_devices; ++device)
+        if ((awake >> device & 1) != 0) take_spare(device);
 }
 
 Result<SleepPlan> Engine::plan_sleep(const model::SleepRequest& request) {

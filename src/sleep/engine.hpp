@@ -8,11 +8,13 @@
 #include "contents/progress.hpp"
 #include "driver/api.hpp"
 #include "driver/context.hpp"
+#include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
 #include "sleep/plan.hpp"
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +23,7 @@
 namespace gpu_sleep::sleep {
 
 using contents::Control;
+using contents::telling_of_call;
 
 /// What a wake brought back, and what it left asleep.
 struct Woken {
@@ -53,7 +56,8 @@ public:
         /// Only what sleeps already, and moves to another store. Devices are drained for what is taken out of
         /// its own memory.
         sleepers,
-        copies ///< of that, only what is kept already, for which the driver is not needed
+        copies, ///< of that, only what is kept already, for which the driver is not needed
+        deep    ///< the driver is out of reach: only kept copies are moved or given up
     };
     /// What of the contents for host memory goes to files.
     enum class Spill {
@@ -105,6 +109,14 @@ public:
     /// out_of_host_memory (that is too much, or the host has no room for `more`): as before.
     [[nodiscard]] Result<void> count_host_backed(Bytes more = 0, Bytes made = 0);
 
+    /// A spare is a little memory of a device that nothing uses: once it is given up, there is room for the
+    /// streams of a transaction also on a GPU that is full. settle_spares() holds one of each device that has
+    /// memory awake, and none of others; take_spare() holds one of `device` from now on. Where it cannot be
+    /// had, a transaction may find no room. The caller holds the mutex that guards the ledger.
+    void take_spare(int device) noexcept;
+    void settle_spares() noexcept;
+    void give_up_spares() noexcept { spares_.clear(); }
+
     [[nodiscard]] contents::Contents& contents() noexcept { return contents_; }
 
 private:
@@ -138,6 +150,8 @@ private:
     ledger::Ledger& ledger_;
     contents::Contents contents_;
     const ContextOf own_context_of_;
+    std::map<int, driver::PhysicalMemory> spares_; ///< by device
+    Clock::time_point next_spare_;                 ///< when one may be asked for again
 };
 
 /// Waits for others that go together with this one (Control::wait_for_others), for whom the deadline is not

@@ -85,6 +85,19 @@ void SleepPlan::move_only() noexcept {
     still_kept.clear();
 }
 
+Result<void> SleepPlan::leave_gpu(bool may_stay) {
+    const auto needs_gpu = [](const Backing* backing) { return backing->holds_contents; };
+    bool is_needed = std::any_of(give_up.begin(), give_up.end(), needs_gpu);
+    for (const auto& [ordinal, part] : devices)
+        is_needed |= !part.drop.empty() || (!may_stay && !part.take_out.empty());
+    if (is_needed)
+        return make_error(ErrorCode::driver_failed,
+                          "it sleeps deeply, and the driver holds some of the contents that are asked for: "
+                          "wake it first");
+    devices.clear();
+    return {};
+}
+
 Action action_for(Residence residence, const Circumstances& it) noexcept {
     const auto move = it.is_in_place ? Action::take_out : Action::move;
     const auto leave = it.is_elsewhere ? move : Action::leave;

@@ -122,6 +122,9 @@ struct SleepPlan {
     [[nodiscard]] bool takes_out() const noexcept;
     /// Has it do nothing but move, and take out.
     void move_only() noexcept;
+    /// Has it do what needs no GPU: the driver has all that is awake, and keeps it. Errors: driver_failed (it
+    /// drops memory of which no copy is kept here, or takes some out, unless `may_stay`).
+    [[nodiscard]] Result<void> leave_gpu(bool may_stay);
     [[nodiscard]] bool is_empty() const noexcept {
         return devices.empty() && give_up.empty() && move.empty();
     }

@@ -49,7 +49,7 @@ Bytes sum(Bytes one, Bytes other) noexcept {
 }
 
 /// Made if it is missing. Empty where that fails, or it is not the user's alone.
-LockedFile open_file(const std::string& directory) noexcept {
+LockedFile open_account(const std::string& directory) noexcept {
     auto file = guarded([&]() -> Result<LockedFile> {
         const auto parent = open_private_directory(AT_FDCWD, directory, ::geteuid());
         return parent ? LockedFile::open(parent.get(), k_name) : LockedFile();
@@ -69,7 +69,7 @@ void write_refusal(int file) noexcept {
 /// while goes on without it, for its holder may be stopped.
 class HostAccount::Locked {
 public:
-    explicit Locked(const std::string& directory) noexcept : file_(open_file(directory)) {
+    explicit Locked(const std::string& directory) noexcept : file_(open_account(directory)) {
         constexpr Milliseconds k_patience{200};
         constexpr Milliseconds k_pause{1};
         const auto deadline = Clock::now() + k_patience;
@@ -125,7 +125,7 @@ void HostAccount::find_place(const Locked& file) noexcept {
     if (has_place_in(*file)) return;
     leave_place(); // somebody has removed the file that it was in
     // A descriptor of its own, whose locks last as long as the page is mapped.
-    auto holder = open_file(directory_);
+    auto holder = open_account(directory_);
     if (!holder || holder.identity() != file->identity()) return;
     std::size_t place = 0;
     while (place < k_places && !lock(holder, offset_of(place), k_place_bytes)) ++place;
@@ -211,7 +211,7 @@ void HostAccount::give(Bytes bytes) noexcept {
     if (process_ != ::getpid()) return;
     look_for_fork();
     own_.held -= std::min<Bytes>(own_.held, bytes);
-    if (const auto file = open_file(directory_); file) write(file);
+    if (const auto file = open_account(directory_); file) write(file);
 }
 
 void HostAccount::note_spare(Bytes bytes) noexcept {
@@ -219,14 +219,14 @@ void HostAccount::note_spare(Bytes bytes) noexcept {
     look_for_fork();
     if (own_.spare == bytes) return;
     own_.spare = bytes;
-    if (const auto file = open_file(directory_); file) write(file);
+    if (const auto file = open_account(directory_); file) write(file);
 }
 
 bool HostAccount::is_wanted() noexcept {
     if (const auto now = room(); now && now->is_exceeded) return true;
     const MutexLock lock(mutex_);
     if (own_.held == 0) return false;
-    const auto file = open_file(directory_);
+    const auto file = open_account(directory_);
     Clock::rep refused = 0;
     if (!file || ::pread(file.get(), &refused, sizeof refused, k_refused_at) != sizeof refused) return false;
     const auto ago = Clock::now().time_since_epoch() - Clock::duration(refused);
@@ -239,7 +239,7 @@ Result<void> HostAccount::await(Bytes bytes, Milliseconds patience,
     for (const auto deadline = Clock::now() + patience; Clock::now() < deadline;) {
         const auto now = room();
         if (!now || bytes <= now->bytes || now->spare == 0) return {};
-        if (const auto file = open_file(directory_); file) write_refusal(file.get());
+        if (const auto file = open_account(directory_); file) write_refusal(file.get());
         GPU_SLEEP_TRY(look());
         std::this_thread::sleep_for(k_pause);
     }

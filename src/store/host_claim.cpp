@@ -51,7 +51,8 @@ Result<HostClaim> HostClaims::make(Bytes bytes, const std::function<std::string(
 }
 
 UnsharedFd HostClaims::try_turn(const std::filesystem::path& shared, Clock::time_point since) {
-    LockedFile file(UniqueFd(::open(shared.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)));
+    LockedFile file(
+        UniqueFd(open_file(AT_FDCWD, shared.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)));
     const auto lock = file.lock();
     if (lock == LockedFile::Lock::taken) {
         last_turn_ = Clock::now();

@@ -4,12 +4,14 @@
 
 #include "store/io_queue.hpp"
 
+#include "base/fd.hpp"
 #include "base/guard.hpp"
 #include "base/process.hpp"
 #include "base/quiet_thread.hpp"
 #include "store/thread_pool.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -76,10 +78,17 @@ public:
     /// Errors: io_failed (the kernel has no io_uring, or does not permit it), out_of_host_memory.
     static Result<std::unique_ptr<IoQueue>> open() {
         std::unique_ptr<UringQueue> queue(new UringQueue());
-        if (const int status = ::io_uring_queue_init(k_depth, &queue->ring_, 0); status < 0)
+        int status = 0;
+        queue->file_ = HeldFile(opened([&] {
+            status = ::io_uring_queue_init(k_depth, &queue->ring_, 0);
+            return status < 0 ? -1 : queue->ring_.ring_fd;
+        }));
+        if (status < 0)
             return errno_error(ErrorCode::io_failed, -status, "io_uring_queue_init", "no io_uring");
         static_cast<void>(s_handed_over.load(std::memory_order_acquire));
         queue->is_open_ = true;
+        if (queue->file_.get() != queue->ring_.ring_fd) // the library does not know where that was moved
+            return make_error(ErrorCode::io_failed, "the program has just closed its standard streams");
         auto thread = start_quiet_thread("gpu-sleep-file", [raw = queue.get()] { raw->reap(); });
         if (!thread) return std::move(thread).error();
         queue->reaper_ = *std::move(thread);
@@ -94,6 +103,7 @@ public:
             reaper_.join();
         }
         s_handed_over.fetch_add(1, std::memory_order_release); // whoever gets the pages next
+        ring_.ring_fd = -1; // which the library would close, though it may be the program's: file_ knows
         if (is_open_) ::io_uring_queue_exit(&ring_);
     }
 
@@ -144,13 +154,16 @@ private:
     }
 
     void reap() {
+        constexpr int k_look_ms = 100;
         for (;;) {
             io_uring_cqe* completion = nullptr;
-            if (const int status = ::io_uring_wait_cqe(&ring_, &completion); status < 0) {
-                if (status == -EINTR) continue;
-                // The kernel does not let it wait, but what was submitted completes all the same.
+            if (::io_uring_peek_cqe(&ring_, &completion) != 0) {
                 if (ends_) break;
-                std::this_thread::sleep_for(Milliseconds(1));
+                // Not without a limit: where the program has closed the ring's number, what was submitted
+                // completes all the same, but nothing can be submitted any more that would end a wait.
+                pollfd polled{ring_.ring_fd, POLLIN, 0};
+                if (::poll(&polled, 1, k_look_ms) != 0 && !file_.is_held())
+                    std::this_thread::sleep_for(Milliseconds(1));
                 continue;
             }
             static_cast<void>(s_handed_over.load(std::memory_order_acquire));
@@ -178,6 +191,7 @@ private:
     inline static char s_nothing = 0; ///< stands for no request
 
     io_uring ring_{};
+    HeldFile file_; ///< the ring's
     bool is_open_ = false;
     std::mutex mutex_; ///< guards the ring's submissions; completions are the reaper's
     std::thread reaper_;

@@ -86,7 +86,7 @@ Result<CarefulPlace> place_of(const std::filesystem::path& path) {
 
 /// A directory that is there, belongs to this user, and is open to nobody else; errors speak of `path`.
 Result<UniqueFd> open_private(const CarefulPlace& place, const std::filesystem::path& path) {
-    UniqueFd fd(::openat(place.directory.get(), place.name.c_str(), k_open_directory));
+    UniqueFd fd(open_file(place.directory.get(), place.name.c_str(), k_open_directory));
     if (!fd && (errno == ELOOP || errno == ENOTDIR))
         return refused(path, "it is not a directory, or it is a link");
     if (!fd) return file_error(errno, "open", path);
@@ -185,7 +185,7 @@ Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std:
 
 int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
     if (fd_.is_held()) return fd_.get();
-    anew.reset(::open(whole_path_.c_str(), k_open_directory));
+    anew = open_file(AT_FDCWD, whole_path_.c_str(), k_open_directory);
     struct stat status = {};
     if (FileIdentity::of(anew.get()) != fd_.identity() || ::fstat(anew.get(), &status) != 0 ||
         !is_private(status))
@@ -261,8 +261,8 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
 Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {
     const auto place = place_of(path);
     if (!place) return place.error();
-    UniqueFd fd(::openat(place->directory.get(), place->name.c_str(),
-                         O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    UniqueFd fd(open_file(place->directory.get(), place->name.c_str(),
+                          O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!fd && errno == ELOOP) return refused(path, "it is a symbolic link");
     if (!fd) return file_error(errno, "open", path);
     struct stat status = {};

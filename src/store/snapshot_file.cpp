@@ -34,7 +34,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
             return ::faccessat(at, final_name.text().c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
         };
         if (is_taken(SnapshotName::Kind::sleeping) || is_taken(SnapshotName::Kind::kept)) continue;
-        UnsharedFd fd(UniqueFd(::openat(at, text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
+        UnsharedFd fd(UniqueFd(open_file(at, text.c_str(), k_flags, S_IRUSR | S_IWUSR)));
         if (!fd && errno == EEXIST) continue;
         if (!fd) return file_error(errno, "openat", directory->path() / text);
         const auto lock = fd.lock();

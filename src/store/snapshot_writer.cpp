@@ -233,6 +233,7 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
     if (lies_in_memory(file->fd())) claims.emplace(options.memory);
     SnapshotWriter writer(*file, header, source, queue, **pool, claims ? &*claims : nullptr);
     GPU_SLEEP_TRY(writer.write(threads));
+    options.flushing(true);
     GPU_SLEEP_TRY(file->cut(header.file_bytes));
     {
         const auto claim = writer.claim(header.header_bytes);
@@ -240,6 +241,7 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
         GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));
     }
     GPU_SLEEP_TRY(file->commit());
+    options.flushing(false);
     return Snapshot{*std::move(file), std::move(header)};
 }
 

@@ -10,6 +10,7 @@
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
 
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -36,7 +37,9 @@ struct SnapshotWriteOptions {
     bool direct = true;               ///< use direct I/O if the file system can
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
-    ClaimOptions memory{};    ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
+    /// Told when flushing the file begins, which may take minutes, and when it has ended, unless by an error.
+    std::function<void(bool begins)> flushing = [](bool) {};
+    ClaimOptions memory{}; ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
 };
 
 /// A finished snapshot, flushed to the device. Its file is removed when this is destroyed, unless

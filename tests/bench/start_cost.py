@@ -34,6 +34,8 @@ def main():
         "alone": ([], plain),
         "in a login": ([], {**plain, "LD_PRELOAD": f"{build}/lib/libgpu-sleep-login.so", "GPU_SLEEP_CAPTURE": "1"}),
         "with the agent": ([], {**plain, "LD_PRELOAD": f"{build}/lib/libgpu-sleep-agent.so"}),
+        "and --audit": ([], {**plain, "LD_PRELOAD": f"{build}/lib/libgpu-sleep-agent.so",
+                             "LD_AUDIT": f"{build}/lib/libgpu-sleep-audit.so"}),
         "by gpu-run": ([f"{build}/bin/gpu-run", "--"], plain),
     }
     for program in PROGRAMS:

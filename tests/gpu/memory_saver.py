@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
 """The stand-in for torch_memory_saver with PyTorch on a real GPU, in both hook modes: what is paused leaves the GPU and comes
-back bit by bit at its addresses, and a captured graph over it still works.
+back bit by bit at its addresses, and a captured graph over it still works. Then what torch_memory_saver's own tests expect.
 
 Usage: memory_saver.py --build DIR [--gib 4]. Exit status: 0 when all is as it must be.
 """
 
 import argparse
+import ctypes
+import gc
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 from gpu_commands import installed_packages
 
@@ -60,20 +63,137 @@ def program(mode, gib):
     print(f"{mode}: {2 * gib} GiB paused and resumed twice")
 
 
+def resident_bytes():
+    lines = pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
+
+
+def check_host_memory(torch, saver):
+    """It grows by what is paused, and is given back by the end of the resume."""
+    for gib in (1, 2):
+        with saver.region(tag="rss", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+            tensor = torch.full((gib * GIB,), 7, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        before = resident_bytes()
+        saver.pause("rss")
+        paused = resident_bytes()
+        saver.resume("rss")
+        after = resident_bytes()
+        assert paused - before >= gib * GIB * 3 // 4, (before, paused)
+        assert paused - after >= gib * GIB * 3 // 4, (paused, after)
+        assert bool((tensor == 7).all()) and saver.get_cpu_backup(tensor) is None
+        del tensor
+
+
+def check_copies(torch, saver):
+    """Page-locked, as the runtime's own function says, at the same address while they are retained, and freed with the memory."""
+    library = saver._impl._binary_wrapper.cdll
+
+    def is_page_locked(address):
+        found = library.cudaHostGetFlags(ctypes.byref(ctypes.c_uint()), ctypes.c_void_p(address)) == 0
+        library.cudaGetLastError()
+        return found
+
+    with saver.region(tag="copied", enable_cpu_backup=True):
+        tensor = torch.arange(4096, dtype=torch.int32, device="cuda")
+    addresses = set()
+    for number in range(3):
+        saver.retain_cpu_backup = True
+        tensor.copy_(torch.arange(4096, dtype=torch.int32) + number)
+        saver.pause("copied")
+        backup = saver.get_cpu_backup(tensor, zero_copy=True)
+        assert torch.equal(backup, torch.arange(4096, dtype=torch.int32) + number)
+        addresses.add(backup.data_ptr())
+        saver.resume("copied")
+        assert saver.get_cpu_backup(tensor, zero_copy=True).data_ptr() == backup.data_ptr()
+    (address,) = addresses
+    assert is_page_locked(address)
+    saver.pause("copied")
+    del backup
+    saver.retain_cpu_backup = False
+    saver.resume("copied")
+    assert not is_page_locked(address) and saver.get_cpu_backup(tensor) is None
+    saver.retain_cpu_backup = True
+    saver.pause("copied")
+    address = saver.get_cpu_backup(tensor, zero_copy=True).data_ptr()
+    assert is_page_locked(address)
+    saver.retain_cpu_backup = False
+    pool = saver._impl._mem_pools.pop(("copied", True, False, "pinned", 0))
+    with saver._impl._with_region_config(tag="copied", enable_cpu_backup=True, cpu_backup_backend="pinned"):
+        del tensor, pool
+        gc.collect()
+        torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    assert not is_page_locked(address), "the copy outlives its memory"
+
+
+def check_files(torch, saver):
+    """One for each allocation, compressed, of the same sizes each time."""
+    with tempfile.TemporaryDirectory() as directory:
+        saver.set_disk_backup_dir(directory)
+        with saver.region(tag="filed", enable_disk_backup=True):
+            large = torch.randn(13 * (1 << 18) + 12345, device="cuda")
+            small = torch.full((7,), 10, dtype=torch.uint8, device="cuda")
+        expected, sizes = large.cpu(), set()
+        for _ in range(3):
+            saver.pause("filed")
+            files = [file.stat().st_size for file in pathlib.Path(directory).rglob("*") if file.is_file()]
+            assert len(files) >= 2, files
+            sizes.add(sum(files))
+            saver.resume("filed")
+            assert torch.equal(large.cpu(), expected) and small.tolist() == [10] * 7
+        assert len(sizes) == 1, sizes
+
+
+def check_words(torch, saver):
+    def says(words, kind, function, *arguments, **options):
+        try:
+            function(*arguments, **options)
+        except kind as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(f"no {kind.__name__}")
+
+    says("requires enable_cpu_backup", ValueError, saver.region(cpu_backup_backend="mmap").__enter__)
+    with saver.region(tag="paused"):
+        tensor = torch.empty(1024, device="cuda")
+    assert saver._impl._affected_devices("paused") == [0]
+    saver.pause("paused")
+    says("keep_resident requires an active allocation", RuntimeError, saver.keep_resident, tensor)
+    saver.resume("paused")
+
+
+def behaviours(mode):
+    import torch
+    from torch_memory_saver import torch_memory_saver as saver
+    from torch_memory_saver.testing_utils import empty_cache, get_and_print_gpu_memory, get_device, is_xpu
+
+    saver.hook_mode = mode
+    assert (get_device(), is_xpu()) == ("cuda", False)
+    saver._ensure_initialized()
+    for check in (check_host_memory, check_copies, check_files, check_words):
+        check(torch, saver)
+        empty_cache()
+        get_and_print_gpu_memory(check.__name__)
+        print(f"{mode}: {check.__name__} is right", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--gib", type=int, default=4)
     parser.add_argument("--program", choices=("preload", "torch"))
+    parser.add_argument("--behaviours", action="store_true")
     options = parser.parse_args()
     if options.program:
-        program(options.program, options.gib)
+        behaviours(options.program) if options.behaviours else program(options.program, options.gib)
         return
     with installed_packages(options.build) as (environment, libraries):
         for mode, library in libraries.items():
             preloads = {"LD_PRELOAD": str(library)} if mode == "preload" else {}
-            subprocess.run([sys.executable, __file__, "--build", options.build, "--gib", str(options.gib), "--program", mode],
-                           env={**environment, **preloads}, check=True)
+            for more in ([], ["--behaviours"]):
+                subprocess.run([sys.executable, __file__, "--build", options.build, "--gib", str(options.gib), "--program", mode,
+                                *more], env={**environment, **preloads}, check=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import unittest
 TREE = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TREE / "agent/python"))
 import gpu_sleep  # noqa: E402
+import gpu_sleep.vllm  # noqa: E402
 
 MIB = 1 << 20
 SPARE = 16 * MIB  # what the driver may take meanwhile
@@ -234,6 +235,70 @@ class Graphs(Case):
         again, result = self.capture(source, tag="passing")
         self.assertEqual(tuple(again.pool()), pool)
         self.check(again, source, result, 6)
+
+
+class Vllm(Case):
+    """The allocator that stands in for vLLM's own, in which the engine's tags are entered again and again."""
+
+    def setUp(self):
+        super().setUp()
+        self.allocator = gpu_sleep.vllm.Allocator.get_instance()
+
+    def mapped(self, tag):
+        return sum(each.bytes for each in self.allocator.status() if each.tag == tag and each.state == "awake")
+
+    def test_freed_memory_of_an_entry_goes_back(self):
+        free = self.torch.cuda.mem_get_info()[0]
+        with self.allocator.use_memory_pool("workspace"):
+            small = self.tensor(1)
+        with self.allocator.use_memory_pool("workspace"):
+            large = self.tensor(2, 128)
+        del small
+        with self.allocator.use_memory_pool("workspace"):
+            pass
+        self.assertEqual(self.mapped("workspace"), 128 * MIB)
+        self.assertLess(free - self.torch.cuda.mem_get_info()[0], 128 * MIB + SPARE)
+        self.allocator.sleep(offload_tags="workspace")
+        self.allocator.wake_up()
+        self.assertTrue(bool((large == 2).all()))
+        del large
+        with self.allocator.use_memory_pool("workspace"):
+            pass
+        self.assertEqual(self.mapped("workspace"), 0)
+
+    def test_a_wake_by_tags_wakes_the_engines_own(self):
+        tensors = {}
+        for tag in ("runtime", None, "kv_cache"):
+            with self.allocator.use_memory_pool(tag):
+                tensors[tag or self.allocator.default_tag] = self.tensor(3)
+        self.allocator.sleep(offload_tags=tuple(tensors))
+        self.allocator.wake_up(tags=["weights"])
+        self.assertEqual([self.mapped(tag) for tag in tensors], [64 * MIB, 64 * MIB, 0])
+        self.allocator.wake_up(tags=["kv_cache"])
+        self.assertTrue(all(bool((tensor == 3).all()) for tensor in tensors.values()))
+
+    def test_graphs_are_captured_into_its_pool(self):
+        torch = self.torch
+        source = self.tensor(1)
+        graphs = []
+        for _ in range(2):
+            graph = torch.cuda.CUDAGraph()
+            with self.allocator.use_cudagraph_pool((0, 99)) as pool:
+                with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream()):
+                    constant = torch.empty_like(source)  # which no replay writes, so that its contents have to be kept
+                    graphs.append((graph, source * 2 + constant, constant))
+            constant.fill_(5)
+        self.assertGreater(self.mapped("cudagraph"), 0)
+        self.allocator.sleep(offload_tags="cudagraph")
+        self.assertEqual(self.mapped("cudagraph"), 0)
+        self.allocator.wake_up(tags=["kv_cache"])
+        for graph, result, _ in graphs:
+            graph.replay()
+            self.assertTrue(bool((result == 7).all()))
+        before = self.mapped("cudagraph")
+        del graph, result, constant, graphs[:]
+        self.allocator.release_cudagraph_pool((0, 99))
+        self.assertLess(self.mapped("cudagraph"), before)
 
 
 def main():

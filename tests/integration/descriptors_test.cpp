@@ -5,13 +5,18 @@
 #include "base/process.hpp"
 #include "empty_tmp.hpp"
 #include "peer.hpp"
+#include "place.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include <sys/resource.h>
 
 #include <filesystem>
+#include <sstream>
 #include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -43,6 +48,23 @@ private:
     Host& host_;
     rlimit before_{};
 };
+
+/// What the process has in the place of standard input, output and error, but for what fills these numbers
+/// for a moment.
+std::vector<std::string> standard_descriptors(pid_t process) {
+    std::vector<std::string> found;
+    const auto are_free = [&] {
+        found.clear();
+        for (int number = 0; number < k_first_own_number; ++number) {
+            std::error_code none;
+            const auto file = fs::read_symlink(fmt::format("/proc/{}/fd/{}", process, number), none);
+            if (!none) found.push_back(file);
+        }
+        return found.empty();
+    };
+    static_cast<void>(becomes_true(are_free, Milliseconds(1'000)));
+    return found;
+}
 
 } // namespace
 
@@ -87,6 +109,52 @@ TEST_CASE("Descriptors: who connects and says nothing keeps nobody out where the
     Peer silent(host);
     CHECK(becomes_true([&] { return host.state() == "awake"; }));
     CHECK(silent.next()); // why it has to go
+}
+
+TEST_CASE("Descriptors: those of the agent have no number of the standard streams that a daemon has closed",
+          "[descriptors]") {
+    const Place place;
+    LoadedHost host;
+    host.tell("close_standard");
+    const bool in_files = GENERATE(false, true);
+    for (int i = 0; i < 3; ++i) {
+        host.sleep(in_files ? place.store() : Arguments());
+        CHECK(standard_descriptors(host.pid()).empty());
+        CHECK(host.state() == "asleep");
+        host.wake_whole();
+        CHECK(standard_descriptors(host.pid()).empty());
+    }
+}
+
+TEST_CASE("Descriptors: what a daemon writes to those that it has closed gets into nothing of the agent's",
+          "[descriptors]") {
+    const Place place;
+    LoadedHost host;
+    host.tell("close_standard");
+    host.tell("mutter");
+    int spoiled = 0;
+    for (std::string before = "0", now; const int round : {1, 2, 3, 4, 5}) {
+        INFO(round);
+        const auto listing = host.start("gpu-ps"); // the agent opens and accepts at the same time
+        host.sleep(place.store());
+        host.wake_whole();
+        now = host.tell("muttered");
+        if (now != std::exchange(before, now)) ++spoiled;
+    }
+    CHECK(spoiled <= 1); // the C library opens files of its own, and does so at any time
+}
+
+TEST_CASE("Descriptors: a daemon's child finds those free that it had closed", "[descriptors]") {
+    LoadedHost host;
+    host.tell("close_standard");
+    std::vector<Process> listings;
+    for (int i = 0; i < 4; ++i) listings.push_back(host.start("gpu-ps", {"--watch=0.1", "--json"}));
+    for (int i = 0; i < 20; ++i) {
+        std::istringstream child(host.tell("fork"));
+        pid_t pid = 0;
+        REQUIRE(child >> pid);
+        CHECK(standard_descriptors(pid).empty());
+    }
 }
 
 TEST_CASE("Descriptors: a directory whose name nobody can guess is gone with the last socket in it",

@@ -10,7 +10,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <ext/stdio_filebuf.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <ios>
+#include <iostream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,6 +27,7 @@ namespace {
 
 std::vector<int> g_usurped;
 std::vector<UniqueFd> g_used;
+std::atomic<std::uint64_t> g_muttered{0};
 
 } // namespace
 
@@ -52,6 +61,30 @@ Answer use_descriptors(Words&) {
 Answer leave_descriptors(Words&) {
     g_used.clear();
     return std::string();
+}
+
+Answer close_standard(Words&) {
+    using Stream = __gnu_cxx::stdio_filebuf<char>;
+    // As long as the program runs.
+    static Stream s_in(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, k_first_own_number), std::ios::in);
+    static Stream s_out(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, k_first_own_number), std::ios::out);
+    std::cin.rdbuf(&s_in);
+    std::cout.rdbuf(&s_out);
+    for (int number = 0; number < k_first_own_number; ++number) ::close(number);
+    return std::string();
+}
+
+Answer start_muttering(Words&) {
+    std::thread([] {
+        for (;;)
+            for (int number = 0; number < k_first_own_number; ++number)
+                if (::write(number, "a warning\n", 10) >= 0 || errno != EBADF) ++g_muttered;
+    }).detach();
+    return std::string();
+}
+
+Answer count_muttered(Words&) {
+    return std::to_string(g_muttered);
 }
 
 } // namespace gpu_sleep::test

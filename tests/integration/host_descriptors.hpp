@@ -21,4 +21,13 @@ Answer use_descriptors(Words& words);
 /// leave_descriptors: gives those back.
 Answer leave_descriptors(Words& words);
 
+/// close_standard: 0, 1 and 2, as a daemon does. It is commanded by others from there on.
+Answer close_standard(Words& words);
+
+/// mutter: a thread writes to 0, 1 and 2 all the time from here on, as if they were open.
+Answer start_muttering(Words& words);
+
+/// muttered: how much of that came to anything.
+Answer count_muttered(Words& words);
+
 } // namespace gpu_sleep::test

@@ -7,6 +7,9 @@
 #include "support/skip.hpp"
 #include "support/tree.hpp"
 
+#include <filesystem>
+#include <string>
+
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
@@ -77,4 +80,25 @@ TEST_CASE("Host safety: a function that an older driver lacks is not found", "[h
     const auto end = Program({"missing"}).ends();
     CHECK(end.status == 0);
     CHECK(end.out == "500\n"); // CUDA_ERROR_NOT_FOUND
+}
+
+TEST_CASE(
+    "Host safety: a program with a sanitizer starts, sleeps and wakes; the thread sanitizer's not deeply",
+    "[host_safety]") {
+    const std::string sanitizer = GENERATE("address", "thread");
+    const auto file = "safety_sanitized_" + sanitizer;
+    if (is_sanitized() || !std::filesystem::exists(command_file(file)))
+        return skip("there is no program with the " + sanitizer + " sanitizer alone");
+    INFO(file);
+    Program program({}, {}, {"ASAN_OPTIONS=detect_leaks=0"}, file.c_str());
+    REQUIRE(program.line() == "ready");
+    program.cycle();
+    if (sanitizer == "thread") {
+        CHECK_THAT(program.report("deep_refusal"), mentions("the thread sanitizer would end this process"));
+        CHECK(program.command("gpu-sleep", {"--deep"}).status == 1);
+    }
+    program.go_on();
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.err.empty());
 }

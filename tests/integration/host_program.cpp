@@ -201,6 +201,12 @@ Answer fork_child(Words& words) {
     return fmt::format("{} {}", child, static_cast<int>(status));
 }
 
+/// The process takes a name of two lines, which /proc/PID/stat has as it is.
+Answer take_two_lines(Words&) {
+    if (::prctl(PR_SET_NAME, "a\nb) R 1") == 0) return std::string();
+    return errno_error(ErrorCode::internal, errno, "prctl", "name");
+}
+
 /// The child is made by the system call alone, which no library hears of, and exits. The answer is its
 /// status.
 Answer fork_raw(Words&) {
@@ -337,6 +343,7 @@ const Commands& commands() {
         {"asleep", [](Words&) { return Answer(std::to_string(gpu_sleep_asleep_bytes())); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
         {"fork", fork_child},
+        {"two_line_name", take_two_lines},
         {"raw_fork", fork_raw},
         {"fork_while_sleeping", fork_while_sleeping},
         {"slow_exit", be_slow_at_exit},
@@ -346,6 +353,9 @@ const Commands& commands() {
         {"usurped", check_usurped},
         {"use_descriptors", use_descriptors},
         {"leave_descriptors", leave_descriptors},
+        {"close_standard", close_standard},
+        {"mutter", start_muttering},
+        {"muttered", count_muttered},
         {"chroot", change_root},
         {"own_tmp", have_own_tmp},
         {"become", become_user},

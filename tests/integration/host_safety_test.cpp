@@ -215,6 +215,58 @@ TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that 
     CHECK(end.err.empty());
 }
 
+TEST_CASE("Host safety: a thread may be cancelled while it waits for the GPU", "[host_safety]") {
+    Program program({"cancel_waits"});
+    REQUIRE(program.line() == "cancelled");
+    program.cycle();
+    program.go_on();
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.err.empty());
+}
+
+TEST_CASE("Host safety: a program may jump out of a call that waits until it is woken", "[host_safety]") {
+    Program program({"jump", "gate"});
+    REQUIRE(program.line() == "ready");
+    program.sleep();
+    program.go_on();
+    REQUIRE(program.waits_at_the_gate());
+    REQUIRE(::kill(program.process().pid(), SIGINT) == 0);
+    REQUIRE(program.line() == "jumped");
+    CHECK(program.state() == "asleep");
+    if (GENERATE(false, true)) {
+        program.wake();
+        program.sleep();
+    }
+    program.go_on(); // and its next call is held as any other
+    REQUIRE(program.waits_at_the_gate());
+    program.wake();
+    REQUIRE(program.line() == "touched");
+    program.cycle();
+    program.go_on();
+    const auto end = program.ends();
+    CHECK(end.status == 0);
+    CHECK(end.err.empty());
+}
+
+TEST_CASE("Host safety: a program may jump out of a call that the driver is busy with", "[host_safety]") {
+    Program program({"jump", GENERATE("driver", "copy")});
+    REQUIRE(program.line() == "ready");
+    program.go_on();
+    REQUIRE(program.line() == "waits");
+    pause_for(Milliseconds(100));
+    REQUIRE(::kill(program.process().pid(), SIGINT) == 0);
+    REQUIRE(program.line() == "jumped");
+    program.sleep(); // it calls nothing meanwhile
+    program.go_on();
+    REQUIRE(program.waits_at_the_gate());
+    program.wake();
+    REQUIRE(program.line() == "touched");
+    program.cycle();
+    program.go_on();
+    CHECK(program.ends().status == 0);
+}
+
 TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does", "[host_safety]") {
     const auto plain =
         run({{command_file("intercepted_program_linked"), "symbols"}, environment_for_others()});

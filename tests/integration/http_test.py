@@ -47,6 +47,11 @@ DIALECTS = {
     "TensorRT-LLM": [("POST", "/release_memory", None), ("POST", "/resume_memory", "{}"), ("GET", "/memory_status", "state")],
     "TensorRT-LLM by tags": [("POST", "/release_memory", '{"tags": ["model_weights", "kv_cache"]}'),
                              ("POST", "/resume_memory", '{"tags": ["model_weights", "kv_cache"]}'), ("GET", "/memory_status", "state")],
+    "Ray Serve": [("POST", "/sleep", '{"model": "m", "options": {"level": 1}}'),
+                  ("POST", "/wakeup", '{"model": "m", "options": {"tags": ["weights", "kv_cache"]}}'),
+                  ("GET", "/is_sleeping?model=m", "is_sleeping")],
+    "Ray Serve's older": [("POST", "/sleep", '{"model": "m"}'), ("POST", "/wakeup", '{"model": "m"}'),
+                          ("POST", "/is_sleeping", "is_sleeping")],
     "FastDeploy": [("POST", "/v1/sleep?tags=weight,kv_cache", None), ("POST", "/v1/wakeup?tags=weight,kv_cache", None), VLLM[2]],
     "llama.cpp": [*VLLM[:2], ("GET", "/props", "is_sleeping")],
 }
@@ -119,7 +124,7 @@ def raw(port, text, wait=SECONDS):
     with socket.create_connection(("127.0.0.1", port), timeout=wait) as connection:
         connection.sendall(text)
         answer = b""
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionResetError, TimeoutError):
             while part := connection.recv(65536):
                 answer += part
         return answer
@@ -160,7 +165,9 @@ class Dialects(unittest.TestCase):
                 with self.subTest(caller):
                     method, path, member = look
                     status, said = door.ask(*sleep)
-                    self.assertEqual((status, said["status"], said["freed_bytes"], said["kept_bytes"]), (200, "ok", 2 * SIZE, 2 * SIZE))
+                    success = "success" if caller.startswith("TensorRT") else "ok"
+                    self.assertEqual((status, said["status"], said["freed_bytes"], said["kept_bytes"]),
+                                     (200, success, 2 * SIZE, 2 * SIZE))
                     self.assertIn(door.ask(method, path)[1][member], (True, "parked"))
                     self.assertEqual(door.ask(*sleep)[0], 200)  # it is already asleep
                     status, said = door.ask(*wake)
@@ -265,6 +272,8 @@ class Dialects(unittest.TestCase):
                 self.assertEqual((status, said["error"]["code"]), (409, "refused"))
                 self.assertIn("the file is gone", said["error"]["message"])
                 self.assertEqual(door.ask("POST", "/flush_cache")[0], 404)
+                status, said = door.ask("GET", "/flush_cache")  # slime waits for 200 before it releases memory
+                self.assertEqual((status, said["results"]), (200, []))
                 self.assertEqual(door.ask("POST", "/sleep?mode=abort")[0], 200)
             self.assertEqual(host.tell("calls").split()[0], "1")  # what sleeps has nothing to abort
             self.assertEqual(door.ask("POST", "/wake_up")[0], 200)
@@ -331,10 +340,24 @@ class Dialects(unittest.TestCase):
             status, text = door.ask("GET", "/metrics")
             self.assertEqual(status, 200)
             self.assertIn('name="behind-a-door",engine="agent",state="asleep"} 1', text)
-            without_values = [[line.rpartition(" ")[0] for line in each.splitlines() if not line.startswith("#")]
+            without_values = [[line.rpartition(" ")[0] for line in each.splitlines() if not line.startswith(("#", "vllm:"))]
                               for each in (text, command("gpu-ps", host.pid, "--prometheus").stdout)]
             self.assertEqual(*without_values)
             self.assertEqual(len(set(without_values[0])), len(without_values[0]))
+
+    def test_metrics_have_vllms_states(self):
+        group = {"GPU_SLEEP_GROUP": "http-vllm", "GPU_SLEEP_NAME": 'a"b'}
+        with Host("weights", "kv_cache", **group), Host("weights", **group), Door("--group", "http-vllm") as door:
+            for path, states in (("/health", "awake awake"), ("/pause", "awake awake"), ("/resume", "awake awake"),
+                                 ("/sleep?tags=kv_cache", "weights_offloaded awake"), ("/wake_up", "awake awake"),
+                                 ("/sleep", "weights_offloaded weights_offloaded"), ("/wake_up", "awake awake"),
+                                 ("/sleep?level=2", "discard_all discard_all")):
+                self.assertIn(door.ask("POST" if path != "/health" else "GET", path)[0], (200,), path)
+                found = re.findall(r'vllm:engine_sleep_state{engine="(\d)",model_name="a\\"b",sleep_state="(\w+)"} ([01])\n',
+                                   door.ask("GET", "/metrics")[1])
+                self.assertEqual([each[:2] for each in found], [(str(engine), state) for engine in range(2) for state in (
+                    "awake", "weights_offloaded", "discard_all")])
+                self.assertEqual(" ".join(state for _, state, value in found if value == "1"), states, path)
 
     def test_groups_and_names(self):
         named = {"GPU_SLEEP_GROUP": "http-pair", "GPU_SLEEP_NAME": "http-named"}
@@ -345,8 +368,10 @@ class Dialects(unittest.TestCase):
                 self.assertEqual(door.ask("POST", "/wake_up")[1]["restored_bytes"], 2 * SIZE)
             with Door("http-named") as door:
                 self.assertEqual(door.ask("POST", "/sleep")[1]["freed_bytes"], SIZE)
+                self.assertEqual(door.ask("GET", "/health")[0], 200)
                 host.process.kill()
                 host.process.wait(SECONDS)
+                self.assertEqual(door.ask("GET", "/health")[0], 503)
                 status, said = door.ask("POST", "/sleep")  # another of that name may come
                 self.assertEqual((status, said["error"]["code"]), (503, "no_process"))
 
@@ -361,7 +386,7 @@ class Callers(unittest.TestCase):
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_other_users(self):
-        with Host() as host, tempfile.NamedTemporaryFile("w") as file:
+        with Host("default") as host, tempfile.NamedTemporaryFile("w") as file:
             print(TOKEN, file=file, flush=True)
             for door in (Door(host.pid, "--http-token", file.name, address="0.0.0.0:0"),
                          Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN})):
@@ -369,6 +394,9 @@ class Callers(unittest.TestCase):
                     for headers, expected in (({}, 401), ({"Authorization": "Bearer " + TOKEN[:-1] + "X"}, 401),
                                               ({"Authorization": "Bearer " + TOKEN}, 200)):
                         self.assertEqual(self.ask_as_nobody(door, headers), expected)
+                        self.assertEqual(self.ask_as_nobody(door, headers, "/health"), 200)  # probes have no token
+                    self.assertEqual(self.ask_as_nobody(door, {"Origin": "http://localhost"}, "/health"), 403)
+                    self.assertEqual(self.ask_as_nobody(door, {"Host": "evil.example"}, "/health"), 403)
             for network, expected in (("127.0.0.1/32", 200), ("127.0.0.2/32", 403), ("::/0", 403)):
                 with Door(host.pid, "--http-open", network, address="0.0.0.0:0") as door:
                     self.assertEqual(self.ask_as_nobody(door), expected)
@@ -376,13 +404,13 @@ class Callers(unittest.TestCase):
                 self.assertEqual(self.ask_as_nobody(door), 403)
                 self.assertEqual(door.ask("GET", "/health")[0], 200)
 
-    def ask_as_nobody(self, door, headers=None):
+    def ask_as_nobody(self, door, headers=None, path="/is_sleeping"):
         with as_nobody():
-            return door.ask("GET", "/health", headers=headers)[0]
+            return door.ask("GET", path, headers=headers)[0]
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_strangers_leave_places(self):
-        with Host() as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door, contextlib.ExitStack() as stack:
+        with Host("default") as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door, contextlib.ExitStack() as stack:
             with as_nobody():
                 for _ in range(600):
                     stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
@@ -390,6 +418,15 @@ class Callers(unittest.TestCase):
             self.assertEqual(door.ask("GET", "/health")[0], 200)
             self.assertEqual(self.ask_as_nobody(door, {"Authorization": "Bearer " + TOKEN}), 200)
             self.assertLess(time.monotonic() - begin, 1)  # they are cut off after 2 s
+
+    @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
+    def test_strangers_hold_no_connections_by_probes(self):
+        with Host("default") as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door, as_nobody():
+            for more, closed in ((b"", True), (b"Authorization: Bearer %s\r\n" % TOKEN.encode(), False)):
+                begin = time.monotonic()
+                said = raw(door.port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n", 2)
+                self.assertIn(b" 200 ", said[:13])
+                self.assertEqual(time.monotonic() - begin < 1.5, closed)
 
     def test_sockets(self):
         with tempfile.TemporaryDirectory() as directory, Host("default") as host:
@@ -429,6 +466,24 @@ class BadLuck(unittest.TestCase):
                 self.assertNotIn(b" 200 ", raw(door.port, text)[:20], text[:40])
             self.assertFalse(door.ask("GET", "/is_sleeping")[1]["is_sleeping"])
             self.assertEqual(door.ask("POST", "/sleep")[0], 200)
+
+    def test_requests_whose_end_is_ambiguous(self):
+        """A proxy that counts otherwise would let a caller hide a request in another's body."""
+        hidden = b"POST /sleep HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+        length, host = b"Content-Length: %d\r\n", b"Host: localhost\r\n"
+        chunked, end = b"Transfer-Encoding: chunked\r\n", b"0\r\n\r\n"
+        with Host("default") as host_program, Door(host_program.pid) as door:
+            for headers, body in ((length % 0 + length % len(hidden), b""), (length % len(hidden) + length % 0, b""),
+                                  (length % 0 + length % 0, b""), (length % len(end + hidden) + chunked, end),
+                                  (chunked + length % len(end), end), (chunked + chunked, end),
+                                  (b"Transfer-Encoding: gzip\r\n", b""), (b"Transfer-Encoding: identity, chunked\r\n", end),
+                                  (host, b""), (b"Host: evil.example\r\n", b"")):
+                for request in (b"GET /is_sleeping", b"POST /wake_up"):
+                    said = raw(door.port, request + b" HTTP/1.1\r\n" + host + headers + b"\r\n" + body + hidden, 5)
+                    self.assertEqual((said[:12], said.count(b"HTTP/1.1 ")), (b"HTTP/1.1 400", 1), (request, headers, said))
+            said = raw(door.port, b"POST /wake_up HTTP/1.1\r\nConnection: close\r\n" + host + chunked + b"\r\n2\r\n{}\r\n" + end)
+            self.assertIn(b" 200 ", said[:13])
+            self.assertFalse(door.ask("GET", "/is_sleeping")[1]["is_sleeping"])
 
     def test_short_requests_beside_long_ones_and_slow_clients(self):
         # Every copy takes its time: a sleep of seconds, and a hundred that say a byte now and then.
@@ -493,6 +548,15 @@ class BadLuck(unittest.TestCase):
                 self.assertNotEqual(sleep.result(SECONDS)[0], 200)
             host.process.wait(SECONDS)
             self.assertEqual(door.process.wait(SECONDS), 0)
+
+    def test_a_stopped_program_is_healthy(self):
+        with Host("default") as host, Door(host.pid) as door:
+            os.kill(host.pid, signal.SIGSTOP)
+            begin = time.monotonic()
+            for _ in range(100):  # none of which waits for it, or is kept waiting by those before
+                self.assertEqual(door.ask("GET", "/health")[0], 200)
+            self.assertLess(time.monotonic() - begin, 10)
+            os.kill(host.pid, signal.SIGCONT)
 
     def test_the_door_ends(self):
         with Host("default") as host, Door(host.pid) as door:

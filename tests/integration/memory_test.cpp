@@ -7,9 +7,13 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
+#include "support/shared_devices.hpp"
 #include "support/skip.hpp"
 
+#include <fmt/ranges.h>
+
 #include <fstream>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -107,6 +111,35 @@ TEST_CASE("Memory: a settled process has host memory made ready, and its first s
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(retained() == std::to_string(2 * k_piece + k_mib));
     CHECK(host.tell("check 0") == "intact");
+}
+
+TEST_CASE("Memory: a program that has filled its GPU to the last byte sleeps, moves, goes deep and wakes",
+          "[memory]") {
+    const SharedDevices devices(64 * k_mib);
+    const auto here = with(devices.environment(), {"GPU_SLEEP_SIM_STREAM_BYTES=2097152"});
+    const Scratch scratch;
+    Host host(captured(here));
+    host.tell("alloc weights 4194304 0"); // there is more room for the agent's own than ever after
+    for (const auto bytes : {16 * k_mib, 4 * k_mib, 2 * k_mib})
+        while (host.ask(fmt::format("alloc kv_cache {} 0", bytes)).starts_with("ok")) {
+        }
+    const auto command = [&](const char* name, Arguments arguments) {
+        arguments.insert(arguments.begin(), {command_file(name), std::to_string(host.pid())});
+        const auto done = run({arguments, here});
+        INFO(done.err);
+        return succeeded(done);
+    };
+    const std::vector<Arguments> ways{
+        {}, {"--tags", "kv_cache"}, {"--store", "file", "--dir", scratch.path()}, {"--live"}, {"--deep"}};
+    for (int round = 0; round < 2; ++round)
+        for (const auto& way : ways) {
+            INFO(fmt::format("{}", fmt::join(way, " ")));
+            REQUIRE(command("gpu-sleep", way));
+            REQUIRE(command("gpu-wake", {}));
+            CHECK(host.report("tags/0/host_backed_bytes") == "0");
+            CHECK(host.tell("check_all") == "intact");
+        }
+    CHECK_FALSE(host.ask("alloc kv_cache 2097152 0").starts_with("ok")); // it is full still
 }
 
 TEST_CASE("Memory: a control group's limit ends a sleep with 8 and kills nobody", "[memory]") {

@@ -150,13 +150,56 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     write_file(home.path() / "gpu-sleep.toml", "[command.the-server]\nexempt = true\n");
     output = reclaim_with(home.path(), {pid, "--default-idle", "10ms"});
     CHECK(output.status == 0);
-    CHECK_THAT(output.out, mentions(fmt::format("it is exempt by [command.the-server] of {}/gpu-sleep.toml",
-                                                home.path().string())));
+    CHECK_THAT(output.out,
+               mentions(fmt::format("it is exempt by command.the-server.exempt of {}/gpu-sleep.toml",
+                                    home.path().string())));
     write_file(home.path() / "gpu-sleep.toml", "");
     CHECK(reclaim_with(home.path(), {pid, "--default-idle", "10ms"}).status == 0);
     CHECK(host.state() == "asleep");
     host.tell("spin 1");
     CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Policy: one user is exempt from a rule for a program, and what has no effect is named",
+          "[policy]") {
+    if (!reads_files()) return;
+    const Scratch home;
+    const auto config = home.file("admin.toml");
+    auto me = run({{"id", "-un"}}).out;
+    me.pop_back(); // the newline
+    LoadedHost host(captured());
+    become_idle(host);
+    const auto pid = std::to_string(host.pid());
+    const std::string recipe =
+        "reclaim.exempt = true\ncommand.integration_host.idle = \"10ms\"\ncommand.nothing.idle = \"1h\"\n"
+        "user.nobody-at-all.idle = \"1h\"\n";
+    write_file(config, recipe);
+    const auto asked = [&](Arguments words) {
+        Arguments all{"--config", config, "--why"};
+        all.insert(all.end(), words.begin(), words.end());
+        const auto output = reclaim_with(home.path(), all);
+        CHECK(output.status == 0);
+        return output;
+    };
+    CHECK_THAT(asked({pid}).out, mentions("now: to host memory"));
+    const auto* const setting = GENERATE("exempt = true", "idle = \"never\"");
+    write_file(config, recipe + "user." + me + "." + setting + "\n");
+    const auto by = fmt::format("user.{}.exempt of {}", me, config);
+    const auto why = fmt::format("it is exempt by {}", by);
+    const auto overridden =
+        fmt::format("overridden: command.integration_host.idle of {}, by {}\n", config, by);
+    CHECK_THAT(asked({pid}).out, mentions("policy: never\n") && mentions(why) && mentions(overridden));
+    const auto all = asked({});
+    CHECK_THAT(all.out, mentions(why) && mentions(overridden));
+    CHECK_THAT(all.err, mentions("[command.nothing] of " + config + " fits no process\n") &&
+                            mentions("[user.nobody-at-all] of " + config + " fits no user\n") &&
+                            !mentions("[user." + me + "]") && !mentions("[command.integration_host]"));
+    CHECK_THAT(asked({pid, "--show-config", "--json"}).json("/processes/0/overridden/1"),
+               mentions("command.integration_host.idle of ") && mentions(by));
+    write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidle = \"10ms\"\n"); // the user's own
+    CHECK(reclaim_with(home.path(), {"--config", config, pid}).status == 0);
+    CHECK(host.state() == "awake");
+    host.check_whole();
 }
 
 TEST_CASE("Policy: what is wrong with a file is said also where nothing comes of a pass", "[policy]") {

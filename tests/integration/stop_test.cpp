@@ -32,10 +32,10 @@ Arguments sleeping(Arguments more = {}) {
 /// As /proc shows it: 'T' is stopped.
 char state_of(pid_t process) {
     std::ifstream file(fmt::format("/proc/{}/stat", process));
-    std::string line;
-    std::getline(file, line);
-    const auto end = line.rfind(')');
-    return end == std::string::npos || end + 2 >= line.size() ? '?' : line[end + 2];
+    std::string stat;
+    std::getline(file, stat, '\0');
+    const auto end = stat.rfind(')');
+    return end == std::string::npos || end + 2 >= stat.size() ? '?' : stat[end + 2];
 }
 
 bool is_stopped(const Host& host) {

@@ -3,10 +3,13 @@
 // Contents in files: where they go, who may read them, and when they go away. Bad files and bad directories
 // are in store_failures_test.cpp.
 
+#include "peer.hpp"
 #include "place.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
+#include "support/sanitized.hpp"
 #include "support/skip.hpp"
+#include "support/tree.hpp"
 
 #include <fmt/format.h>
 
@@ -17,6 +20,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 
 using namespace gpu_sleep;
@@ -73,6 +77,42 @@ TEST_CASE("Store: the file of a tag that is freed asleep goes at once, with its 
     host.tell("free 1");
     CHECK(place.files().size() == 1);
     CHECK(becomes_true([&] { return count_open() < before; }, Milliseconds(1000)));
+    host.wake_whole();
+}
+
+TEST_CASE("Store: a flush is told of before it begins, and when it has ended", "[store]") {
+    if (is_sanitized()) return skip("a sanitizer's runtime comes first");
+    Host host({"LD_PRELOAD=" + library_file("libslow_disk.so"), "GPU_SLEEP_TEST_FLUSH=1"});
+    host.tell("alloc weights 4194304 0");
+    const Scratch scratch;
+    model::SleepRequest request;
+    request.store = model::Store::file;
+    request.directory = scratch.path();
+    Peer peer(host);
+    peer.send(protocol::Request(request));
+    std::optional<Clock::time_point> begun; // with all copied
+    std::optional<Clock::duration> took;
+    for (auto reply = peer.next(); reply; reply = peer.next()) {
+        const auto* const progress = std::get_if<model::Progress>(&*reply);
+        if (!progress) {
+            CHECK(std::holds_alternative<model::Report>(*reply));
+            break;
+        }
+        const bool is_copied = progress->total > 0 && progress->done == progress->total;
+        if (is_copied && progress->in_call && !begun) begun = Clock::now();
+        if (begun && !took && !progress->in_call) took = Clock::now() - *begun;
+    }
+    REQUIRE(took);
+    CHECK(*took >= Milliseconds(1'900)); // of the file, and of its directory
+    host.wake_whole();
+}
+
+TEST_CASE("Store: a disk that takes minutes to flush is waited for", "[slow_disk]") {
+    Host host({"LD_PRELOAD=" + library_file("libslow_disk.so"), "GPU_SLEEP_TEST_FLUSH=45"});
+    host.tell("alloc weights 4194304 0");
+    const Scratch scratch;
+    CHECK(succeeded(host.command("gpu-sleep", {"--dir", scratch.path()})));
+    CHECK(host.state() == "asleep");
     host.wake_whole();
 }
 

@@ -140,6 +140,20 @@ TEST_CASE("Together: a tree sleeps and wakes as one", "[quick][threads][together
     family.check_all_awake();
 }
 
+TEST_CASE("Together: a name with a newline hides no member", "[together]") {
+    Family family(2);
+    family[1].tell("two_line_name");
+    CHECK(run({{command_file("gpu-ps"), std::to_string(family[1].pid()), "--json"}})
+              .json("/processes/0/state") == "awake");
+    CHECK(family.count("awake") == 2);
+    const auto slept = Family::command("gpu-sleep");
+    REQUIRE(succeeded(slept));
+    CHECK_THAT(slept.out, mentions("2 processes are asleep"));
+    CHECK(family.count("asleep") == 2);
+    CHECK(Family::command("gpu-wake").status == 0);
+    family.check_all_awake();
+}
+
 TEST_CASE("Together: what sleeps in host memory goes to files as one", "[together]") {
     Family family(1, captured());
     family.add(captured({"GPU_SLEEP_LIVE_BYTES=weights=1GiB"}));

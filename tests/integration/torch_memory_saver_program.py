@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import types
+import unittest.mock
 
 import gpu_sleep
 import torch_stand_in
@@ -39,6 +40,7 @@ class HostTensor:
 torch.uint8, torch.frombuffer = "uint8", lambda memory, dtype: HostTensor(memory)
 
 from torch_memory_saver import torch_memory_saver  # noqa: E402
+from torch_memory_saver import utils as torch_memory_saver_utils  # noqa: E402
 
 MODE = sys.argv[2]
 ctypes.CDLL("libcudart.so.12", mode=ctypes.RTLD_GLOBAL)
@@ -138,14 +140,14 @@ def devices():
     torch_memory_saver.resume("a")
     assert here.is_all(1) and there.is_all(2)
 
-    def many(tag, found, capacity):
+    def many(tag, found, capacity):  # as torch_memory_saver's own tests have it
         for number in range(capacity):
             found[number] = number
         return 65
 
     impl = torch_memory_saver._impl
     impl._binary_wrapper = types.SimpleNamespace(cdll=types.SimpleNamespace(tms_affected_devices=many))
-    assert impl._affected_devices("a") == [*range(65)]
+    assert "Too many affected devices" in str(raises(AssertionError, impl._affected_devices, "a"))
 
 
 def overlapping():
@@ -266,6 +268,57 @@ def backups():
     assert backup(kept) is None and kept.is_all(9)
 
 
+def is_page_locked(address):
+    """By the CUDA runtime's function of the library that PyTorch's memory comes from, as if that were linked with it."""
+    flags = ctypes.c_uint()
+    return torch_memory_saver._impl._binary_wrapper.cdll.cudaHostGetFlags(ctypes.byref(flags), ctypes.c_void_p(address)) == 0
+
+
+def kept_copies():
+    """A copy is where it was until it is dropped, page-locked unless that is not wanted."""
+    backup = torch_memory_saver.get_cpu_backup
+    kept = {backend: tensor(5, tag="a", enable_cpu_backup=True, cpu_backup_backend=backend) for backend in ("pinned", "mmap")}
+    addresses = {}
+    for round in range(3):
+        torch_memory_saver.retain_cpu_backup = round < 2
+        torch_memory_saver.pause("a")
+        for backend, its in kept.items():
+            view = backup(its, zero_copy=True).memory
+            assert ctypes.addressof(view) == addresses.setdefault(backend, ctypes.addressof(view))
+            assert bytes(view) == bytes([5 + round]) * BYTES
+            assert is_page_locked(addresses[backend]) == (backend == "pinned")
+        torch_memory_saver.resume("a")
+        for backend, its in kept.items():
+            assert is_page_locked(addresses[backend]) == (backend == "pinned" and round < 2)
+            its.fill_(6 + round)
+    torch_memory_saver.retain_cpu_backup = True
+    torch_memory_saver.pause("a")
+    address = ctypes.addressof(backup(kept["pinned"], zero_copy=True).memory)
+    kept["pinned"].free()
+    assert not is_page_locked(address)
+    raises(AttributeError, getattr, torch_memory_saver._impl._binary_wrapper.cdll, "cudaNoSuchFunction")
+    raises(AttributeError, getattr, torch_memory_saver._impl._binary_wrapper.cdll, "no_such_function")
+
+
+def retained():
+    """Host memory goes with a resume, unless it is to be retained."""
+    def resident():
+        lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
+
+    kept = [tensor(value, tag="a", enable_cpu_backup=True) for value in range(8)]
+    for retains in (False, False, True, False):
+        before = resident()
+        torch_memory_saver.retain_cpu_backup = retains
+        torch_memory_saver.pause("a")
+        assert gpu_sleep.status().host_bytes >= 7 * BYTES  # zeros need none
+        torch_memory_saver.resume("a")
+        grown, status = resident() - before, gpu_sleep.status()
+        assert (status.host_bytes, status.retained_bytes >= 7 * BYTES) == (0, retains), status
+        assert retains or (status.retained_bytes == 0 and grown < 3 * BYTES), (grown, status)
+        assert all(each.is_all(value) for value, each in enumerate(kept))
+
+
 def residents():
     """What is registered with a library stays on the GPU, and all else of its tag is paused."""
     keep = torch_memory_saver.keep_resident
@@ -285,7 +338,8 @@ def residents():
         torch_memory_saver.pause(tag)
         asleep(1)
         assert stays.is_all(1)
-        assert "sleeps" in str(raises(gpu_sleep.Refused, keep, sleeps))
+        said = str(raises(gpu_sleep.Refused, keep, sleeps))
+        assert "keep_resident requires an active allocation" in said and "sleeps" in said
         torch_memory_saver.resume(tag)
         assert sleeps.is_all(2)
     sleeps.free()
@@ -320,6 +374,17 @@ def disk():
         assert list(place.iterdir()) and torch_memory_saver.get_cpu_backup(filed) is None
         torch_memory_saver.resume("a")
         assert filed.is_all(5) and kept.is_all(6) and not list(place.iterdir())
+        others = [tensor(value, tag="a", enable_disk_backup=True) for value in (7, 8)]  # a file each
+        sizes = set()
+        for _ in range(3):
+            torch_memory_saver.pause("a")
+            sizes.add(tuple(sorted(file.stat().st_size for file in place.iterdir())))
+            torch_memory_saver.resume("a")
+        assert len(sizes) == 1 and len(sizes.pop()) == 3
+        assert filed.is_all(5) and [each.is_all(value) for each, value in zip(others, (7, 8))] == [True, True]
+        others.pop().free()
+        tensor(9, tag="a", enable_disk_backup=True)
+        assert sum(tag.tag.endswith(":disk") and tag.bytes > 0 for tag in gpu_sleep.status().tags) == 3
         place.rmdir()
         place.write_text("")
         raises(gpu_sleep.Error, torch_memory_saver.pause)
@@ -327,7 +392,20 @@ def disk():
 
 
 def wrong_use():
-    raises(ValueError, torch_memory_saver.region(cpu_backup_backend="mmap").__enter__)
+    def says(words, **options):
+        assert words in str(raises(ValueError, torch_memory_saver.region(**options).__enter__))
+
+    says("requires enable_cpu_backup", cpu_backup_backend="mmap")
+    says('must be "mmap" or "pinned"', enable_cpu_backup=True, cpu_backup_backend="disk")
+    with unittest.mock.patch("torch_memory_saver.entrypoint.is_xpu", lambda: True):
+        says("not supported on XPU", enable_cpu_backup=True, cpu_backup_backend="pinned")
+    with unittest.mock.patch.object(torch, "version", types.SimpleNamespace(cuda=None, hip="7.2.0")):
+        says("not supported on ROCm", enable_cpu_backup=True, cpu_backup_backend="mmap")
+        with tempfile.TemporaryDirectory() as directory:
+            made = pathlib.Path(directory, "stem.abi3.so")
+            made.touch()
+            with unittest.mock.patch("torch_memory_saver.utils.__file__", f"{directory}/package/utils.py"):
+                assert torch_memory_saver_utils.get_binary_path_from_package("stem") == made
     raises(AssertionError, torch_memory_saver.region(enable_cpu_backup=True, enable_disk_backup=True).__enter__)
     raises(AttributeError, lambda: torch_memory_saver.hook_mode)
     raises(NotImplementedError, lambda: torch_memory_saver.memory_margin_bytes)
@@ -390,6 +468,39 @@ def own_mode():
     before = os.environ.get("LD_PRELOAD")
     with configure_subprocess():
         assert os.environ.get("LD_PRELOAD") == before
+
+
+def dynamo():
+    """It makes an object of its own at the first use, and has modes that no one has registered."""
+    from torch_memory_saver import TorchMemorySaver, entrypoint
+    from torch_memory_saver.testing_utils import empty_cache, get_and_print_gpu_memory, get_device, is_xpu
+
+    assert (is_xpu(), get_device()) == (False, "cuda") and callable(empty_cache) and callable(get_and_print_gpu_memory)
+    paused, stock = [], entrypoint.TorchMemorySaver._ensure_initialized
+    saver = TorchMemorySaver()
+    raises(ValueError, setattr, saver, "hook_mode", "gms")
+
+    def start(its):
+        if its._impl is not None:
+            return
+        if its._impl_ctor_kwargs.get("hook_mode") not in (None, "gms"):
+            stock(its)
+            return
+        its._impl = types.SimpleNamespace(pause=lambda tag: paused.append(tag), resume=lambda tag: paused.remove(tag))
+        del its._impl_ctor_kwargs
+
+    with unittest.mock.patch.object(entrypoint.TorchMemorySaver, "_ensure_initialized", start):
+        for mode in (None, "gms"):
+            saver = TorchMemorySaver()
+            assert saver._impl_ctor_kwargs == {}
+            if mode:
+                saver.hook_mode = mode
+            saver.pause("a")
+            assert paused == ["a"] and not hasattr(saver, "_impl_ctor_kwargs")
+            saver.resume("a")
+        torch_memory_saver.pause()  # which has asked for a mode of this package
+        assert type(torch_memory_saver._impl) is entrypoint._TorchMemorySaverImpl
+        assert not hasattr(torch_memory_saver, "_impl_ctor_kwargs")
 
 
 def slime():

@@ -6,9 +6,11 @@ be used again, and of several that a thread uses for a device the first counts."
 import collections
 import contextlib
 import ctypes
+import itertools
 import sys
 import threading
 import types
+import weakref
 
 BYTES = 4 << 20  # of each tensor
 
@@ -18,6 +20,7 @@ contexts = {}  # by device
 settings = {"expandable_segments": False}  # of the allocator
 reserved = collections.Counter()  # bytes, by device
 in_use = []  # pools: (device, thread, pool)
+handles = []  # pools that have been made for graphs
 thread = threading.local()
 
 
@@ -58,12 +61,25 @@ class Allocator:
 
 
 class MemPool:
-    made = []
+    made = weakref.WeakSet()
+    numbers = itertools.count(1)
+    caches = False  # whether what is freed stays in its pool until that ends, as in PyTorch
 
     def __init__(self, allocator=None):
         self.allocator, self.device = allocator, current_device()
-        self.made.append(self)
-        self.id = (0, len(self.made))
+        self.made.add(self)
+        self.id = (0, next(self.numbers))
+        self.used, self.cached = set(), []  # addresses
+
+    def snapshot(self):
+        return [{"active_size": BYTES}] * len(self.used) + [{"active_size": 0}] * len(self.cached)
+
+    def free(self, address):
+        self.allocator.free(ctypes.c_void_p(address), ctypes.c_ssize_t(BYTES), self.device, None)
+
+    def __del__(self):
+        for address in self.cached:
+            self.free(address)
 
 
 @contextlib.contextmanager
@@ -81,7 +97,8 @@ def use_mem_pool(pool, device=None):
 
 
 def graph_pool_handle():
-    return MemPool().id
+    handles.append(MemPool())
+    return handles[-1].id
 
 
 class CUDAGraph:
@@ -105,9 +122,11 @@ class Tensor:
         self.pool = next((pool for *its, pool in in_use if tuple(its) == mine), None)
         with device(self.device):
             if self.pool and self.pool.allocator:
-                address = self.pool.allocator.allocate(ctypes.c_ssize_t(BYTES), self.device, None)
+                address = self.pool.cached.pop() if self.pool.cached else self.pool.allocator.allocate(
+                    ctypes.c_ssize_t(BYTES), self.device, None)
                 if not address:
                     raise MemoryError
+                self.pool.used.add(address)
                 self.address = ctypes.c_uint64(address)
             elif runtime:
                 self.address = ctypes.c_uint64()
@@ -122,7 +141,9 @@ class Tensor:
     def free(self):
         reserved[self.device] -= BYTES
         if self.pool and self.pool.allocator:
-            self.pool.allocator.free(ctypes.c_void_p(self.address.value), ctypes.c_ssize_t(BYTES), self.device, None)
+            self.pool.used.remove(self.address.value)
+            self.pool.cached.append(self.address.value) if self.pool.caches else self.pool.free(self.address.value)
+            self.pool = None
         elif runtime:
             driver_says(runtime.cudaFree(self.address))
         else:

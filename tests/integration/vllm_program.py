@@ -226,18 +226,34 @@ class Sleeping(Case):
         self.worker.wake_up()
         self.check_contents(weights=ZERO, cache=ZERO)
 
-    def test_other_tags_are_kept_and_wake_with_any(self):
-        with self.allocator.use_memory_pool("workspace"):
-            workspace = Tensor()
-        self.addCleanup(workspace.free)
+    def test_the_engines_own_tags_wake_with_any(self):
+        own = {}
+        for tag in ("workspace", "runtime", "mine"):
+            with self.allocator.use_memory_pool(tag):
+                own[tag] = Tensor()
+            self.addCleanup(own[tag].free)
+        awake = dict.fromkeys(own, "awake")
         for level in (1, 2):
             self.worker.sleep(level)
             self.backend.resume([])
             self.assertEqual(set(self.states().values()), {"asleep"})
             self.worker.wake_up(["weights"])
-            self.assertEqual(self.states(), {"weights": "awake", "kv_cache": "asleep", "workspace": "awake"})
-            self.assertEqual(workspace.values(), FULL)
+            self.assertEqual(self.states(), {"weights": "awake", "kv_cache": "asleep", **awake})
+            self.assertEqual([each.values() for each in own.values()], [ZERO, FULL, FULL])  # scratch memory is dropped
+            own["workspace"].fill_(7)
             self.worker.wake_up()
+            self.assertFalse(any(each.needs_refill for each in self.backend.status() if each.tag in own))
+
+    def test_the_allocator_wakes_them_as_well(self):
+        for tag in ("workspace", None):
+            with self.allocator.use_memory_pool(tag):
+                own = Tensor()
+            self.addCleanup(own.free)
+        self.allocator.sleep(offload_tags=())
+        self.allocator.wake_up([])
+        self.assertEqual(set(self.states().values()), {"asleep"})
+        self.allocator.wake_up(tags=["kv_cache"])
+        self.assertEqual(self.states(), {"weights": "asleep", "kv_cache": "awake", "workspace": "awake", "vllm": "awake"})
 
     def test_keeps_after_others_woke_and_slept(self):
         self.worker.sleep(level=2)
@@ -378,6 +394,64 @@ class Allocating(Case):
         self.assertEqual(gpu_sleep.asleep_bytes(), 5 * BYTES)
         self.allocator.wake_up()
         self.check_contents(weights=ZERO, cache=ZERO)
+
+    def test_reentered_tags_give_back_what_was_freed(self):
+        """As vLLM's workspace does, which grows while its old memory is in use."""
+        before = self.allocator.get_current_usage()
+        with unittest.mock.patch.object(torch_stand_in.MemPool, "caches", True):
+            for frees_early in (True, False):
+                with self.allocator.use_memory_pool("workspace"):
+                    first = Tensor()
+                    if frees_early:
+                        first.free()
+                with self.allocator.use_memory_pool("workspace"):
+                    second = Tensor()
+                if not frees_early:
+                    self.assertEqual(self.allocator.get_current_usage(), before + 2 * BYTES)
+                    first.free()
+                with self.allocator.use_memory_pool("workspace"):
+                    pass
+                self.assertEqual(self.allocator.get_current_usage(), before + BYTES)
+                self.assertEqual(second.values(), FULL)
+                self.allocator.sleep(offload_tags=("workspace", "weights", "kv_cache"))
+                self.allocator.wake_up()
+                self.assertEqual(second.values(), FULL)
+                second.free()
+                with self.allocator.use_memory_pool("workspace"):
+                    self.worker.sleep()  # what sleeps could have PyTorch wait
+                self.worker.wake_up()
+                with self.allocator.use_memory_pool("workspace"):
+                    pass
+                self.assertEqual(self.allocator.get_current_usage(), before)
+                for tensor in self.runner.cache:
+                    tensor.fill_(7)
+
+    def test_graphs_have_a_tag_that_is_kept(self):
+        made = []
+        for _ in range(2):
+            with self.allocator.use_cudagraph_pool((0, 99)) as pool:
+                self.assertEqual(self.allocator.current_tag, self.allocator.cudagraph_tag)
+                with torch_stand_in.graph(torch_stand_in.CUDAGraph(), pool=pool):
+                    made.append(Tensor())
+        self.assertEqual(made[0].pool.id, made[1].pool.id)
+        with self.allocator.cudagraph_pool() as other, torch_stand_in.graph(torch_stand_in.CUDAGraph(), pool=other):
+            made.append(Tensor())
+        self.assertNotEqual(made[2].pool.id, pool)
+        with self.allocator.use_memory_pool("weights"), self.allocator.use_cudagraph_pool((0, 99)):
+            self.assertEqual(self.allocator.current_tag, "cudagraph")
+        for level in (1, 2):
+            self.worker.sleep(level)
+            self.assertEqual(self.states()["cudagraph"], "asleep")
+            self.worker.wake_up(["kv_cache"])
+            self.assertEqual([tensor.values() for tensor in made], [FULL] * 3)
+            self.worker.wake_up()
+        used = self.allocator.get_current_usage()
+        with unittest.mock.patch.object(torch_stand_in.MemPool, "caches", True):
+            while made:
+                made.pop().free()
+            for released in ((0, 99), None):
+                self.allocator.release_cudagraph_pool(released)
+        self.assertEqual(self.allocator.get_current_usage(), used - 3 * BYTES)
 
     def test_a_tag_needs_no_memory(self):
         with self.allocator.use_memory_pool("empty"):

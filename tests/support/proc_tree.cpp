@@ -20,7 +20,10 @@ void ProcTree::add(const FakeProcess& process) const {
     const auto directory = "proc/" + pid;
     const auto uid = std::to_string(process.uid);
     const auto inner = process.inner_pid == 0 ? "" : "\t" + std::to_string(process.inner_pid);
-    write(directory + "/status", "Name:\t" + process.name + "\nUmask:\t0022\nState:\tS (sleeping)\nPPid:\t" +
+    auto escaped = process.name; // as the kernel has it in this file alone
+    for (std::size_t at = 0; (at = escaped.find('\n', at)) != std::string::npos; at += 2)
+        escaped.replace(at, 1, "\\n");
+    write(directory + "/status", "Name:\t" + escaped + "\nUmask:\t0022\nState:\tS (sleeping)\nPPid:\t" +
                                      std::to_string(process.parent) + "\nUid:\t12345\t" + uid + "\t" + uid +
                                      "\t" + uid + "\nNSpid:\t" + pid + inner + "\nThreads:\t3\n");
     write(directory + "/stat", pid + " (" + process.name +

@@ -70,6 +70,41 @@ TEST_CASE("Answer timeout: figures that nobody can have are not believed", "[ans
     CHECK(heard([](Bytes n) { return Figures{n / 60 % 2 * k_gib, 2 * k_gib}; }) < 20min);
 }
 
+TEST_CASE("Answer timeout: a total that the machine has no memory for is not believed", "[answer_timeout]") {
+    auto limits = k_free;
+    limits.bytes = 141 * k_gib;
+    CHECK(heard_for(limits, [](Bytes n) { return copying(n * k_gib, 142 * k_gib); }) == 35s);
+    CHECK(heard_for(limits, [](Bytes n) { return copying(n * k_gib, 141 * k_gib); }) == 141s + 65s);
+}
+
+TEST_CASE("Answer timeout: calls that may take minutes do not count, for so long in all",
+          "[answer_timeout]") {
+    constexpr auto all = AnswerTimeout::k_calls;
+    const auto told = [](Bytes done, bool in_call) {
+        auto progress = copying(done, k_gib);
+        progress.in_call = in_call;
+        return progress;
+    };
+    // A flush of 45 s, and of 5 min, and then an agent that says nothing new.
+    for (const Bytes took : {45, 300})
+        CHECK(heard_for(k_free, [=](Bytes n) { return told(k_gib, n < took); }) ==
+              65s + std::chrono::seconds(took));
+    CHECK(heard_for(k_free, [=](Bytes) { return told(k_gib, true); }) == 65s + all); // a dead disk
+    // One call after another, for ever.
+    CHECK(heard_for(k_free, [=](Bytes n) { return told(k_gib, n % 100 != 0); }) == 65s + all);
+    CHECK(heard_for(k_strict, [=](Bytes) { return told(k_gib, true); }) == 35s); // its time was asked for
+    AnswerTimeout withdrawn(k_free, k_begin);
+    withdrawn.hear(told(k_gib, true), k_begin);
+    withdrawn.forget_calls();
+    CHECK(withdrawn.end() == k_begin + 65s);
+    AnswerTimeout released(k_strict, k_begin);
+    released.hear({model::Progress::Phase::release, 0, 0}, k_begin);
+    released.hear({.phase = model::Progress::Phase::waiting, .in_call = true}, k_begin + 1s);
+    CHECK(released.end() == k_begin + AnswerTimeout::k_release + all);
+    released.hear({.phase = model::Progress::Phase::waiting}, k_begin + 90s);
+    CHECK(released.end() == k_begin + AnswerTimeout::k_release + 89s);
+}
+
 TEST_CASE("Answer timeout: an attempt that was given up, as for a spill to files, counts anew",
           "[answer_timeout]") {
     const auto spills = [](Bytes n) {

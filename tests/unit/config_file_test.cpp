@@ -65,6 +65,8 @@ exempt = true
 host-budget = "1GiB"
 [command."my server"]
 idle = "5m"
+[command.notebook]
+idle = "never"
 [tag.weights]
 store = "file"
 [tag.kv_cache]
@@ -82,6 +84,7 @@ exempt = true
     CHECK(file->users.at("alice").exempt == true);
     CHECK(file->users.at("alice").host_budget == k_gib);
     CHECK(file->commands.at("my server").idle == Ladder{{5min, Depth::host}});
+    CHECK(file->commands.at("notebook").exempt == true);
     CHECK(file->tags.at("weights").store == model::Store::file);
     CHECK(file->tags.at("kv_cache").exempt == true);
     CHECK(file->warnings.empty());
@@ -139,7 +142,7 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
     CHECK(complaint_about_toml("budget = \"64GiB\"\n") ==
           "c.toml:1: budget: it is in no section: write [host] above it");
     CHECK(complaint_about_toml("reclam = \"15m\"\n").ends_with("did you mean 'reclaim'?"));
-    for (const auto* const bare : {"15m:host", "1h", "host"})
+    for (const auto* const bare : {"15m:host", "1h", "host", "never"})
         CHECK(complaint_about_toml(fmt::format("[reclaim]\nexempt = true\nidle = {} # each\n", bare))
                   .ends_with(fmt::format("; write it as idle = \"{}\"", bare)));
     CHECK(complaint_about_toml("reclaim = 5\n") ==

@@ -7,6 +7,7 @@
 
 #include "control/dispatch.hpp"
 #include "control/driver_engine.hpp"
+#include "control/tasks.hpp"
 
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
@@ -164,6 +165,40 @@ TEST_CASE("Dispatch: an interruption withdraws it, and comes too late past the p
     else
         CHECK((error && error->code == ErrorCode::cancelled));
     CHECK(heard.outcomes.size() == 1);
+}
+
+TEST_CASE("Dispatch: a pass withdraws what is not done by its end, whatever agents say", "[dispatch]") {
+    constexpr Milliseconds k_limit{300};
+    const bool is_past_return = GENERATE(false, true);
+    const ScriptedProcess process([&](const protocol::Request&, test::FakeConnection& connection) {
+        // It is in a call, copies for ever, and begins anew.
+        for (Bytes n = 0; n < 40; ++n) {
+            connection.send(model::Progress{.phase = model::Progress::Phase::transfer,
+                                            .done = n % 20 * k_gib,
+                                            .total = 20 * k_gib,
+                                            .in_call = n % 3 == 0});
+            std::this_thread::sleep_for(k_limit / 20);
+            if (is_past_return && n == 10)
+                connection.send(model::Progress{model::Progress::Phase::release, 0, 0});
+        }
+        if (is_past_return) connection.send(test::sample_sleep());
+    });
+    auto finder = finder_of(process.tree());
+    auto targets = find_targets(finder, std::to_string(::getpid()));
+    REQUIRE(targets);
+    const protocol::Request request = model::IdleSleepRequest();
+    std::vector<Task> tasks;
+    tasks.push_back({std::move(targets->reached.front()), &request});
+    Heard heard;
+    Interruptions none;
+    const auto start = Clock::now();
+    const auto outcomes = carry_out(finder, std::move(tasks), {.end = start + k_limit}, heard, none);
+    CHECK(Clock::now() - start < Milliseconds(20'000));
+    const auto* const error = peers::error_of(outcomes.front().answer);
+    CHECK((error == nullptr) == is_past_return); // what cannot be undone any more is waited for
+    if (!error) return;
+    CHECK(error->code == ErrorCode::timed_out);
+    CHECK(error->message.find("--timeout") != std::string::npos);
 }
 
 TEST_CASE("Dispatch: of all processes, none that has nothing to do with it is heard of", "[dispatch]") {

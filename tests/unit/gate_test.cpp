@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <csetjmp>
+#include <csignal>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -27,6 +29,24 @@ namespace {
 
 constexpr auto k_touches = {Touch::submits,  Touch::shares, Touch::takes,
                             Touch::captures, Touch::nests,  Touch::ends};
+
+thread_local sigjmp_buf t_back;
+
+/// Leaves a call as a signal's handler does that abandons what its thread was doing.
+template <class Call, class... Arguments>
+[[gnu::noinline]] void jump_out_of(Arguments... arguments) {
+    const Call call(arguments...);
+    siglongjmp(t_back, 1);
+}
+
+/// The same from deep in the stack, so that all that comes afterwards is above it.
+template <class Call, class... Arguments>
+[[gnu::noinline]] void jump_up_out_of(Arguments... arguments) {
+    std::array<char, 1 << 14> space; // not written
+    asm volatile("" : : "r"(space.data()) : "memory");
+    jump_out_of<Call>(arguments...);
+    asm volatile("" : : "r"(space.data()) : "memory");
+}
 
 } // namespace
 
@@ -349,6 +369,79 @@ TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is throu
     REQUIRE(::pthread_join(thread, &result) == 0);
     CHECK(result == PTHREAD_CANCELED);
     CHECK(is_through);
+}
+
+TEST_CASE("Gate: a call that its thread has left by a jump is not waited for", "[gate]") {
+    const OpenGate open;
+    const bool asks = GENERATE(false, true);
+    const bool calls_first = GENERATE(false, true);
+    std::atomic<bool> is_out{false};
+    std::atomic<bool> may_go_on{false};
+    std::atomic<bool> is_through{false};
+    std::thread thread([&] {
+        if (sigsetjmp(t_back, 0) == 0) {
+            if (asks)
+                jump_up_out_of<gate::Question>("cuAsk");
+            else
+                jump_up_out_of<Passage>(Touch::submits, "cuTouch");
+        }
+        if (calls_first)
+            static_cast<void>(asks ? gate::Question("cuAsk").admitted() : passes(Touch::submits));
+        is_out = true;
+        while (!may_go_on) std::this_thread::sleep_for(Milliseconds(1));
+        static_cast<void>(asks ? gate::Question("cuAsk").admitted() : passes(Touch::submits));
+        is_through = true;
+    });
+    REQUIRE(becomes_true([&] { return is_out.load(); }));
+    if (asks)
+        CHECK(the_gate().go_deep(rule(OnTouch::wait), after(k_patience), goes_on));
+    else
+        CHECK(the_gate().close(after(k_patience), goes_on));
+    may_go_on = true;
+    CHECK(waits(1)); // it is outside, so that its next call is held
+    CHECK_FALSE(is_through);
+    the_gate().leave_deep();
+    the_gate().open();
+    thread.join();
+    CHECK(the_gate().close(after(k_patience), goes_on));
+}
+
+TEST_CASE("Gate: a thread may jump away from it while it waits", "[gate]") {
+    const OpenGate open;
+    struct sigaction before {};
+    struct sigaction jumps {};
+    jumps.sa_handler = [](int) { siglongjmp(t_back, 1); };
+    REQUIRE(::sigaction(SIGUSR1, &jumps, &before) == 0);
+    fall_asleep(rule(OnTouch::wait));
+    std::atomic<bool> is_out{false};
+    std::atomic<bool> may_go_on{false};
+    std::thread thread([&] {
+        if (sigsetjmp(t_back, 1) == 0) static_cast<void>(passes(Touch::submits));
+        is_out = true;
+        while (!may_go_on) std::this_thread::sleep_for(Milliseconds(1));
+        int state = PTHREAD_CANCEL_DISABLE;
+        ::pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state);
+        CHECK(state == PTHREAD_CANCEL_ENABLE);
+        CHECK(passes(Touch::submits));
+    });
+    REQUIRE(waits(1));
+    std::this_thread::sleep_for(k_moment);
+    REQUIRE(::pthread_kill(thread.native_handle(), SIGUSR1) == 0);
+    REQUIRE(becomes_true([&] { return is_out.load(); }));
+    if (GENERATE(false, true)) {
+        the_gate().open(); // which nobody is there to see
+        CHECK(waits(0));
+        fall_asleep(rule(OnTouch::wait));
+    }
+    may_go_on = true;
+    CHECK(waits(1));
+    std::this_thread::sleep_for(k_moment);
+    CHECK(the_gate().waiting().held_now == 1);
+    the_gate().open();
+    thread.join();
+    CHECK(waits(0));
+    CHECK(the_gate().close(after(k_patience), goes_on));
+    REQUIRE(::sigaction(SIGUSR1, &before, nullptr) == 0);
 }
 
 TEST_CASE("Gate: nobody is inside while it is closed", "[gate]") {

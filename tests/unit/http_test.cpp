@@ -213,7 +213,8 @@ TEST_CASE("Routes: each path stands once, and every action has its methods", "[h
     for (const auto& each : all_routes()) {
         INFO(each.path);
         CHECK(paths.insert(each.path).second);
-        CHECK((takes(each, "GET") != takes(each, "POST") || each.dialect->server == "SGLang"));
+        CHECK((takes(each, "GET") != takes(each, "POST") || each.dialect->server == "SGLang" ||
+               each.action == Action::is_sleeping));
         CHECK_FALSE(takes(each, ""));
         CHECK_FALSE(takes(each, "PUT"));
         CHECK_FALSE((is_change(each.action) && takes(each, "HEAD")));
@@ -241,6 +242,17 @@ TEST_CASE("Wishes: level, tags and mode are read from the query or the body", "[
     CHECK(wish("/resume_memory_occupation", {}, R"({"tags": null})").tags.empty());
     CHECK(wish("/resume_memory_occupation", {}, "null").tags.empty());
     CHECK(wish("/pause_generation", {}, R"({"mode": "retract", "level": 2})").level == model::Level::pause);
+    // Ray Serve's, whose options are the engine's.
+    const auto served = wish("/sleep", {}, R"({"model": "m", "options": {"level": 2, "tags": ["weights"]}})");
+    CHECK((served.level == model::Level::drop && served.tags == Tags{"weights"}));
+    CHECK(wish("/sleep", {}, R"({"level": 0, "options": {"level": 2}})").level == model::Level::pause);
+    CHECK(wish("/sleep", {}, R"({"model": "m", "options": null})").level == model::Level::keep);
+    CHECK(wish_error("/sleep", {}, R"({"options": {"level": 3}})") == "invalid_argument");
+    // TensorRT-LLM takes no tags for a mistake, and all others for all tags.
+    CHECK(wish_error("/release_memory", {}, R"({"tags": []})") == "invalid_argument");
+    CHECK(wish_error("/resume_memory", {}, R"({"tags": [""]})") == "invalid_argument");
+    CHECK(wish("/release_memory", {}, R"({"tags": null})").tags.empty());
+    CHECK(wish("/release_memory_occupation", {}, R"({"tags": []})").tags.empty());
     CHECK(wish_error("/sleep", {{"mode", "wait"}}) == "none");
     CHECK_FALSE(wish("/sleep", {{"mode", "wait"}}, "").aborts);
     CHECK(wish("/sleep", {{"mode", "abort"}}, "").aborts);
@@ -329,8 +341,20 @@ TEST_CASE("Status: `weights` has the dialect's name, unless the program has a ta
         return nlohmann::json::parse(answer.body)["parked_tags"].get<Tags>();
     };
     CHECK(parked_of({"weights", "kv_cache"}) == Tags{"model_weights"});
-    CHECK(parked_of({"weights", "model_weights"}) == Tags{"weights"});
     CHECK(parked_of({"model_weights", "weights"}) == Tags{"model_weights"});
+    // Its clients refuse names that are not the server's.
+    CHECK(parked_of({"weights", "model_weights"}) == Tags{"executor_extra"});
+    CHECK(parked_of({"mine", "kv_cache"}) == Tags{"executor_extra"});
+    CHECK(parked_of({"default"}).size() == 11); // it sleeps as a whole
+}
+
+TEST_CASE("Status: parked tags are sorted, each once", "[http]") {
+    const std::vector outcomes{
+        control::Outcome{{}, program({"weights", "kv_cache", "mine"}, model::State::asleep)},
+        control::Outcome{{}, program({"kv_cache", "yours"}, model::State::asleep)}};
+    const auto answer = Backend::look(route("/memory_status"), outcomes);
+    CHECK(nlohmann::json::parse(answer.body)["parked_tags"].get<Tags>() ==
+          Tags{"executor_extra", "kv_cache", "model_weights"});
 }
 
 TEST_CASE("Status: what no wake brings back has failed", "[http]") {

@@ -5,6 +5,8 @@
 #include "store/io_queue.hpp"
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
+#include "support/descriptors.hpp"
+#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 #include <fcntl.h>
@@ -60,6 +62,18 @@ TEST_CASE("Reads and writes: those that are refused past the page cache go throu
         CHECK(move_all(IoRequest::Kind::read, read.data()));
         CHECK(std::equal(read.begin() + 1, read.end(), bytes.begin() + 1));
     }
+}
+
+TEST_CASE("Reads and writes: a queue whose number the program has used again ends, and leaves that alone",
+          "[store]") {
+    constexpr const char* k_ring = "anon_inode:[io_uring]";
+    auto queue = open_io_queue(IoKind::automatic);
+    REQUIRE(queue);
+    const auto numbers = test::descriptors_in(k_ring);
+    if (numbers.empty()) return test::skip("there is no io_uring here");
+    const test::Usurper usurper(numbers);
+    queue->reset();
+    CHECK(usurper.is_unharmed());
 }
 
 } // namespace

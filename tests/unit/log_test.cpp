@@ -6,11 +6,16 @@
 
 #include "support/broken_error.hpp"
 #include "support/catch.hpp"
+#include "support/scratch.hpp"
 
-#include <csignal>
-#include <string>
-
+#include <fcntl.h>
+#include <sys/socket.h>
 #include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <filesystem>
+#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -49,6 +54,31 @@ TEST_CASE("Log: what is quoted can neither steer the terminal nor write a line o
                "a tag");
     const auto start = "gpu-sleep[" + std::to_string(::getpid()) + "]: ";
     CHECK(pipe.read() == start + "'?[2J?31m?gpu-sleep[1]: all is well' is not a tag\n");
+}
+
+TEST_CASE("Log: nothing is written to a connection, nor to what may be a database", "[log]") {
+    const Scratch scratch;
+    const auto file = scratch.file("file");
+    const UniqueFd before(::dup(STDERR_FILENO));
+    std::array<int, 2> ends{};
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0);
+    const UniqueFd peer(ends[0]);
+    const UniqueFd connection(ends[1]);
+    const auto written_as = [&](int flags) {
+        const UniqueFd opened(::open(file.c_str(), flags | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+        ::dup2(opened.get(), STDERR_FILENO);
+        say("hello");
+        return std::filesystem::file_size(file);
+    };
+    const auto as_database = written_as(O_RDWR);
+    const auto as_log = written_as(O_WRONLY);
+    ::dup2(connection.get(), STDERR_FILENO);
+    say("hello");
+    ::dup2(before.get(), STDERR_FILENO);
+    std::array<char, 8> got{};
+    CHECK(as_database == 0);
+    CHECK(as_log > 0);
+    CHECK(::recv(peer.get(), got.data(), got.size(), MSG_DONTWAIT) < 0);
 }
 
 TEST_CASE("Log: a line that nobody will read raises no signal", "[log]") {

@@ -57,6 +57,9 @@ TEST_CASE("Origin: all that is known, and what tells most", "[find]") {
     origin.job.clear();
     CHECK(to_text(origin) == "in jupyter.service");
     CHECK(to_word(origin) == "jupyter.service");
+    for (const auto& its :
+         {Origin{"a\nb", {}, {}, {}}, Origin{{}, "a\nb", {}, {}}, Origin{{}, {}, "a\nb", {}}})
+        CHECK(to_word(its).ends_with("a?b")); // the environment is its process's to write
     CHECK(to_text(Origin{}).empty());
     CHECK(to_word(Origin{}).empty());
 }

@@ -113,6 +113,15 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
         CHECK(second->is_empty() == (row.drop == Action::leave));
         CHECK(second->give_up.size() == (row.drop == Action::give_up ? 1U : 0U));
         CHECK(second->move.empty());
+        // Deep, where the driver has what is awake: it keeps that, and only copies are dropped.
+        for (const auto* const whole : {&*first, &*second}) {
+            auto deep = *whole;
+            const bool is_refused = whole == &*second && row.drop == Action::drop;
+            CHECK(static_cast<bool>(deep.leave_gpu(true)) == !is_refused);
+            if (is_refused) continue;
+            CHECK(deep.devices.empty());
+            CHECK(deep.give_up == whole->give_up);
+        }
         const auto paused = plan_sleep(ledger, request(Level::pause));
         REQUIRE(paused);
         CHECK(paused->is_empty());

@@ -177,6 +177,96 @@ TEST_CASE("Policy: what is said of a user or a command goes before what is said 
     CHECK(policy_of(limits, {"bob", "", {"sh", ""}}).host_budget == 2 * k_gib);
 }
 
+TEST_CASE("Policy: an administrator's exemption of a user goes before all that commands and the user's own "
+          "file say",
+          "[policy]") {
+    auto limits = file(ladder({"15m"}));
+    limits.name = "/a.toml";
+    limits.commands["python3"].idle = ladder({"1h"});
+    limits.commands["llama"].exempt = false;
+    limits.commands["llama"].min_awake = 3min;
+    limits.users["alice"].exempt = true;
+    auto wishes = file(ladder({"5m"}));
+    wishes.name = "/w.toml";
+    const auto policy = merge(policy_of(limits, k_subject), policy_of(wishes, k_subject));
+    CHECK(policy.ladder.empty());
+    const std::string by = "user.alice.exempt of /a.toml";
+    CHECK(decide(policy, report(model::State::awake, 7200))->reason == "it is exempt by " + by);
+    CHECK(policy.min_awake == 3min); // of commands, all the rest holds
+    using Lines = std::vector<std::string>;
+    CHECK(policy.grounds.overridden == Lines{"reclaim.idle of /a.toml, by command.python3.idle of /a.toml",
+                                             "command.llama.exempt of /a.toml, by " + by,
+                                             "command.python3.idle of /a.toml, by " + by,
+                                             "reclaim.idle of /w.toml, by " + by});
+    const auto bob = merge(policy_of(limits, {"bob", "", {"python3", ""}}), policy_of({}, k_subject));
+    CHECK(bob.ladder == ladder({"1h"}));
+}
+
+TEST_CASE("Policy: each setting that another overrides is named with the other", "[policy]") {
+    auto limits = file({});
+    auto wishes = file({});
+    limits.name = "/a.toml";
+    wishes.name = "/w.toml";
+    const auto overridden = [&] {
+        return merge(policy_of(limits, k_subject), policy_of(wishes, k_subject)).grounds.overridden;
+    };
+    using Lines = std::vector<std::string>;
+    limits.reclaim = {};
+    wishes.reclaim = {};
+    CHECK(overridden().empty());
+    SECTION("within a file") {
+        limits.reclaim.exempt = true;
+        limits.commands["llama"].idle = ladder({"1h"});
+        CHECK(overridden() == Lines{"reclaim.exempt of /a.toml, by command.llama.idle of /a.toml"});
+        const Subject no_script{"bob", "llama", {"llama", ""}}; // one section by three names
+        CHECK(policy_of(limits, no_script).grounds.overridden == overridden());
+        limits.commands["llama"].exempt = true;
+        CHECK(overridden() == Lines{"reclaim.exempt of /a.toml, by command.llama.exempt of /a.toml",
+                                    "command.llama.idle of /a.toml, by command.llama.exempt of /a.toml"});
+        limits.commands["llama"].exempt = false;
+        CHECK(overridden() == Lines{"reclaim.exempt of /a.toml, by command.llama.exempt of /a.toml"});
+        limits = {};
+        limits.name = "/a.toml";
+        limits.user_budget = k_gib;
+        limits.users["alice"].host_budget = 2 * k_gib;
+        limits.reclaim.directory = "/a";
+        limits.users["alice"].directory = "/b";
+        CHECK(overridden() == Lines{"reclaim.directory of /a.toml, by user.alice.directory of /a.toml",
+                                    "host.per-user of /a.toml, by user.alice.host-budget of /a.toml"});
+    }
+    SECTION("of the user's file by the administrator's") {
+        limits.reclaim.idle = ladder({"15m"});
+        wishes.commands["llama"].exempt = true;
+        wishes.reclaim.min_awake = 1h;
+        CHECK(overridden() == Lines{"command.llama.exempt of /w.toml, by reclaim.idle of /a.toml",
+                                    "reclaim.min-awake of /w.toml, by reclaim.idle of /a.toml"});
+        wishes = file(ladder({"1d"}));
+        wishes.name = "/w.toml";
+        limits.reclaim.directory = "/a";
+        wishes.reclaim.directory = "/w";
+        limits.reclaim.spill = true;
+        wishes.reclaim.spill = false;
+        limits.user_budget = k_gib;
+        wishes.user_budget = 2 * k_gib;
+        limits.reclaim.min_awake = 1min;
+        wishes.reclaim.min_awake = 2min;
+        CHECK(overridden() == Lines{"reclaim.idle of /w.toml, by reclaim.idle of /a.toml",
+                                    "reclaim.min-awake of /w.toml, by reclaim.min-awake of /a.toml",
+                                    "reclaim.directory of /w.toml, by reclaim.directory of /a.toml",
+                                    "reclaim.spill of /w.toml, by reclaim.spill of /a.toml",
+                                    "host.per-user of /w.toml, by host.per-user of /a.toml"});
+    }
+    SECTION("of the administrator's by the user's file") {
+        limits.reclaim.exempt = true;
+        wishes.reclaim.idle = ladder({"15m"});
+        CHECK(overridden() == Lines{"reclaim.exempt of /a.toml, by reclaim.idle of /w.toml"});
+        limits = file(ladder({"15m", "1h:file"}));
+        limits.name = "/a.toml";
+        wishes.reclaim.idle = ladder({"5m"});
+        CHECK(overridden().empty()); // both hold
+    }
+}
+
 TEST_CASE("Policy: a command is called by its program, its script, both, or its name, each before the last",
           "[policy]") {
     Configuration limits;
@@ -255,15 +345,15 @@ TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left
     CHECK(decide(policy, seen)->reason == "it has been awake for only 5.50 s, and may sleep in 0.50 s");
     seen.state = model::State::awake;
     CHECK(decide(with({}), seen)->reason == "no policy puts it to sleep");
-    auto exempt = file({});
+    Configuration exempt;
     exempt.name = "/c.toml";
     exempt.reclaim.exempt = true;
     const auto reason = [&](const Configuration& limits, const Configuration& wishes) {
         return decide(merge(policy_of(limits, k_subject), policy_of(wishes, k_subject)), seen)->reason;
     };
-    CHECK(reason({}, exempt) == "it is exempt by [reclaim] of /c.toml");
+    CHECK(reason({}, exempt) == "it is exempt by reclaim.exempt of /c.toml");
     exempt.commands["llama"].exempt = true;
-    CHECK(reason(exempt, {}) == "it is exempt by [command.llama] of /c.toml");
+    CHECK(reason(exempt, {}) == "it is exempt by command.llama.exempt of /c.toml");
 }
 
 TEST_CASE("Decision: a ladder that leads to files is an error for whom no file names a directory",

@@ -27,7 +27,8 @@ TEST_CASE("Process: other names are no sockets of agents", "[process]") {
 
 TEST_CASE("Process: the start time is found behind any command name", "[process]") {
     const test::ProcTree tree;
-    for (const auto* name : {"plain", "two words", ") R 1 2 3", "((", ""}) {
+    for (const auto* name :
+         {"plain", "two words", ") R 1 2 3", "((", "", "a\nb", "\n", "a) R 1\n2 (b", "b\n7 (c) S"}) {
         tree.add({.pid = 7, .start_time = 123456, .name = name});
         CHECK(*start_time_of(7, tree.proc()) == 123456);
     }

@@ -114,6 +114,23 @@ TEST_CASE("Targets: a tree is a process and its descendants, and a name's are th
     CHECK(code_of(find_tree(finder, "lama")) == ErrorCode::no_process);
 }
 
+TEST_CASE("Targets: a member that shows an agent and cannot be asked is not left out of a tree", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = 20});
+    tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
+    tree.add({.pid = 30, .parent = 20});
+    fs::remove(tree.proc() / "30/root");
+    fs::create_symlink(tree.proc() / "30/root", tree.proc() / "30/root"); // nobody can open it
+    const auto agent = add_agent(tree);
+    auto finder = finder_of(tree);
+    CHECK(find_tree(finder, "20")->unreached.empty());
+    tree.write("proc/30/task/30/comm", "gpu-sleep-ctl\n");
+    const auto found = find_tree(finder, "20");
+    REQUIRE(found->unreached.size() == 1);
+    CHECK(found->unreached.front().process.pid == 30);
+    CHECK(find_all(finder, {})->unreached.empty()); // who goes alone holds up nobody
+}
+
 TEST_CASE("Targets: who belongs to a tree or a group and is new there is found", "[find]") {
     const test::ProcTree tree;
     const auto begins_to_use = [&](pid_t pid, const std::string& thread) {

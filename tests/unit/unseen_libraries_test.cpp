@@ -97,3 +97,23 @@ TEST_CASE("Unseen libraries: each is listed once, by what it is for", "[unseen_l
     CHECK(unseen_libraries(many).size() == 20);
     CHECK(found(many).ends_with("libnvcuvid.so.11) and others"));
 }
+
+TEST_CASE("Unseen libraries: a second CUDA driver is one, and a second mapping of the same is none",
+          "[unseen_libraries]") {
+    const auto driver = [](std::string_view at, std::string_view offset, std::string_view permissions,
+                           std::string_view file = "/usr/lib/libcuda.so.580.159.04") {
+        return fmt::format("{}000-{}fff {} {} 08:01 2752681  {}\n", at, at, permissions, offset, file);
+    };
+    const auto one = driver("7f0010", "00000000", "r--p") + driver("7f0020", "00100000", "r-xp") +
+                     driver("7f0030", "00200000", "r-xp") + driver("7f0040", "00100000", "rw-p");
+    const auto second = driver("7f0080", "00100000", "r-xp");
+    const std::string named = "a second CUDA driver, which needs gpu-run --audit (libcuda.so.580.159.04)";
+    CHECK(found(one).empty());
+    CHECK(found(one + driver("7f0080", "00000000", "r--p")).empty()); // somebody only reads the file
+    CHECK(found(one + second) == named);
+    CHECK(found(one + driver("7f0080", "00300000", "r-xp", "/compat/libcuda.so.1")) ==
+          "a second CUDA driver, which needs gpu-run --audit (libcuda.so.1)");
+    CHECK(found(one + mapped("/usr/lib/libgpu-sleep-audit.so") + second).empty());
+    CHECK(found(one + second + mapped("/usr/lib/libgpu-sleep-audit.so") +
+                mapped("/usr/lib/libnvoptix.so.1")) == "OptiX (libnvoptix.so.1)");
+}

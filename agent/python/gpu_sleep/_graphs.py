@@ -64,6 +64,18 @@ def _pool_for(torch: Any, key: Tuple[bytes, int], shared: Any) -> _Pool:
 
 
 @contextlib.contextmanager
+def capturing(name: bytes, device: int) -> Iterator[None]:
+    """For `with`: the calling thread captures a graph whose memory has this tag, and sleeps wait. Errors: those of
+    cuda_graph()."""
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(hold())
+        _agent.call("gpu_sleep_push_tag", name)
+        undo.callback(_agent.call, "gpu_sleep_pop_tag")
+        undo.enter_context(_regions.interrupted(name, device))
+        yield
+
+
+@contextlib.contextmanager
 def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global",
                tag: Optional[str] = None) -> Iterator[None]:
     """For `with`: captures into `graph` as torch.cuda.graph() does, with memory of a tag, and sleeps wait for its end.
@@ -84,10 +96,7 @@ def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_m
     device = torch.cuda.current_device() if stream is None else stream.device.index
     weakref.ref(graph)  # TypeError, before it has a pool
     with contextlib.ExitStack() as undo:
-        undo.enter_context(hold())
-        _agent.call("gpu_sleep_push_tag", name)
-        undo.callback(_agent.call, "gpu_sleep_pop_tag")
-        undo.enter_context(_regions.interrupted(name, device))
+        undo.enter_context(capturing(name, device))
         with _lock:  # other threads neither take the pool meanwhile, nor find it idle
             own = _pool_for(torch, (name, device), pool)
             own.keep_for(graph)

@@ -147,8 +147,27 @@ def new_pool(torch: Any, device: int) -> Any:
         return _keep_for_ever(torch.cuda.MemPool(_allocator.allocator()))
 
 
+def drop_pool(pool: Any) -> None:
+    """The caller's reference to a pool of new_pool() is the last: PyTorch gives its memory back once nothing uses it."""
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(pool))
+
+
+def give_back_unused(name: bytes) -> None:
+    """Has PyTorch give back the pools of a tag of which nothing is used any more. It could not give back a part of one."""
+    has_any = False
+    for (tag, _), idle in list(_idle_pools.items()):
+        for pool in list(idle) if tag == name else ():
+            if not any(segment["active_size"] for segment in pool.snapshot()):
+                with contextlib.suppress(ValueError):  # another thread has just taken it
+                    idle.remove(pool)
+                    drop_pool(pool)
+                    has_any = True
+    if has_any:
+        sys.modules["torch"].cuda.empty_cache()
+
+
 @contextlib.contextmanager
-def _diverted(torch: Any, name: bytes, device: int) -> Iterator[None]:
+def _diverted(torch: Any, name: bytes, device: int, has_own_pool: bool) -> Iterator[None]:
     outer = _thread.diversions.get(device)
     if outer is not None and outer.name == name:
         yield
@@ -157,7 +176,7 @@ def _diverted(torch: Any, name: bytes, device: int) -> Iterator[None]:
         raise InvalidArgument(f"a graph with the tag '{outer.name.decode()}' is being captured, and all its memory has that tag")
     idle = _idle_pools.setdefault((name, device), [])
     try:
-        pool = idle.pop()
+        pool = new_pool(torch, device) if has_own_pool else idle.pop()
     except IndexError:
         pool = new_pool(torch, device)
     own = Diversion(torch, device, pool, name)
@@ -197,14 +216,19 @@ def interrupted(name: bytes, device: int) -> Iterator[None]:
 
 
 def current_tag() -> bytes:
-    """That of the calling thread's innermost region."""
+    """That of the graph that the calling thread captures, or of its innermost region."""
+    for each in _thread.diversions.values():
+        if isinstance(each, _Capture):
+            return each.name
     return _thread.entered[-1][0].name if _thread.entered else b"default"
 
 
 class Region(contextlib.ContextDecorator):
-    """What tag() returns. May be entered again, also while it is entered, and on several threads at a time."""
+    """What tag() returns. May be entered again, also while it is entered, and on several threads at a time. With
+    `has_own_pools` it allocates from no pool of an earlier one."""
 
-    def __init__(self, name: str, devices: Optional[Iterable[int]]) -> None:
+    def __init__(self, name: str, devices: Optional[Iterable[int]], has_own_pools: bool = False) -> None:
+        self._has_own_pools = has_own_pools
         self.name = _agent.c_text(name, "a tag")
         self._devices = None if devices is None else {operator.index(device) for device in devices}
 
@@ -216,7 +240,7 @@ class Region(contextlib.ContextDecorator):
             if torch is not None:
                 devices = _current_devices(torch) if self._devices is None else self._devices
                 for device in devices | _thread.diversions.keys():  # the pool of another tag must not grow by this one
-                    undo.enter_context(_diverted(torch, self.name, device))
+                    undo.enter_context(_diverted(torch, self.name, device, self._has_own_pools))
             _thread.entered.append((self, undo.pop_all(), "torch" in sys.modules))
 
     def __exit__(self, *error: object) -> None:

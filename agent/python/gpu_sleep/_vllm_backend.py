@@ -10,7 +10,7 @@ from . import _agent
 from ._calls import asleep_bytes, mark_refilled
 from ._processes import TagStatus
 from .errors import Error, InvalidArgument
-from .vllm import CACHE, WEIGHTS, Allocator
+from .vllm import CACHE, SCRATCH, WEIGHTS, Allocator
 
 
 class Backend(SleepModeBackend):  # type: ignore[misc]
@@ -21,8 +21,8 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
         self._is_resuming = False
 
     def suspend(self, level: int = 1) -> None:
-        """Puts the engine's memory to sleep, as one: at level 1 "kv_cache" is dropped, at level 2 "weights" as well, and
-        all else is kept in host memory. What sleeps already stays as it is. Level 0 is vLLM's own pause, for which nothing
+        """Puts the engine's memory to sleep, as one: at level 1 "kv_cache" and "workspace" are dropped, at level 2 "weights" as
+        well, and all else is kept in host memory. What sleeps already stays as it is. Level 0 is vLLM's own pause, for which nothing
         sleeps. On return the memory was freed, even if another process took it.
 
         Errors, after which all is as it was: InvalidArgument (another level), Error (the engine does not allocate by
@@ -35,7 +35,7 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
         allocator = Allocator.get_instance()
         if not allocator.tags:
             raise Error("vLLM has not allocated through gpu-sleep: start it with --worker-cls gpu_sleep.vllm.Worker")
-        dropped = (CACHE,) if level == 1 else (WEIGHTS, CACHE)
+        dropped = (CACHE, SCRATCH) if level == 1 else (WEIGHTS, CACHE, SCRATCH)
         allocator.sleep(tuple(tag for tag in allocator.tags if tag not in dropped))
 
     def resume(self, tags: Optional[List[str]] = None) -> None:
@@ -51,11 +51,11 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
         allocator = Allocator.get_instance()
         self._is_resuming = True
         try:
-            allocator.wake_up([tag for tag in allocator.tags if tag in tags or tag not in (WEIGHTS, CACHE)] if tags else None)
+            allocator.wake_up(tags)
         finally:
             self._is_resuming = False
-        if CACHE in allocator.tags:
-            mark_refilled(CACHE)  # vLLM takes it for empty
+        for tag in {CACHE, SCRATCH}.intersection(allocator.tags):
+            mark_refilled(tag)  # vLLM takes it for empty
 
     def discard(self, tags: Tuple[str, ...]) -> None:
         """Drops the contents of these tags, and lets them sleep. Errors, after which all is as it was: those of

@@ -6,8 +6,9 @@
 
 The wheel registers the backend with vLLM. The worker class has the engine allocate under the tags "weights" and
 "kv_cache", which vLLM's routes /sleep and /wake_up then put to sleep and wake, and gpu-sleep and gpu-wake as well. At
-level 1 weights are kept and the cache is dropped, at level 2 both are dropped. The model's buffers and all other tags are
-kept at both. At level 0 vLLM pauses by itself, and no memory sleeps.
+level 1 weights are kept and the cache is dropped, at level 2 both are dropped. Of the engine's own tags the scratch memory
+of "workspace" is dropped at both. The model's buffers and all other tags are kept at both, and wake with whatever wakes. At
+level 0 vLLM pauses by itself, and no memory sleeps.
 
 Under gpu-run the tags also cover what libraries (cuBLAS, NCCL) allocate by themselves on the thread that loads the model or
 makes the cache, and it is dropped with them. Without gpu-run they cover PyTorch's memory alone, like vLLM's own.
@@ -27,14 +28,15 @@ import sys
 import threading
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
-from . import _regions
+from . import _graphs, _regions
 from ._calls import asleep_bytes, inhibit, policy, sleep, wake
 from ._processes import TagStatus
 from ._processes import status as process_status
-from .errors import OutOfDeviceMemory
+from .errors import Error, OutOfDeviceMemory
 
 BACKEND = "gpu_sleep"  # as --sleep-mode-backend names it
-WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names
+WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names; a wake may leave these alone asleep
+SCRATCH = "workspace"  # nothing in it outlives a step
 
 _LAZY = {"Backend": "._vllm_backend", "Worker": "._vllm_worker"}
 
@@ -63,6 +65,7 @@ class Allocator:
     It alone sets the policies of its tags (gpu_sleep.policy()). It exposes no CUDA handles.
     """
 
+    cudagraph_tag = "cudagraph"
     default_tag = "vllm"  # all memory without a tag has "default", also what vLLM never drops
     instance: "Optional[Allocator]" = None
 
@@ -76,6 +79,7 @@ class Allocator:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._tags: Dict[str, None] = {}  # in the order of their first use
+        self._graph_pools: Dict[Any, Any] = {}  # by what the engine calls them, and the device
 
     @property
     def current_tag(self) -> str:
@@ -90,15 +94,51 @@ class Allocator:
     @contextlib.contextmanager
     def use_memory_pool(self, tag: Optional[str] = None) -> Iterator[None]:
         """For `with`: GPU memory that the calling thread allocates inside has this tag, by default default_tag. As
-        gpu_sleep.tag(), but PyTorch's expandable segments are off until the end.
+        gpu_sleep.tag(), but PyTorch's expandable segments are off until the end. When a tag is entered again, what an
+        earlier entry has allocated goes back to the driver as soon as none of it is used any more, at the latest at the end.
 
         Errors, on entering: NoAgent, InvalidArgument (bad tag), Error (PyTorch has no memory pools).
         """
         name = self.default_tag if tag is None else tag
-        with _regions.without_expandable_segments(), _regions.tag(name):
-            policy(name, "offload")  # from now on there is such a tag, whether or not it gets memory
-            self._tags[name] = None
-            yield
+        is_engines = name not in (WEIGHTS, CACHE)  # which one entry fills
+        with _regions.without_expandable_segments():
+            with _regions.Region(name, None, has_own_pools=is_engines):
+                self._add(name)
+                yield
+            if is_engines and asleep_bytes() == 0:  # else PyTorch could wait for what sleeps
+                _regions.give_back_unused(name.encode())
+
+    def _add(self, name: str) -> None:
+        policy(name, "offload")  # from now on there is such a tag, whether or not it gets memory
+        self._tags[name] = None
+
+    @contextlib.contextmanager
+    def use_cudagraph_pool(self, pool: Any = None) -> Iterator[Any]:
+        """For `with`: gives a pool, for torch.cuda.graph(pool=): graphs that the calling thread captures into it have
+        memory of cudagraph_tag. `pool`: graphs with the same one share memory, as PyTorch has it. Sleeps wait for the end.
+
+        Errors, on entering: NoAgent, InvalidArgument (within a capture, expandable segments), Error (no PyTorch with a GPU).
+        """
+        torch = _regions.torch_with_cuda()
+        if torch is None:
+            raise Error("graphs need PyTorch, which is not imported or has no GPU")
+        device = torch.cuda.current_device()
+        with _graphs.capturing(self.cudagraph_tag.encode(), device):
+            self._add(self.cudagraph_tag)
+            with self._lock:
+                if (pool, device) not in self._graph_pools:
+                    self._graph_pools[pool, device] = _regions.new_pool(torch, device)
+                own = self._graph_pools[pool, device]
+            yield own.id
+
+    cudagraph_pool = use_cudagraph_pool  # a newer name
+
+    def release_cudagraph_pool(self, pool: Any = None) -> None:
+        """Once its graphs have ended, their memory goes back to the driver."""
+        with self._lock:
+            for key in [each for each in self._graph_pools if each[0] == pool]:
+                _regions.drop_pool(self._graph_pools.pop(key))
+        sys.modules["torch"].cuda.empty_cache()
 
     def sleep(self, offload_tags: Union[Tuple[str, ...], str, None] = None) -> None:
         """Puts all tags to sleep: those of `offload_tags` (by default default_tag alone) are kept in host memory, all
@@ -135,13 +175,15 @@ class Allocator:
                     policy(tag, "offload")
 
     def wake_up(self, tags: Optional[List[str]] = None) -> None:
-        """Wakes these tags, by default all that sleeps in the process. What was dropped reads as zero.
+        """Wakes these tags, by default all that sleeps in the process, and with any of them all but WEIGHTS and CACHE. What
+        was dropped reads as zero. An empty list wakes nothing.
 
         Errors, after which what was asleep still is, with its contents: OutOfDeviceMemory (a RuntimeError, as all are),
         and the others of gpu_sleep.wake(). Damaged: the other tags are awake.
         """
         with self._lock:
-            names = None if tags is None else [tag for tag in self.tags if tag in tags]
+            names = None if tags is None else [
+                tag for tag in self.tags if tags and (tag in tags or tag not in (WEIGHTS, CACHE))]
             if names is not None and not names:
                 return
             try:

@@ -2,7 +2,9 @@
 # Copyright the gpu-sleep authors.
 """The C functions of this process's library."""
 
+import contextlib
 import ctypes
+import os
 from typing import Any, Dict, List, Optional, Tuple
 
 from gpu_sleep import _agent
@@ -33,12 +35,25 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {  # result and arguments
 }
 
 
+class _Library(ctypes.CDLL):
+    """It has the CUDA runtime's functions, too, as if it were linked with that: the one that the process has loaded."""
+
+    def __getitem__(self, name: Any) -> Any:
+        try:
+            return super().__getitem__(name)
+        except AttributeError:
+            for runtime in (None, "libcudart.so.13", "libcudart.so.12") if str(name).startswith("cuda") else ():
+                with contextlib.suppress(OSError, AttributeError):
+                    return ctypes.CDLL(runtime, mode=os.RTLD_NOLOAD if runtime else ctypes.DEFAULT_MODE)[name]
+            raise
+
+
 class BinaryWrapper:
     """`cdll` is the library of `path_binary`. Errors: OSError; NoAgent; Error (protocol_mismatch) where the agent is too old."""
 
     def __init__(self, path_binary: str) -> None:
         _agent.agent()  # is there, and new enough: else PyTorch would say that memory is short
-        self.cdll = ctypes.CDLL(path_binary)
+        self.cdll = _Library(path_binary)
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self.cdll, name)
             function.restype, function.argtypes = result, arguments

@@ -7,6 +7,7 @@ import ctypes
 import operator
 import os
 import stat
+import sys
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Literal, Optional, Tuple, get_args
 
@@ -16,6 +17,7 @@ from gpu_sleep.errors import Error, InvalidArgument
 from .binary_wrapper import BinaryWrapper
 from .hooks import mode_preload
 from .hooks.base import HookMode, HookUtilBase
+from .utils import is_xpu
 
 _TAG_DEFAULT = "default"
 CpuBackupBackend = Literal["mmap", "pinned"]
@@ -25,9 +27,13 @@ _BOOLEANS = ("", *_TRUE, "0", "false", "FALSE", "no", "NO")
 
 def _check_backup(cpu: bool, disk: bool, backend: Optional[str]) -> None:
     if backend is not None and not cpu:
-        raise ValueError("cpu_backup_backend needs enable_cpu_backup=True")
+        raise ValueError("cpu_backup_backend requires enable_cpu_backup=True")
     if backend is not None and backend not in get_args(CpuBackupBackend):
-        raise ValueError(f"cpu_backup_backend is one of {', '.join(get_args(CpuBackupBackend))}, not {backend!r}")
+        raise ValueError(f"cpu_backup_backend must be \"mmap\" or \"pinned\", not {backend!r}")
+    if backend is not None and is_xpu():
+        raise ValueError("cpu_backup_backend is not supported on XPU")
+    if backend == "mmap" and getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None):
+        raise ValueError("cpu_backup_backend='mmap' is not supported on ROCm")
     assert not (cpu and disk), "a backup goes to host memory (enable_cpu_backup) or to files (enable_disk_backup), not to both"
 
 
@@ -109,6 +115,7 @@ class TorchMemorySaver:
 
     def __init__(self) -> None:
         self._hook_mode = "preload"
+        self._impl_ctor_kwargs: Dict[str, Any] = {}  # until there is an _impl, which others may set
         self._impl: Any = None
 
     @contextlib.contextmanager
@@ -172,10 +179,12 @@ class TorchMemorySaver:
     @hook_mode.setter
     def hook_mode(self, mode: str) -> None:
         """ "preload", "torch" or one of register_hook_mode(), before the first use."""
-        if mode not in _modes:
+        if mode not in _modes and TorchMemorySaver._ensure_initialized is _ensure_initialized:
             raise ValueError(f"hook_mode is one of {', '.join(_modes)}, not {mode!r}")
         assert self._impl is None or mode == self._hook_mode, "hook_mode must be set before the first use"
         self._hook_mode = mode
+        if self._impl is None:
+            self._impl_ctor_kwargs["hook_mode"] = mode
 
     @property
     def memory_margin_bytes(self) -> int:
@@ -214,15 +223,20 @@ class TorchMemorySaver:
         return self._started().get_cpu_backup(x, zero_copy=zero_copy)
 
     def _ensure_initialized(self) -> None:
-        self._started()
+        """Sets _impl. NVIDIA Dynamo puts another function in its place, which makes an object of its own."""
+        if self._impl is None:
+            self._impl = _modes[self._impl_ctor_kwargs.get("hook_mode", "preload")][0]()
+            del self._impl_ctor_kwargs
 
     def _started(self) -> Any:
-        if self._impl is None:
-            self._impl = _modes[self._hook_mode][0]()
+        self._ensure_initialized()
         return self._impl
 
     def _uses_preload(self) -> bool:
-        return _modes[self._hook_mode][1]
+        return self._hook_mode not in _modes or _modes[self._hook_mode][1]
+
+
+_ensure_initialized = TorchMemorySaver._ensure_initialized
 
 
 class _TorchMemorySaverImpl:
@@ -327,10 +341,10 @@ class _TorchMemorySaverImpl:
         return size
 
     def _affected_devices(self, tag: Optional[str]) -> List[int]:
-        query, name = self._binary_wrapper.cdll.tms_affected_devices, _c_tag(tag)
-        count: int = query(name, None, 0)
-        found = (ctypes.c_int * count)()
-        return found[:query(name, found, count)]
+        found = (ctypes.c_int * 64)()
+        count: int = self._binary_wrapper.cdll.tms_affected_devices(_c_tag(tag), found, len(found))
+        assert count <= len(found), f"Too many affected devices: {count}"
+        return found[:count]
 
     def set_disk_backup_dir(self, path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)

@@ -2,6 +2,10 @@
 # Copyright the gpu-sleep authors.
 """What the tests and examples of torch_memory_saver's callers use."""
 
+from .utils import is_xpu
+
+__all__ = ["empty_cache", "get_and_print_gpu_memory", "get_device", "is_xpu"]
+
 
 def get_device() -> str:
     return "cuda"

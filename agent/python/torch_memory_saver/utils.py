@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import sys
 from typing import Iterator
 
 _MAJORS = (13, 12)  # versions of CUDA, for which file names differ, and no more
@@ -32,9 +33,10 @@ def is_xpu() -> bool:
 
 
 def get_binary_path_from_package(stem: str) -> pathlib.Path:
-    """The library of this stem for the version of CUDA: in the package, or beside it. Errors: RuntimeError."""
+    """The library of this stem for the version of CUDA (for a PyTorch for AMD's GPUs, where there is none of ours, for none): in the package, or beside it. Errors: RuntimeError."""
     package = pathlib.Path(__file__).absolute().parent
-    pattern = f"{stem}_cu{_cuda_major()}.*.so"
+    is_rocm = bool(getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None))
+    pattern = f"{stem}.*.so" if is_rocm else f"{stem}_cu{_cuda_major()}.*.so"
     found = list(package.glob(pattern)) or list(package.parent.glob(pattern))
     if len(found) != 1:
         raise RuntimeError(f"expected one library {pattern} in {package.parent}, found {len(found)}: reinstall gpu-sleep's "

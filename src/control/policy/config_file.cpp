@@ -243,7 +243,8 @@ Error refusal(const std::filesystem::path& path, std::string_view why) {
 /// Opens the file for reading, once it is known to be a plain one that only `owner` may write to, or root.
 /// One of another user's must be that user's own: a link of theirs may lead to root's.
 Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
-    const UniqueFd place(::open(path.c_str(), O_PATH | O_CLOEXEC)); // to open a device may do something
+    const UniqueFd place(
+        open_file(AT_FDCWD, path.c_str(), O_PATH | O_CLOEXEC)); // to open a device may do something
     struct stat status {};
     if (!place || ::fstat(place.get(), &status) != 0)
         return errno_error(ErrorCode::io_failed, errno, "open", path.string());
@@ -252,7 +253,8 @@ Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
     if (status.st_uid != owner && !may_be_roots) return refusal(path, "it belongs to somebody else");
     if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
         return refusal(path, "users other than its owner may write to it (chmod go-w)");
-    UniqueFd file(::open(fmt::format("/proc/self/fd/{}", place.get()).c_str(), O_RDONLY | O_CLOEXEC));
+    UniqueFd file(
+        open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", place.get()).c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path.string());
     return file;
 }

@@ -68,6 +68,10 @@ std::string read_idle(const Value& value, Settings& settings) {
         return fmt::format("this is {}, and must be a time, or a list of times: write it as \"15m\" or "
                            "[\"15m:host\", \"4h:file\"]",
                            kind_of(value));
+    if (texts == std::vector<std::string>{"never"}) {
+        settings.exempt = true;
+        return {};
+    }
     std::vector<Rung> rungs;
     for (const auto& text : texts) {
         const auto rung = parse_rung(text);

@@ -4,8 +4,6 @@
 
 #include "control/policy/pass.hpp"
 
-#include "control/tasks.hpp"
-
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -63,7 +61,8 @@ Requests requests_for(Look& look, const Budgets& budgets, std::vector<Outcome>& 
     return requests;
 }
 
-void carry_out(const PassRequest& pass, Finder& finder, Requests requests, std::vector<Outcome>& outcomes) {
+void carry_out(const PassRequest& pass, Finder& finder, Requests requests, Clock::time_point end,
+               std::vector<Outcome>& outcomes) {
     std::vector<Task> tasks;
     for (auto& [process, request] : requests) {
         auto& terms = *model::terms_in(request);
@@ -74,7 +73,9 @@ void carry_out(const PassRequest& pass, Finder& finder, Requests requests, std::
     }
     Listener nobody;
     Interruptions none;
-    auto done = control::carry_out(finder, std::move(tasks), {}, nobody, none);
+    Manner manner;
+    if (!pass.timeout) manner.end = end;
+    auto done = control::carry_out(finder, std::move(tasks), manner, nobody, none);
     if (pass.whom.is_for_all()) drop_ended(done);
     std::move(done.begin(), done.end(), std::back_inserter(outcomes));
 }
@@ -83,6 +84,7 @@ void carry_out(const PassRequest& pass, Finder& finder, Requests requests, std::
 
 Result<Passed> pass(const PassRequest& request, Policies& policies) {
     Finder finder;
+    const auto start = Clock::now();
     const auto patience = request.timeout.value_or(k_patience_of_look);
     auto found = look(finder, policies, request.whom, patience);
     if (!found) return std::move(found).error();
@@ -91,7 +93,7 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
     auto requests = requests_for(plan, *found);
     const bool gives_back = !requests.empty();
     Passed passed;
-    carry_out(request, finder, std::move(requests), passed.outcomes);
+    carry_out(request, finder, std::move(requests), start + request.limit / 4, passed.outcomes);
     for (const auto& excess : plan.left)
         passed.errors.push_back(make_error(
             ErrorCode::out_of_host_memory,
@@ -105,7 +107,7 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
     }
     requests = requests_for(*found, budgets, passed.outcomes);
     std::move(found->failed.begin(), found->failed.end(), std::back_inserter(passed.outcomes));
-    carry_out(request, finder, std::move(requests), passed.outcomes);
+    carry_out(request, finder, std::move(requests), start + request.limit, passed.outcomes);
     return passed;
 }
 

@@ -6,6 +6,7 @@
 
 #include "control/policy/look.hpp"
 #include "control/policy/policies.hpp"
+#include "control/tasks.hpp"
 
 #include <optional>
 #include <vector>
@@ -15,7 +16,8 @@ namespace gpu_sleep::control::policy {
 struct PassRequest {
     Selection whom; ///< see look()
     bool dry_run = false;
-    std::optional<Milliseconds> timeout; ///< for each process
+    std::optional<Milliseconds> timeout;  ///< for each process
+    Milliseconds limit = k_limit_of_pass; ///< for all, unless each has a timeout
 };
 
 /// What a pass came to.
@@ -27,8 +29,9 @@ struct Passed {
 };
 
 /// Gives host memory back until the budgets are kept, then puts to sleep, or further down, what has been idle
-/// for long enough. Cannot be interrupted: it takes until all who are asked have answered, or have timed out.
-/// Errors: those of look(), and nobody was asked for anything.
+/// for long enough. Cannot be interrupted: it takes until all who are asked have answered, or have timed out,
+/// or the limit is over. Giving back has a quarter of that, and then others sleep. Errors: those of look(),
+/// and nobody was asked for anything.
 [[nodiscard]] Result<Passed> pass(const PassRequest& request, Policies& policies);
 
 } // namespace gpu_sleep::control::policy

@@ -75,15 +75,32 @@ Policy Policies::of(const Process& process, const std::string& name) {
     const auto& user = known != names_.end()
                            ? known->second
                            : names_.emplace(process.uid, user_name(process.uid)).first->second;
-    const Subject subject{user, name, program_of(process)};
+    const auto& subject = subjects_.emplace_back(Subject{user, name, program_of(process)});
     const auto& wishes = file_of(process.uid);
     auto merged = merge(policy_of(limits_, subject), policy_of(wishes, subject));
     const auto says_when = [&](const Configuration& file) {
         const auto settings = settings_for(file, subject);
-        return settings.idle || settings.exempt;
+        return settings.idle || settings.exempt.value_or(false);
     };
     if (otherwise_ && !says_when(limits_) && !says_when(wishes)) merged.ladder = *otherwise_;
     return merged;
+}
+
+void Policies::complain_of_unused() {
+    for (const auto& [name, section] : limits_.users)
+        if (const auto user = parse_user(name); !user || user_name(*user) != name)
+            complaints_.push_back(printable(fmt::format("[user.{}] of {} fits no user", name, limits_.name)));
+    std::vector<const Configuration*> files{&limits_};
+    for (const auto& [user, wishes] : wishes_) files.push_back(&wishes);
+    for (const auto* const file : files)
+        for (const auto& [name, section] : file->commands) {
+            const auto fits = [&word = name](const Subject& subject) {
+                return is_called(subject.program, word) || subject.name == word;
+            };
+            if (std::none_of(subjects_.begin(), subjects_.end(), fits))
+                complaints_.push_back(
+                    printable(fmt::format("[command.{}] of {} fits no process", name, file->name)));
+        }
 }
 
 Budgets Policies::budgets(const std::vector<Process>& processes) {

@@ -41,6 +41,10 @@ public:
     /// Of the machine, and of the users of `processes`.
     [[nodiscard]] Budgets budgets(const std::vector<Process>& processes);
 
+    /// Adds complaints about sections that fit no user, or none of the processes that of() was called for.
+    /// May ask the network.
+    void complain_of_unused();
+
     /// The files that were read.
     [[nodiscard]] const std::vector<std::string>& files() const noexcept { return files_; }
     /// Sentences about what is wrong with files, each once, also of those of other users that cannot be used:
@@ -57,6 +61,7 @@ private:
     Configuration limits_;                  ///< the administrator's
     std::map<uid_t, Configuration> wishes_; ///< of the users that were looked for
     std::map<uid_t, std::string> names_;    ///< the same
+    std::vector<Subject> subjects_;         ///< that of() was called for
     std::optional<Ladder> otherwise_;       ///< unset: no files are read
     std::vector<std::string> files_;
     std::vector<std::string> complaints_;

@@ -19,23 +19,33 @@ void take_over(std::optional<T>& to, const std::optional<T>& from) {
     if (from) to = from;
 }
 
-/// What `more` says goes before what was said.
-void add(Settings& to, const Settings& more, std::string section) {
+/// What `more` says goes before what was said. `section` is its name, for people.
+void add(Settings& to, const Settings& more, const std::string& section, const std::string& file) {
+    const auto name_of = [&](const char* key) {
+        return printable(fmt::format("{}.{} of {}", section, key, file));
+    };
+    const auto take = [&](auto place, const char* key) {
+        if (more.*place) to.grounds.note(key, name_of(key));
+        take_over(to.*place, more.*place);
+    };
     // Who is told when to sleep is exempt no more, and the other way round.
+    if (more.idle && !more.exempt && to.exempt.value_or(false))
+        to.grounds.overridden.push_back(std::exchange(to.grounds.said_by["exempt"], {}) + ", by " +
+                                        name_of("idle"));
     if (more.idle && !more.exempt) to.exempt.reset();
-    take_over(to.idle, more.idle);
-    take_over(to.min_awake, more.min_awake);
-    take_over(to.exempt, more.exempt);
-    if (more.exempt) to.exempt_by = std::move(section);
-    take_over(to.directory, more.directory);
-    take_over(to.spill, more.spill);
-    take_over(to.host_budget, more.host_budget);
+    take(&Settings::idle, "idle");
+    take(&Settings::exempt, "exempt");
+    take(&Settings::min_awake, "min-awake");
+    take(&Settings::directory, "directory");
+    take(&Settings::spill, "spill");
+    take(&Settings::host_budget, "host-budget");
 }
 
 template <class Sections>
-void add_section(Settings& to, const Sections& sections, std::string_view kind, std::string_view name) {
+void add_section(Settings& to, const Sections& sections, const std::string& kind, const std::string& name,
+                 const std::string& file) {
     if (const auto found = sections.find(name); found != sections.end())
-        add(to, found->second, fmt::format("[{}.{}]", kind, name));
+        add(to, found->second, kind + "." + name, file);
 }
 
 template <class T>
@@ -54,43 +64,80 @@ std::string in_place_of_user(std::string directory, const std::string& user) {
 
 } // namespace
 
+void Grounds::note(const std::string& key, const std::string& setting) {
+    auto& said = said_by[key];
+    if (!said.empty() && said != setting) overridden.push_back(said + ", by " + setting);
+    said = setting;
+}
+
 Settings settings_for(const Configuration& file, const Subject& subject) {
-    auto settings = file.reclaim;
-    settings.exempt_by = "[reclaim]";
-    add_section(settings, file.users, "user", subject.user);
+    Settings settings;
+    settings.host_budget = file.user_budget;
+    if (file.user_budget) settings.grounds.note("host-budget", printable("host.per-user of " + file.name));
+    add(settings, file.reclaim, "reclaim", file.name);
+    const auto user = file.users.find(subject.user);
+    settings.is_final = user != file.users.end() && user->second.exempt.value_or(false);
+    if (!settings.is_final) add_section(settings, file.users, "user", subject.user, file.name);
     const auto& called = subject.program;
     for (const auto& name : {called.program, called.script, to_string(called), subject.name})
-        if (!name.empty()) add_section(settings, file.commands, "command", name);
+        if (!name.empty()) add_section(settings, file.commands, "command", name, file.name);
+    if (settings.is_final) add_section(settings, file.users, "user", subject.user, file.name);
+    auto& [said_by, overridden] = settings.grounds;
+    if (settings.exempt.value_or(false) && settings.idle)
+        overridden.push_back(said_by["idle"] + ", by " + said_by["exempt"]);
+    if (settings.exempt.value_or(false)) said_by["idle"] = said_by["exempt"];
     return settings;
 }
 
 Policy policy_of(const Configuration& file, const Subject& subject) {
     const auto settings = settings_for(file, subject);
     Policy policy;
+    policy.grounds = settings.grounds;
+    policy.is_final = settings.is_final;
     if (settings.exempt.value_or(false))
-        policy.exempt_by = printable(fmt::format("{} of {}", settings.exempt_by, file.name));
+        policy.exempt_by = settings.grounds.said_by.at("idle");
     else
         policy.ladder = settings.idle.value_or(Ladder());
     policy.min_awake = settings.min_awake;
     policy.directory = in_place_of_user(settings.directory.value_or(""), subject.user);
     policy.spill = settings.spill.value_or(false);
     policy.tags = file.tags;
-    policy.host_budget = settings.host_budget ? settings.host_budget : file.user_budget;
+    policy.host_budget = settings.host_budget;
     return policy;
 }
 
 Policy merge(const Policy& limits, const Policy& wishes) {
     auto merged = limits;
-    merged.ladder = deeper_of(limits.ladder, wishes.ladder);
+    auto& overridden = merged.grounds.overridden;
+    overridden.insert(overridden.end(), wishes.grounds.overridden.begin(), wishes.grounds.overridden.end());
+    // Notes which of two settings has no effect, if one has none; `holds` is what came of them.
+    const auto settle = [&](const char* key, const auto& holds, const auto& limit, const auto& wish) {
+        const auto& said_by = limits.grounds.said_by;
+        const auto mine = wishes.grounds.said_by.find(key);
+        auto found = said_by.find(key);
+        if (mine == wishes.grounds.said_by.end() || limit == wish) return;
+        if (found == said_by.end()) found = said_by.find("idle");
+        if (found == said_by.end()) return;
+        if (holds == limit) overridden.push_back(mine->second + ", by " + found->second);
+        if (holds == wish && found->first == key)
+            overridden.push_back(found->second + ", by " + mine->second);
+    };
+    merged.ladder = limits.is_final ? Ladder() : deeper_of(limits.ladder, wishes.ladder);
+    settle("idle", merged.ladder, limits.ladder, wishes.ladder);
+    auto min_awake = limits.min_awake;
+    if (!limits.ladder.empty()) min_awake = min_awake.value_or(Milliseconds(0));
     if (limits.ladder.empty())
         take_over(merged.min_awake, wishes.min_awake);
     else if (wishes.min_awake) // a longer one would keep it on the GPU
-        merged.min_awake =
-            smaller_of(std::optional(limits.min_awake.value_or(Milliseconds(0))), wishes.min_awake);
+        merged.min_awake = smaller_of(min_awake, wishes.min_awake);
+    settle("min-awake", merged.min_awake, min_awake, wishes.min_awake);
     if (merged.exempt_by.empty()) merged.exempt_by = wishes.exempt_by;
     if (limits.directory.empty()) merged.directory = wishes.directory;
+    settle("directory", merged.directory, limits.directory, wishes.directory);
     merged.spill |= wishes.spill;
+    settle("spill", merged.spill, limits.spill, wishes.spill);
     merged.host_budget = smaller_of(limits.host_budget, wishes.host_budget);
+    settle("host-budget", merged.host_budget, limits.host_budget, wishes.host_budget);
     for (const auto& [name, wish] : wishes.tags) {
         auto& tag = merged.tags[name];
         if (wish.store) tag.store = std::max(tag.store.value_or(model::Store::host), *wish.store);

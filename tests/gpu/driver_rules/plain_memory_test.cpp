@@ -4,6 +4,10 @@
 
 #include "rules.hpp"
 
+#include <chrono>
+#include <future>
+#include <thread>
+
 using namespace gpu_sleep::driver_rules;
 
 TEST_CASE("Driver: plain allocations", "[driver_rules]") {
@@ -32,6 +36,61 @@ TEST_CASE("Driver: plain allocations", "[driver_rules]") {
     REQUIRE(cuMemAllocPitch(&address, &pitch, 700, 3, 4) == CUDA_SUCCESS);
     CHECK(pitch == 1024);
     REQUIRE(cuMemFree(address) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Driver: a thread without a current context frees memory and asks what a pointer is, and no more",
+          "[driver_rules]") {
+    const Session session;
+    CUdeviceptr large = 0;
+    CUdeviceptr small = 0;
+    CUdeviceptr kept = 0;
+    REQUIRE(cuMemAlloc(&large, 32 * k_granularity) == CUDA_SUCCESS);
+    REQUIRE(cuMemAlloc(&small, 4096) == CUDA_SUCCESS);
+    REQUIRE(cuMemAlloc(&kept, 32 * k_granularity) == CUDA_SUCCESS);
+    std::thread([=] {
+        CUcontext current = nullptr;
+        CHECK(cuCtxGetCurrent(&current) == CUDA_SUCCESS);
+        CHECK(current == nullptr);
+        CHECK(cuMemFree(large) == CUDA_SUCCESS);
+        CHECK(cuMemFree(small) == CUDA_SUCCESS);
+        CUdeviceptr address = 0;
+        std::size_t bytes = 0;
+        std::size_t total = 0;
+        std::uint32_t word = 0;
+        int device = -1;
+        CHECK(cuMemGetAddressRange(&address, &bytes, kept) == CUDA_ERROR_INVALID_CONTEXT);
+        CHECK(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, kept) == CUDA_SUCCESS);
+        CHECK(device == 0);
+        CHECK(cuMemAlloc(&address, 4096) == CUDA_ERROR_INVALID_CONTEXT);
+        CHECK(cuMemcpyDtoH(&word, kept, sizeof word) == CUDA_ERROR_INVALID_CONTEXT);
+        CHECK(cuMemsetD32(kept, 1, 4) == CUDA_ERROR_INVALID_CONTEXT);
+        CHECK(cuMemGetInfo(&bytes, &total) == CUDA_ERROR_INVALID_CONTEXT);
+    }).join();
+    CHECK(cuMemFree(large) == CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(cuMemFree(kept) == CUDA_SUCCESS);
+}
+
+TEST_CASE("Driver: a free waits for another device's work on the memory", "[driver_rules]") {
+    if (!has_two_devices()) return;
+    const Session owner;
+    const Session other(1);
+    CUdeviceptr address = 0;
+    REQUIRE(cuCtxSetCurrent(owner.context) == CUDA_SUCCESS);
+    REQUIRE(cuMemAlloc(&address, k_granularity) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(other.context) == CUDA_SUCCESS);
+    REQUIRE(cuCtxEnablePeerAccess(owner.context, 0) == CUDA_SUCCESS);
+    const auto fill = kernel("sim_fill");
+    const auto stream = make_stream();
+    const Gate gate(stream);
+    REQUIRE(launch(fill, stream, address, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+    auto freed = std::async(std::launch::async, [&] {
+        const auto entered = cuCtxSetCurrent(owner.context);
+        return entered == CUDA_SUCCESS ? cuMemFree(address) : entered;
+    });
+    CHECK(freed.wait_for(std::chrono::milliseconds(300)) == std::future_status::timeout);
+    gate.release();
+    CHECK(freed.get() == CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Driver: managed memory is for every device and the host", "[driver_rules]") {

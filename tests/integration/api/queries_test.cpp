@@ -125,6 +125,39 @@ TEST_CASE("Queries: nothing is known of what lies past an allocation, awake or a
     check(cuMemFree(plain));
 }
 
+TEST_CASE("Queries: a thread without a current context is told the same awake and asleep", "[api]") {
+    const Gpu gpu(0);
+    CUdeviceptr plain = 0;
+    CUdeviceptr freed = 0;
+    check(cuMemAlloc(&plain, 4 * k_mib));
+    check(cuMemAlloc(&freed, 4 * k_mib));
+    const TaggedMemory memory("weights", 4 * k_mib);
+    const Range range(4 * k_mib);
+    const auto ask = [&] {
+        const auto answers = [&] {
+            std::vector<CUresult> told;
+            for (const auto address : {plain, memory.address(), range.address}) {
+                CUdeviceptr begin = 0;
+                std::size_t bytes = 0;
+                int device = -1;
+                told.push_back(cuMemGetAddressRange(&begin, &bytes, address));
+                told.push_back(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address));
+            }
+            return told;
+        };
+        return std::async(std::launch::async, answers).get();
+    };
+    const auto awake = ask();
+    for (std::size_t i = 0; i < awake.size(); ++i)
+        CHECK(awake[i] == (i % 2 == 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS));
+    sleep();
+    CHECK(ask() == awake);
+    CHECK(std::async(std::launch::async, [=] { return cuMemFree(freed); }).get() == CUDA_SUCCESS);
+    wake();
+    CHECK(ask() == awake);
+    check(cuMemFree(plain));
+}
+
 TEST_CASE("Queries: plain memory is its context's, and a pool's is no context's", "[api]") {
     const Gpu gpu(0);
     CUcontext context = nullptr;

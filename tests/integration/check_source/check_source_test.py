@@ -138,14 +138,16 @@ constexpr int k_columns = 80;
     def test_manners(self):
         for body in ("void f() { exit(1); }", "void f() { std::abort(); }", "void f() { ::_exit(1); }",
                      'void f() { std::cout << "x"; }', 'void f() { std::printf("x"); }', "auto* f = stdout;",
-                     'void f() { setenv("A", "B", 1); }', "void f() { ::sigaction(1, nullptr, nullptr); }"):
+                     'void f() { setenv("A", "B", 1); }', "void f() { ::sigaction(1, nullptr, nullptr); }",
+                     'UniqueFd f(::open("/", 0));', "int f() { return ::accept4(3, nullptr, nullptr, 0); }"):
             with self.subTest(body=body):
                 self.assert_found("agent/x.cpp", body, "")
                 self.assert_found("src/sleep/x.cpp", body, "")
 
     def test_good_manners(self):
         for body in ("// never exit() here", 'const char* text = "abort(";', "void f() { thread.exit(); }",
-                     "void f() { on_exit(); } /* std::cout */", "int n = 1'000; int exit_code = 2'000;"):
+                     "void f() { on_exit(); } /* std::cout */", "auto f = opened([&] { return ::socket(1, 2, 0); });",
+                     'auto f = Neighbours::open("x");', "int n = 1'000; int exit_code = 2'000;"):
             with self.subTest(body=body):
                 self.assert_clean("agent/x.cpp", body)
 

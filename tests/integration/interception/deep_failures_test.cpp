@@ -199,9 +199,9 @@ TEST_CASE("Deep: a process whose restore found too little is lost, and what is k
     machine.fall_asleep();
     Host other(machine.plain());
     other.tell("start");
-    const auto looks = calls_done(trace, "cuInit");
+    const auto looks = calls_done(trace, "cuDeviceGetUuid_v2");
     Process wake(machine.launch("gpu-wake", {"--json"}));
-    REQUIRE(becomes_true([&] { return calls_done(trace, "cuInit") > looks; }));
+    REQUIRE(becomes_true([&] { return calls_done(trace, "cuDeviceGetUuid_v2") > looks; }));
     pause_for(Milliseconds(300)); // it has looked for room
     const auto filling = make_piece(other, "plain", free_bytes(other) - 4 * k_mib);
     const auto expect_lost = [](const Output& woken) {

@@ -54,7 +54,7 @@ TEST_CASE("Deep move: a process wakes on another GPU, lives there, and moves bac
     };
     CHECK(names_it("gpu-ps", {}));
     CHECK(names_it("gpu-reclaim",
-                   {"--need", "54MiB", "--gpu", machine.uuid(1), "--min-awake", "0s", "--dry-run"}));
+                   {"--need", "50MiB", "--gpu", machine.uuid(1), "--min-awake", "0s", "--dry-run"}));
     CHECK(names_it("gpu-sleep", {"--deep"}));
     const auto back = machine.command("gpu-wake", {"--gpu", "1=0"});
     CHECK(back.status == 7);

@@ -9,8 +9,11 @@
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/scratch.hpp"
+#include "support/skip.hpp"
 
 #include <fmt/format.h>
+
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -258,9 +261,9 @@ TEST_CASE("Deep: a program that is given orphans finds none of the processes out
     const auto trace = place.file("trace");
     DeepMachine machine({"GPU_SLEEP_ON_TOUCH=wake", "GPU_SLEEP_SIM_TRACE=" + trace});
     machine.host.tell("adopt");
-    const auto expect_none = [&] { CHECK(machine.host.tell("children all") == "none"); };
     REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
-    expect_none();
+    CHECK(machine.host.tell("children") == "none"); // though one runs, until it is awake
+    CHECK(process_outside(machine.host.pid(), "look") != 0);
     SECTION("by the program itself") {
         REQUIRE(machine.host.tell("wake_self").starts_with("0 0 "));
     }
@@ -268,23 +271,53 @@ TEST_CASE("Deep: a program that is given orphans finds none of the processes out
         Host other(machine.plain());
         other.tell("start");
         const auto filling = make_piece(other, "plain", free_bytes(other) - 4 * k_mib);
-        const auto processes = [&] { return calls_done(trace, "cuInit"); };
+        constexpr int k_calls = 4; // two GPUs, each before it counts with others, and then
+        const auto tries = [&] { return calls_done(trace, "cuDeviceGetUuid_v2") / k_calls; };
         machine.host.process().send("hash " + machine.piece.number);
-        pause_for(Milliseconds(800)); // the first look starts several, on a busy machine later than this
-        const auto before = processes();
+        pause_for(Milliseconds(800)); // the first try takes several looks, on a busy machine later than this
+        const auto before = tries();
         const auto since = std::chrono::steady_clock::now();
         pause_for(Milliseconds(4'000));
-        const auto after = processes();
+        const auto after = tries();
         const auto time = std::chrono::steady_clock::now() - since; // longer on a busy machine
-        // One each second, and what is left of the first look.
+        // One each second, and what is left of the first try.
         CHECK(after - before <= std::chrono::duration_cast<std::chrono::seconds>(time).count() + 3);
         CHECK(after > before);
         other.tell("free " + filling.number);
         CHECK(machine.host.process().read_line() == "ok " + machine.piece.hash);
     }
     CHECK(machine.command("gpu-sleep", {"--deep", "--dry-run"}).status == 0);
-    expect_none();
+    CHECK(machine.host.tell("children all") == "none");
     machine.expect_awake();
+}
+
+TEST_CASE("Deep: it wakes though the program has changed its root meanwhile, or has no descriptor left",
+          "[deep]") {
+    if (::geteuid() != 0) return skip_without_right("change the root directory");
+    const bool changes_root = GENERATE(true, false);
+    const Scratch place;
+    DeepMachine machine;
+    const auto pid = machine.host.pid();
+    machine.fall_asleep({"--on-touch", "wake"});
+    const auto looks = process_outside(pid, "look");
+    CHECK(looks != 0);
+    pause_for(Milliseconds(100));
+    CHECK(machine.host.tell("children") == "none");
+    machine.host.tell(changes_root ? "chroot " + place.path().string() : "descriptors used");
+    check_intact(machine.host, machine.piece);
+    CHECK(becomes_true([&] { return process_outside(pid, "look") == 0; }));
+    CHECK(machine.host.tell("children all") == "none");
+    check_no_harm(machine.host);
+}
+
+TEST_CASE("Deep: the process outside that looks ends with its program, also beside a child of that",
+          "[deep]") {
+    DeepMachine machine;
+    machine.fall_asleep();
+    const auto pid = machine.host.pid();
+    REQUIRE(process_outside(pid, "look") != 0);
+    machine.host.kill();
+    CHECK(becomes_true([&] { return process_outside(pid, "look") == 0; }));
 }
 
 TEST_CASE("Deep: wait() does not find a process outside that runs, nor one that was killed", "[deep]") {

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -320,6 +321,40 @@ TEST_CASE("Deep: nothing that was retained is pinned in it, though a context end
     CHECK(calls_done(trace, "cuMemHostRegister_v2") == calls_done(trace, "cuMemHostUnregister"));
     machine.wake();
     machine.host.tell("contexts 0");
+}
+
+TEST_CASE("Deep: a request drops kept copies, and is refused, as of a plain sleeper", "[deep]") {
+    DeepMachine machine;
+    const auto rehearse = [&] {
+        std::vector<std::string> told;
+        for (const auto& request :
+             {Arguments{"--level", "2"}, Arguments{"--discard", "default"},
+              Arguments{"--level", "2", "--require-refill"}, Arguments{"--tags", "nosuch"},
+              Arguments{"--discard", "nosuch"}, Arguments{"--keep", "nosuch"}, Arguments{}}) {
+            auto options = request;
+            options.emplace_back("--dry-run");
+            const auto output = machine.command("gpu-sleep", options);
+            told.push_back(std::to_string(output.status) + " " +
+                           output.json("/processes/0/report/devices/0/dropped"));
+        }
+        for (const auto& options :
+             {Arguments{"--tags", "nosuch"}, Arguments{"--level", "2", "--require-refill"}})
+            told.push_back(std::to_string(machine.command("gpu-sleep", options).status));
+        return told;
+    };
+    REQUIRE(machine.command("gpu-sleep").status == 0);
+    const auto plain = rehearse();
+    CHECK(plain[3].substr(0, 1) == "2");
+    machine.fall_asleep();
+    CHECK(rehearse() == plain);
+    const auto dropped = machine.command("gpu-sleep", {"--level", "2", "--yes"});
+    CHECK(dropped.status == 0);
+    CHECK(dropped.json("/processes/0/report/changed") == "true");
+    CHECK("0 " + dropped.json("/processes/0/report/devices/0/dropped") == plain[0]);
+    CHECK(machine.is_deep());
+    CHECK(machine.command("gpu-sleep", {"--level", "2", "--yes"}).json("/processes/0/report/changed") ==
+          "false");
+    machine.wake();
 }
 
 TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "[deep]") {

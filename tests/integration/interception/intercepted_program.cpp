@@ -396,6 +396,13 @@ Answer do_adopt(Words&) {
     return std::string();
 }
 
+/// chroot DIRECTORY
+Answer do_chroot(Words& words) {
+    if (::chroot(next<std::string>(words).c_str()) != 0)
+        return errno_error(ErrorCode::internal, errno, "chroot", "chroot");
+    return std::string();
+}
+
 /// children [all]: the child that wait() finds, "running", or "none"; all: of any kind
 Answer do_children(Words& words) {
     const bool all = next<std::string>(words) == "all";
@@ -403,11 +410,13 @@ Answer do_children(Words& words) {
     return child < 0 ? "none" : child == 0 ? "running" : std::to_string(child);
 }
 
-/// load FILE [apart]: loads a library, apart in a namespace of its own
+/// load FILE [apart|deep]: loads a library; apart in a namespace of its own, deep bound to its own
+/// dependencies first
 Answer do_load(Words& words) {
     const auto file = next<std::string>(words);
-    const auto where = next<std::string>(words) == "apart" ? LM_ID_NEWLM : LM_ID_BASE;
-    if (::dlmopen(where, file.c_str(), RTLD_NOW)) return std::string();
+    const auto how = next<std::string>(words);
+    const auto where = how == "apart" ? LM_ID_NEWLM : LM_ID_BASE;
+    if (::dlmopen(where, file.c_str(), RTLD_NOW | (how == "deep" ? RTLD_DEEPBIND : 0))) return std::string();
     return make_error(ErrorCode::invalid_argument, "{}", ::dlerror());
 }
 
@@ -544,6 +553,7 @@ const Commands& commands() {
         {"fork", do_fork},
         {"adopt", do_adopt},
         {"children", do_children},
+        {"chroot", do_chroot},
         {"load", do_load},
         {"look_up", do_look_up},
         {"ask_version", [](Words&) { return Answer(std::to_string(version_by_unknown_call())); }},

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::uint64_t k_MiB = std::uint64_t{1} << 20;
 /// What the agent may keep for itself, and what the rounding of ranges may cost.
-constexpr std::uint64_t k_slack = 8 * k_MiB;
+constexpr std::uint64_t k_slack = 12 * k_MiB;
 
 /// What is intercepted and sleeps.
 constexpr std::array k_kinds = {"plain", "pitch", "async", "pool", "vmm2", "vmm20", "segments"};

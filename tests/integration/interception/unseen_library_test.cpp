@@ -73,3 +73,43 @@ TEST_CASE("Unseen library: a program that puts itself to sleep, or is not interc
     CHECK(plain.state() == "asleep");
     plain.wake_whole();
 }
+
+TEST_CASE("Unseen library: a plug-in whose calls bypass the agent is refused, and with --audit it is seen",
+          "[unseen_library]") {
+    if (is_sanitized()) return skip("a sanitizer refuses such libraries");
+    struct Row {
+        const char* file;
+        const char* how;
+        bool is_seen, is_seen_with_audit;
+    };
+    const auto row = GENERATE(Row{"libsafety_plugin.so", "", true, true}, // linked to libcuda
+                              Row{"libsafety_plugin.so", "deep", false, true},
+                              Row{"libsafety_plugin.so", "apart", false, true},
+                              Row{"unseen/libruntime_plugin.so", "", true, true}, // as the runtime does
+                              Row{"unseen/libruntime_plugin.so", "deep", false, true},
+                              Row{"unseen/libruntime_plugin.so", "apart", false, false},
+                              Row{"unseen/libother_plugin.so", "deep", true, true}, // without CUDA
+                              Row{"unseen/libother_plugin.so", "apart", true, true});
+    const bool is_audited = GENERATE(false, true);
+    INFO(row.file << " " << row.how << (is_audited ? " with --audit" : ""));
+    const auto file = library_file(row.file);
+    Captured host(k_runtime,
+                  is_audited ? Arguments{"LD_AUDIT=" + library_file("libgpu-sleep-audit.so")} : Arguments{});
+    const auto piece = make_piece(host, "plain", k_piece_bytes);
+    host.tell("load " + file + " " + row.how);
+    const auto done = host.command("gpu-sleep");
+    if (is_audited ? row.is_seen_with_audit : row.is_seen) {
+        REQUIRE(succeeded(done));
+        CHECK(host.command("gpu-wake").status == 0);
+        check_intact(host, piece);
+        return;
+    }
+    CHECK(done.status == 1);
+    const auto name = file.substr(file.rfind('/') + 1);
+    CHECK_THAT(done.err, mentions("calls past the agent, which need gpu-run --audit (" + name));
+    CHECK(host.state() == "awake");
+    CHECK(host.command("gpu-doctor", {"--json"}).status != 0);
+    REQUIRE(succeeded(host.command("gpu-sleep", {"--force"})));
+    CHECK(host.command("gpu-wake").status == 0);
+    check_intact(host, piece);
+}

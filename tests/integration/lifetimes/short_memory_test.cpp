@@ -13,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -111,6 +112,43 @@ TEST_CASE("Short memory: a free in a stream's order loses no block and no figure
         [=] {
             CHECK(used(default_pool(0)) == 0);
             CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+            CHECK(cuMemPoolTrimTo(default_pool(0), 0) == CUDA_SUCCESS);
+            check_all_is_freed();
+        });
+}
+
+TEST_CASE("Short memory: a block that could not be given out is nobody's until its last use is done",
+          "[short_memory]") {
+    Devices devices;
+    const auto stream = make_stream();
+    const auto other = make_stream();
+    const auto fill = kernel("sim_fill");
+    CUdeviceptr block = 0;
+    CUdeviceptr again = 0;
+    std::optional<Gate> gate;
+    sweep(
+        [&] {
+            block = allocate_async(stream);
+            gate.emplace(stream);
+            REQUIRE(launch(fill, stream, block, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
+            CHECK(cuMemFreeAsync(block, stream) == CUDA_SUCCESS);
+            again = 0;
+            return [&] {
+                const auto status = cuMemAllocAsync(&again, k_bytes, stream); // in its order it may have it
+                return status == CUDA_SUCCESS || status == CUDA_ERROR_OUT_OF_MEMORY;
+            };
+        },
+        [&] {
+            if (again == 0) {
+                const auto others = allocate_async(other);
+                CHECK(others != block);
+                CHECK(cuMemFreeAsync(others, other) == CUDA_SUCCESS);
+            } else {
+                CHECK(cuMemFreeAsync(again, stream) == CUDA_SUCCESS);
+            }
+            gate.reset();
+            CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+            CHECK(used(default_pool(0)) == 0);
             CHECK(cuMemPoolTrimTo(default_pool(0), 0) == CUDA_SUCCESS);
             check_all_is_freed();
         });

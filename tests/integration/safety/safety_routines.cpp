@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csetjmp>
 #include <csignal>
 #include <thread>
 
@@ -282,6 +283,73 @@ int cancel_allocating_threads() {
     return 0;
 }
 
+/// Cancels threads that wait for the GPU, in each way to wait.
+int cancel_waiting_threads() {
+    static CUcontext s_context = start_cuda();
+    static const auto s_memory = allocate();
+    static CUevent s_event = nullptr;
+    static int s_word = 0;
+    check(cuEventCreate(&s_event, CU_EVENT_DEFAULT), "cuEventCreate");
+    constexpr int (*k_waits[])() = {
+        [] { return static_cast<int>(cuStreamSynchronize(nullptr)); },
+        [] { return static_cast<int>(cuEventSynchronize(s_event)); },
+        [] { return static_cast<int>(cuCtxSynchronize()); },
+        [] { return static_cast<int>(cuMemcpyDtoH(&s_word, s_memory, sizeof s_word)); },
+    };
+    static std::atomic<int> s_ended{0};
+    struct AtTheEnd {
+        ~AtTheEnd() { ++s_ended; }
+    };
+    for (const auto wait : k_waits) {
+        const auto take_long = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); };
+        check(cuLaunchHostFunc(nullptr, take_long, nullptr), "cuLaunchHostFunc");
+        check(cuEventRecord(s_event, nullptr), "cuEventRecord");
+        pthread_t thread{};
+        const auto body = [](void* call) -> void* {
+            const AtTheEnd end;
+            cuCtxSetCurrent(s_context);
+            reinterpret_cast<int (*)()>(call)();
+            return nullptr;
+        };
+        if (::pthread_create(&thread, nullptr, body, reinterpret_cast<void*>(wait)) != 0) return 1;
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        ::pthread_cancel(thread);
+        void* result = nullptr;
+        ::pthread_join(thread, &result);
+        if (result != PTHREAD_CANCELED) return 2;
+        check(cuCtxSynchronize(), "cuCtxSynchronize");
+    }
+    if (s_ended != static_cast<int>(std::size(k_waits))) return 3;
+    say_and_wait("cancelled");
+    return touch(s_memory);
+}
+
+sigjmp_buf g_back;
+
+/// Abandons what it does where it is interrupted, as interactive programs do: in a call that waits at the
+/// gate, or in one that the driver is busy with.
+int jump_out(const std::string& where) {
+    start_cuda();
+    static const auto s_memory = allocate();
+    std::signal(SIGINT, [](int) { siglongjmp(g_back, 1); });
+    say_and_wait("ready");
+    if (sigsetjmp(g_back, 1) == 0) {
+        if (where != "gate") {
+            const auto take_long = [](void*) { std::this_thread::sleep_for(std::chrono::seconds(1)); };
+            check(cuLaunchHostFunc(nullptr, take_long, nullptr), "cuLaunchHostFunc");
+            std::cout << "waits" << std::endl;
+        }
+        if (where == "driver") cuStreamSynchronize(nullptr);
+        static int s_word = 0;
+        cuMemcpyDtoH(&s_word, s_memory, sizeof s_word);
+        return 1; // it was not interrupted
+    }
+    say_and_wait("jumped");
+    if (touch(s_memory) != 0) return 2;
+    say_and_wait("touched");
+    return is_intact(s_memory) ? 0 : 3;
+}
+
 /// Holds so many MiB until it is told to give them back.
 int hold_memory(const std::string& mib) {
     start_cuda();
@@ -365,8 +433,10 @@ const AddRoutines g_routines({
     {"symbols", alone<ask_for_symbols>},
     {"missing", alone<call_what_is_missing>},
     {"cancel", alone<cancel_allocating_threads>},
+    {"cancel_waits", alone<cancel_waiting_threads>},
     {"unmap_at_exit", alone<unmap_at_exit>},
     {"constructor", [](const auto& words) { return start_with_library(words.at(0)); }},
+    {"jump", [](const auto& words) { return jump_out(words.at(0)); }},
     {"hold", [](const auto& words) { return hold_memory(words.at(0)); }},
 });
 

@@ -40,10 +40,10 @@ void wait_while_stopped(pid_t pid) {
     const auto path = "/proc/" + std::to_string(pid) + "/stat";
     const auto is_stopped = [&] {
         std::ifstream file(path);
-        std::string line;
-        std::getline(file, line);
-        const auto end = line.rfind(')');
-        return end != std::string::npos && end + 2 < line.size() && line[end + 2] == 'T';
+        std::string stat; // all of it: a process's name may hold newlines
+        std::getline(file, stat, '\0');
+        const auto end = stat.rfind(')');
+        return end != std::string::npos && end + 2 < stat.size() && stat[end + 2] == 'T';
     };
     while (is_stopped()) std::this_thread::sleep_for(k_look_again);
 }

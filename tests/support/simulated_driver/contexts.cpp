@@ -89,6 +89,13 @@ CUresult current_context(Driver& driver, std::shared_ptr<Context>& context) {
     return context ? context->error() : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
+bool take_room_for_stream(Context& context) {
+    const bool has_room =
+        context.made_streams != 1 || DeviceBudget::instance().take(context.device, settings().stream_bytes);
+    context.made_streams += has_room ? 1 : 0;
+    return has_room;
+}
+
 std::shared_ptr<Stream> add_stream(Context& context, Stream::Kind kind) {
     reap_streams(context);
     context.streams.push_back(std::make_shared<Stream>(context, kind));
@@ -98,6 +105,8 @@ std::shared_ptr<Stream> add_stream(Context& context, Stream::Kind kind) {
 void retire_stream(Context& context, Stream& stream) {
     stream.close();
     reap_streams(context);
+    if (context.made_streams > 0 && --context.made_streams == 1)
+        DeviceBudget::instance().give_back(context.device, settings().stream_bytes);
 }
 
 std::shared_ptr<Stream> find_stream(Driver& driver, Context& context, CUstream handle) {
@@ -157,6 +166,8 @@ void destroy_context(Call& call, const std::shared_ptr<Context>& context) {
     free_pool_memory_of(driver, *context);
     free_graph_memory_of(driver, *context);
     driver.host.remove_all_of(context.get());
+    if (context->made_streams > 1)
+        DeviceBudget::instance().give_back(context->device, settings().stream_bytes);
     if (context->owner == context.get())
         DeviceBudget::instance().give_back(context->device, settings().context_bytes);
 }

@@ -34,6 +34,8 @@ public:
 /// One less; the last destroys the context. Lets go of the lock meanwhile.
 CUresult release_primary(Call& call, int device);
 
+/// Takes what one more stream that the program makes adds to the context's memory; false: the device is full.
+[[nodiscard]] bool take_room_for_stream(Context& context);
 /// Adds a stream to `context`.
 [[nodiscard]] std::shared_ptr<Stream> add_stream(Context& context, Stream::Kind kind);
 

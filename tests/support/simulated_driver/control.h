@@ -13,6 +13,8 @@
  *   GPU_SLEEP_SIM_DEVICES=2             number of devices (at most 16)
  *   GPU_SLEEP_SIM_MEMORY=8589934592     bytes of each device
  *   GPU_SLEEP_SIM_CONTEXT_BYTES=8388608 device memory that a context takes
+ *   GPU_SLEEP_SIM_STREAM_BYTES=0        device memory that a context's streams take together, from the second one that
+ *                                       cuStreamCreate makes on, for as long as there are two
  *   GPU_SLEEP_SIM_STATE=FILE            processes that name the same file share the devices' memory, and can
  *                                       checkpoint each other; the others are on machines of their own
  *   GPU_SLEEP_SIM_CHECKPOINT=fails      a checkpoint of the process gives CUDA_ERROR_UNKNOWN and leaves it as

@@ -77,7 +77,7 @@ CUresult copy(Call& c, Context& context, CUstream handle, Request request, Wait 
 }
 
 CUresult call_copy(Entry entry, std::uint64_t to, Expect to_is, std::uint64_t from, Expect from_is,
-                   std::size_t bytes, CUstream stream, Wait wait) noexcept {
+                   std::size_t bytes, CUstream stream, Wait wait) {
     return call_in_context(entry, [&](Call& c, Context& context) {
         const auto who = copier(context.device);
         return copy(c, context, stream, {{to, 0, who}, {from, 0, who}, to_is, from_is, bytes, 1}, wait);
@@ -85,7 +85,7 @@ CUresult call_copy(Entry entry, std::uint64_t to, Expect to_is, std::uint64_t fr
 }
 
 CUresult call_peer_copy(Entry entry, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
-                        CUcontext from_context, std::size_t bytes, CUstream stream, Wait wait) noexcept {
+                        CUcontext from_context, std::size_t bytes, CUstream stream, Wait wait) {
     return call_in_context(entry, [&](Call& c, Context& context) {
         const auto to_owner = find_context(c.driver, to_context);
         const auto from_owner = find_context(c.driver, from_context);
@@ -143,7 +143,7 @@ CUresult request_of(const CUDA_MEMCPY3D& p, int device, Request& request) {
 }
 
 template <class Parameters>
-CUresult call_copy_of_rows(Entry entry, const Parameters* p) noexcept {
+CUresult call_copy_of_rows(Entry entry, const Parameters* p) {
     return call_in_context(entry, [&](Call& c, Context& context) {
         Request request;
         if (!p) return CUDA_ERROR_INVALID_VALUE;

@@ -44,8 +44,9 @@ public:
     const bool primary;
     const Context* owner = this; ///< of the memory that is allocated in it: the primary one of a green one
     unsigned flags;
-    std::uint32_t peers = 0;        ///< devices whose plain allocations this one may access, one bit each
-    std::shared_ptr<Stream> legacy; ///< the default stream; made when first used
+    unsigned made_streams = 0; ///< that are not destroyed; several share what settings().stream_bytes says
+    std::uint32_t peers = 0;   ///< devices whose plain allocations this one may access, one bit each
+    std::shared_ptr<Stream> legacy;                              ///< the default stream; made when first used
     std::unordered_map<int, std::shared_ptr<Stream>> per_thread; ///< default streams of threads, by thread id
     std::vector<std::shared_ptr<Stream>> streams; ///< all of them; destroyed ones until they are done
     std::vector<std::shared_ptr<Context>>

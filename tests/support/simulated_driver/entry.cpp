@@ -9,6 +9,7 @@
 #include "support/simulated_driver/shared_state.hpp"
 
 #include <pthread.h>
+#include <unwind.h>
 
 #include <array>
 #include <atomic>
@@ -22,6 +23,12 @@ thread_local bool in_host_function = false;
 
 void after_fork_in_child() {
     if (current_life == Life::ready) current_life = Life::forked;
+}
+
+// The unwinder that is linked into this library knows the registers from its first use on; a thread that is
+// cancelled here brings the C library's.
+__attribute__((constructor)) void make_unwinder_ready() {
+    _Unwind_Backtrace([](_Unwind_Context*, void*) { return _URC_END_OF_STACK; }, nullptr);
 }
 
 // The driver refuses calls once the process has begun to exit and its own destructors ran.

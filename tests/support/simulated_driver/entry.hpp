@@ -69,9 +69,10 @@ public:
 /// the calling thread; it breaks them. Source: CUDA Driver API, cuThreadExchangeStreamCaptureMode.
 CUresult refuse_during_capture(Driver& driver);
 
-/// The status for what `body` throws where memory or threads run out: nothing crosses the C interface.
+/// The status for what `body` throws where memory or threads run out: nothing crosses the C interface, but
+/// the unwinding of a thread that is cancelled while it waits, as it does in the driver.
 template <class Body>
-CUresult without_exceptions(Body&& body) noexcept {
+CUresult without_exceptions(Body&& body) {
     try {
         return body();
     } catch (const std::bad_alloc&) {
@@ -85,7 +86,7 @@ CUresult without_exceptions(Body&& body) noexcept {
 
 /// Runs the `body` of a driver function: CUresult(Call&).
 template <class Body>
-CUresult call(Entry entry, Body&& body) noexcept {
+CUresult call(Entry entry, Body&& body) {
     const CallRecord record(entry);
     return record.finish(without_exceptions([&]() -> CUresult {
         if (const auto refusal = record.admit(); refusal != CUDA_SUCCESS) return refusal;
@@ -105,7 +106,7 @@ CUresult call(Entry entry, Body&& body) noexcept {
 
 /// The same for a function that needs a current context: CUresult(Call&, Context&).
 template <class Body>
-CUresult call_in_context(Entry entry, Body&& body) noexcept {
+CUresult call_in_context(Entry entry, Body&& body) {
     return call(entry, [&](Call& c) -> CUresult {
         std::shared_ptr<Context> context;
         if (const auto status = current_context(c.driver, context); status != CUDA_SUCCESS) return status;
@@ -115,7 +116,7 @@ CUresult call_in_context(Entry entry, Body&& body) noexcept {
 
 /// The same for a function about a device: CUresult(Call&).
 template <class Body>
-CUresult call_with_device(Entry entry, CUdevice device, Body&& body) noexcept {
+CUresult call_with_device(Entry entry, CUdevice device, Body&& body) {
     return call(entry, [&](Call& c) -> CUresult {
         return c.driver.has_device(device) ? body(c) : CUDA_ERROR_INVALID_DEVICE;
     });

@@ -51,7 +51,7 @@ CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream
 
 /// A call about an event: `body` gets it, and its context.
 template <class Body>
-CUresult call_with_event(Entry entry, CUevent handle, Body&& body) noexcept {
+CUresult call_with_event(Entry entry, CUevent handle, Body&& body) {
     return call(entry, [&](Call& c) -> CUresult {
         const auto event = c.driver.events.find(handle);
         if (!event) return CUDA_ERROR_INVALID_HANDLE;

@@ -21,7 +21,7 @@ bool is_synchronous(Entry entry) noexcept {
     }
 }
 
-CUresult call_memset(Entry entry, const Fill& fill, CUstream handle) noexcept {
+CUresult call_memset(Entry entry, const Fill& fill, CUstream handle) {
     return call_in_context(entry, [&](Call& c, Context& context) {
         const auto stream = find_stream(c.driver, context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;

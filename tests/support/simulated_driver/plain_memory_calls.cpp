@@ -140,6 +140,19 @@ CUresult free_unordered(Driver& driver, CUdeviceptr address) {
     return CUDA_SUCCESS;
 }
 
+/// All work that may use the allocation: that of every context that reaches it, also from another device.
+std::vector<Ticket> work_on(const Driver& driver, const PlainAllocation& plain) {
+    std::vector<Ticket> work;
+    driver.contexts.for_each([&](CUcontext, const Context& context) {
+        const auto reached = context.peers | std::uint32_t{1} << context.device;
+        const bool reaches =
+            plain.kind == PlainAllocation::Kind::managed || (reached >> plain.context->device & 1) != 0;
+        if (!reaches) return;
+        for (auto& ticket : all_work(context)) work.push_back(std::move(ticket));
+    });
+    return work;
+}
+
 bool is_place(const Driver& driver, const CUmemLocation& location) {
     if (location.type != CU_MEM_LOCATION_TYPE_DEVICE) return location.type != CU_MEM_LOCATION_TYPE_INVALID;
     return location.id == CU_DEVICE_CPU || (location.id >= 0 && location.id < driver.device_count());
@@ -209,15 +222,22 @@ cuMemAllocPitch(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std
     });
 }
 
+// Without a current context, too.
 SIM_ENTRY(unsafe, 3020) cuMemFree(CUdeviceptr address) {
-    return call_in_context(Entry::cuMemFree, [&](Call& c, Context& context) {
+    return call(Entry::cuMemFree, [&](Call& c) -> CUresult {
+        std::shared_ptr<Context> context;
+        const auto entered = current_context(c.driver, context);
+        if (entered != CUDA_SUCCESS && entered != CUDA_ERROR_INVALID_CONTEXT) return entered;
         if (address == 0) return CUDA_SUCCESS;
-        if (!c.driver.plain.contains(address)) return free_unordered(c.driver, address);
-        const auto kind = c.driver.plain[address].kind;
+        const auto plain = c.driver.plain.find(address);
+        if (plain == c.driver.plain.end()) return free_unordered(c.driver, address);
+        const auto kind = plain->second.kind;
         if (kind == PlainAllocation::Kind::imported || kind == PlainAllocation::Kind::array)
             return CUDA_ERROR_INVALID_VALUE;
+        if (!context) context = find_context(c.driver, plain->second.context->handle);
         // Like the real one, it waits for work that may still use the memory.
-        if (const auto status = wait_for(c, context, all_work(context)); status != CUDA_SUCCESS)
+        if (const auto status = wait_for(c, *context, work_on(c.driver, plain->second));
+            status != CUDA_SUCCESS)
             return status;
         if (!c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
         free_plain_memory(c.driver, address);

@@ -24,6 +24,7 @@ Settings read_settings() {
     read.devices = static_cast<int>(std::min<std::uint64_t>(devices, k_max_devices));
     read.memory_bytes = number_or("GPU_SLEEP_SIM_MEMORY", read.memory_bytes);
     read.context_bytes = number_or("GPU_SLEEP_SIM_CONTEXT_BYTES", read.context_bytes);
+    read.stream_bytes = number_or("GPU_SLEEP_SIM_STREAM_BYTES", read.stream_bytes);
     read.state_file = environment("GPU_SLEEP_SIM_STATE");
     read.fails_checkpoints = environment("GPU_SLEEP_SIM_CHECKPOINT") == "fails";
     const auto sharing = environment("GPU_SLEEP_SIM_SHARING");

@@ -18,6 +18,7 @@ struct Settings {
     int devices = 2;
     std::uint64_t memory_bytes = std::uint64_t{8} << 30;
     std::uint64_t context_bytes = std::uint64_t{8} << 20;
+    std::uint64_t stream_bytes = 0;
     std::string state_file; ///< empty: the devices are this process's own
     bool fails_checkpoints = false;
     bool has_parts = false;     ///< each device is a part of a GPU (MIG)

@@ -6,6 +6,12 @@
 
 #include "support/simulated_driver/checkpoint_gate.hpp"
 
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
 #include <csignal>
 #include <utility>
 
@@ -37,12 +43,20 @@ void Timeline::complete(std::uint64_t number) {
         const std::lock_guard lock(mutex_);
         completed_ = number;
     }
-    changed_.notify_all();
+    ++changes_;
+    ::syscall(SYS_futex, &changes_, FUTEX_WAKE_PRIVATE, INT_MAX);
 }
 
+// The driver's waits are cancellation points, and can be left by siglongjmp(). No condition variable can: it
+// counts those that wait.
 void Timeline::wait_for(std::uint64_t number) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return completed_ >= number; });
+    constexpr timespec k_ask_again{0, 10'000'000};
+    for (;;) {
+        const auto changes = changes_.load();
+        if (reached(number)) return;
+        ::pthread_testcancel();
+        ::syscall(SYS_futex, &changes_, FUTEX_WAIT_PRIVATE, changes, &k_ask_again);
+    }
 }
 
 bool Timeline::reached(std::uint64_t number) {

@@ -30,7 +30,7 @@ public:
 
 private:
     std::mutex mutex_; ///< guards completed_; innermost
-    std::condition_variable changed_;
+    std::atomic<std::uint32_t> changes_{0};
     std::uint64_t completed_ = 0;
 };
 

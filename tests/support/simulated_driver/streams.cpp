@@ -31,13 +31,14 @@ private:
 CUresult create_stream(Call& c, Context& context, CUstream* handle, unsigned flags) {
     if (!handle || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) return CUDA_ERROR_INVALID_VALUE;
     const auto kind = flags == CU_STREAM_NON_BLOCKING ? Stream::Kind::non_blocking : Stream::Kind::blocking;
+    if (!take_room_for_stream(context)) return CUDA_ERROR_OUT_OF_MEMORY;
     *handle = c.driver.streams.insert(add_stream(context, kind));
     return CUDA_SUCCESS;
 }
 
 /// A call that asks something of a stream: `body` gets it.
 template <class Body>
-CUresult call_with_stream(Entry entry, CUstream handle, Body&& body) noexcept {
+CUresult call_with_stream(Entry entry, CUstream handle, Body&& body) {
     return call_in_context(entry, [&](Call& c, Context& context) -> CUresult {
         const auto stream = find_stream(c.driver, context, handle);
         return stream ? body(c, stream) : CUDA_ERROR_INVALID_HANDLE;
