@@ -22,7 +22,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -46,8 +45,6 @@ constexpr const char* k_exit_statuses =
     "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage or rules, an "
     "address of --http that is taken, or if the agent cannot be loaded into COMMAND, 126 if COMMAND cannot "
     "be executed, 127 if there is no such command.";
-constexpr std::array<std::string_view, 4> k_login_options = {"--enable-for", "--disable-for",
-                                                             "--show-enabled", "--root"};
 
 /// What was typed before the command.
 struct Options {
@@ -64,14 +61,7 @@ struct Options {
     bool share = false, make_room = false;
     std::string on_stop; ///< empty for the default
     cli::http::Options door;
-    bool prepare = false, release_gil = false, keep_gil = false, no_capture = false, audit = false;
-};
-
-/// What is asked of gpu-enable, in the spelling before it.
-struct LoginOptions {
-    std::string enable_for, disable_for, root;
-    bool shows = false;
-    [[nodiscard]] bool is_given() const { return shows || !enable_for.empty() || !disable_for.empty(); }
+    bool prepare = false, keep_gil = false, no_capture = false, audit = false;
 };
 
 /// Takes a text into `value` unless `problem` has something against it, which is returned.
@@ -82,9 +72,8 @@ usage::ReadText reader(std::optional<std::string>& value, std::string (*problem)
     };
 }
 
-usage::Table table_of(Options& options, LoginOptions& login) {
+usage::Table table_of(Options& options) {
     const auto set_on_stop = [&options](const std::string& word) { options.on_stop = word; };
-    const auto into = [](std::string& word) { return [&word](const std::string& text) { word = text; }; };
     return {
         "gpu-run",
         "Starts COMMAND so that gpu-sleep can put it to sleep.",
@@ -146,25 +135,15 @@ usage::Table table_of(Options& options, LoginOptions& login) {
             "Load the agent, but leave all of the program's own allocations to the driver"},
            {"--audit", usage::flag(options.audit), "Also intercept libraries that preloading does not reach"},
            {"--keep-gil", usage::flag(options.keep_gil),
-            "Hold Python's lock (the GIL) while a Python thread waits to launch or copy"},
-           usage::old({"--release-gil", usage::flag(options.release_gil), {}})}},
-         {"What gpu-enable does",
-          {usage::old({"--enable-for", usage::choice("user|machine", into(login.enable_for)), {}}),
-           usage::old({"--disable-for", usage::choice("user|machine", into(login.disable_for)), {}}),
-           usage::old({"--show-enabled", usage::flag(login.shows), {}}),
-           usage::old({"--root", usage::path("DIR", login.root), {}})}}},
+            "Hold Python's lock (the GIL) while a Python thread waits to launch or copy"}}}},
         k_examples,
         k_exit_statuses,
         {},
         {{"--deep", "--idle"}, {"--store", "--idle"}, {"--dir", "--idle"}, {"--wait", "--need"}},
-        {{"--keep-gil", "--release-gil"},
-         {"--no-capture", "--tag"}, // with the next three: what they say cannot be known then
+        {{"--no-capture", "--tag"}, // with the next three: what they say cannot be known then
          {"--no-capture", "--min-size"},
          {"--no-capture", "--rules"},
-         {"--no-capture", "--idle"},
-         {"--enable-for", "--disable-for"},
-         {"--enable-for", "--show-enabled"},
-         {"--disable-for", "--show-enabled"}}};
+         {"--no-capture", "--idle"}}};
 }
 
 /// Whether the word after `word` is its value.
@@ -217,8 +196,7 @@ Result<std::map<const char*, std::string>> agent_environment(const Options& opti
     if (!options.live_bytes.empty())
         variables[environment::k_live_bytes] = fmt::format("{}", fmt::join(options.live_bytes, ","));
     if (options.prepare) variables[environment::k_prepare] = "10";
-    if (options.release_gil || options.keep_gil)
-        variables[environment::k_release_gil] = options.release_gil ? "1" : "0";
+    if (options.keep_gil) variables[environment::k_release_gil] = "0";
     if (options.rules_file.empty()) return variables;
     const auto rules = cli::read_rules_file(options.rules_file);
     if (!rules) return rules.error();
@@ -298,28 +276,6 @@ int run(const Options& options, std::vector<std::string> command) {
     return execute(file, std::move(command));
 }
 
-/// Becomes gpu-enable. Returns the exit status if that fails.
-int run_gpu_enable(const LoginOptions& login) {
-    std::error_code failure;
-    auto command = std::filesystem::read_symlink("/proc/self/exe", failure);
-    command.replace_filename("gpu-enable");
-    std::vector<std::string> words{command.native()};
-    if (!login.shows) words.push_back(login.enable_for + login.disable_for);
-    if (login.shows) words.emplace_back("--show");
-    if (!login.disable_for.empty()) words.emplace_back("--off");
-    if (!login.root.empty()) words.insert(words.end(), {"--root", login.root});
-    return execute(command.native(), words);
-}
-
-/// What is wrong with options of gpu-enable beside these and a command, or nothing.
-std::string problem(const cli::Given& given, const std::vector<std::string>& command) {
-    if (!command.empty()) return "--enable-for, --disable-for and --show-enabled take no COMMAND";
-    for (const auto& option : given.options)
-        if (std::find(k_login_options.begin(), k_login_options.end(), option) == k_login_options.end())
-            return option + " is for a COMMAND: programs of a login use the agent's defaults";
-    return {};
-}
-
 /// Puts in what follows from other options. Returns what is wrong with them, or nothing.
 std::string complete(Options& options) {
     if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
@@ -349,22 +305,15 @@ std::string complete(Options& options) {
 
 int main(int argc, char** argv) {
     Options options;
-    LoginOptions login;
-    auto table = table_of(options, login);
+    auto table = table_of(options);
     const std::vector<std::string> words(argv, argv + argc);
     const auto begin = find_command(table, words);
     const bool has_marker = begin > 1 && begin <= words.size() && words[begin - 1] == "--";
     const auto own = static_cast<int>(std::min(begin, words.size())) - (has_marker ? 1 : 0);
-    cli::Given given;
-    if (const auto status = cli::parse(std::move(table), own, argv, &given)) return *status;
+    if (const auto status = cli::parse(std::move(table), own, argv)) return *status;
     std::vector<std::string> command(
         words.begin() + static_cast<std::ptrdiff_t>(std::min(begin, words.size())), words.end());
     const auto refuse = [](const std::string& text) { return cli::usage_error("gpu-run", text, false); };
-    if (login.is_given()) {
-        const auto text = problem(given, command);
-        return text.empty() ? run_gpu_enable(login) : refuse(text);
-    }
-    if (!login.root.empty()) return refuse("--root is for gpu-enable");
     if (command.empty()) return refuse("COMMAND is missing");
     const auto text = complete(options);
     return text.empty() ? run(options, std::move(command)) : refuse(text);

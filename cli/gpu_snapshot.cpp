@@ -255,9 +255,9 @@ usage::Table table_of(Options& options) {
 
 int main(int argc, char** argv) {
     Options options;
-    cli::Given given;
-    if (const auto status = cli::parse(table_of(options), argc, argv, &given)) return *status;
-    if (given.subcommand == "extract") return extract(options);
-    if (given.subcommand == "clean") return clean(options);
-    return look(options, given.subcommand == "verify");
+    std::string subcommand;
+    if (const auto status = cli::parse(table_of(options), argc, argv, &subcommand)) return *status;
+    if (subcommand == "extract") return extract(options);
+    if (subcommand == "clean") return clean(options);
+    return look(options, subcommand == "verify");
 }

@@ -19,7 +19,6 @@ constexpr std::string_view k_head =
 constexpr std::string_view k_made = "# made: ";
 constexpr std::string_view k_changed = "# changed: ";
 constexpr std::string_view k_line_end = " # gpu-sleep: gpu-enable user wrote this line";
-constexpr std::string_view k_old_line_end = " # gpu-sleep: gpu-run --enable-for user wrote this line";
 
 } // namespace
 
@@ -92,7 +91,7 @@ std::string without_login_line(std::string_view profile) {
     while (!profile.empty()) {
         const auto rest = profile;
         const auto line = take_line(profile);
-        if (!line->ends_with(k_line_end) && !line->ends_with(k_old_line_end))
+        if (!line->ends_with(k_line_end))
             kept += rest.substr(0, rest.size() - profile.size());
     }
     return kept;

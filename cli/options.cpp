@@ -308,7 +308,7 @@ int usage_error(std::string_view program, const std::string& problem, bool json)
                         make_error(ErrorCode::invalid_argument, "{}; see {} --help", problem, program));
 }
 
-std::optional<int> parse(usage::Table table, int argc, const char* const* argv, Given* given) {
+std::optional<int> parse(usage::Table table, int argc, const char* const* argv, std::string* subcommand) {
     CLI::App app;
     usage::add(app, std::move(table));
     keep_standard_descriptors();
@@ -325,10 +325,7 @@ std::optional<int> parse(usage::Table table, int argc, const char* const* argv, 
         problem = words_for(app, error);
     }
     if (!problem.empty()) return usage_error(app.get_name(), problem, wants_json(app, argc, argv));
-    if (!given) return std::nullopt;
-    for (const auto* each : app.get_subcommands()) given->subcommand = each->get_name();
-    for (const auto* each : app.get_options())
-        if (each->count() > 0) given->options.push_back(each->get_name());
+    for (const auto* each : app.get_subcommands()) *subcommand = each->get_name();
     return std::nullopt;
 }
 

@@ -85,17 +85,11 @@ int tell_failure(std::string_view program, const OutputOptions& output, const Er
 /// exit status.
 [[nodiscard]] int usage_error(std::string_view program, const std::string& problem, bool json);
 
-/// What a command line had, besides values.
-struct Given {
-    std::string subcommand;
-    std::vector<std::string> options; ///< in their longest spelling, in the table's order
-};
-
 /// Reads the command line. Returns an exit status if the command is done: it has printed its help or version,
 /// or it has reported wrong usage by usage_error(), naming the option. An option without its value, or with
-/// an empty one, is wrong usage. Catches what CLI11 throws.
+/// an empty one, is wrong usage. Sets `subcommand`, if the table has any. Catches what CLI11 throws.
 [[nodiscard]] std::optional<int> parse(usage::Table table, int argc, const char* const* argv,
-                                       Given* given = nullptr);
+                                       std::string* subcommand = nullptr);
 
 /// What was typed of stores, for which a request has no place as it is.
 struct TypedStores {

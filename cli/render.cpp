@@ -91,12 +91,10 @@ std::string headline(const control::Process& process, const Report& report, bool
                        model::is_resident(report.state) ? "" : level, format_seconds(report.times.total));
 }
 
-/// "contents in files in /scratch: 5.00 GiB, 3.00 GiB on disk"; without the directory if the agent is too old
-/// to say it.
+/// "contents in files in /scratch: 5.00 GiB, 3.00 GiB on disk".
 std::string files_line(const Report& report) {
-    const auto where = report.directories.empty() ? std::string() : " in " + cli::joined(report.directories);
-    return fmt::format("contents in files{}: {}, {} on disk", where, format_bytes(in_files(report)),
-                       format_bytes(report.file_bytes));
+    return fmt::format("contents in files in {}: {}, {} on disk", cli::joined(report.directories),
+                       format_bytes(in_files(report)), format_bytes(report.file_bytes));
 }
 
 } // namespace

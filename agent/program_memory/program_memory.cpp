@@ -192,7 +192,7 @@ Result<void> ProgramMemory::prepare_piece(int device, Bytes margin) {
         const auto left = with_lock([&](const LockedMemory&) { return contents.room_to_prepare(room); });
         if (left < contents::Contents::k_prepared_piece + margin)
             return make_error(ErrorCode::out_of_host_memory, "room to retain only {}", format_bytes(left));
-        const auto piece = contents.prepare_piece(device);
+        const auto piece = contents.prepare_piece();
         if (!piece) return piece.error();
         with_lock([&](LockedMemory&) { contents.add_prepared(device, **piece); });
         return {};

@@ -1,19 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Chunks as src/store/SNAPSHOT.md, "Chunks", describes them: sizes, entries of blocks, planes, the odd bytes.
+// Chunks as src/store/SNAPSHOT.md, "Chunks", describes them: sizes of frames, planes, the odd bytes.
 
+#define ZSTD_STATIC_LINKING_ONLY // contexts in memory of ours; Huffman codes at the fastest level
 #include "codec/chunk.hpp"
 
-#include "codec/bits.hpp"
-#include "codec/frame_decoder.hpp"
-#include "codec/frame_encoder.hpp"
 #include "codec/planes.hpp"
+
+#include <zstd.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <optional>
+
+// libzstd calls these if anybody defines them. These definitions keep it from calling the program's.
+extern "C" {
+unsigned long long ZSTD_trace_compress_begin(const ZSTD_CCtx*);
+void ZSTD_trace_compress_end(unsigned long long, const void*);
+unsigned long long ZSTD_trace_decompress_begin(const ZSTD_DCtx*);
+void ZSTD_trace_decompress_end(unsigned long long, const void*);
+
+unsigned long long ZSTD_trace_compress_begin(const ZSTD_CCtx*) {
+    return 0; // do not trace
+}
+void ZSTD_trace_compress_end(unsigned long long, const void*) {}
+unsigned long long ZSTD_trace_decompress_begin(const ZSTD_DCtx*) {
+    return 0;
+}
+void ZSTD_trace_decompress_end(unsigned long long, const void*) {}
+}
 
 namespace gpu_sleep::codec {
 namespace {
@@ -27,10 +43,13 @@ constexpr double k_min_gain = 0.97;
 /// A wider element pays if all contents shrink by so much more: planes cost time.
 constexpr double k_gain_of_width = 0.004;
 
-Result<void> make_room(Pages& planes) {
-    if (!planes) planes = Pages::map(k_chunk_bytes);
-    if (planes) return {};
-    return make_error(ErrorCode::out_of_host_memory, "no host memory for the planes of a chunk");
+/// No search for matches, which weights do not have: with codec_bench 0.53 of level 1's time for bf16, and smaller.
+ZSTD_compressionParameters parameters() noexcept {
+    return ZSTD_getCParams(ZSTD_minCLevel(), k_chunk_bytes, 0);
+}
+
+Error no_memory() {
+    return make_error(ErrorCode::out_of_host_memory, "no host memory to compress with");
 }
 
 constexpr std::size_t aligned(std::size_t size) noexcept {
@@ -43,7 +62,8 @@ bool has_frame(Shape shape, unsigned plane) noexcept {
 
 /// Part by which entropy coding would shrink bytes with this histogram, near enough.
 double expected_size(std::span<const std::byte> bytes) noexcept {
-    const auto histogram = histogram_of(bytes);
+    std::array<std::uint32_t, 256> histogram{};
+    for (const auto byte : bytes) ++histogram[std::to_integer<std::size_t>(byte)];
     const auto total = static_cast<float>(bytes.size());
     float bits = 0;
     float values = 0;
@@ -73,15 +93,18 @@ std::size_t take_sample(std::span<const std::byte> content, Sample& sample) noex
     return k_sample_bytes;
 }
 
-/// The entries of the blocks of all planes that are frames, in bytes.
-std::size_t index_bytes(Shape shape, std::size_t plane_bytes) noexcept {
-    return static_cast<std::size_t>(std::popcount(shape.frames)) * block_count(plane_bytes) *
-           sizeof(BlockEntry);
-}
-
 /// The sizes of frames, one for each plane, come first; 0 for a raw one.
-std::size_t sizes_bytes(Shape shape) noexcept {
-    return shape.width * sizeof(std::uint32_t);
+constexpr std::size_t k_first_plane_at = aligned(k_widest * sizeof(std::uint32_t));
+
+/// Whether `bytes` are one frame of today's format, without a dictionary, of contents of this size. libzstd may be built
+/// to read formats of its past, several frames and frames without contents, too.
+bool is_frame(std::span<const std::byte> bytes, std::size_t content_bytes) noexcept {
+    std::uint32_t magic = 0;
+    if (bytes.size() < sizeof(magic)) return false;
+    std::memcpy(&magic, bytes.data(), sizeof(magic));
+    return magic == ZSTD_MAGICNUMBER && ZSTD_getDictID_fromFrame(bytes.data(), bytes.size()) == 0 &&
+           ZSTD_getFrameContentSize(bytes.data(), bytes.size()) == content_bytes &&
+           ZSTD_findFrameCompressedSize(bytes.data(), bytes.size()) == bytes.size();
 }
 
 Error chunk_damaged(std::string_view what) {
@@ -126,14 +149,33 @@ Shape choose_shape(std::span<const std::byte> content) noexcept {
 }
 
 std::size_t ChunkEncoder::bound(Bytes content_bytes) noexcept {
-    return frame_bound(content_bytes) + static_cast<std::size_t>(content_bytes / 512) + 64 * k_kib;
+    const auto plane = aligned(ZSTD_compressBound(static_cast<std::size_t>(content_bytes)));
+    return k_first_plane_at + plane + k_widest * (ZSTD_compressBound(0) + k_plane_alignment);
+}
+
+std::size_t ChunkEncoder::held_bytes() noexcept {
+    return k_chunk_bytes + ZSTD_estimateCCtxSize_usingCParams(parameters());
+}
+
+Result<void> ChunkEncoder::begin() {
+    if (memory_) return {};
+    auto memory = Pages::map(held_bytes());
+    if (!memory) return no_memory();
+    const auto space = memory.bytes().subspan(k_chunk_bytes);
+    context_ = ZSTD_initStaticCCtx(space.data(), space.size());
+    if (context_ == nullptr || ZSTD_isError(ZSTD_CCtx_reset(context_, ZSTD_reset_parameters)) != 0 || // sets defaults
+        ZSTD_isError(ZSTD_CCtx_setParameter(context_, ZSTD_c_compressionLevel, ZSTD_minCLevel())) != 0 ||
+        ZSTD_isError(ZSTD_CCtx_setParameter(context_, ZSTD_c_literalCompressionMode, ZSTD_ps_enable)) != 0)
+        return make_error(ErrorCode::internal, "libzstd {} has no such context", ZSTD_versionString());
+    memory_ = std::move(memory);
+    return {};
 }
 
 Result<ChunkEncoder::Encoded> ChunkEncoder::encode(std::span<const std::byte> content,
                                                    std::span<std::byte> out) {
     auto shape = choose_shape(content);
     if (shape.width == 0) return Encoded{};
-    if (shape.width > 1) GPU_SLEEP_TRY(make_room(planes_));
+    GPU_SLEEP_TRY(begin());
     const auto bytes = encode_as(shape, content, out);
     if (shape.frames == 0 || bytes >= content.size()) return Encoded{};
     return Encoded{shape, bytes};
@@ -145,31 +187,47 @@ std::size_t ChunkEncoder::encode_as(Shape& shape, std::span<const std::byte> con
     const auto values = content.first(plane_bytes * shape.width);
     auto planes = values;
     if (shape.width > 1) {
-        const auto split = planes_.bytes().first(values.size());
+        const auto split = memory_.bytes().first(values.size());
         split_planes(shape.width, values, split);
         planes = split;
     }
-    std::vector<BlockEntry> entries(block_count(plane_bytes));
-    auto index = sizes_bytes(shape);
-    auto at = aligned(index + index_bytes(shape, plane_bytes));
-    std::memset(out.data(), 0, at);
+    std::array<std::uint32_t, k_widest> sizes{};
+    auto at = k_first_plane_at;
     for (unsigned p = 0; p < shape.width; ++p) {
         const auto plane = planes.subspan(p * plane_bytes, plane_bytes);
         std::size_t bytes = plane_bytes;
-        if (has_frame(shape, p)) {
-            bytes = encode_frame(plane, out.subspan(at), entries);
-            store(out.data() + p * sizeof(std::uint32_t), static_cast<std::uint32_t>(bytes));
-            std::memcpy(out.data() + index, entries.data(), entries.size() * sizeof(BlockEntry));
-            index += entries.size() * sizeof(BlockEntry);
+        if (has_frame(shape, p))
+            bytes = ZSTD_compress2(context_, out.data() + at, out.size() - at, plane.data(), plane_bytes);
+        if (has_frame(shape, p) && bytes < plane_bytes) { // an error is a larger number
+            sizes[p] = static_cast<std::uint32_t>(bytes);
         } else {
-            std::memcpy(out.data() + at, plane.data(), plane.size());
+            shape.frames = static_cast<std::uint8_t>(shape.frames & ~(1U << p));
+            bytes = plane_bytes;
+            std::memcpy(out.data() + at, plane.data(), bytes);
         }
         std::memset(out.data() + at + bytes, 0, aligned(bytes) - bytes);
         at += aligned(bytes);
     }
+    std::memcpy(out.data(), sizes.data(), sizeof(sizes));
     const auto odd = content.subspan(values.size());
     std::copy(odd.begin(), odd.end(), out.begin() + static_cast<std::ptrdiff_t>(at));
     return at + odd.size();
+}
+
+std::size_t ChunkDecoder::held_bytes() noexcept {
+    return k_chunk_bytes + ZSTD_estimateDCtxSize();
+}
+
+Result<void> ChunkDecoder::begin() {
+    if (memory_) return {};
+    auto memory = Pages::map(held_bytes());
+    if (!memory) return no_memory();
+    const auto space = memory.bytes().subspan(k_chunk_bytes);
+    context_ = ZSTD_initStaticDCtx(space.data(), space.size());
+    if (context_ == nullptr)
+        return make_error(ErrorCode::internal, "libzstd {} has no such context", ZSTD_versionString());
+    memory_ = std::move(memory);
+    return {};
 }
 
 Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored,
@@ -177,34 +235,29 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
     if (!is_valid(shape) || shape.width == 0 || content.size() < shape.width ||
         content.size() > k_chunk_bytes)
         return chunk_damaged("it has no valid shape");
+    if (stored.size() < k_first_plane_at) return chunk_damaged("it is cut");
+    GPU_SLEEP_TRY(begin());
+    std::array<std::uint32_t, k_widest> sizes;
+    std::memcpy(sizes.data(), stored.data(), sizeof(sizes));
     const auto plane_bytes = content.size() / shape.width;
-    auto index = sizes_bytes(shape);
-    auto at = aligned(index + index_bytes(shape, plane_bytes));
+    auto at = k_first_plane_at;
     const auto values = content.first(plane_bytes * shape.width);
-    if (shape.width > 1) GPU_SLEEP_TRY(make_room(planes_));
     std::array<const std::byte*, k_widest> planes{};
-    for (unsigned p = 0; p < shape.width; ++p) {
-        if (at > stored.size()) return chunk_damaged("it is cut");
-        const bool is_frame = has_frame(shape, p);
-        const auto size = load<std::uint32_t>(stored.data() + p * sizeof(std::uint32_t));
-        const auto bytes = is_frame ? std::size_t{size} : plane_bytes;
-        if ((!is_frame && size != 0) || bytes > stored.size() - at)
-            return chunk_damaged("a plane has the wrong size");
-        const auto plane = stored.subspan(at, bytes);
-        planes[p] = plane.data();
+    for (unsigned p = 0; p < k_widest; ++p) {
+        if (!has_frame(shape, p) && sizes[p] != 0) return chunk_damaged("a raw plane has a frame's size");
+        if (p >= shape.width) continue;
+        const auto bytes = has_frame(shape, p) ? std::size_t{sizes[p]} : plane_bytes;
+        if (at > stored.size() || bytes > stored.size() - at) return chunk_damaged("a plane has the wrong size");
+        planes[p] = stored.data() + at;
+        if (has_frame(shape, p)) {
+            const auto decoded =
+                shape.width == 1 ? values : memory_.bytes().subspan(p * plane_bytes, plane_bytes);
+            if (!is_frame(stored.subspan(at, bytes), plane_bytes) ||
+                ZSTD_decompressDCtx(context_, decoded.data(), plane_bytes, planes[p], bytes) != plane_bytes)
+                return chunk_damaged("a frame of zstd cannot be decoded");
+            planes[p] = decoded.data();
+        }
         at += aligned(bytes);
-        if (!is_frame) continue;
-        const auto frame = FrameDecoder::open(plane);
-        if (!frame) return frame.error();
-        const auto entries_bytes = frame->blocks().size() * sizeof(BlockEntry);
-        if (frame->content_bytes() != plane_bytes ||
-            std::memcmp(frame->blocks().data(), stored.data() + index, entries_bytes) != 0)
-            return chunk_damaged("the places of blocks are not those of the frame");
-        index += entries_bytes;
-        const auto decoded =
-            shape.width == 1 ? values : planes_.bytes().subspan(p * plane_bytes, plane_bytes);
-        GPU_SLEEP_TRY(frame->decode(decoded));
-        planes[p] = decoded.data();
     }
     const auto odd = content.subspan(values.size());
     if (at > stored.size() || stored.size() - at != odd.size()) return chunk_damaged("it has the wrong size");

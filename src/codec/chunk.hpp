@@ -7,16 +7,18 @@
 #include "base/pages.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "codec/frame.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+struct ZSTD_CCtx_s;
+struct ZSTD_DCtx_s;
+
 namespace gpu_sleep::codec {
 
-/// Most contents of a chunk: a plane of it is one frame.
-inline constexpr Bytes k_chunk_bytes = k_frame_content_bytes;
+/// Most contents of a chunk: a plane of it is one frame of zstd.
+inline constexpr Bytes k_chunk_bytes = 4 * k_mib;
 
 /// How a chunk is stored.
 struct Shape {
@@ -32,11 +34,14 @@ struct Shape {
 /// would become 3 percent smaller. Thread-safe.
 [[nodiscard]] Shape choose_shape(std::span<const std::byte> content) noexcept;
 
-/// Encodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used. Move-only.
+/// Encodes one chunk after the other with libzstd, whose state lies in the encoder's own pages: nothing comes from the
+/// program's allocator. Not thread-safe: one for each thread. Move-only.
 class ChunkEncoder {
 public:
     /// The bytes that encode() needs at most for contents of this size.
     [[nodiscard]] static std::size_t bound(Bytes content_bytes) noexcept;
+    /// The host memory that an encoder holds once used.
+    [[nodiscard]] static std::size_t held_bytes() noexcept;
 
     struct Encoded {
         Shape shape;
@@ -44,21 +49,26 @@ public:
     };
 
     /// Stores `content`, 1 to k_chunk_bytes, in `out`, which has at least bound(). If encoding would not
-    /// make it smaller, the shape has width 0 and nothing is written: store the contents themselves. Errors:
+    /// make it smaller, the shape has width 0 and `out` is undefined: store the contents themselves. Errors:
     /// out_of_host_memory.
     [[nodiscard]] Result<Encoded> encode(std::span<const std::byte> content, std::span<std::byte> out);
 
 private:
-    /// Returns how many bytes that took. Where a shape has more than one plane, they fit.
+    [[nodiscard]] Result<void> begin();
+    /// Returns how many bytes that took. Planes that do not become smaller lose their bit in `shape`.
     [[nodiscard]] std::size_t encode_as(Shape& shape, std::span<const std::byte> content,
                                         std::span<std::byte> out);
 
-    Pages planes_;
+    Pages memory_;                   ///< planes, then the context
+    ZSTD_CCtx_s* context_ = nullptr; ///< lies in memory_
 };
 
-/// Decodes one chunk after the other. Not thread-safe: one for each thread; holds 4 MiB once used. Move-only.
+/// Decodes one chunk after the other, as an encoder encodes. Not thread-safe: one for each thread. Move-only.
 class ChunkDecoder {
 public:
+    /// The host memory that a decoder holds once used.
+    [[nodiscard]] static std::size_t held_bytes() noexcept;
+
     /// Decodes `stored`, of a chunk that is not stored as it is (width 0), into `content`, which has its
     /// size. Never reads or writes outside of either. Errors: damaged, out_of_host_memory; `content` is then
     /// undefined.
@@ -66,7 +76,10 @@ public:
                                       std::span<std::byte> content);
 
 private:
-    Pages planes_;
+    [[nodiscard]] Result<void> begin();
+
+    Pages memory_;                   ///< planes, then the context
+    ZSTD_DCtx_s* context_ = nullptr; ///< lies in memory_
 };
 
 } // namespace gpu_sleep::codec

@@ -4,10 +4,9 @@
 
 #include "codec/planes.hpp"
 
-#include "codec/bits.hpp"
-
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -15,10 +14,14 @@
 namespace gpu_sleep::codec {
 namespace {
 
+static_assert(std::endian::native == std::endian::little, "a big-endian host must swap here");
+
 template <class Value>
 void split_from(std::size_t first, std::size_t count, const std::byte* values, std::byte* planes) noexcept {
     for (auto i = first; i < count; ++i) {
-        const auto value = std::rotl(load<Value>(values + i * sizeof(Value)), 1);
+        Value value = 0;
+        std::memcpy(&value, values + i * sizeof(Value), sizeof(Value));
+        value = std::rotl(value, 1);
         for (std::size_t p = 0; p < sizeof(Value); ++p)
             planes[p * count + i] = static_cast<std::byte>(value >> (8 * p) & 0xFF);
     }
@@ -31,7 +34,8 @@ void join_from(std::size_t first, std::size_t count, const std::byte* const* pla
         Value value = 0;
         for (std::size_t p = 0; p < sizeof(Value); ++p)
             value = static_cast<Value>(value | std::to_integer<Value>(planes[p][i]) << (8 * p));
-        store(values + i * sizeof(Value), std::rotr(value, 1));
+        value = std::rotr(value, 1);
+        std::memcpy(values + i * sizeof(Value), &value, sizeof(Value));
     }
 }
 

@@ -7,7 +7,6 @@
 #include "driver/context.hpp"
 #include "store/host_account.hpp"
 #include "store/host_memory.hpp"
-#include "store/near_processors.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -207,8 +206,7 @@ Bytes Contents::room_to_prepare(Bytes most) const noexcept {
     return bound - std::min(bound, retained());
 }
 
-Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece(int device) {
-    const store::StayNear near(driver::pci_bus_id(api_, device));
+Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece() {
     auto piece = store::HostArena::create_stock(&pinner_);
     GPU_SLEEP_TRY(piece->share().take(store::HostAccount::own(), k_prepared_piece));
     GPU_SLEEP_TRY(piece->grow());

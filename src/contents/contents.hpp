@@ -121,9 +121,9 @@ public:
     static constexpr Bytes k_prepared_piece = store::HostArena::k_piece_bytes;
     /// How much more may be prepared, where `most` may be retained in all.
     [[nodiscard]] Bytes room_to_prepare(Bytes most) const noexcept;
-    /// Makes one piece ready for the device, for add_prepared(). The mutex need not be held. Errors:
+    /// Makes one piece ready, for add_prepared(). The mutex need not be held. Errors:
     /// out_of_host_memory.
-    [[nodiscard]] Result<std::unique_ptr<store::HostArena>> prepare_piece(int device);
+    [[nodiscard]] Result<std::unique_ptr<store::HostArena>> prepare_piece();
     /// Adds the pieces of `more`, which are ready. May throw for want of memory: then nothing has changed.
     void add_prepared(int device, store::HostArena& more) { host_.add_prepared(device, more); }
     /// Gives up what is prepared for the device beyond `most` bytes. May throw, as add_prepared().

@@ -321,8 +321,7 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
     std::unique_ptr<store::ArenaPreparer> preparer;
     if (!relays) {
         auto started =
-            store::ArenaPreparer::start(arenas, {claims, transfer.options.fill_threads,
-                                                 transfer.session.bus_id(), &transfer.session.steps()});
+            store::ArenaPreparer::start(arenas, {claims, transfer.options.fill_threads, &transfer.session.steps()});
         if (!started) return std::move(started).error();
         preparer = *std::move(started);
     }

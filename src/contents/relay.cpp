@@ -5,7 +5,6 @@
 #include "contents/relay.hpp"
 
 #include "base/guard.hpp"
-#include "store/near_processors.hpp"
 #include "store/thread_pool.hpp"
 
 #include <algorithm>
@@ -161,7 +160,6 @@ Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const s
     }
     const auto places = store::places_of(extents);
     const auto slots = Staging::slots_for(places.size(), false, transfer.options);
-    const store::StayNear near(transfer.session.bus_id()); // as will the threads that this one starts
     const auto move_all = [&](Staging& staging) -> Result<void> {
         Claimer claimer(transfer, claims, total);
         FirstFailure failure;
@@ -196,7 +194,6 @@ Result<bool> prepare_to_relay_back(Transfer& transfer) {
     auto& options = transfer.options;
     if (options.relay_threads == 0) return false;
     if (transfer.staging && transfer.movers) return true;
-    const store::StayNear near(transfer.session.bus_id()); // as will what this thread makes
     const auto make = [&]() -> Result<bool> {
         if (!transfer.staging) {
             const auto slots = Staging::slots_for(options.staging / codec::k_chunk_bytes, false, options);

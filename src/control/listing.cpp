@@ -90,11 +90,8 @@ private:
 void note_version(Outcome& outcome) {
     auto* const report = std::get_if<model::Report>(&outcome.answer);
     if (!report || report->version == GPU_SLEEP_VERSION) return;
-    report->notes.push_back(report->version.empty()
-                                ? "its agent is older than these commands, which can only wake it: restart "
-                                  "the process for the rest"
-                                : fmt::format("its agent is version {}, these commands are {}",
-                                              report->version, GPU_SLEEP_VERSION));
+    report->notes.push_back(
+        fmt::format("its agent is version {}, these commands are {}", report->version, GPU_SLEEP_VERSION));
 }
 
 } // namespace

@@ -21,7 +21,6 @@ namespace gpu_sleep::driver {
     X(cuDeviceGet)                                                                                           \
     X(cuDeviceGetCount)                                                                                      \
     X(cuDeviceGetName)                                                                                       \
-    X(cuDeviceGetPCIBusId)                                                                                   \
     X(cuDeviceGetAttribute)                                                                                  \
     X(cuDeviceTotalMem)                                                                                      \
     X(cuDeviceCanAccessPeer)                                                                                 \

@@ -117,11 +117,6 @@ bool is_mps_client(const Api& api, int device) {
     return device_attribute(api, device, k_mps_enabled) != 0;
 }
 
-std::string pci_bus_id(const Api& api, int device) {
-    char text[32] = {};
-    return api.cuDeviceGetPCIBusId(text, sizeof(text), device) == CUDA_SUCCESS ? text : std::string();
-}
-
 std::string device_uuid(const Api& api, int device) {
     CUuuid uuid{};
     if (!api.cuDeviceGetUuid_v2 || api.cuDeviceGetUuid_v2(&uuid, device) != CUDA_SUCCESS) return {};

@@ -107,9 +107,6 @@ struct MemoryInfo {
 [[nodiscard]] int device_attribute(const Api& api, int device, CUdevice_attribute attribute);
 /// Whether the process uses the device through MPS. Source: CUDA Driver API, CU_DEVICE_ATTRIBUTE_MPS_ENABLED.
 [[nodiscard]] bool is_mps_client(const Api& api, int device);
-/// The device's place on the PCI bus, "0000:17:00.0"; empty if the driver does not say. Source: CUDA Driver
-/// API, cuDeviceGetPCIBusId.
-[[nodiscard]] std::string pci_bus_id(const Api& api, int device);
 
 /// The device's number for good, as nvidia-smi writes it: "GPU-" and a UUID, or "MIG-" and that of a part of
 /// a GPU; empty if the driver does not say. Source: CUDA Driver API, cuDeviceGetUuid_v2; NVIDIA

@@ -35,8 +35,6 @@ public:
     ~DeviceSession();
 
     [[nodiscard]] int device() const noexcept { return context_.device(); }
-    /// See driver::pci_bus_id().
-    [[nodiscard]] std::string bus_id() const { return pci_bus_id(api_, device()); }
     /// Whether its stream is its own. A GPU that is full may have no memory for one (2 MiB, measured on an H200); the
     /// session then works on the context's default stream, which must not be used beside the program's work.
     [[nodiscard]] bool has_own_stream() const noexcept { return stream_ != CU_STREAM_LEGACY; }

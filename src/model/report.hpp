@@ -151,7 +151,7 @@ struct Identity {
     std::int32_t pid = 0; ///< in the process's own namespace
     std::string name;     ///< given by the program or its environment; may be empty
     std::string group;    ///< of processes that belong together, given by the environment; may be empty
-    std::string version;  ///< of the agent; empty if it is too old to say
+    std::string version;  ///< of the agent
     std::vector<std::string> features; ///< of k_features, or of those of its own version
     bool intercepts = false;           ///< the program's own allocations are intercepted
 };

@@ -123,8 +123,7 @@ std::vector<model::Progress> Conversation::advance() {
 
 void Conversation::say(model::Directive directive) {
     if (is_over()) return;
-    const auto bytes =
-        speaks_7_ ? protocol::encode_for_7(directive) : protocol::encode(protocol::Request(directive));
+    const auto bytes = protocol::encode(protocol::Request(directive));
     if (!bytes) return; // it is a few bytes long
     unsent_.insert(unsent_.end(), bytes->begin(), bytes->end());
     using Kind = model::Directive::Kind;
@@ -264,7 +263,6 @@ void Conversation::accept(const protocol::FrameReader::Frame& frame, std::vector
             answer_ = std::move(*report);
         has_last_word_ = true;
     } else if (auto* failure = std::get_if<model::Failure>(&*reply)) {
-        if (ask_again(frame, *failure)) return;
         if (why_withdrawn_ && failure->error.code == ErrorCode::cancelled) failure->error = withdrawn();
         answer_ = std::move(*failure);
         has_last_word_ = true;
@@ -273,21 +271,6 @@ void Conversation::accept(const protocol::FrameReader::Frame& frame, std::vector
         hear(*progress);
         told.push_back(std::move(*progress));
     }
-}
-
-bool Conversation::ask_again(const protocol::FrameReader::Frame& frame, const model::Failure& refusal) {
-    const bool refuses_version =
-        frame.version == protocol::k_older_version && refusal.error.code == ErrorCode::protocol_mismatch;
-    if (!refuses_version || !question_.connect || is_withdrawn_ || std::exchange(speaks_7_, true))
-        return false;
-    auto bytes = protocol::encode_for_7(*question_.request);
-    if (!bytes) return false;
-    auto socket = question_.connect();
-    if (!socket) return false;
-    question_.socket = *std::move(socket);
-    unsent_ = *std::move(bytes);
-    reader_ = {};
-    return true;
 }
 
 void Conversation::hear(const model::Progress& progress) {

@@ -47,7 +47,7 @@ struct Question {
     /// A failure becomes the answer, with how the agent says that the process stands then.
     std::vector<std::function<Result<void>()>> deep_steps = {};
     /// Makes the socket when the request is sent, if it is set, and there is none or it goes together with
-    /// others; and another, where the agent is of version 7 of the protocol, and is asked again in that.
+    /// others.
     std::function<Result<UniqueFd>()> connect = {};
 };
 
@@ -113,9 +113,6 @@ private:
     /// Takes what has come, and adds what the agent tells to `told`. False when there was nothing.
     bool receive(std::vector<model::Progress>& told);
     void accept(const protocol::FrameReader::Frame& frame, std::vector<model::Progress>& told);
-    /// Asks an agent that has refused version 8 of the protocol again, in version 7. False where it is not
-    /// one, or cannot be asked so.
-    bool ask_again(const protocol::FrameReader::Frame& frame, const model::Failure& refusal);
     void hear(const model::Progress& progress);
     /// Says nothing more. An agent in the phase deep takes the driver's part for done from then on: a step
     /// that is taken later locks a process that nobody unlocks.
@@ -134,7 +131,6 @@ private:
     Question question_;
     std::vector<std::byte> unsent_;
     protocol::FrameReader reader_;
-    bool speaks_7_ = false;    ///< that version of the protocol, as the agent
     std::size_t received_ = 0; ///< bytes
     Clock::time_point start_;
     AnswerTimeout timeout_;

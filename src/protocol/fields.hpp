@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // What each message is made of: its type number, its numbered fields with their names in JSON, and the values
-// that an enumeration may have. Writer and Reader (wire.hpp) go by this one description, and so do those of
-// version 7 (version_7.hpp), and the commands' JSON; how a value becomes bytes or text is theirs.
+// that an enumeration may have. Writer and Reader (wire.hpp) go by this one description, and so does the commands'
+// JSON; how a value becomes bytes or text is theirs.
 
 #pragma once
 
@@ -149,10 +149,6 @@ template <unsigned Number, class T>
 Field<Number, Need::tells, T> tells(T& value) {
     return {value};
 }
-
-/// Fields that version 7 did not have are numbered from here on; those before are all that it had, in its
-/// order, but for sleep requests, of which none is written or read in version 7.
-inline constexpr unsigned k_first_after_7 = 64;
 
 /// A message's fields, as a function that calls `use` with all of them. A tuple of forty would take a third
 /// of the time to compile this module.

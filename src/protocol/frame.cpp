@@ -21,19 +21,13 @@ std::uint32_t checksum_of(std::span<const std::byte> header, std::span<const std
 
 } // namespace
 
-std::string versions(std::uint16_t other) {
-    return fmt::format("the other side speaks version {} of the protocol, and this one version {}", other,
-                       k_version);
-}
-
-Result<std::vector<std::byte>> make_frame(std::uint16_t type, std::span<const std::byte> payload,
-                                          std::uint16_t version) {
+Result<std::vector<std::byte>> make_frame(std::uint16_t type, std::span<const std::byte> payload) {
     if (payload.size() > k_max_payload_bytes)
         return make_error(ErrorCode::invalid_argument, "a message of {} is too long",
                           format_bytes(payload.size()));
     Writer frame;
     frame.number(k_magic);
-    frame.number(version);
+    frame.number(k_version);
     frame.number(type);
     frame.number(static_cast<std::uint32_t>(payload.size()));
     frame.number(checksum_of(frame.bytes(), payload));
@@ -55,15 +49,16 @@ Result<std::optional<FrameReader::Frame>> FrameReader::next() {
     const auto checksum = header.number<std::uint32_t>();
     if (magic != k_magic)
         return make_error(ErrorCode::protocol_mismatch, "the other side does not speak this protocol");
-    if (version != k_version && version != k_older_version)
-        return make_error(ErrorCode::protocol_mismatch, "{}", versions(version));
+    if (version != k_version)
+        return make_error(ErrorCode::protocol_mismatch,
+                          "the other side speaks version {} of the protocol, and this one version {}", version, k_version);
     if (length > k_max_payload_bytes)
         return make_error(ErrorCode::invalid_argument, "a message of {} is too long", format_bytes(length));
     if (received_.size() < k_header_bytes + length) return std::optional<Frame>();
 
     const auto begin = received_.begin() + static_cast<std::ptrdiff_t>(k_header_bytes);
     const auto end = begin + static_cast<std::ptrdiff_t>(length);
-    Frame frame{type, {begin, end}, version};
+    Frame frame{type, {begin, end}};
     if (checksum_of(received_, frame.payload) != checksum)
         return make_error(ErrorCode::invalid_argument, "a message was damaged on the way");
     received_.erase(received_.begin(), end);

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::protocol {
@@ -19,20 +18,14 @@ namespace gpu_sleep::protocol {
 /// The version of the frames, and of how their payloads hold numbered fields. A field that is added does not
 /// raise it.
 inline constexpr std::uint16_t k_version = 8;
-/// The version before, of which commands know enough to show a process and to wake it.
-inline constexpr std::uint16_t k_older_version = 7;
 
 /// No frame's payload is longer; a peer that announces more is cut off before anything is allocated for it.
 inline constexpr std::uint32_t k_max_payload_bytes = 1U << 20;
 
 inline constexpr std::size_t k_header_bytes = 16;
 
-/// For a person: that the other side speaks version `other`, and this one k_version.
-[[nodiscard]] std::string versions(std::uint16_t other);
-
 /// A frame of the payload, header included. One that would be too long is refused: invalid_argument.
-[[nodiscard]] Result<std::vector<std::byte>>
-make_frame(std::uint16_t type, std::span<const std::byte> payload, std::uint16_t version = k_version);
+[[nodiscard]] Result<std::vector<std::byte>> make_frame(std::uint16_t type, std::span<const std::byte> payload);
 
 /// Takes bytes as they arrive, in any cut, and gives whole frames. Not thread-safe.
 class FrameReader {
@@ -40,13 +33,12 @@ public:
     struct Frame {
         std::uint16_t type = 0;
         std::vector<std::byte> payload;
-        std::uint16_t version = k_version;
     };
 
     /// Adds received bytes.
     void append(std::span<const std::byte> bytes);
 
-    /// The next frame, of version 8 or 7, or nothing while it is not complete. After an error the stream is
+    /// The next frame, or nothing while it is not complete. After an error the stream is
     /// beyond repair: close it. Errors: protocol_mismatch (another magic or version), invalid_argument (too
     /// long, or a bad checksum).
     [[nodiscard]] Result<std::optional<Frame>> next();

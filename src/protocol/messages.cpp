@@ -5,10 +5,8 @@
 
 #include "protocol/messages.hpp"
 
-#include "protocol/version_7.hpp"
 #include "protocol/wire.hpp"
 
-#include <concepts>
 #include <type_traits>
 #include <utility>
 
@@ -36,22 +34,14 @@ Error mismatch(const FrameReader::Frame& frame, std::string_view unknown) {
         ErrorCode::protocol_mismatch,
         "the other side sent something this side does not know ({}message {}): it is newer, though "
         "both speak version {} of the protocol",
-        unknown, frame.type, frame.version);
-}
-
-/// What an agent of version 7 is not asked, or refuses.
-Error needs_newer_agent() {
-    return make_error(ErrorCode::protocol_mismatch,
-                      "its agent speaks version {} of the protocol, and this side version {}: to use this, "
-                      "start the process again",
-                      k_older_version, k_version);
+        unknown, frame.type, k_version);
 }
 
 /// The payload as a `T`. Nothing may be left over.
-template <class In, class T, class Message>
+template <class T, class Message>
 Result<Message> decode_as(const FrameReader::Frame& frame) {
     T message;
-    In in(frame.payload);
+    Reader in(frame.payload);
     in.read(message);
     if (!in.unknown().empty()) return mismatch(frame, in.unknown());
     if (!in.ok() || !in.at_end())
@@ -60,22 +50,22 @@ Result<Message> decode_as(const FrameReader::Frame& frame) {
 }
 
 /// Whether the frame carries a `T`, as far as its number and the field that tells it say.
-template <class In, class T>
+template <class T>
 bool is_one(const FrameReader::Frame& frame) {
     if (frame.type != k_type_number<T>) return false;
-    if constexpr (k_teller<T> != 0) return In(frame.payload).has(k_teller<T>);
+    if constexpr (k_teller<T> != 0) return Reader(frame.payload).has(k_teller<T>);
     return true;
 }
 
 /// The payload as the first kind of message, from `Index` on, that the frame carries.
-template <class In, class Message, std::size_t Index = 0>
+template <class Message, std::size_t Index = 0>
 Result<Message> decode_any(const FrameReader::Frame& frame) {
     if constexpr (Index == std::variant_size_v<Message>) {
         return mismatch(frame, "");
     } else {
         using T = std::variant_alternative_t<Index, Message>;
-        if (is_one<In, T>(frame)) return decode_as<In, T, Message>(frame);
-        return decode_any<In, Message, Index + 1>(frame);
+        if (is_one<T>(frame)) return decode_as<T, Message>(frame);
+        return decode_any<Message, Index + 1>(frame);
     }
 }
 
@@ -89,33 +79,12 @@ Result<std::vector<std::byte>> encode(const Reply& reply) {
     return encode_any(reply);
 }
 
-Result<std::vector<std::byte>> encode_for_7(const Request& request) {
-    return std::visit(
-        [](const auto& value) -> Result<std::vector<std::byte>> {
-            using T = std::decay_t<decltype(value)>;
-            if constexpr (std::same_as<T, model::StatusRequest> || std::same_as<T, model::WakeRequest> ||
-                          std::same_as<T, model::Directive>) {
-                Writer7 payload;
-                payload.write(value);
-                if (payload.is_whole()) return make_frame(k_type_number<T>, payload.bytes(), k_older_version);
-            }
-            return needs_newer_agent();
-        },
-        request);
-}
-
 Result<Request> decode_request(const FrameReader::Frame& frame) {
-    if (frame.version != k_version)
-        return make_error(ErrorCode::protocol_mismatch, "{}", versions(frame.version));
-    return decode_any<Reader, Request>(frame);
+    return decode_any<Request>(frame);
 }
 
 Result<Reply> decode_reply(const FrameReader::Frame& frame) {
-    if (frame.version == k_version) return decode_any<Reader, Reply>(frame);
-    auto reply = decode_any<Reader7, Reply>(frame);
-    auto* const failure = reply ? std::get_if<model::Failure>(&*reply) : nullptr;
-    if (failure && failure->error.code == ErrorCode::protocol_mismatch) failure->error = needs_newer_agent();
-    return reply;
+    return decode_any<Reply>(frame);
 }
 
 } // namespace gpu_sleep::protocol

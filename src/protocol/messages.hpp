@@ -30,13 +30,8 @@ using Reply = std::variant<model::Progress, model::Report, model::Failure, model
 [[nodiscard]] Result<std::vector<std::byte>> encode(const Request& request);
 [[nodiscard]] Result<std::vector<std::byte>> encode(const Reply& reply);
 
-/// A request that also an agent of version 7 carries out: its status, a wake, or a directive. Others, and a
-/// wake that says what version 7 could not, are refused: protocol_mismatch.
-[[nodiscard]] Result<std::vector<std::byte>> encode_for_7(const Request& request);
-
 /// Errors: protocol_mismatch (a type, a value, or a field that must be known is not; or a payload that is
-/// cut, too long, or out of range). Replies may be of version 7; a failure by which such an agent refuses
-/// version 8 says what to do.
+/// cut, too long, or out of range).
 [[nodiscard]] Result<Request> decode_request(const FrameReader::Frame& frame);
 [[nodiscard]] Result<Reply> decode_reply(const FrameReader::Frame& frame);
 

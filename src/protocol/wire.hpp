@@ -24,8 +24,14 @@
 
 namespace gpu_sleep::protocol {
 
-/// Appends values to a growing buffer. Not thread-safe.
-class ByteWriter {
+/// The bit of a field's number that says that a receiver must know the field.
+inline constexpr std::uint16_t k_must_bit = 0x8000;
+
+/// Items that the lists of a message may have, all together.
+inline constexpr std::size_t k_max_items = 65'536;
+
+/// Appends messages, as numbered fields, to a growing buffer. Not thread-safe.
+class Writer {
 public:
     /// The bytes of a number or of an enumerator, little endian.
     template <class T>
@@ -53,25 +59,6 @@ public:
         for (const auto& item : items) write(item);
     }
 
-    [[nodiscard]] std::vector<std::byte>& bytes() noexcept { return bytes_; }
-
-private:
-    std::vector<std::byte> bytes_;
-};
-
-/// The bit of a field's number that says that a receiver must know the field.
-inline constexpr std::uint16_t k_must_bit = 0x8000;
-
-/// Items that the lists of a message may have, all together.
-inline constexpr std::size_t k_max_items = 65'536;
-
-/// Writes messages as numbered fields. Not thread-safe.
-class Writer : public ByteWriter {
-public:
-    template <class T>
-    void write(const T& value) {
-        ByteWriter::write(value);
-    }
     template <class T>
     void write(const std::vector<T>& items) {
         for (const auto& item : items) write_sized(item);
@@ -91,6 +78,7 @@ public:
         });
     }
 
+    [[nodiscard]] std::vector<std::byte>& bytes() noexcept { return bytes_; }
     /// Whether a receiver takes so many items.
     [[nodiscard]] bool is_within_bounds() const noexcept { return items_ <= k_max_items; }
 
@@ -110,14 +98,16 @@ private:
         std::memcpy(bytes().data() + begin, &size, sizeof size);
     }
 
+    std::vector<std::byte> bytes_;
     std::size_t items_ = 0;
 };
 
-/// Takes values from a buffer that it does not own. It fails at the first value that is cut or out of range;
-/// from then on it reads zeros, false and empty texts. Not thread-safe.
-class ByteReader {
+/// Takes values from a buffer that it does not own. Reads messages as numbered fields: what Writer wrote, in that one
+/// form, and beside it fields that this side does not know and may skip. It fails at the first value that is cut or out of
+/// range; from then on it reads zeros, false and empty texts. Not thread-safe.
+class Reader {
 public:
-    explicit ByteReader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
+    explicit Reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
 
     /// Any value of a number's type.
     template <class T>
@@ -128,7 +118,7 @@ public:
         return value;
     }
 
-    /// Reads what ByteWriter::write() of the same type wrote, and fails on anything that it cannot have
+    /// Reads what Writer::write() of the same type wrote, and fails on anything that it cannot have
     /// written.
     template <std::integral T>
     void read(T& value) {
@@ -163,52 +153,6 @@ public:
     /// What it has met that this side does not know, such as "value 3 of field 1 of "; empty: nothing.
     [[nodiscard]] const std::string& unknown() const noexcept { return unknown_; }
 
-protected:
-    void read_text(std::string& text, std::size_t length) {
-        const auto bytes = take(length);
-        text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    }
-    /// The next bytes; none if there are not so many.
-    std::span<const std::byte> take(std::size_t size) {
-        if (size > bytes_.size()) {
-            fail();
-            return {};
-        }
-        const auto taken = bytes_.first(size);
-        bytes_ = bytes_.subspan(size);
-        return taken;
-    }
-    void fail(std::string unknown = {}) {
-        if (std::exchange(ok_, false)) unknown_ = std::move(unknown);
-        bytes_ = {};
-    }
-    /// Says where it was that it failed.
-    void add_place(unsigned field) {
-        if (!unknown_.empty()) unknown_ += fmt::format("field {} of ", field);
-    }
-
-    std::span<const std::byte> bytes_;
-
-private:
-    /// Fails on a number that is not from `least` to `most`, and on NaN; it gives `least` then.
-    template <class T>
-    T number_within(T least, T most) {
-        const auto value = number<T>();
-        if (value >= least && value <= most) return value;
-        fail();
-        return least;
-    }
-
-    bool ok_ = true;
-    std::string unknown_;
-};
-
-/// Reads messages as numbered fields: what Writer wrote, in that one form, and beside it fields that this
-/// side does not know and may skip. Not thread-safe.
-class Reader : public ByteReader {
-public:
-    using ByteReader::ByteReader;
-
     /// Whether a field of that number is among what is left.
     [[nodiscard]] bool has(unsigned field) const {
         for (Reader rest(bytes_); rest.ok() && !rest.at_end();) {
@@ -218,12 +162,11 @@ public:
         return false;
     }
 
-    template <class T>
-    void read(T& value) {
-        ByteReader::read(value);
-    }
     /// All that is left.
-    void read(std::string& text) { read_text(text, bytes_.size()); }
+    void read(std::string& text) {
+        const auto bytes = take(bytes_.size());
+        text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    }
     template <class T>
     void read(std::vector<T>& items) {
         while (!at_end() && ok()) {
@@ -259,6 +202,32 @@ public:
     }
 
 private:
+    /// The next bytes; none if there are not so many.
+    std::span<const std::byte> take(std::size_t size) {
+        if (size > bytes_.size()) {
+            fail();
+            return {};
+        }
+        const auto taken = bytes_.first(size);
+        bytes_ = bytes_.subspan(size);
+        return taken;
+    }
+    void fail(std::string unknown = {}) {
+        if (std::exchange(ok_, false)) unknown_ = std::move(unknown);
+        bytes_ = {};
+    }
+    /// Says where it was that it failed.
+    void add_place(unsigned field) {
+        if (!unknown_.empty()) unknown_ += fmt::format("field {} of ", field);
+    }
+    /// Fails on a number that is not from `least` to `most`, and on NaN; it gives `least` then.
+    template <class T>
+    T number_within(T least, T most) {
+        const auto value = number<T>();
+        if (value >= least && value <= most) return value;
+        fail();
+        return least;
+    }
     /// Has `read_all` read a value that stands behind its length, and nothing else.
     template <class ReadAll>
     void read_sized(const ReadAll& read_all) {
@@ -286,6 +255,9 @@ private:
         return true;
     }
 
+    std::span<const std::byte> bytes_;
+    bool ok_ = true;
+    std::string unknown_;
     std::size_t items_ = 0;
     std::size_t skipped_ = 0; ///< fields
 };

@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/quiet_thread.hpp"
-#include "store/near_processors.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +13,7 @@
 namespace gpu_sleep::store {
 
 ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
-    : most_threads_(options.threads), near_(std::move(options.near)), steps_(options.steps),
+    : most_threads_(options.threads), steps_(options.steps),
       claims_(std::move(options)), arenas_(std::move(arenas)) {
     for (auto* arena : arenas_) {
         first_task_.emplace(arena, tasks_.size());
@@ -55,7 +54,6 @@ void ArenaPreparer::cancel() noexcept {
 }
 
 void ArenaPreparer::work() {
-    const StayNear near(near_);
     std::optional<HostClaim> claim;
     while (!stopped_) {
         const auto index = next_++;

@@ -32,7 +32,6 @@ public:
     /// Each piece is a claim, or, where there is plenty of memory, each few.
     struct Options : ClaimOptions {
         unsigned threads = 8;              ///< at most one per processor is started, and at least one
-        std::string near{};                ///< the PCI device that the memory is for; see StayNear
         model::StepClock* steps = nullptr; ///< counts populating, pinning and waits, if there is one
     };
 
@@ -72,7 +71,6 @@ private:
     [[nodiscard]] std::string missing() const;
 
     const unsigned most_threads_;
-    const std::string near_;
     model::StepClock* const steps_;
     HostClaims claims_;
     const std::vector<HostArena*> arenas_;

@@ -17,7 +17,7 @@
 namespace gpu_sleep::store {
 
 /// Of the format of snapshots.
-inline constexpr std::uint32_t k_snapshot_version = 1;
+inline constexpr std::uint32_t k_snapshot_version = 2;
 
 /// Contents that belong together: a range of a program, or a part of one.
 struct SnapshotExtent {

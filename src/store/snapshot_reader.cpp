@@ -247,7 +247,7 @@ Result<void> SnapshotReader::read(ChunkSink& sink, const SnapshotReadOptions& op
 Result<void> SnapshotReader::read_unguarded(ChunkSink& sink, const SnapshotReadOptions& options) const {
     const auto places = places_to_read(header_, options.extents);
     if (!places) return places.error();
-    const auto each = 2 * codec::k_chunk_bytes; // a buffer, and as much again for a decoder's planes
+    const auto each = codec::k_chunk_bytes + codec::ChunkDecoder::held_bytes();
     const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.buffer_bytes / each));
     auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));

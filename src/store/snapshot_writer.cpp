@@ -216,7 +216,7 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
     header.description = std::move(description);
 
     const auto bound = codec::ChunkEncoder::bound(codec::k_chunk_bytes);
-    const auto each = bound + codec::k_chunk_bytes; // a buffer, and as much again for an encoder's planes
+    const auto each = bound + codec::ChunkEncoder::held_bytes();
     const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.buffer_bytes / each));
     auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));

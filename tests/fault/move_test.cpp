@@ -172,7 +172,7 @@ TEST_CASE("Move: a move survives a withdrawal, and the end of its time, at every
         auto& control = sleeper.fixture.control();
         int steps = 0;
         bool is_past_return = false;
-        test::CallWords words;
+        CallWords words;
         control.progress = [&](const model::Progress& progress) {
             if (words.are(progress) || ++steps != step) return true;
             is_past_return = by_deadline && progress.phase == model::Progress::Phase::release;

@@ -49,17 +49,7 @@ void check_encoding(const FrameReader::Frame& frame, const Decode& decode) {
     if (decode(with_unknown(written, true))) std::abort();
 }
 
-/// What an agent of version 7 said is understood as if one of today had.
-void check_reply_of_7(const FrameReader::Frame& frame) {
-    const auto reply = protocol::decode_reply(frame);
-    if (!reply) return;
-    const auto bytes = protocol::encode(*reply);
-    if (bytes) check_encoding<protocol::Reply>(frame_of(*bytes), protocol::decode_reply);
-    if (protocol::decode_request(frame)) std::abort();
-}
-
 void check_frame(const FrameReader::Frame& frame) {
-    if (frame.version == protocol::k_older_version) return check_reply_of_7(frame);
     check_encoding<protocol::Request>(frame, protocol::decode_request);
     check_encoding<protocol::Reply>(frame, protocol::decode_reply);
 }
@@ -82,18 +72,14 @@ void check_stream(std::span<const std::byte> stream, std::size_t cut) {
 
 } // namespace
 
-/// The first byte chooses: 0 to 31 is the type of a frame whose payload follows, 32 to 63 that of one of
-/// version 7; anything more is the size of the pieces in which the rest arrives as a stream.
+/// The first byte chooses: 0 to 31 is the type of a frame whose payload follows; anything more is the size of the pieces in
+/// which the rest arrives as a stream.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     constexpr std::uint8_t k_types = 32;
     if (size == 0) return 0;
     const auto bytes = std::as_bytes(std::span(data, size)).subspan(1);
     if (data[0] < k_types)
         check_frame({data[0], {bytes.begin(), bytes.end()}});
-    else if (data[0] < 2 * k_types)
-        check_frame({static_cast<std::uint16_t>(data[0] - k_types),
-                     {bytes.begin(), bytes.end()},
-                     protocol::k_older_version});
     else
         check_stream(bytes, data[0]);
     return 0;

@@ -415,9 +415,7 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
              {{"gpu-run", "--idle", "1h", "--store", "file", "true"}, "--dir"},
              {{"gpu-run", "--idle", "1h", "--no-capture", "true"}, "--no-capture"},
              {{"gpu-run", "--no-capture", "--tag", "a", "true"}, "--no-capture"},
-             {{"gpu-run", "--release-gil", "--keep-gil", "true"}, "--keep-gil"},
-             {{"gpu-run", "--enable-for", "user", "true"}, "take no COMMAND"},
-             {{"gpu-run", "--enable-for", "user", "--make-room"}, "is for a COMMAND"}}) {
+             {{"gpu-run", "--no-capture", "--rules", "/x", "true"}, "--no-capture"}}) {
         check_refused(Command{words, {}}.run_with({}), {words, {}}, named);
     }
 }
@@ -436,8 +434,7 @@ TEST_CASE("Options: spellings of the release before work, and are shown nowhere"
              {"gpu-reclaim", {"--default-idle", "1h"}},
              {"gpu-reclaim", {"--show-config"}},
              {"gpu-reclaim", {"--idle", "1h", "--level", "2"}},
-             {"gpu-reclaim", {"--idle", "1h", "--dir", "/nonexistent"}},
-             {"gpu-run", {"--release-gil"}}}) {
+             {"gpu-reclaim", {"--idle", "1h", "--dir", "/nonexistent"}}}) {
         const auto command = named(name);
         INFO(name << ' ' << option.back());
         check_done(command.run_with(option), command.status);

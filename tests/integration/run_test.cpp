@@ -145,7 +145,7 @@ TEST_CASE("Run: the options are the agent's environment", "[quick][run]") {
                                    {{"--rules", scratch.file("rules.json")}, "RULES", "lib=libx,capture=0"},
                                    {{"--on-touch", "wake"}, "ON_TOUCH", "wake"},
                                    {{"--touch-limit", "1.5s"}, "TOUCH_LIMIT", "1500"},
-                                   {{"--release-gil"}, "RELEASE_GIL", "1"},
+                                   {{"--keep-gil"}, "RELEASE_GIL", "0"},
                                    {{"--gate", "checked"}, "GATE", "checked"},
                                    {{"--retain", "2GiB"}, "RETAIN", "2147483648"},
                                    {{"--prepare"}, "PREPARE", "10"},

@@ -5,7 +5,6 @@
 #include "base/exit_status.hpp"
 #include "control/tasks.hpp"
 #include "peers/client.hpp"
-#include "protocol/version_7.hpp"
 
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
@@ -106,45 +105,6 @@ Answer ask_and_note(std::vector<Question> questions, std::vector<Bytes>& seen) {
 ErrorCode error_code(const Answer& answer) {
     REQUIRE(std::holds_alternative<Error>(answer));
     return std::get<Error>(answer).code;
-}
-
-/// A connection to an agent of version 7 of the protocol, which has said all that it will.
-class OldAgent {
-public:
-    OldAgent() {
-        int sockets[2] = {-1, -1};
-        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets) == 0);
-        command_.reset(sockets[0]);
-        agent_.reset(sockets[1]);
-    }
-
-    template <class Message>
-    OldAgent& say(const Message& message) {
-        protocol::Writer7 out;
-        out.write(message);
-        const auto frame =
-            *protocol::make_frame(protocol::k_type_number<Message>, out.bytes(), protocol::k_older_version);
-        REQUIRE(::send(agent_.get(), frame.data(), frame.size(), 0) == static_cast<ssize_t>(frame.size()));
-        return *this;
-    }
-    [[nodiscard]] UniqueFd take_socket() { return std::move(command_); }
-    /// What the command has sent.
-    [[nodiscard]] std::vector<std::byte> heard() const {
-        std::vector<std::byte> bytes(4096);
-        const auto got = ::recv(agent_.get(), bytes.data(), bytes.size(), 0);
-        bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-        return bytes;
-    }
-
-private:
-    UniqueFd command_;
-    UniqueFd agent_;
-};
-
-/// What such an agent answers to a request of version 8.
-model::Failure refusal_of_8() {
-    return {make_error(ErrorCode::protocol_mismatch, "the other side speaks version 8"),
-            model::State::asleep};
 }
 
 } // namespace
@@ -484,81 +444,4 @@ TEST_CASE("Exit status: a sleep whose memory the driver does not release has fai
     CHECK(status_of(model::ReleaseRequest(), true) == exit_status::done);
     CHECK(status_of(model::LiveRequest(), true) == exit_status::done);
     CHECK(status_of(model::WakeRequest(), true) == exit_status::done);
-}
-
-TEST_CASE("Client: an agent of version 7 is asked again for its status, and to wake", "[client]") {
-    OldAgent first;
-    OldAgent second;
-    first.say(refusal_of_8());
-    protocol::Request request = model::StatusRequest{};
-    std::vector<Bytes> seen;
-    SECTION("status") {
-        second.say(test::sample_status());
-    }
-    SECTION("wake") {
-        model::WakeRequest wake;
-        wake.tags = {"weights"};
-        request = wake;
-        second.say(model::Progress{model::Progress::Phase::transfer, 5, 8}).say(test::sample_status());
-    }
-    std::vector<Question> questions;
-    questions.push_back({first.take_socket(), &request, {.answer = k_patience}});
-    questions[0].connect = [&]() -> Result<UniqueFd> { return second.take_socket(); };
-    const auto answer = ask_and_note(std::move(questions), seen);
-    REQUIRE(std::holds_alternative<model::Report>(answer));
-    CHECK(std::get<model::Report>(answer).name == test::sample_status().name);
-    CHECK(second.heard() == *protocol::encode_for_7(request));
-    const bool wakes = std::holds_alternative<model::WakeRequest>(request);
-    CHECK(seen == (wakes ? std::vector<Bytes>{5} : std::vector<Bytes>{}));
-}
-
-TEST_CASE("Client: a joint wake of an agent of version 7 is told to go on in its version", "[client]") {
-    OldAgent first;
-    OldAgent second;
-    first.say(refusal_of_8());
-    using Phase = model::Progress::Phase;
-    second.say(model::Progress{Phase::ready, 0, 0});
-    model::WakeRequest wake;
-    wake.joint = true;
-    std::vector<Question> questions;
-    const protocol::Request request = wake;
-    questions.push_back({{}, &request, {.answer = k_patience}});
-    questions[0].connect = [&, is_second = false]() mutable -> Result<UniqueFd> {
-        return std::exchange(is_second, true) ? second.take_socket() : first.take_socket();
-    };
-    auto expected = *protocol::encode_for_7(wake);
-    const auto commit = *protocol::encode_for_7(model::Directive{model::Directive::Kind::commit});
-    expected.insert(expected.end(), commit.begin(), commit.end());
-    auto agent = std::async(std::launch::async, [&] {
-        std::vector<std::byte> heard;
-        for (const auto end = Clock::now() + k_patience;
-             heard.size() < expected.size() && Clock::now() < end;) {
-            const auto more = second.heard();
-            heard.insert(heard.end(), more.begin(), more.end());
-            std::this_thread::sleep_for(1ms);
-        }
-        second.say(test::sample_status());
-        return heard;
-    });
-    const Joint joint{.is_sleep = false};
-    const auto answer = ask_all(std::move(questions), nullptr, &joint).front();
-    CHECK(std::holds_alternative<model::Report>(answer));
-    CHECK(agent.get() == expected);
-}
-
-TEST_CASE("Client: what an agent of version 7 is not asked again says what to do", "[client]") {
-    OldAgent agent;
-    agent.say(refusal_of_8());
-    const protocol::Request request = model::SleepRequest{};
-    std::vector<Question> questions;
-    questions.push_back({agent.take_socket(), &request, {.answer = k_patience}});
-    questions[0].connect = []() -> Result<UniqueFd> {
-        return make_error(ErrorCode::internal, "it is asked again");
-    };
-    const auto answer = ask_all(std::move(questions)).front();
-    REQUIRE(std::holds_alternative<model::Failure>(answer));
-    const auto& failure = std::get<model::Failure>(answer);
-    CHECK(failure.state == model::State::asleep);
-    CHECK(failure.error.code == ErrorCode::protocol_mismatch);
-    CHECK(failure.error.message.find("start the process again") != std::string::npos);
 }

@@ -1,96 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Frames against stock zstd, in both directions.
+// Chunks beside stock zstd: what lies where, as SNAPSHOT.md says, and what a chunk may not hold in a frame's place.
 
-#define ZSTD_STATIC_LINKING_ONLY // for the parameter that forces Huffman codes
 #include "base/checksum.hpp"
-#include "codec/frame_decoder.hpp"
-#include "codec/frame_encoder.hpp"
+#include "codec/chunk.hpp"
+#include "codec/planes.hpp"
 #include "support/catch.hpp"
-#include "support/frames.hpp"
+#include "support/weights.hpp"
 
 #include <zstd.h>
 
 #include <cstring>
 #include <memory>
-#include <random>
 
 namespace gpu_sleep::codec {
 namespace {
 
 using test::ByteVector;
 
-void check_zstd_reads(const ByteVector& content) {
-    const auto frame = test::make_frame(content).bytes;
-    CHECK(ZSTD_getFrameContentSize(frame.data(), frame.size()) == content.size());
-    CHECK(ZSTD_findFrameCompressedSize(frame.data(), frame.size()) == frame.size());
-    ByteVector decoded(content.size());
-    const auto bytes = ZSTD_decompress(decoded.data(), decoded.size(), frame.data(), frame.size());
-    INFO(ZSTD_getErrorName(bytes));
-    REQUIRE(bytes == content.size());
-    CHECK(decoded == content);
-}
-
-TEST_CASE("zstd reads every frame, for every kind of content and length", "[codec]") {
-    for (const auto length : test::telling_lengths())
-        for (const auto& content : test::contents_of(length)) check_zstd_reads(content);
-    check_zstd_reads(test::normal_e4m3(k_frame_content_bytes));
-    check_zstd_reads(test::halving_bytes(k_frame_content_bytes, 30));
-}
-
-TEST_CASE("zstd reads frames of all sorts of codes", "[codec]") {
-    std::mt19937_64 random(7);
-    for (int i = 0; i < 300; ++i) {
-        const auto values = 2 + random() % 255;
-        const auto stretch = 1 + random() % 7;
-        ByteVector content(2000 + random() % 20'000);
-        for (auto& byte : content) {
-            auto part = static_cast<double>(random() >> 11) * 0x1p-53;
-            for (auto n = stretch; n > 0; --n) part *= static_cast<double>(random() >> 11) * 0x1p-53 + 0.3;
-            byte = static_cast<std::byte>(static_cast<std::size_t>(part * static_cast<double>(values)) * 91);
-        }
-        check_zstd_reads(content);
-    }
-}
-
 struct FreeContext {
     void operator()(ZSTD_CCtx* context) const noexcept { ZSTD_freeCCtx(context); }
 };
 
-/// A frame of zstd's own, of one block, with literals alone if all goes well.
-ByteVector compress_literals(const ByteVector& content) {
-    const std::unique_ptr<ZSTD_CCtx, FreeContext> context(ZSTD_createCCtx());
-    ZSTD_CCtx_setParameter(context.get(), ZSTD_c_compressionLevel, ZSTD_minCLevel());
-    ZSTD_CCtx_setParameter(context.get(), ZSTD_c_literalCompressionMode, ZSTD_lcm_huffman);
-    ByteVector frame(ZSTD_compressBound(content.size()));
-    const auto bytes =
-        ZSTD_compress2(context.get(), frame.data(), frame.size(), content.data(), content.size());
-    REQUIRE_FALSE(ZSTD_isError(bytes));
-    frame.resize(bytes);
-    return frame;
+constexpr std::size_t k_head = 16; ///< of a chunk, before its first plane
+
+ByteVector encode(const ByteVector& content, Shape expected) {
+    ChunkEncoder encoder;
+    ByteVector out(ChunkEncoder::bound(content.size()));
+    const auto encoded = *encoder.encode(content, out);
+    REQUIRE(encoded.shape == expected);
+    out.resize(encoded.bytes);
+    return out;
 }
 
-TEST_CASE("Blocks that zstd wrote are read: its tree, its streams", "[codec]") {
-    unsigned read = 0;
-    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-        const auto content = seed % 2 == 0 ? test::normal_e4m3(k_block_bytes, seed)
-                                           : test::halving_bytes(k_block_bytes, 11, seed);
-        auto frame = compress_literals(content);
-        // zstd writes the size of so little content in two bytes, and this profile in four.
-        constexpr std::ptrdiff_t k_size_at = 5;
-        REQUIRE(frame[4] == std::byte{0x60});
-        const auto size = static_cast<std::uint32_t>(content.size());
-        frame[4] = std::byte{0xA0};
-        frame.insert(frame.begin() + k_size_at, 2, std::byte{0});
-        std::memcpy(&frame[k_size_at], &size, sizeof(size));
-        const auto decoder = FrameDecoder::open(frame);
-        if (!decoder || decoder->blocks()[0].kind() != BlockKind::coded) continue; // with matches in it
-        ByteVector decoded(content.size());
-        REQUIRE(decoder->decode(decoded));
-        CHECK(decoded == content);
-        ++read;
+TEST_CASE("zstd reads the frames of a chunk where SNAPSHOT.md says they are", "[codec]") {
+    for (const std::size_t values : {1'000, 70'001, 2'097'152}) {
+        const auto content = test::normal_bf16(values);
+        ByteVector planes(content.size());
+        split_planes(2, content, planes);
+        const auto stored = encode(content, {2, 0b10});
+        std::array<std::uint32_t, 4> sizes{};
+        std::memcpy(sizes.data(), stored.data(), sizeof(sizes));
+        CHECK(sizes[0] == 0);
+        CHECK(std::equal(planes.begin(), planes.begin() + static_cast<std::ptrdiff_t>(values), stored.begin() + k_head));
+        const auto* const frame = &stored[k_head + (values + 15) / 16 * 16];
+        CHECK(ZSTD_getFrameContentSize(frame, sizes[1]) == values);
+        ByteVector decoded(values);
+        REQUIRE(ZSTD_decompress(decoded.data(), values, frame, sizes[1]) == values);
+        CHECK(std::equal(decoded.begin(), decoded.end(), planes.begin() + static_cast<std::ptrdiff_t>(values)));
     }
-    CHECK(read >= 5);
+}
+
+TEST_CASE("Chunks: what libzstd would read, but no encoder writes, is refused", "[codec]") {
+    const ByteVector content(1'000, std::byte{3});
+    const auto stored = encode(content, {1, 1});
+    const ByteVector frame(stored.begin() + k_head, stored.end());
+    const auto is_read = [&](std::initializer_list<ByteVector> frames) {
+        ByteVector all(k_head);
+        std::uint32_t size = 0;
+        for (const auto& each : frames) {
+            all.insert(all.end(), each.begin(), each.end());
+            size += static_cast<std::uint32_t>(each.size());
+        }
+        std::memcpy(all.data(), &size, sizeof(size));
+        all.resize((all.size() + 15) / 16 * 16);
+        ByteVector decoded(content.size());
+        return ChunkDecoder().decode({1, 1}, all, decoded).has_value();
+    };
+    const auto bytes = [](std::initializer_list<int> values) {
+        ByteVector made;
+        for (const auto value : values) made.push_back(static_cast<std::byte>(value));
+        return made;
+    };
+    ByteVector alone = frame;
+    alone.resize(stored.size() - k_head);
+    std::uint32_t size = 0;
+    std::memcpy(&size, stored.data(), sizeof(size));
+    alone.resize(size);
+    CHECK(is_read({alone}));
+    CHECK_FALSE(is_read({alone, bytes({0x50, 0x2A, 0x4D, 0x18, 0, 0, 0, 0})})); // a frame to be skipped
+    CHECK_FALSE(is_read({bytes({0x50, 0x2A, 0x4D, 0x18, 0, 0, 0, 0}), alone}));
+    CHECK_FALSE(is_read({alone, bytes({0x28, 0xB5, 0x2F, 0xFD, 0x20, 0, 1, 0, 0})})); // one without contents
+    for (const int version : {0x22, 0x23, 0x24, 0x25, 0x26, 0x27}) { // formats of zstd 0.2 to 0.7
+        auto old = alone;
+        old[0] = static_cast<std::byte>(version);
+        CHECK_FALSE(is_read({old}));
+    }
+    const std::unique_ptr<ZSTD_CCtx, FreeContext> context(ZSTD_createCCtx());
+    ByteVector made(ZSTD_compressBound(content.size()));
+    ZSTD_CCtx_setParameter(context.get(), ZSTD_c_contentSizeFlag, 0);
+    made.resize(ZSTD_compress2(context.get(), made.data(), made.size(), content.data(), content.size()));
+    CHECK_FALSE(is_read({made})); // it does not say how much it holds
 }
 
 TEST_CASE("XXH64: zstd's content checksum is its lower half", "[checksum]") {

@@ -41,6 +41,4 @@ TEST_CASE("Login texts: a profile has one line of ours, and without it is what i
         CHECK(without_login_line(profile) == profile);
         CHECK(without_login_line("x\n" + once + "\ny") == "x\n" + profile + "\ny");
     }
-    // As before gpu-enable.
-    CHECK(without_login_line(". 'x' # gpu-sleep: gpu-run --enable-for user wrote this line\na") == "a");
 }

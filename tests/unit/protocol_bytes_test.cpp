@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The payload of one message of each kind, byte for byte, with a value of its own in every field: a number, a
-// width or a value of the format that changes is seen here, also when writer and reader change alike. And
-// what version 7 wrote, which stays as it was.
+// width or a value of the format that changes is seen here, also when writer and reader change alike. And what stands for
+// a field that is not sent.
 
 #include "protocol/messages.hpp"
-#include "protocol/version_7.hpp"
-
+#include "protocol/wire.hpp"
 #include "random_messages.hpp"
 #include "support/catch.hpp"
 
@@ -33,26 +32,6 @@ FrameReader::Frame frame_in(const std::vector<std::byte>& bytes) {
     FrameReader reader;
     reader.append(bytes);
     return **reader.next();
-}
-
-std::vector<std::byte> bytes_of(std::string_view text) {
-    std::vector<std::byte> bytes;
-    for (std::size_t i = 0; i < text.size(); i += 2)
-        bytes.push_back(static_cast<std::byte>(std::stoi(std::string(text.substr(i, 2)), nullptr, 16)));
-    return bytes;
-}
-
-/// Reads a frame that version 7 wrote.
-Reply reply_of_7(std::string_view frame) {
-    return *decode_reply(frame_in(bytes_of(frame)));
-}
-
-/// The payload of `value` in version 7, which writes all that is as in a new one, too.
-template <class T>
-std::vector<std::byte> payload_of_7(const T& value) {
-    Writer7 out;
-    out.write(value);
-    return out.bytes();
 }
 
 void check_bytes(const Request& request, const std::string& text) {
@@ -151,23 +130,6 @@ Report report_to_send() {
     return report;
 }
 
-/// The same, as version 7 could tell it.
-Report report_of_7() {
-    auto report = report_to_send();
-    report.version.clear();
-    report.features.clear();
-    report.directories.clear();
-    report.unreleased_bytes = 0;
-    report.longest_pause = 0;
-    report.reply.clear();
-    report.refusal.clear();
-    report.lost = false;
-    report.refusal_code.reset();
-    report.tags[0].host_backed = 0;
-    report.tags[0].in_place = 0;
-    return report;
-}
-
 SleepRequest sleep_to_send() {
     SleepRequest sleep;
     sleep.level = Level::drop;
@@ -218,15 +180,26 @@ Failure failure_to_send() {
     return {{ErrorCode::out_of_disk, "full", "write", -28, 4096}, State::partial};
 }
 
-/// A field of the time of version 7, and two that are newer.
-struct Extended {
-    bool old = false;
-    bool restricts = false;
-    bool tells = false;
-};
-
-auto fields(Is<Extended> auto& e) {
-    return all_fields(must<1>(e.old), must<k_first_after_7>(e.restricts), may<k_first_after_7 + 1>(e.tells));
+/// The fields of a new struct that are not zero, empty or unset: "number:bytes", or "number{its fields}".
+template <class T>
+std::string defaults_of() {
+    std::string text;
+    const T initial{};
+    any_field(initial, initial, [&](auto field, const auto& its) {
+        using Value = std::remove_cvref_t<decltype(its)>;
+        if constexpr (HasFields<Value>) {
+            if (const auto inner = defaults_of<Value>(); !inner.empty())
+                text += fmt::format("{}{{{}}} ", field.k_number, inner);
+        } else {
+            Writer out;
+            out.write(its);
+            std::string hex;
+            for (const auto byte : out.bytes()) hex += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+            if (hex.find_first_not_of('0') != std::string::npos) text += fmt::format("{}:{} ", field.k_number, hex);
+        }
+        return false;
+    });
+    return text;
 }
 
 } // namespace
@@ -372,159 +345,17 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "1d00");
 }
 
-TEST_CASE("Protocol: an agent of version 7 is asked as commands of its time asked it", "[protocol]") {
-    CHECK(*encode_for_7(StatusRequest{}) == bytes_of("47534c5007000100000000005b46caa2"));
-    CHECK(
-        *encode_for_7(wake_to_send()) ==
-        bytes_of(
-            "47534c50070003003c0000008fb871190100000001000000770106050000000000000108070000000000000100000001"
-            "0000006f010c0b000000000000010100000001000000660100000074"));
-    CHECK(*encode_for_7(Directive{Directive::Kind::let_through, 8}) ==
-          bytes_of("47534c5007000600050000009a7d02890108000000"));
-    for (const auto& request : {Request(SleepRequest{}), Request(ShareRequest{}), Request(InhibitRequest{})})
-        CHECK(encode_for_7(request).error().code == ErrorCode::protocol_mismatch);
-}
-
-TEST_CASE("Protocol: what an agent of version 7 says is read", "[protocol]") {
-    CHECK(same(
-        reply_of_7(
-            "47534c50070010001e0000003d835752077100000000000000720000000000000001000000747300000000000000"),
-        Reply(progress_to_send())));
-    auto failure = failure_to_send();
-    failure.error.retry_seconds.reset();
-    CHECK(same(reply_of_7("47534c500700120018000000b6cd7dd617000400000066756c6c050000007772697465e4ffffff02"),
-               Reply(failure)));
-    CHECK(same(*decode_reply(frame_in(*make_frame(
-                   17,
-                   bytes_of("02020101"
-                            "04030201"
-                            "050000006c6c616d61"
-                            "03"
-                            "21000000000000002200000000000000"
-                            "2300000000000000"
-                            "000000000000e03f"
-                            "000000000000f03f0000000000000040"
-                            "000000000000104000000000000020400000000000003040"
-                            "02000000"
-                            "020000006b76"
-                            "feffffff"
-                            "020102"
-                            "1100000000000000120000000000000013000000000000001400000000000000"
-                            "1500000000000000160000000000000017000000000000000100000000000018"
-                            "01"
-                            "00000000"
-                            "00000000"
-                            "000000"
-                            "0000000000000000000000000000000000000000000000000000000000000000"
-                            "0000000000000000000000000000000000000000000000000000000000000000"
-                            "00"
-                            "01000000030000000400000048323030"
-                            "310000000000000032000000000000003300000000000000"
-                            "340000000000000035000000000000003600000000000000"
-                            "37000000000000003800000000000000"
-                            "000000000000f03f00000000000000400000000000001040"
-                            "000000000000204000000000000030400000000000004040"
-                            "000000000000504000000000000060400000000000007040"
-                            "0000000000008040"
-                            "3900000000000000"
-                            "050000004750552d31"
-                            "010000000100000061"
-                            "02000000010000006e00000000"
-                            "010201"
-                            "41000000000000004200000000000000"
-                            "03000000637558"
-                            "0100000003000000697063040000005100000000000000520000000000000003000000776879"
-                            "0100000002000000010000006201000000630100000000000040400400000066756c6c"
-                            "53000000"
-                            "010000000000005040"
-                            "01"
-                            "010000000000006040"
-                            "61000000000000000000000000007040"
-                            "0100000002"
-                            "71000000000000007200000000000000730000000000000074000000000000007500000000000000"
-                            "76000000000000007700000000000000780000000000000079000000000000007a00000000000000"
-                            "7b000000000000007c000000000000007d00000000000000"
-                            "0000000000008040"
-                            "0100000017007e00000000000000"
-                            "01"
-                            "6200000000000000"
-                            "010000000000009040"
-                            "0100000067"
-                            "0100000072"),
-                   k_older_version))),
-               Reply(report_of_7())));
-
-    const auto asleep = std::get<Report>(reply_of_7(
-        "47534c50070011000501000014d638bd0001000092100000050000006c6c616d61010000004000000000000000000000"
-        "000000000000000000000000000000004e40000000000000000000000000000000000000000000000000000000000000"
-        "000000000000000000000100000007000000776569676874730000000000000101000000000000000000004000000000"
-        "000000000000000000000040000000000000000000000000000000000000000000000000000000000000004000000000"
-        "000000000000000000000000000102000000000000000000000000000000000000000000000000000000000000000000"
-        "00000000000000000000000000000000000000000000000000000000000000000000000000"));
-    CHECK(asleep.name == "llama");
-    CHECK(asleep.pid == 4242);
-    CHECK(asleep.state == State::asleep);
-    REQUIRE(asleep.tags.size() == 1);
-    CHECK(asleep.tags[0].kept == k_gib);
-
-    const auto refusal = std::get<Failure>(reply_of_7(
-        "47534c5007001200560000005c34bc280f0047000000746865206f74686572207369646520737065616b732076657273"
-        "696f6e2038206f66207468652070726f746f636f6c2c20616e642074686973206f6e652076657273696f6e2037000000"
-        "000000000001"));
-    CHECK(refusal.state == State::asleep);
-    CHECK(refusal.error.code == ErrorCode::protocol_mismatch);
-    CHECK(refusal.error.message ==
-          "its agent speaks version 7 of the protocol, and this side version 8: to use this, "
-          "start the process again");
-}
-
-TEST_CASE("Protocol: a reply of version 7 that is cut, too long or out of range is refused", "[protocol]") {
-    auto payload = payload_of_7(report_to_send());
-    const auto is_accepted = [&] { return decode_reply({17, payload, k_older_version}).has_value(); };
-    CHECK(is_accepted());
-    payload.push_back(std::byte{0});
-    CHECK_FALSE(is_accepted());
-    payload.pop_back();
-    payload[0] = std::byte{3}; // the operation
-    CHECK_FALSE(is_accepted());
-    payload[0] = std::byte{2};
-    for (; !payload.empty(); payload.pop_back())
-        if (payload.size() < payload_of_7(report_to_send()).size()) REQUIRE_FALSE(is_accepted());
-}
-
-TEST_CASE("Protocol: an agent takes no request of version 7", "[protocol]") {
-    const auto request = decode_request(frame_in(*encode_for_7(WakeRequest{})));
-    REQUIRE_FALSE(request);
-    CHECK(request.error().code == ErrorCode::protocol_mismatch);
-    CHECK(request.error().message ==
-          "the other side speaks version 7 of the protocol, and this one version 8");
-}
-
-TEST_CASE("Protocol: what is newer than version 7 is left out for it, unless it must be known",
+TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, or old and new sides read other numbers",
           "[protocol]") {
-    const auto is_whole = [](const Extended& value) {
-        Writer7 out;
-        out.write(value);
-        CHECK(out.bytes() == bytes_of(value.old ? "01" : "00"));
-        return out.is_whole();
-    };
-    CHECK(is_whole({true, false, true}));
-    CHECK_FALSE(is_whole({true, true, false}));
-}
-
-TEST_CASE("Protocol: what stands for a field that is not sent stays as version 7 wrote it", "[protocol]") {
-    const auto payload = [](std::string_view frame) { return bytes_of(frame.substr(2 * k_header_bytes)); };
-    CHECK(
-        payload_of_7(WakeRequest{}) ==
-        payload(
-            "47534c5007000300280000007c0d7b360000000000307500000000000000000000000000000000000000003075000000"
-            "0000000000000000"));
-    CHECK(payload_of_7(Directive{}) == payload("47534c50070006000500000068db129a0001000000"));
-    CHECK(
-        payload_of_7(Report{}) ==
-        payload(
-            "47534c5007001100ad0000007aaefe2a0001000000000000000000000000000000000000000000000000000000000000"
-            "000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
-            "000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
-            "000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"));
+    CHECK(defaults_of<SleepRequest>() == "1:01 7:3075000000000000 ");
+    CHECK(defaults_of<WakeRequest>() == "3:3075000000000000 8:3075000000000000 72:ffffffffffffffff ");
+    CHECK(defaults_of<LiveRequest>() == "7:3075000000000000 70:01 71:ffffffffffffffff ");
+    CHECK(defaults_of<CallRequest>() == "7:3075000000000000 ");
+    CHECK(defaults_of<ReleaseRequest>() == "7:3075000000000000 19:01 ");
+    CHECK(defaults_of<IdleSleepRequest>() == "1:01 7:3075000000000000 ");
+    CHECK(defaults_of<Directive>() == "2:01000000 ");
+    CHECK(defaults_of<Failure>() == "1{1:0100 } ");
+    CHECK(defaults_of<Report>() == "2:01 ");
+    for (const auto& all_zero : {defaults_of<StatusRequest>(), defaults_of<ShareRequest>(), defaults_of<InhibitRequest>(), defaults_of<Progress>(), defaults_of<Shared>()})
+        CHECK(all_zero.empty());
 }

@@ -175,7 +175,7 @@ TEST_CASE("Snapshots: one of a later version is refused as such", "[store]") {
     header.header_bytes = header_bytes_of(header.description);
     header.file_bytes = header.header_bytes;
     auto bytes = encode_header(header);
-    bytes[16] = std::byte{2};
+    bytes[16] = static_cast<std::byte>(k_snapshot_version + 1);
     const auto checksum = xxh64(std::span(bytes).first(k_preamble_bytes - 8));
     std::memcpy(&bytes[k_preamble_bytes - 8], &checksum, sizeof(checksum));
     CHECK(decode_header(bytes, header.file_bytes).error().code == ErrorCode::protocol_mismatch);

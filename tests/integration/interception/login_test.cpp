@@ -410,17 +410,6 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
                !mentions(login_library()));
     CHECK_FALSE(fs::exists(copy / "etc/profile.d/gpu-sleep.csh"));
     CHECK(tree_of(image.path()) == enabled);
-    // In the spelling before gpu-enable.
-    const auto formerly = [&](Arguments words) {
-        words.insert(words.begin(), command_file("gpu-run"));
-        words.insert(words.end(), {"--root", image.path().native()});
-        return run({std::move(words)});
-    };
-    CHECK(formerly({"--disable-for", "machine"}).status == 0);
-    CHECK(tree_of(image.path()) == before);
-    CHECK_THAT(formerly({"--show-enabled"}).out, mentions("machine: not enabled"));
-    CHECK(formerly({"--enable-for", "machine"}).status == 0);
-    CHECK(tree_of(image.path()) == enabled);
     if (::geteuid() != 0) return skip_without_right("act as another user");
     fs::permissions(image.path(), fs::perms(0755));
     const auto other_user = [](Arguments words) {
