@@ -87,7 +87,7 @@ TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the n
     };
     const auto prepare = [&](int pieces) {
         for (int i = 0; i < pieces; ++i) {
-            const auto piece = contents.prepare_piece(0);
+            const auto piece = contents.prepare_piece();
             REQUIRE(piece);
             contents.add_prepared(0, **piece);
         }

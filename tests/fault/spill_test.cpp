@@ -147,7 +147,7 @@ TEST_CASE("Spill: what was prepared for the device is room", "[spill]") {
     Short host(2 * k_piece);
     host.fixture.add(0, "large", k_piece + 2 * k_mib);
     auto& contents = host.fixture.engine().contents();
-    const auto piece = contents.prepare_piece(0);
+    const auto piece = contents.prepare_piece();
     REQUIRE(piece);
     contents.add_prepared(0, **piece);
     g_space = 15 * k_mib - 1;

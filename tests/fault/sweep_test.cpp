@@ -353,7 +353,7 @@ TEST_CASE(
         std::string_view failed;
         const auto slept = with_driver_failure(call, failed, [&] {
             for (int i = 0; i < 2; ++i)
-                if (const auto piece = contents.prepare_piece(0)) contents.add_prepared(0, **piece);
+                if (const auto piece = contents.prepare_piece()) contents.add_prepared(0, **piece);
             return fixture.sleep(level(1));
         });
         INFO("after " << failed << " failed");
