@@ -91,8 +91,7 @@ std::string without_login_line(std::string_view profile) {
     while (!profile.empty()) {
         const auto rest = profile;
         const auto line = take_line(profile);
-        if (!line->ends_with(k_line_end))
-            kept += rest.substr(0, rest.size() - profile.size());
+        if (!line->ends_with(k_line_end)) kept += rest.substr(0, rest.size() - profile.size());
     }
     return kept;
 }

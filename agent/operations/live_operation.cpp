@@ -331,7 +331,8 @@ Result<driver::DeviceSession*> LiveOperation::session(int device) {
     if (!session) return std::move(session).error();
     if (!(*session)->has_own_stream())
         return make_error(ErrorCode::out_of_device_memory,
-                          "GPU {} is full: no stream can be made to copy with while the program runs", device);
+                          "GPU {} is full: no stream can be made to copy with while the program runs",
+                          device);
     if (direction_ == Direction::to_host) GPU_SLEEP_TRY(reserve_fingerprints(**session));
     return (sessions_[device] = *std::move(session)).get();
 }

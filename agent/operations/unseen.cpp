@@ -133,7 +133,9 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
         bool calls = false, looks_up = false;
         for_each_call(own_memory, begin->begin, [&](std::uintptr_t target, const auto& name) {
             looks_up |= std::ranges::find(lookups, target) != lookups.end();
-            const auto is_in = [&](const Mapping& driver) { return driver.begin <= target && target < driver.end; };
+            const auto is_in = [&](const Mapping& driver) {
+                return driver.begin <= target && target < driver.end;
+            };
             if (is_late || std::ranges::none_of(drivers, is_in)) return;
             auto text = name();
             text.push_back('\0');

@@ -14,8 +14,8 @@ namespace gpu_sleep::agent::operations {
 
 /// The libraries that are loaded now, in whichever of the loader's namespaces, and then as
 /// find_unseen_calls(). Reads the kernel's list of mappings and not the loader's of libraries: the loader's
-/// lock may be held by a thread that waits at the gate. To look at where all libraries' calls lead takes up to
-/// 30 ms, and may read from their files: others are told what the last such look has found. Thread-safe.
+/// lock may be held by a thread that waits at the gate. To look at where all libraries' calls lead takes up
+/// to 30 ms, and may read from their files: others are told what the last such look has found. Thread-safe.
 /// Errors: io_failed.
 enum class Look { libraries, calls };
 [[nodiscard]] Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look = Look::libraries);

@@ -43,7 +43,8 @@ constexpr double k_min_gain = 0.97;
 /// A wider element pays if all contents shrink by so much more: planes cost time.
 constexpr double k_gain_of_width = 0.004;
 
-/// No search for matches, which weights do not have: with codec_bench 0.53 of level 1's time for bf16, and smaller.
+/// No search for matches, which weights do not have: with codec_bench 0.53 of level 1's time for bf16, and
+/// smaller.
 ZSTD_compressionParameters parameters() noexcept {
     return ZSTD_getCParams(ZSTD_minCLevel(), k_chunk_bytes, 0);
 }
@@ -96,8 +97,8 @@ std::size_t take_sample(std::span<const std::byte> content, Sample& sample) noex
 /// The sizes of frames, one for each plane, come first; 0 for a raw one.
 constexpr std::size_t k_first_plane_at = aligned(k_widest * sizeof(std::uint32_t));
 
-/// Whether `bytes` are one frame of today's format, without a dictionary, of contents of this size. libzstd may be built
-/// to read formats of its past, several frames and frames without contents, too.
+/// Whether `bytes` are one frame of today's format, without a dictionary, of contents of this size. libzstd
+/// may be built to read formats of its past, several frames and frames without contents, too.
 bool is_frame(std::span<const std::byte> bytes, std::size_t content_bytes) noexcept {
     std::uint32_t magic = 0;
     if (bytes.size() < sizeof(magic)) return false;
@@ -163,7 +164,8 @@ Result<void> ChunkEncoder::begin() {
     if (!memory) return no_memory();
     const auto space = memory.bytes().subspan(k_chunk_bytes);
     context_ = ZSTD_initStaticCCtx(space.data(), space.size());
-    if (context_ == nullptr || ZSTD_isError(ZSTD_CCtx_reset(context_, ZSTD_reset_parameters)) != 0 || // sets defaults
+    if (context_ == nullptr ||
+        ZSTD_isError(ZSTD_CCtx_reset(context_, ZSTD_reset_parameters)) != 0 || // sets defaults
         ZSTD_isError(ZSTD_CCtx_setParameter(context_, ZSTD_c_compressionLevel, ZSTD_minCLevel())) != 0 ||
         ZSTD_isError(ZSTD_CCtx_setParameter(context_, ZSTD_c_literalCompressionMode, ZSTD_ps_enable)) != 0)
         return make_error(ErrorCode::internal, "libzstd {} has no such context", ZSTD_versionString());
@@ -247,7 +249,8 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
         if (!has_frame(shape, p) && sizes[p] != 0) return chunk_damaged("a raw plane has a frame's size");
         if (p >= shape.width) continue;
         const auto bytes = has_frame(shape, p) ? std::size_t{sizes[p]} : plane_bytes;
-        if (at > stored.size() || bytes > stored.size() - at) return chunk_damaged("a plane has the wrong size");
+        if (at > stored.size() || bytes > stored.size() - at)
+            return chunk_damaged("a plane has the wrong size");
         planes[p] = stored.data() + at;
         if (has_frame(shape, p)) {
             const auto decoded =

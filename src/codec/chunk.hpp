@@ -34,8 +34,8 @@ struct Shape {
 /// would become 3 percent smaller. Thread-safe.
 [[nodiscard]] Shape choose_shape(std::span<const std::byte> content) noexcept;
 
-/// Encodes one chunk after the other with libzstd, whose state lies in the encoder's own pages: nothing comes from the
-/// program's allocator. Not thread-safe: one for each thread. Move-only.
+/// Encodes one chunk after the other with libzstd, whose state lies in the encoder's own pages: nothing comes
+/// from the program's allocator. Not thread-safe: one for each thread. Move-only.
 class ChunkEncoder {
 public:
     /// The bytes that encode() needs at most for contents of this size.

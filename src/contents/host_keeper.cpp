@@ -320,8 +320,8 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
     claims.patience = transfer.progress.host_patience();
     std::unique_ptr<store::ArenaPreparer> preparer;
     if (!relays) {
-        auto started =
-            store::ArenaPreparer::start(arenas, {claims, transfer.options.fill_threads, &transfer.session.steps()});
+        auto started = store::ArenaPreparer::start(
+            arenas, {claims, transfer.options.fill_threads, &transfer.session.steps()});
         if (!started) return std::move(started).error();
         preparer = *std::move(started);
     }

@@ -26,8 +26,8 @@ class MappedBuffer;
 /// thread at a time, which must have entered the session's context (enter()).
 class DeviceSession {
 public:
-    /// `makes_streams`: false leaves their memory to others, see has_own_stream(). Errors: out_of_device_memory,
-    /// driver_failed, context_lost.
+    /// `makes_streams`: false leaves their memory to others, see has_own_stream(). Errors:
+    /// out_of_device_memory, driver_failed, context_lost.
     [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open(const Api& api, PrimaryContext context,
                                                                      bool makes_streams = true);
     DeviceSession(const DeviceSession&) = delete;
@@ -35,8 +35,9 @@ public:
     ~DeviceSession();
 
     [[nodiscard]] int device() const noexcept { return context_.device(); }
-    /// Whether its stream is its own. A GPU that is full may have no memory for one (2 MiB, measured on an H200); the
-    /// session then works on the context's default stream, which must not be used beside the program's work.
+    /// Whether its stream is its own. A GPU that is full may have no memory for one (2 MiB, measured on an
+    /// H200); the session then works on the context's default stream, which must not be used beside the
+    /// program's work.
     [[nodiscard]] bool has_own_stream() const noexcept { return stream_ != CU_STREAM_LEGACY; }
     [[nodiscard]] CUcontext context() const noexcept { return context_.get(); }
     [[nodiscard]] CurrentContext enter() const noexcept { return {api_, context_.get()}; }

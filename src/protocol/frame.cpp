@@ -51,7 +51,8 @@ Result<std::optional<FrameReader::Frame>> FrameReader::next() {
         return make_error(ErrorCode::protocol_mismatch, "the other side does not speak this protocol");
     if (version != k_version)
         return make_error(ErrorCode::protocol_mismatch,
-                          "the other side speaks version {} of the protocol, and this one version {}", version, k_version);
+                          "the other side speaks version {} of the protocol, and this one version {}",
+                          version, k_version);
     if (length > k_max_payload_bytes)
         return make_error(ErrorCode::invalid_argument, "a message of {} is too long", format_bytes(length));
     if (received_.size() < k_header_bytes + length) return std::optional<Frame>();

@@ -25,7 +25,8 @@ inline constexpr std::uint32_t k_max_payload_bytes = 1U << 20;
 inline constexpr std::size_t k_header_bytes = 16;
 
 /// A frame of the payload, header included. One that would be too long is refused: invalid_argument.
-[[nodiscard]] Result<std::vector<std::byte>> make_frame(std::uint16_t type, std::span<const std::byte> payload);
+[[nodiscard]] Result<std::vector<std::byte>> make_frame(std::uint16_t type,
+                                                        std::span<const std::byte> payload);
 
 /// Takes bytes as they arrive, in any cut, and gives whole frames. Not thread-safe.
 class FrameReader {

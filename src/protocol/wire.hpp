@@ -102,9 +102,9 @@ private:
     std::size_t items_ = 0;
 };
 
-/// Takes values from a buffer that it does not own. Reads messages as numbered fields: what Writer wrote, in that one
-/// form, and beside it fields that this side does not know and may skip. It fails at the first value that is cut or out of
-/// range; from then on it reads zeros, false and empty texts. Not thread-safe.
+/// Takes values from a buffer that it does not own. Reads messages as numbered fields: what Writer wrote, in
+/// that one form, and beside it fields that this side does not know and may skip. It fails at the first value
+/// that is cut or out of range; from then on it reads zeros, false and empty texts. Not thread-safe.
 class Reader {
 public:
     explicit Reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}

@@ -20,8 +20,9 @@
 namespace gpu_sleep::sleep {
 
 /// A session in the primary context of the device `ordinal`. Notes the device's memory, as it is before the
-/// transaction, in `report`. `needed`: bytes that the transaction will create there; where they only just fit,
-/// the session takes no memory for streams. Errors: those of PrimaryContext::retain() and DeviceSession::open().
+/// transaction, in `report`. `needed`: bytes that the transaction will create there; where they only just
+/// fit, the session takes no memory for streams. Errors: those of PrimaryContext::retain() and
+/// DeviceSession::open().
 [[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>>
 open_session(const driver::Api& api, int ordinal, model::DeviceReport& report, Bytes needed = 0);
 

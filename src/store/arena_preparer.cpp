@@ -13,8 +13,8 @@
 namespace gpu_sleep::store {
 
 ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
-    : most_threads_(options.threads), steps_(options.steps),
-      claims_(std::move(options)), arenas_(std::move(arenas)) {
+    : most_threads_(options.threads), steps_(options.steps), claims_(std::move(options)),
+      arenas_(std::move(arenas)) {
     for (auto* arena : arenas_) {
         first_task_.emplace(arena, tasks_.size());
         for (std::size_t i = 0; i < arena->piece_count(); ++i) {

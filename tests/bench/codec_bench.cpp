@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What making contents smaller costs a core, by kind of weight: our chunks, and the contents themselves by libzstd at
-// level 1, and at the fastest level with Huffman codes.
-// "size" is the part of the contents that is stored.
+// What making contents smaller costs a core, by kind of weight: our chunks, and the contents themselves by
+// libzstd at level 1, and at the fastest level with Huffman codes. "size" is the part of the contents that is
+// stored.
 
 #define ZSTD_STATIC_LINKING_ONLY // Huffman codes at the fastest level
 #include "codec/chunk.hpp"
@@ -60,8 +60,7 @@ void zstd_encode(benchmark::State& state, Kind kind, int level) {
     if (level < 0) ZSTD_CCtx_setParameter(context, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);
     ByteVector out(ZSTD_compressBound(k_bytes));
     std::size_t bytes = 0;
-    for (auto _ : state)
-        bytes = ZSTD_compress2(context, out.data(), out.size(), content.data(), k_bytes);
+    for (auto _ : state) bytes = ZSTD_compress2(context, out.data(), out.size(), content.data(), k_bytes);
     ZSTD_freeCCtx(context);
     finish(state, bytes);
 }

@@ -258,7 +258,7 @@ TEST_CASE("Sweep: a sleep survives the failure of every driver call, and an earl
         return sweep.reached();
     };
     for_each_call(step, trial.end == End::failure ? trial.which : 0);
-    CHECK(sweep.failures() > (trial.end == End::failure ? 10 / sweep_stride() : 0));
+    CHECK(sweep.failures() > (trial.end == End::failure ? 5 / sweep_stride() : 0));
 }
 
 TEST_CASE("Sweep: a wake survives the failure of every driver call, and an early end at every step",

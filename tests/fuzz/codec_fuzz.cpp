@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Feeds arbitrary bytes to the decoder of chunks, and compares contents with what is decoded after encoding them.
+// Feeds arbitrary bytes to the decoder of chunks, and compares contents with what is decoded after encoding
+// them.
 
 #include "codec/chunk.hpp"
 

@@ -72,8 +72,8 @@ void check_stream(std::span<const std::byte> stream, std::size_t cut) {
 
 } // namespace
 
-/// The first byte chooses: 0 to 31 is the type of a frame whose payload follows; anything more is the size of the pieces in
-/// which the rest arrives as a stream.
+/// The first byte chooses: 0 to 31 is the type of a frame whose payload follows; anything more is the size of
+/// the pieces in which the rest arrives as a stream.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     constexpr std::uint8_t k_types = 32;
     if (size == 0) return 0;

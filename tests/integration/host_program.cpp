@@ -3,6 +3,7 @@
 // The program that the integration tests command and put to sleep. It knows nothing of the commands that act
 // on it.
 
+#include "base/fd.hpp"
 #include "host_callbacks.hpp"
 #include "host_collective.hpp"
 #include "host_confinement.hpp"
@@ -12,6 +13,7 @@
 #include "support/commanded.hpp"
 #include "support/simulated_driver/control.h"
 
+#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -184,6 +186,10 @@ Answer fork_child(Words& words) {
     const bool allocates = next<std::string>(words) == "alloc";
     std::array<int, 2> ends{};
     if (::pipe(ends.data()) != 0) return errno_error(ErrorCode::io_failed, errno, "pipe", "fork");
+    for (auto& end : ends) { // not where a daemon has closed its standard streams
+        const int low = std::exchange(end, ::fcntl(end, F_DUPFD, k_first_own_number));
+        ::close(low);
+    }
     const auto child = ::fork();
     if (child == 0) {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Chunks beside stock zstd: what lies where, as SNAPSHOT.md says, and what a chunk may not hold in a frame's place.
+// Chunks beside stock zstd: what lies where, as SNAPSHOT.md says, and what a chunk may not hold in a frame's
+// place.
 
 #include "base/checksum.hpp"
 #include "codec/chunk.hpp"
@@ -10,6 +11,8 @@
 
 #include <zstd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 
@@ -42,12 +45,14 @@ TEST_CASE("zstd reads the frames of a chunk where SNAPSHOT.md says they are", "[
         std::array<std::uint32_t, 4> sizes{};
         std::memcpy(sizes.data(), stored.data(), sizeof(sizes));
         CHECK(sizes[0] == 0);
-        CHECK(std::equal(planes.begin(), planes.begin() + static_cast<std::ptrdiff_t>(values), stored.begin() + k_head));
+        CHECK(std::equal(planes.begin(), planes.begin() + static_cast<std::ptrdiff_t>(values),
+                         stored.begin() + k_head));
         const auto* const frame = &stored[k_head + (values + 15) / 16 * 16];
         CHECK(ZSTD_getFrameContentSize(frame, sizes[1]) == values);
         ByteVector decoded(values);
         REQUIRE(ZSTD_decompress(decoded.data(), values, frame, sizes[1]) == values);
-        CHECK(std::equal(decoded.begin(), decoded.end(), planes.begin() + static_cast<std::ptrdiff_t>(values)));
+        CHECK(
+            std::equal(decoded.begin(), decoded.end(), planes.begin() + static_cast<std::ptrdiff_t>(values)));
     }
 }
 

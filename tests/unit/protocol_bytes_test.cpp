@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The payload of one message of each kind, byte for byte, with a value of its own in every field: a number, a
-// width or a value of the format that changes is seen here, also when writer and reader change alike. And what stands for
-// a field that is not sent.
+// width or a value of the format that changes is seen here, also when writer and reader change alike. And
+// what stands for a field that is not sent.
 
 #include "protocol/messages.hpp"
 #include "protocol/wire.hpp"
@@ -195,7 +195,8 @@ std::string defaults_of() {
             out.write(its);
             std::string hex;
             for (const auto byte : out.bytes()) hex += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
-            if (hex.find_first_not_of('0') != std::string::npos) text += fmt::format("{}:{} ", field.k_number, hex);
+            if (hex.find_first_not_of('0') != std::string::npos)
+                text += fmt::format("{}:{} ", field.k_number, hex);
         }
         return false;
     });
@@ -345,7 +346,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "1d00");
 }
 
-TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, or old and new sides read other numbers",
+TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, or old and new sides read "
+          "other numbers",
           "[protocol]") {
     CHECK(defaults_of<SleepRequest>() == "1:01 7:3075000000000000 ");
     CHECK(defaults_of<WakeRequest>() == "3:3075000000000000 8:3075000000000000 72:ffffffffffffffff ");
@@ -356,6 +358,8 @@ TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, o
     CHECK(defaults_of<Directive>() == "2:01000000 ");
     CHECK(defaults_of<Failure>() == "1{1:0100 } ");
     CHECK(defaults_of<Report>() == "2:01 ");
-    for (const auto& all_zero : {defaults_of<StatusRequest>(), defaults_of<ShareRequest>(), defaults_of<InhibitRequest>(), defaults_of<Progress>(), defaults_of<Shared>()})
+    for (const auto& all_zero :
+         {defaults_of<StatusRequest>(), defaults_of<ShareRequest>(), defaults_of<InhibitRequest>(),
+          defaults_of<Progress>(), defaults_of<Shared>()})
         CHECK(all_zero.empty());
 }
