@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <ctime>
 #include <new>
@@ -185,6 +186,16 @@ std::uint64_t Gate::releasable() const {
     return waiters_.releasable();
 }
 
+void end_wait(Waiter& waiter) noexcept {
+    Gate::instance().forget(waiter);
+}
+
+void Gate::forget(Waiter& waiter) noexcept {
+    const SignalsBlocked signals;
+    const MutexLock lock(mutex_);
+    waiters_.remove(waiter);
+}
+
 void Gate::forget(Named::Span gone) noexcept {
     const MutexLock lock(mutex_);
     rule_.forget(gone);
@@ -212,24 +223,13 @@ Gate::Verdict Gate::judge(Touch touch, const Named& named, bool records) const {
     return rule_.on_touch == model::OnTouch::fail ? Verdict::fail : Verdict::hold;
 }
 
-/// A thread at the closed gate that can neither be cancelled nor jump away from a signal's handler: what it
-/// holds would never be given back.
-struct Gate::Undisturbed {
-    SignalsBlocked signals;
-    CancellationHold cancellation;
-};
-
 // No condition variable: that counts those who wait, and one may leave by a jump.
-void Gate::wait(Clock::time_point until, std::optional<Undisturbed>& undisturbed) {
+void Gate::wait(Clock::time_point until, std::optional<SignalsBlocked>& signals) {
     const auto seen = changed_.load(std::memory_order_relaxed);
     const auto left = std::max(until - Clock::now(), Clock::duration::zero());
     const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
     const timespec limit{seconds.count(), std::chrono::nanoseconds(left - seconds).count()};
-    unlocked([&] {
-        undisturbed.reset();
-        ::syscall(SYS_futex, &changed_, FUTEX_WAIT_PRIVATE, seen, &limit);
-        undisturbed.emplace();
-    });
+    unlocked(signals, [&] { ::syscall(SYS_futex, &changed_, FUTEX_WAIT_PRIVATE, seen, &limit); });
 }
 
 void Gate::notify() noexcept {
@@ -238,17 +238,21 @@ void Gate::notify() noexcept {
 }
 
 // False when the touch has waited for as long as it may.
-bool Gate::hold(Waiter& waiter, std::optional<Undisturbed>& undisturbed) {
+bool Gate::hold(Waiter& waiter, std::optional<SignalsBlocked>& signals) {
     const auto moved = [&]() GPU_SLEEP_REQUIRES(mutex_) {
         return waiter.released || changes_ != waiter.change;
     };
     const auto short_end = Clock::now() + k_short_wait;
-    while (!moved() && Clock::now() < short_end) wait(short_end, undisturbed);
+    while (!moved() && Clock::now() < short_end) wait(short_end, signals);
     if (moved()) return true;
 
     std::optional<python::PythonUnlocked> python_unlocked;
     if (releases_python_lock_ && waiter.touch == Touch::submits)
-        unlocked([&] { python_unlocked.emplace(loader_lock_); });
+        unlocked(signals, [&] { python_unlocked.emplace(loader_lock_); });
+    const auto undisturbed = [](const auto& body) { // by a jump away from what it locks
+        const SignalsBlocked no_jump;
+        ignoring_errors(body);
+    };
     bool in_time = true;
     while (!moved()) {
         const auto now = Clock::now();
@@ -263,7 +267,7 @@ bool Gate::hold(Waiter& waiter, std::optional<Undisturbed>& undisturbed) {
         if (asks && now - last_wake_ >= again) {
             last_wake_ = now;
             const auto waker = waker_;
-            if (waker) unlocked([&] { ignoring_errors(*waker); }); // it is asked again
+            if (waker) unlocked(signals, [&] { undisturbed(*waker); }); // it is asked again
             continue;
         }
         // Where the touch asks for the wake itself, who is in its way is said by what asks.
@@ -280,17 +284,17 @@ bool Gate::hold(Waiter& waiter, std::optional<Undisturbed>& undisturbed) {
                 log::warning("{} waits because {}; wake it with: gpu-wake {}", waiter.entry_point, why,
                              ::getpid());
             };
-            unlocked([&] { ignoring_errors(say); }); // nobody waits for standard error
+            unlocked(signals, [&] { undisturbed(say); }); // nobody waits for standard error
             continue;
         }
         auto next = now + again;
         if (asks && rule_.limit && !is_late) next = std::min(next, waiter.since + *rule_.limit);
         const bool is_due = python_unlocked && python_unlocked->is_due();
         if (is_due) next = std::min(next, now + k_look_again);
-        wait(next, undisturbed);
-        if (is_due && !moved()) unlocked([&] { python_unlocked->give_up_if_safe(); });
+        wait(next, signals);
+        if (is_due && !moved()) unlocked(signals, [&] { python_unlocked->give_up_if_safe(); });
     }
-    unlocked([&] { python_unlocked.reset(); }); // which may wait for Python's lock
+    unlocked(signals, [&] { python_unlocked.reset(); }); // which may wait for Python's lock
     return in_time;
 }
 
@@ -307,31 +311,39 @@ bool Gate::admit_with_pass(const Inspector* inspector) const {
 }
 
 bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
-    std::optional<Undisturbed> undisturbed(std::in_place);
     if (has_pass(seat) && !holds_all()) return admit_with_pass(inspector);
-    const MutexLock lock(mutex_);
-    // A handler may call the driver while its thread waits in another call.
+    const CancellationHold no_cancellation;
+    // A handler may call the driver while its thread waits in another call. What is listed outlives a jump.
+    const auto here = GPU_SLEEP_HERE;
+    const auto* const own = seat.waiter;
+    const bool is_free = own && (own->frame == 0 || is_left(own->frame, here, own->returns_to));
+    const std::unique_ptr<Waiter> another(is_free ? nullptr : new (std::nothrow) Waiter);
     Waiter inner;
-    const auto here = reinterpret_cast<std::uintptr_t>(&inner);
-    const bool is_free = seat.waiter && (!seat.waiter->listed || is_left(seat.waiter->frame, here));
-    Waiter& waiter = is_free ? *seat.waiter : inner;
+    Waiter& waiter = is_free ? *seat.waiter : another ? *another : inner;
+    std::optional<SignalsBlocked> no_jump;
+    if (&waiter == &inner) no_jump.emplace();
+    std::optional<SignalsBlocked> signals(std::in_place); // whose handlers would want the mutex
+    const MutexLock lock(mutex_);
     waiters_.remove(waiter);
-    waiter = {entry_point, touch, &seat, here};
+    waiter = {entry_point, touch, &seat, here, return_of(here)};
     bool has_looked = false;
     std::optional<bool> records;
     const auto judged = [&]() GPU_SLEEP_REQUIRES(mutex_) {
         // Looking may need other locks, so ours is let go; the phase may be another afterwards.
         if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep && !holds_all())
-            unlocked([&] { records = inspector->records(); });
+            unlocked(signals, [&] { records = inspector->records(); });
         if (inspector && !has_looked && wants_names(touch)) {
             has_looked = true;
             Named found;
-            unlocked([&] { ignoring_errors([&] { found = inspector->inspect(); }); });
+            unlocked(signals, [&] { ignoring_errors([&] { found = inspector->inspect(); }); });
             waiter.named = std::move(found); // others may look at it
         }
         return judge(touch, waiter.named, records.value_or(false));
     };
-    if (judged() == Verdict::pass) return true;
+    if (judged() == Verdict::pass) {
+        waiter.frame = 0;
+        return true;
+    }
     waiter.since = Clock::now();
     waiter.refusals = refusals_;
     Verdict verdict = Verdict::hold;
@@ -346,17 +358,22 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         }
         if (verdict != Verdict::hold) break;
         const bool is_inside = seat.calls.is_inside(); // else it asks; a hook of ours may do both
+        const std::array frames{seat.calls.frame.load(), seat.questions.frame.load()};
+        const std::array returns{seat.calls.returns_to.load(), seat.questions.returns_to.load()};
         const auto questions = seat.questions.word.exchange(0);
         if (is_inside) seat.calls.leave();
         waiter.change = changes_;
         waiter.released = false; // and if it was, it came too late
-        if (!hold(waiter, undisturbed)) verdict = Verdict::fail;
+        if (!hold(waiter, signals)) verdict = Verdict::fail;
         // Under the mutex, as every change of the phase: who closes the gate next sees this thread inside.
-        if (is_inside) seat.calls.deepen(1);
+        if (is_inside) ++seat.calls.word;
         seat.questions.word.store(questions);
+        seat.calls.set_frame(frames[0], returns[0]); // a handler may have called meanwhile
+        seat.questions.set_frame(frames[1], returns[1]);
         if (verdict == Verdict::fail) break;
     }
     waiters_.remove(waiter);
+    waiter.frame = 0;
     return verdict == Verdict::pass;
 }
 

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "base/quiet_thread.hpp"
 #include "base/result.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
@@ -84,6 +85,8 @@ public:
     void keep_shut(HoldRule rule) { set_phase(Phase::asleep, std::move(rule)); }
     /// What slept at these addresses is gone. Opens the gate when nothing sleeps any more.
     void forget(Named::Span gone) noexcept;
+    /// The thread whose this is waits no more.
+    void forget(Waiter& waiter) noexcept;
     /// Memory is mapped again and callbacks are about to run. `rule` says what still sleeps.
     void let_allocate(HoldRule rule) { set_phase(Phase::mapped, std::move(rule)); }
     void open() { set_phase(Phase::open); }
@@ -169,21 +172,22 @@ private:
         return depends && !holds_all() && !begins_capture(touch) && touch != Touch::ends;
     }
     [[nodiscard]] bool admit_with_pass(const Inspector* inspector) const;
-    struct Undisturbed;
-    [[nodiscard]] bool hold(Waiter& waiter, std::optional<Undisturbed>& undisturbed)
+    [[nodiscard]] bool hold(Waiter& waiter, std::optional<SignalsBlocked>& signals)
         GPU_SLEEP_REQUIRES(mutex_);
-    /// Waits until notify() or `until`, or for no reason; signals are let in meanwhile, whose handler
-    /// may jump away.
-    void wait(Clock::time_point until, std::optional<Undisturbed>& undisturbed) GPU_SLEEP_REQUIRES(mutex_);
+    /// Waits until notify() or `until`, or for no reason.
+    void wait(Clock::time_point until, std::optional<SignalsBlocked>& signals) GPU_SLEEP_REQUIRES(mutex_);
     void notify() noexcept GPU_SLEEP_REQUIRES(mutex_);
-    /// Calls `body`, which throws nothing, without the mutex: it may wait, or take other locks.
+    /// Calls `body`, which throws nothing, without the mutex: it may wait, or take other locks. Signals are
+    /// let in meanwhile, whose handlers may call the driver, wait for other threads, or jump away.
     template <class Body>
-    void unlocked(Body&& body) GPU_SLEEP_REQUIRES(mutex_) {
+    void unlocked(std::optional<SignalsBlocked>& signals, Body&& body) GPU_SLEEP_REQUIRES(mutex_) {
         mutex_.unlock();
+        signals.reset();
         body();
+        signals.emplace();
         mutex_.lock();
     }
-    [[nodiscard]] bool is_empty() const noexcept;
+    [[nodiscard]] bool is_empty() noexcept;
 
     /// Has every thread be seen inside or see what was published, and waits until nobody is inside.
     [[nodiscard]] Result<void> empty_out(Clock::time_point deadline, const std::function<bool()>& keep_going);
@@ -208,12 +212,14 @@ private:
     std::atomic<std::uint64_t> pass_{0};   ///< number of the one that lives, or 0
 };
 
-/// One touch, from before the call until after it.
+/// One touch, from before the call until after it. One at a time in a function, whose frame is
+/// `here`.
 class Passage {
 public:
-    Passage(Touch touch, const char* entry_point, const Inspector* inspector = nullptr) noexcept
+    Passage(Touch touch, const char* entry_point, const Inspector* inspector = nullptr,
+            std::uintptr_t here = GPU_SLEEP_HERE) noexcept
         : seat_(t_seat ? *t_seat : Seats::own()) {
-        if (seat_.calls.enter(reinterpret_cast<std::uintptr_t>(this))) [[unlikely]]
+        if (seat_.calls.enter(here)) [[unlikely]]
             return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
         if (!Gate::is_open()) [[unlikely]]
@@ -232,10 +238,12 @@ private:
 };
 
 /// One call that is no touch, from before it until after it: it passes every gate but that of a deep sleep.
+/// One at a time in a function, whose frame is `here`.
 class Question {
 public:
-    explicit Question(const char* entry_point) noexcept : seat_(t_seat ? *t_seat : Seats::own()) {
-        if (seat_.questions.enter(reinterpret_cast<std::uintptr_t>(this))) [[unlikely]]
+    explicit Question(const char* entry_point, std::uintptr_t here = GPU_SLEEP_HERE) noexcept
+        : seat_(t_seat ? *t_seat : Seats::own()) {
+        if (seat_.questions.enter(here)) [[unlikely]]
             return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
         if (Gate::holds_all()) [[unlikely]]

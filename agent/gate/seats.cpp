@@ -4,21 +4,16 @@
 
 #include "gate/seats.hpp"
 
+#include "base/fd.hpp"
 #include "gate/waiters.hpp"
 
 #include <pthread.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <csignal>
 #include <memory>
 #include <new>
 #include <optional>
-
-// This library, up to the end of its code. Source: ld's default linker script.
-extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[];
-extern "C" __attribute__((visibility("hidden"))) const char etext[];
 
 namespace gpu_sleep::gate {
 
@@ -31,16 +26,21 @@ constinit Seat s_spare{.taken = true};
 
 /// Makes the seat the next thread's, as new.
 void leave_seat(Seat& seat) noexcept {
-    for (auto* const calls : {&seat.calls, &seat.questions})
+    for (auto* const calls : {&seat.calls, &seat.questions}) {
+        calls->frame.store(0, std::memory_order_relaxed);
         calls->word.fetch_and(~Calls::k_depth, std::memory_order_release);
+    }
     seat.has_pass.store(false, std::memory_order_relaxed);
     seat.shares_pass.store(0, std::memory_order_relaxed);
+    if (seat.waiter) seat.waiter->frame = 0;
     if (&seat != &s_spare) seat.taken.store(false, std::memory_order_release);
 }
 
 void end_thread(void* seat) noexcept {
     t_seat = nullptr;
-    leave_seat(*static_cast<Seat*>(seat));
+    auto& own = *static_cast<Seat*>(seat);
+    if (own.waiter->frame != 0) end_wait(*own.waiter); // its thread has jumped out of the gate
+    leave_seat(own);
 }
 
 /// A key whose destructor runs late in a thread's end, after its thread_local objects, whose destructors may
@@ -69,38 +69,41 @@ void leave_at_end(Seat& seat) noexcept {
     s_leaver.stand_by();
 }
 
+void find_stack(Seat& seat) noexcept {
+    void* begin = nullptr;
+    std::size_t bytes = 0;
+    pthread_attr_t thread;
+    const StandardNumbers filled; // the C library reads of the first thread's in a file
+    if (::pthread_getattr_np(::pthread_self(), &thread) == 0) {
+        ::pthread_attr_getstack(&thread, &begin, &bytes);
+        ::pthread_attr_destroy(&thread);
+    }
+    seat.stack_begin = reinterpret_cast<std::uintptr_t>(begin);
+    seat.stack_end = seat.stack_begin + bytes;
+}
+
 } // namespace
 
-// A jump upwards has left the frame. Below it the place where its call returns to is overwritten sooner or
-// later where the stack has grown again.
-bool is_left(std::uintptr_t frame, std::uintptr_t here) noexcept {
-    // Farther away it is another stack, as handlers and fibres have.
-    constexpr std::uintptr_t k_stack = std::uintptr_t{8} << 20;
-    if (here - frame < k_stack) return true;
-#if defined(__x86_64__)                   // where calls push that place
-    std::array<const char*, 128> words{}; // more than any hook has in its frame
-    const auto bytes = std::min<std::uintptr_t>(sizeof words, frame - here);
-    const iovec to{words.data(), bytes};
-    const iovec from{reinterpret_cast<void*>(frame - bytes), bytes};
-    const auto is_ours = [](const char* word) { return word >= __ehdr_start && word < etext; };
-    return ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) == static_cast<ssize_t>(bytes) &&
-           std::none_of(words.begin(), words.end(), is_ours);
-#else
-    return false;
-#endif
+[[gnu::no_sanitize_address]] bool is_left(std::uintptr_t frame, std::uintptr_t here,
+                                          std::uintptr_t returns_to) noexcept {
+    const auto* const seat = t_seat;
+    if (!seat || std::min(frame, here) <= seat->stack_begin || std::max(frame, here) > seat->stack_end)
+        return false;
+    if (here < frame) return returns_to != 0 && return_of(frame) != returns_to;
+    stack_t handlers{}; // which may lie within
+    return ::sigaltstack(nullptr, &handlers) == 0 && (handlers.ss_flags & SS_ONSTACK) == 0;
 }
 
 bool Calls::enter_within(std::uint64_t before, std::uintptr_t here) noexcept {
     const auto counted = before + (k_depth + 1);
-    word.store(counted + 1, std::memory_order_relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst); // who says that it was left, looks again
-    if (this == &s_spare.calls || this == &s_spare.questions) return true;
-    if (left.load(std::memory_order_relaxed) != before &&
-        !is_left(frame.load(std::memory_order_relaxed), here))
-        return true;
-    frame.store(here, std::memory_order_relaxed);
-    word.store((counted & ~k_depth) + 1, std::memory_order_release);
-    return false;
+    const bool is_within =
+        !is_left(frame.load(std::memory_order_relaxed), here, returns_to.load(std::memory_order_relaxed));
+    if (!is_within) {
+        frame.store(0, std::memory_order_relaxed);
+        set_frame(here, return_of(here));
+    }
+    word.store((is_within ? counted : counted & ~k_depth) + 1, std::memory_order_release);
+    return is_within;
 }
 
 constinit thread_local Seat* t_seat = nullptr;
@@ -126,14 +129,13 @@ Seat& Seats::own() noexcept {
     if (t_seat) return *t_seat;
     auto* seat = take();
     if (!seat) return s_spare;
+    find_stack(*seat);
     t_seat = seat;
-    seat->thread = ::gettid();
     leave_at_end(*seat);
     return *seat;
 }
 
 void Seats::keep_own_alone() noexcept {
-    if (t_seat) t_seat->thread = ::gettid();
     for (auto* seat = first(); seat; seat = seat->next) {
         if (seat->waiter) seat->waiter->listed = false; // in the parent
         if (seat != t_seat) leave_seat(*seat);

@@ -12,18 +12,32 @@ namespace gpu_sleep::gate {
 
 struct Waiter;
 
-/// Whether a frame of ours, with something at `frame`, which has called something since, was left by a jump
-/// (siglongjmp), as far as that can be seen; its thread's stack ends near `here` now. Thread-safe.
-[[nodiscard]] bool is_left(std::uintptr_t frame, std::uintptr_t here) noexcept;
+/// Where the stack ended at the call of the function that this is used in.
+#define GPU_SLEEP_HERE reinterpret_cast<std::uintptr_t>(__builtin_dwarf_cfa())
+
+/// Where the function returns to that was called at `frame`, while it runs; 0 if that is not known.
+[[nodiscard, gnu::always_inline]] inline std::uintptr_t return_of(std::uintptr_t frame) noexcept {
+#if defined(__x86_64__) // where a call pushes that
+    return *reinterpret_cast<const std::uintptr_t*>(frame - sizeof(std::uintptr_t));
+#else
+    return frame * 0;
+#endif
+}
+
+/// Whether the calling thread has left a function of ours that was called at `frame` by a jump (siglongjmp):
+/// another was called at `here`, no deeper in the thread's own stack, or deeper where what it `returns_to` is
+/// overwritten, if that is not 0. Never said on any other stack, nor of what lies there: a handler or a
+/// coroutine may run there amid a call.
+[[nodiscard]] bool is_left(std::uintptr_t frame, std::uintptr_t here, std::uintptr_t returns_to) noexcept;
 
 /// How deep in calls within calls a thread is, which it alone changes. A call that it has left by a jump
-/// stays counted, and is recognised: by the thread at its next call, or by whoever waits for the thread.
+/// stays counted until its next call, or, where that cannot be told, its next call no deeper in the stack.
 struct Calls {
     /// The depth, and above that the number of outermost and inner calls so far, of the seat's former threads
     /// too. In one word: who says that it is inside counts by that.
     std::atomic<std::uint64_t> word{0};
-    std::atomic<std::uintptr_t> frame{0}; ///< of the outermost: where it is on the stack
-    std::atomic<std::uint64_t> left{0};   ///< the word of a call that was left; others say so
+    std::atomic<std::uintptr_t> frame{0};      ///< of the outermost, on the stack; 0 while not known
+    std::atomic<std::uintptr_t> returns_to{0}; ///< and where to
 
     static constexpr unsigned k_depth_bits = 20; // more than fit a stack
     static constexpr std::uint64_t k_depth = (std::uint64_t{1} << k_depth_bits) - 1;
@@ -33,18 +47,25 @@ struct Calls {
         const auto before = word.load(std::memory_order_relaxed);
         if ((before & k_depth) != 0) [[unlikely]]
             return enter_within(before, here);
-        frame.store(here, std::memory_order_relaxed);
         word.store(before + (k_depth + 1) + 1, std::memory_order_release);
+        std::atomic_signal_fence(std::memory_order_seq_cst); // a handler may call at any time
+        set_frame(here, return_of(here));
         return false;
     }
-    void leave() noexcept { deepen(-std::uint64_t{1}); }
-    void deepen(std::uint64_t by) noexcept {
-        word.store(word.load(std::memory_order_relaxed) + by, std::memory_order_release);
+    void leave() noexcept {
+        const auto after = word.load(std::memory_order_relaxed) - 1;
+        if ((after & k_depth) == 0) [[likely]]
+            frame.store(0, std::memory_order_relaxed);
+        word.store(after, std::memory_order_release);
+    }
+    /// The frame was 0.
+    void set_frame(std::uintptr_t here, std::uintptr_t to) noexcept {
+        returns_to.store(to, std::memory_order_relaxed);
+        frame.store(here, std::memory_order_release);
     }
     /// Whether the thread is in a call that passed. Who is seen outside has counted what it did inside.
     [[nodiscard]] bool is_inside() const noexcept {
-        const auto now = word.load(std::memory_order_acquire);
-        return (now & k_depth) != 0 && now != left.load(std::memory_order_relaxed);
+        return (word.load(std::memory_order_acquire) & k_depth) != 0;
     }
 
 private:
@@ -57,12 +78,13 @@ struct Seat {
     Calls calls{};                            ///< those that passed
     Calls questions{};                        ///< that it asks now
     std::atomic<bool> taken{false};           ///< by a living thread
-    std::atomic<int> thread{0};               ///< its number for the kernel
     std::atomic<bool> has_pass{false};        ///< the thread has one of its own; changed by it alone
     std::atomic<std::uint64_t> shares_pass{}; ///< number of another's, 0 for none; changed by it alone
     std::atomic<std::uint64_t> counted{};     ///< its calls before it had a pass; changed by it alone
     Waiter* waiter = nullptr; ///< what it waits as at a closed gate; not on its stack, which a jump may leave
-    Seat* next = nullptr;     ///< in the list of all
+    std::uintptr_t stack_begin = 0; ///< the thread's own; 0 and 0 if that is not known
+    std::uintptr_t stack_end = 0;
+    Seat* next = nullptr; ///< in the list of all
 
     [[nodiscard]] std::uint64_t count() const noexcept {
         return calls.word.load(std::memory_order_relaxed) >> Calls::k_depth_bits;
@@ -78,6 +100,9 @@ struct Seat {
 
 /// The calling thread's seat; null before its first touch.
 extern constinit thread_local Seat* t_seat __attribute__((tls_model("initial-exec")));
+
+/// The thread whose this is ends, and waits at the gate no more. In gate.cpp.
+void end_wait(Waiter& waiter) noexcept;
 
 /// All seats of the process, in a list that only grows. Thread-safe. Never destroyed.
 class Seats {

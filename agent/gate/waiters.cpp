@@ -39,9 +39,14 @@ const Waiter* Waiters::find(const Seat* seat) const noexcept {
     return waiter;
 }
 
-bool Waiters::is_any_released() const noexcept {
-    for (const auto* waiter = first_; waiter; waiter = waiter->next)
-        if (waiter->released) return true;
+bool Waiters::is_any_released() noexcept {
+    constexpr Milliseconds k_comes_within{1'000};
+    for (auto* waiter = first_; waiter; waiter = waiter->next) {
+        if (!waiter->released) continue;
+        if (Clock::now() - waiter->released_at < k_comes_within) return true;
+        waiter->released = false; // it has jumped away
+        waiter->names_sleeping = true;
+    }
     return false;
 }
 
@@ -49,6 +54,7 @@ bool Waiters::release_oldest() noexcept {
     for (auto* waiter = first_; waiter; waiter = waiter->next) {
         if (!may_release(*waiter)) continue;
         waiter->released = true;
+        waiter->released_at = Clock::now();
         return true;
     }
     return false;

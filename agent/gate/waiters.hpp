@@ -26,7 +26,9 @@ struct Waiter {
     const char* entry_point = nullptr;
     Touch touch{};
     const Seat* seat = nullptr;
-    std::uintptr_t frame = 0; ///< of the call on the stack, which a jump may have left
+    std::uintptr_t frame = 0;      ///< of the call on the stack, which a jump may have left; 0: nobody's. Its
+                                   ///< thread alone changes it
+    std::uintptr_t returns_to = 0; ///< and where to
     Named named{};
     Clock::time_point since{};
     Waiter* next = nullptr;
@@ -34,7 +36,8 @@ struct Waiter {
     std::uint64_t change = 0;   ///< the gate's last when it was judged
     std::uint64_t refusals = 0; ///< of wakes, when it came
     bool released = false;
-    bool names_sleeping = false; ///< it may, and is not let through while a transaction is under way
+    Clock::time_point released_at{};
+    bool names_sleeping = false; ///< it may, or is gone; not let through while a transaction is under way
     bool said = false;
 };
 
@@ -51,8 +54,8 @@ public:
     }
     /// The one of the thread in `seat`, or null.
     [[nodiscard]] const Waiter* find(const Seat* seat) const noexcept;
-    /// Whether one was released and has not left yet.
-    [[nodiscard]] bool is_any_released() const noexcept;
+    /// Whether one was released and has not left yet. One whose thread does not come for it is taken back.
+    [[nodiscard]] bool is_any_released() noexcept;
     /// Releases the one that has waited longest, of those that begin no capture, end no context and name
     /// nothing that sleeps. False when there is none.
     bool release_oldest() noexcept;

@@ -4,6 +4,8 @@
 
 #include "gate_fixture.hpp"
 
+#include <csignal>
+
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Gate;
@@ -38,6 +40,23 @@ TEST_CASE("Gate: checked, it holds what names a sleeping address or may name any
     CHECK(passes(Touch::captures));
     CHECK(passes(Touch::nests));
     CHECK_FALSE(passes(Touch::shares, &unknown));
+}
+
+TEST_CASE("Gate: checked, it looks at a call with no signal blocked", "[gate]") {
+    const OpenGate open;
+    auto checked = rule(OnTouch::fail);
+    checked.checked = true;
+    checked.sleeping = {{1'000, 2'000}};
+    fall_asleep(std::move(checked));
+    struct Looks final : gate::Inspector {
+        [[nodiscard]] Named inspect() const override {
+            sigset_t blocked;
+            ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+            return {{}, sigismember(&blocked, SIGUSR1) == 0}; // else what it waits for might wait for us
+        }
+    };
+    const Looks looks;
+    CHECK(passes(Touch::submits, &looks));
 }
 
 TEST_CASE("Gate: draining in part asleep, it lets nothing through that may touch what sleeps", "[gate]") {

@@ -163,8 +163,9 @@ inline void fall_asleep(gate::HoldRule how) {
     the_gate().keep_shut(std::move(how));
 }
 
-/// Whether this thread's touch gets in, which it must do, or not do, at once.
-inline bool passes(gate::Touch touch, const gate::Inspector* inspector = nullptr) {
+/// Whether this thread's touch gets in, which it must do, or not do, at once. Not part of a function that is
+/// inside itself: a call within a call is deeper in the stack.
+[[gnu::noinline]] inline bool passes(gate::Touch touch, const gate::Inspector* inspector = nullptr) {
     return gate::Passage(touch, "cuTouch", inspector).admitted();
 }
 

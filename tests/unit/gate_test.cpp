@@ -14,7 +14,9 @@
 #include <csetjmp>
 #include <csignal>
 #include <numeric>
+#include <sys/mman.h>
 #include <thread>
+#include <ucontext.h>
 #include <vector>
 
 using namespace gpu_sleep;
@@ -39,14 +41,31 @@ template <class Call, class... Arguments>
     siglongjmp(t_back, 1);
 }
 
-/// The same from deep in the stack, so that all that comes afterwards is above it.
-template <class Call, class... Arguments>
-[[gnu::noinline]] void jump_up_out_of(Arguments... arguments) {
+/// Calls it deep in the stack, so that all that comes afterwards is above it.
+template <class Body>
+[[gnu::noinline]] void deep_in_the_stack(const Body& body) {
     std::array<char, 1 << 14> space; // not written
     asm volatile("" : : "r"(space.data()) : "memory");
-    jump_out_of<Call>(arguments...);
+    body();
     asm volatile("" : : "r"(space.data()) : "memory");
 }
+
+/// Handles SIGUSR1 while it lives.
+class Handler {
+public:
+    explicit Handler(void (*handler)(int), int flags = 0) {
+        struct sigaction action {};
+        action.sa_handler = handler;
+        action.sa_flags = flags;
+        REQUIRE(::sigaction(SIGUSR1, &action, &before_) == 0);
+    }
+    Handler(const Handler&) = delete;
+    Handler& operator=(const Handler&) = delete;
+    ~Handler() { ::sigaction(SIGUSR1, &before_, nullptr); }
+
+private:
+    struct sigaction before_ {};
+};
 
 } // namespace
 
@@ -351,6 +370,7 @@ TEST_CASE("Gate: a refused touch counts as outside", "[gate]") {
 
 TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is through", "[gate]") {
     const OpenGate open;
+    const Handler tests([](int) { ::pthread_testcancel(); });
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     std::atomic<bool> is_through{false};
     pthread_t thread{};
@@ -362,6 +382,7 @@ TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is throu
     REQUIRE(::pthread_create(&thread, nullptr, body, &is_through) == 0);
     REQUIRE(becomes_true([] { return the_gate().waiting().held_now == 1; }));
     REQUIRE(::pthread_cancel(thread) == 0);
+    REQUIRE(::pthread_kill(thread, SIGUSR1) == 0); // whose handler, as most, might be where it is cancelled
     std::this_thread::sleep_for(k_moment);
     CHECK(the_gate().waiting().held_now == 1);
     the_gate().open();
@@ -371,32 +392,52 @@ TEST_CASE("Gate: a thread that is cancelled while it waits ends when it is throu
     CHECK(is_through);
 }
 
-TEST_CASE("Gate: a call that its thread has left by a jump is not waited for", "[gate]") {
+TEST_CASE("Gate: a call that its thread has left by a jump is not waited for once it calls again", "[gate]") {
     const OpenGate open;
     const bool asks = GENERATE(false, true);
-    const bool calls_first = GENERATE(false, true);
     std::atomic<bool> is_out{false};
+    std::atomic<bool> may_call{false};
+    std::atomic<bool> has_called{false};
+    const bool goes_deeper = GENERATE(false, true);
     std::atomic<bool> may_go_on{false};
     std::atomic<bool> is_through{false};
     std::thread thread([&] {
         if (sigsetjmp(t_back, 0) == 0) {
             if (asks)
-                jump_up_out_of<gate::Question>("cuAsk");
+                deep_in_the_stack([] { jump_out_of<gate::Question>("cuAsk"); });
             else
-                jump_up_out_of<Passage>(Touch::submits, "cuTouch");
+                deep_in_the_stack([] { jump_out_of<Passage>(Touch::submits, "cuTouch"); });
         }
-        if (calls_first)
-            static_cast<void>(asks ? gate::Question("cuAsk").admitted() : passes(Touch::submits));
         is_out = true;
+        while (!may_call) std::this_thread::sleep_for(Milliseconds(1));
+        const auto calls = [&] {
+            static_cast<void>(asks ? gate::Question("cuAsk").admitted() : passes(Touch::submits));
+        };
+        if (goes_deeper)
+            deep_in_the_stack([&] {
+                std::array<unsigned char, 1 << 14> space; // over what was left
+                space.fill(0xff);
+                asm volatile("" : : "r"(space.data()) : "memory");
+                calls();
+            });
+        else
+            calls();
+        has_called = true;
         while (!may_go_on) std::this_thread::sleep_for(Milliseconds(1));
         static_cast<void>(asks ? gate::Question("cuAsk").admitted() : passes(Touch::submits));
         is_through = true;
     });
+    const auto shuts = [&](Milliseconds time) {
+        return asks ? the_gate().go_deep(rule(OnTouch::wait), after(time), goes_on).has_value()
+                    : the_gate().close(after(time), goes_on).has_value();
+    };
     REQUIRE(becomes_true([&] { return is_out.load(); }));
-    if (asks)
-        CHECK(the_gate().go_deep(rule(OnTouch::wait), after(k_patience), goes_on));
-    else
-        CHECK(the_gate().close(after(k_patience), goes_on));
+    CHECK_FALSE(shuts(k_moment)); // nobody can tell
+    the_gate().leave_deep();
+    the_gate().open();
+    may_call = true;
+    REQUIRE(becomes_true([&] { return has_called.load(); }));
+    CHECK(shuts(k_patience));
     may_go_on = true;
     CHECK(waits(1)); // it is outside, so that its next call is held
     CHECK_FALSE(is_through);
@@ -408,10 +449,7 @@ TEST_CASE("Gate: a call that its thread has left by a jump is not waited for", "
 
 TEST_CASE("Gate: a thread may jump away from it while it waits", "[gate]") {
     const OpenGate open;
-    struct sigaction before {};
-    struct sigaction jumps {};
-    jumps.sa_handler = [](int) { siglongjmp(t_back, 1); };
-    REQUIRE(::sigaction(SIGUSR1, &jumps, &before) == 0);
+    const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<bool> is_out{false};
     std::atomic<bool> may_go_on{false};
@@ -419,9 +457,6 @@ TEST_CASE("Gate: a thread may jump away from it while it waits", "[gate]") {
         if (sigsetjmp(t_back, 1) == 0) static_cast<void>(passes(Touch::submits));
         is_out = true;
         while (!may_go_on) std::this_thread::sleep_for(Milliseconds(1));
-        int state = PTHREAD_CANCEL_DISABLE;
-        ::pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state);
-        CHECK(state == PTHREAD_CANCEL_ENABLE);
         CHECK(passes(Touch::submits));
     });
     REQUIRE(waits(1));
@@ -441,7 +476,144 @@ TEST_CASE("Gate: a thread may jump away from it while it waits", "[gate]") {
     thread.join();
     CHECK(waits(0));
     CHECK(the_gate().close(after(k_patience), goes_on));
-    REQUIRE(::sigaction(SIGUSR1, &before, nullptr) == 0);
+}
+
+TEST_CASE("Gate: a handler may call while its thread is held, whose call counts afterwards", "[gate]") {
+    const OpenGate open;
+    static std::atomic<int> s_calls{0};
+    s_calls = 0;
+    const Handler calls([](int) {
+        ++s_calls;
+        static_cast<void>(passes(Touch::submits));
+    });
+    fall_asleep(rule(OnTouch::wait));
+    std::atomic<bool> is_inside{false};
+    std::atomic<bool> may_leave{false};
+    std::thread thread([&] {
+        const Passage passage(Touch::submits, "cuTouch");
+        CHECK(passes(Touch::submits));
+        is_inside = true;
+        while (!may_leave) std::this_thread::sleep_for(Milliseconds(1));
+    });
+    REQUIRE(waits(1));
+    REQUIRE(::pthread_kill(thread.native_handle(), SIGUSR1) == 0);
+    REQUIRE(waits(2));
+    the_gate().open();
+    REQUIRE(becomes_true([&] { return is_inside.load(); }));
+    CHECK(s_calls == 1);
+    CHECK_FALSE(the_gate().close(after(k_moment), goes_on));
+    may_leave = true;
+    CHECK(the_gate().close(after(k_patience), goes_on));
+    the_gate().open();
+    thread.join();
+}
+
+TEST_CASE("Gate: who jumps away from it leaves nothing of the stack in its list", "[gate]") {
+    const OpenGate open;
+    const Handler jumps([](int) { siglongjmp(t_back, 1); });
+    fall_asleep(rule(OnTouch::wait));
+    std::atomic<int> jumped{0};
+    std::thread thread([&] {
+        if (sigsetjmp(t_back, 1) == 0) static_cast<void>(passes(Touch::submits));
+        if (++jumped == 1) deep_in_the_stack([] { static_cast<void>(passes(Touch::submits)); });
+        deep_in_the_stack([] {
+            std::array<unsigned char, 1 << 13> space;
+            space.fill(0xff);
+            asm volatile("" : : "r"(space.data()) : "memory");
+        });
+        CHECK(passes(Touch::submits));
+    });
+    for (std::uint64_t i = 1; i <= 2; ++i) {
+        REQUIRE(waits(i));
+        std::this_thread::sleep_for(k_moment);
+        REQUIRE(::pthread_kill(thread.native_handle(), SIGUSR1) == 0);
+    }
+    REQUIRE(becomes_true([&] { return jumped == 2; }));
+    std::this_thread::sleep_for(k_moment);
+    the_gate().open();
+    thread.join();
+    CHECK(waits(0));
+    fall_asleep(rule(OnTouch::wait));
+}
+
+TEST_CASE("Gate: who has jumped away from it is not waited for when it is released, nor once it has ended",
+          "[gate]") {
+    const OpenGate open;
+    const Handler jumps([](int) { siglongjmp(t_back, 1); });
+    fall_asleep(rule(OnTouch::wait));
+    std::atomic<bool> is_out{false};
+    std::atomic<bool> may_end{false};
+    std::thread thread([&] {
+        if (sigsetjmp(t_back, 1) == 0) static_cast<void>(passes(Touch::submits));
+        is_out = true;
+        while (!may_end) std::this_thread::sleep_for(Milliseconds(1));
+    });
+    REQUIRE(waits(1));
+    REQUIRE(::pthread_kill(thread.native_handle(), SIGUSR1) == 0);
+    REQUIRE(becomes_true([&] { return is_out.load(); }));
+    REQUIRE(the_gate().close(after(k_patience), goes_on));
+    REQUIRE(the_gate().release_oldest());
+    CHECK(the_gate().wait_empty(after(k_patience), goes_on));
+    CHECK(the_gate().releasable() == 0);
+    the_gate().keep_shut(rule(OnTouch::wait));
+    CHECK(the_gate().close(after(k_moment), goes_on));
+    may_end = true;
+    thread.join();
+    CHECK(the_gate().waiting().held_now == 0);
+}
+
+TEST_CASE("Gate: a call on another stack within a call leaves that counted", "[gate]") {
+    const OpenGate open;
+    constexpr std::size_t k_half = std::size_t{1} << 18;
+    static ucontext_t s_within;
+    static ucontext_t s_after;
+    static bool s_handles;
+    s_handles = GENERATE(false, true);
+    void* const memory =
+        ::mmap(nullptr, 2 * k_half, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(memory != MAP_FAILED);
+    static void* s_upper;
+    s_upper = static_cast<char*>(memory) + k_half;
+    const Handler calls([](int) { static_cast<void>(passes(Touch::submits)); }, SA_ONSTACK);
+    static std::atomic<bool> s_is_inside;
+    static std::atomic<bool> s_may_leave;
+    s_is_inside = s_may_leave = false;
+    const auto body = [](void*) -> void* {
+        std::array<char, 1 << 16> above; // a stack of handlers in the thread's own, above the call
+        asm volatile("" : : "r"(above.data()) : "memory");
+        deep_in_the_stack([&] {
+            const Passage passage(Touch::submits, "cuTouch");
+            if (s_handles) {
+                const stack_t handlers{above.data(), 0, above.size()};
+                CHECK(::sigaltstack(&handlers, nullptr) == 0);
+                CHECK(::raise(SIGUSR1) == 0);
+                const stack_t none{nullptr, SS_DISABLE, 0};
+                CHECK(::sigaltstack(&none, nullptr) == 0);
+            } else {
+                ::getcontext(&s_within);
+                s_within.uc_stack = {s_upper, 0, k_half};
+                s_within.uc_link = &s_after;
+                ::makecontext(
+                    &s_within, [] { static_cast<void>(passes(Touch::submits)); }, 0);
+                ::swapcontext(&s_after, &s_within);
+            }
+            s_is_inside = true;
+            while (!s_may_leave) std::this_thread::sleep_for(Milliseconds(1));
+        });
+        return nullptr;
+    };
+    pthread_attr_t lower;
+    pthread_attr_init(&lower);
+    REQUIRE(::pthread_attr_setstack(&lower, memory, k_half) == 0);
+    pthread_t thread{};
+    REQUIRE(::pthread_create(&thread, &lower, body, nullptr) == 0);
+    pthread_attr_destroy(&lower);
+    REQUIRE(becomes_true([] { return s_is_inside.load(); }));
+    CHECK_FALSE(the_gate().close(after(k_moment), goes_on));
+    s_may_leave = true;
+    CHECK(the_gate().close(after(k_patience), goes_on));
+    ::pthread_join(thread, nullptr);
+    ::munmap(memory, 2 * k_half);
 }
 
 TEST_CASE("Gate: nobody is inside while it is closed", "[gate]") {
