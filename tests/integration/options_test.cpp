@@ -307,7 +307,7 @@ TEST_CASE("Options: a help fits a terminal, and the short one shows the few that
         CHECK(few.size() <= k_options);
         for (const auto& [option, value] : few) CHECK(all.contains(option));
         const auto version =
-            command.words.front() + " " GPU_SLEEP_VERSION " (protocol 8, snapshot format 1)\n";
+            command.words.front() + " " GPU_SLEEP_VERSION " (protocol 8, snapshot format 2)\n";
         if (command.words.size() == 1) CHECK(printed(command, "--version") == version);
     }
 }
