@@ -7,6 +7,7 @@
 #include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/pages.hpp"
 #include "base/quiet_thread.hpp"
 #include "python/python_lock.hpp"
 
@@ -18,6 +19,7 @@
 #include <array>
 #include <climits>
 #include <ctime>
+#include <memory>
 #include <new>
 #include <thread>
 
@@ -317,7 +319,10 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     const auto here = GPU_SLEEP_HERE;
     const auto* const own = seat.waiter;
     const bool is_free = own && (own->frame == 0 || is_left(own->frame, here, own->returns_to));
-    const std::unique_ptr<Waiter> another(is_free ? nullptr : new (std::nothrow) Waiter);
+    const auto page = is_free ? Pages() : Pages::map(sizeof(Waiter)); // a handler may not call the allocator
+    const auto end = [](Waiter* of_page) { std::destroy_at(of_page); };
+    const std::unique_ptr<Waiter, decltype(end)> another(page ? ::new (page.bytes().data()) Waiter : nullptr,
+                                                         end);
     Waiter inner;
     Waiter& waiter = is_free ? *seat.waiter : another ? *another : inner;
     std::optional<SignalsBlocked> no_jump;

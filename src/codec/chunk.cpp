@@ -43,8 +43,8 @@ constexpr double k_min_gain = 0.97;
 /// A wider element pays if all contents shrink by so much more: planes cost time.
 constexpr double k_gain_of_width = 0.004;
 
-/// No search for matches, which weights do not have: codec_bench has bf16 coded in 0.55 of the time of level 1,
-/// and smaller.
+/// No search for matches, which weights do not have: codec_bench has bf16 coded in 0.55 of the time of level
+/// 1, and smaller.
 ZSTD_compressionParameters parameters() noexcept {
     return ZSTD_getCParams(ZSTD_minCLevel(), k_chunk_bytes, 0);
 }

@@ -90,7 +90,6 @@ ALL = [
     cuda_program("runtime_shared", "runtime_program.cu", "-cudart", "shared", refuses_deep=True),
     cuda_program("runtime_without_managed", "runtime_program.cu", "-cudart", "static", arguments=("--managed", "no")),
     cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
-    cuda_program("interrupted", "interrupted.cpp", libraries=("-lcuda",), arguments=("--steps", "20")),
     cuda_program("textures", "textures.cu", "-cudart", "static"),
     cuda_program("shared_memory", "shared_memory.cpp", libraries=("-lcuda",), refuses_deep=True),
     cuda_program("ipc_handles", "ipc_handles.cpp", libraries=("-lcuda",), refuses_at_times=True),

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <csetjmp>
 #include <csignal>
 #include <numeric>
@@ -483,8 +484,10 @@ TEST_CASE("Gate: a handler may call while its thread is held, whose call counts 
     static std::atomic<int> s_calls{0};
     s_calls = 0;
     const Handler calls([](int) {
+        const int errno_before = errno;
         ++s_calls;
         static_cast<void>(passes(Touch::submits));
+        errno = errno_before;
     });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<bool> is_inside{false};
@@ -574,7 +577,13 @@ TEST_CASE("Gate: a call on another stack within a call leaves that counted", "[g
     REQUIRE(memory != MAP_FAILED);
     static void* s_upper;
     s_upper = static_cast<char*>(memory) + k_half;
-    const Handler calls([](int) { static_cast<void>(passes(Touch::submits)); }, SA_ONSTACK);
+    const Handler calls(
+        [](int) {
+            const int errno_before = errno;
+            static_cast<void>(passes(Touch::submits));
+            errno = errno_before;
+        },
+        SA_ONSTACK);
     static std::atomic<bool> s_is_inside;
     static std::atomic<bool> s_may_leave;
     s_is_inside = s_may_leave = false;
