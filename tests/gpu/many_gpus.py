@@ -159,7 +159,7 @@ def exchange(options):
                                       **ranks))
         settings = argparse.Namespace(build=options.build, scale=options.scale, seconds=cycles * pause, deep=is_deep,
                                       limit=cycles * pause * 2 + 90, least_cycles=cycles * 2 // 3, most=cycles, least=1 << 20,
-                                      timeout="10s", gpus=gpus, seed=1, run_option=[])
+                                      timeout="10s", gpus=gpus, seed=1, live=False, run_option=[])
         with tempfile.TemporaryDirectory() as scratch:
             bench = real_programs.Bench(settings, scratch)
             for program in [each for each in programs if cycles and each.name.rpartition("_")[0] in options.exchanges]:

@@ -163,6 +163,31 @@ def check_words(torch, saver):
     saver.resume("paused")
 
 
+def check_devices(torch, saver):
+    """What is paused leaves each device that it is on, and only those of the tag."""
+    devices = range(torch.cuda.device_count())
+    count = GIB // 4 // 4
+    slack = 32 << 20  # for what copying needs on each device from its first pause on
+    tensors = {}
+    for device in devices:
+        for tag in ("all", f"only_{device}"):
+            with torch.cuda.device(device), saver.region(tag=tag, enable_cpu_backup=True):
+                tensors[device, tag] = torch.randint(1 << 30, (count,), dtype=torch.int32, device=f"cuda:{device}")
+    expected = {key: tensor.cpu() for key, tensor in tensors.items()}
+    assert sorted(saver._impl._affected_devices("all")) == list(devices)
+
+    def freed(tag):
+        before = [torch.cuda.mem_get_info(device)[0] for device in devices]
+        saver.pause(tag)
+        return [torch.cuda.mem_get_info(device)[0] - free + slack >= count * 4 for device, free in zip(devices, before)]
+
+    assert freed("all") == [True for _ in devices]
+    for device in devices:
+        assert freed(f"only_{device}") == [each == device for each in devices]
+    saver.resume()
+    assert all(torch.equal(tensor.cpu(), expected[key]) for key, tensor in tensors.items())
+
+
 def behaviours(mode):
     import torch
     from torch_memory_saver import torch_memory_saver as saver
@@ -171,7 +196,7 @@ def behaviours(mode):
     saver.hook_mode = mode
     assert (get_device(), is_xpu()) == ("cuda", False)
     saver._ensure_initialized()
-    for check in (check_host_memory, check_copies, check_files, check_words):
+    for check in (check_host_memory, check_copies, check_files, check_words, check_devices):
         check(torch, saver)
         empty_cache()
         get_and_print_gpu_memory(check.__name__)
