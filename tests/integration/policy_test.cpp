@@ -178,7 +178,8 @@ TEST_CASE("Policy: one user is exempt from a rule for a program, and what has no
         Arguments all{"--config", config, "--why"};
         all.insert(all.end(), words.begin(), words.end());
         const auto output = reclaim_with(home.path(), all);
-        CHECK(output.status == 0);
+        // Without words it asks every agent of the machine: others may be stopped, or slow.
+        CHECK((output.status == 0 || (words.empty() && output.status == 4)));
         return output;
     };
     CHECK_THAT(asked({pid}).out, mentions("now: to host memory"));

@@ -607,4 +607,5 @@ class Notebook(Case):
 
 torch_stand_in.install()
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background without one
     unittest.main()

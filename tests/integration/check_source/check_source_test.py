@@ -68,20 +68,23 @@ class CheckSource(unittest.TestCase):
     def test_circle_of_modules_and_needless_permission(self):
         may_use = CHECK_SOURCE["MAY_USE"]
         check = CHECK_SOURCE["check_modules"]
-        none = {module: set() for module in may_use}
-        self.assertIn("src/model: MAY_USE lists base, which nothing there includes", list(check(none, {}, True)))
+        none = {module: set() for module in (*may_use, "src/attic")}
+        self.assertIn("src/model: ARCHITECTURE allows base, which nothing there includes", list(check(none, {}, True)))
         self.assertEqual(list(check(none, {}, False)), [])
         may_use["src/base"].add("model")
         self.assertEqual(list(check(none, {}, False)), ["src/base: needs itself in a circle: src/base -> src/model -> src/base"])
         may_use["src/base"].clear()
+        may_use["src/attic"] = set()
+        self.assertIn("src/attic: a row in ARCHITECTURE without a folder", list(check(none, {}, True)))
+        del may_use["src/attic"]
 
     def test_cuda_stays_out(self):
         self.assert_found("cli/x.cpp", "#include <cuda.h>\n", "cli may not use CUDA's headers")
         self.assert_clean("src/driver/x.cpp", "#include <cuda.h>\n")
 
     def test_unknown_module(self):
-        self.assertIn("a module that MAY_USE does not list", findings("src/attic/CMakeLists.txt", "")[1])
-        self.assertIn("a module that MAY_USE does not list", findings("agent/attic/x.cpp", OPENING)[1])
+        self.assertIn("src/attic: a module without a row in ARCHITECTURE", findings("src/attic/x.hpp", OPENING)[1])
+        self.assertIn("agent/attic: a module without a row in ARCHITECTURE", findings("agent/attic/x.cpp", OPENING)[1])
 
     def test_the_driver_is_called_where_it_may_be(self):
         for body in ("int x = api.cuCtxGetCurrent(&y);", 'GPU_SLEEP_DRIVER_TRY(api, cuInit, "x", 0);'):

@@ -189,7 +189,7 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
         return std::string("not listed");
     };
     const auto wake_of_all = [&] {
-        return run({{command_file("gpu-wake"), "--all", "--dry-run", "--timeout", "2s", "--json"},
+        return run({{command_file("gpu-wake"), "--all", "--dry-run", "--timeout", "5s", "--json"},
                     machine.launch("gpu-ps").environment});
     };
     CHECK(listed(wake_of_all(), "state") == "not listed");
