@@ -13,9 +13,8 @@
 #include "common/lock_order.hpp"
 #include "gate/hold_rule.hpp"
 #include "gate/seats.hpp"
-#include "gate/waiters.hpp"
+#include "interpreter_lock/python_lock.hpp"
 #include "model/model.hpp"
-#include "python/loader_lock.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -40,7 +39,7 @@ public:
 };
 
 /// How far a deep sleep is, which only the gate knows.
-enum class Depth : std::uint8_t {
+enum class DeepStage : std::uint8_t {
     none,
     shut, ///< the program's calls wait, those that only ask among them; the agent may call the driver
     away, ///< nor may the agent, for the driver's checkpoint of the process is next, or lasts
@@ -101,13 +100,17 @@ public:
     [[nodiscard]] Result<void> go_deep(HoldRule rule, Clock::time_point deadline,
                                        const std::function<bool()>& keep_going);
     /// How far it is, between go_deep() and leave_deep().
-    static void set_depth(Depth depth) noexcept { s_depth.store(depth, std::memory_order_seq_cst); }
+    static void set_deep_stage(DeepStage stage) noexcept {
+        s_deep_stage.store(stage, std::memory_order_seq_cst);
+    }
     /// The driver is within reach again. The phase stays.
     void leave_deep() noexcept;
-    [[nodiscard]] static Depth depth() noexcept { return s_depth.load(std::memory_order_seq_cst); }
+    [[nodiscard]] static DeepStage deep_stage() noexcept {
+        return s_deep_stage.load(std::memory_order_seq_cst);
+    }
     /// Whether calls wait for the end of a deep sleep. Each call of the program looks.
     [[nodiscard]] static bool holds_all() noexcept {
-        return s_depth.load(std::memory_order_relaxed) != Depth::none;
+        return s_deep_stage.load(std::memory_order_relaxed) != DeepStage::none;
     }
 
     [[nodiscard]] Phase phase() const;
@@ -141,7 +144,7 @@ public:
     /// while the loader's lock may be theirs.
     void set_releases_python_lock(bool releases) noexcept { releases_python_lock_ = releases; }
 
-    [[nodiscard]] python::LoaderLock& loader_lock() noexcept { return loader_lock_; }
+    [[nodiscard]] interpreter_lock::LoaderLock& loader_lock() noexcept { return loader_lock_; }
 
     /// Looked at by every call of the program, so it is found without a call of ours.
     [[nodiscard]] static bool is_open() noexcept { return !s_closed.load(std::memory_order_relaxed); }
@@ -193,7 +196,7 @@ private:
     [[nodiscard]] Result<void> empty_out(Clock::time_point deadline, const std::function<bool()>& keep_going);
 
     static constinit std::atomic<bool> s_closed;
-    static constinit std::atomic<Depth> s_depth; ///< to none and from it with the mutex held
+    static constinit std::atomic<DeepStage> s_deep_stage; ///< to none and from it with the mutex held
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost); ///< held for moments only
     std::atomic<std::uint32_t> changed_{0};                                      ///< counts notify()
     Phase phase_ GPU_SLEEP_GUARDED_BY(mutex_) = Phase::open;
@@ -207,7 +210,7 @@ private:
     Clock::time_point last_wake_ GPU_SLEEP_GUARDED_BY(mutex_){};
     std::uint64_t refusals_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< of wakes that it asked for
     std::atomic<bool> releases_python_lock_{true};
-    python::LoaderLock loader_lock_;
+    interpreter_lock::LoaderLock loader_lock_;
     std::atomic<std::uint64_t> passes_{0}; ///< made so far
     std::atomic<std::uint64_t> pass_{0};   ///< number of the one that lives, or 0
 };

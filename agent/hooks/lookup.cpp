@@ -6,7 +6,7 @@
 #include "base/symbols.hpp"
 #include "base/thread_safety.hpp"
 #include "driver/library.hpp"
-#include "freestanding/text.hpp"
+#include "freestanding/no_c_library.hpp"
 #include "freestanding/trampolines.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"

@@ -7,7 +7,7 @@
 #include "base/result.hpp"
 #include "model/model.hpp"
 #include "operations/parts.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 namespace gpu_sleep::agent::operations {
 

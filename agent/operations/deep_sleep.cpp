@@ -220,7 +220,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         const auto& why = ready.error().message;
         return memory_.asleep_bytes() != 0 ? not_deeply(why) : refusal(why);
     }
-    gate::Gate::set_depth(gate::Depth::away);
+    gate::Gate::set_deep_stage(gate::DeepStage::away);
     moved_.clear();
     const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
@@ -307,7 +307,7 @@ void DeepSleep::come_back() noexcept {
     known_devices_.forget(); // they may be others
     if (is_deep()) ++times_back_;
     looks_.reset();
-    gate::Gate::set_depth(gate::Depth::shut); // who asks now is told of them by the driver
+    gate::Gate::set_deep_stage(gate::DeepStage::shut); // who asks now is told of them by the driver
     intercepted::forget_what_is_done();
     intercepted::synchronize_as_answered(memory_.api());
     gate::Gate::instance().leave_deep();
@@ -316,7 +316,7 @@ void DeepSleep::come_back() noexcept {
 }
 
 Result<bool> DeepSleep::look() {
-    if (gate::Gate::depth() < gate::Depth::away) return false;
+    if (gate::Gate::deep_stage() < gate::DeepStage::away) return false;
     const auto stands = means_->checkpoint->state(::getpid());
     return stands ? settle(*stands) : stands.error();
 }
@@ -330,7 +330,7 @@ Result<bool> DeepSleep::settle(checkpoint::State found) {
         return *lost_;
     }
     if (*is_away) {
-        gate::Gate::set_depth(gate::Depth::deep);
+        gate::Gate::set_deep_stage(gate::DeepStage::deep);
         was_deep_ = true;
     } else {
         come_back();

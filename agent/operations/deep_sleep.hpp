@@ -20,7 +20,7 @@
 #include "operations/outside.hpp"
 #include "peers/room_plan.hpp"
 #include "program_memory/program_memory.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 #include <atomic>
 #include <functional>
@@ -57,7 +57,7 @@ public:
     }
 
     /// Whether nothing of the process is on a GPU, as far as the agent knows.
-    [[nodiscard]] static bool is_deep() noexcept { return gate::Gate::depth() == gate::Depth::deep; }
+    [[nodiscard]] static bool is_deep() noexcept { return gate::Gate::deep_stage() == gate::DeepStage::deep; }
     /// How often it has come back so far. Thread-safe.
     [[nodiscard]] unsigned times_back() const noexcept { return times_back_; }
     /// Whether it has been since the last sleep, as after-wake callbacks are told.

@@ -17,7 +17,6 @@
 #include "operations/transitions.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
-#include "program_memory/retired_contents.hpp"
 #include "torch/torch_trim.hpp"
 
 #include <string>

@@ -12,7 +12,6 @@
 #include "operations/inhibitors.hpp"
 #include "operations/known_devices.hpp"
 #include "program_memory/program_memory.hpp"
-#include "program_memory/retired_contents.hpp"
 
 #include <optional>
 #include <string>

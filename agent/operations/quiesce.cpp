@@ -11,10 +11,10 @@
 #include "intercepted/mappings.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/trimming.hpp"
+#include "interpreter_lock/python_lock.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/turn.hpp"
 #include "operations/unseen.hpp"
-#include "python/python_lock.hpp"
 
 #include <fmt/ranges.h>
 
@@ -173,7 +173,7 @@ Result<void> Quiesce::shut_gate(bool trims) {
     auto& gate = gate::Gate::instance();
     const auto keep_going = [this] { return keeps_going(); };
     // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
-    if (gate::Gate::is_open()) python::find_python(gate.loader_lock());
+    if (gate::Gate::is_open()) interpreter_lock::find_python(gate.loader_lock());
     for (bool has_trimmed = !trims || pauses();;) {
         GPU_SLEEP_TRY(end_captures());
         // PyTorch could not unmap blocks of its own that sleep, and would be left in disorder.

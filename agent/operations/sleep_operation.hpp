@@ -10,7 +10,7 @@
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "operations/turn.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 #include <optional>
 #include <string>

@@ -10,7 +10,7 @@
 #include "operations/process_status.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 #include <optional>
 #include <shared_mutex>

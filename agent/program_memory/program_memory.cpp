@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Allocating, freeing and describing the program's memory, and the gate that follows it.
+// Allocating, freeing and describing the program's memory, the gate that follows it, the memory that is
+// shared, and giving contents back.
 
 #include "program_memory/program_memory.hpp"
 
@@ -12,6 +13,7 @@
 #include <thread>
 
 namespace gpu_sleep::agent {
+
 namespace {
 
 std::atomic<ProgramMemory*> g_in_use{nullptr};
@@ -329,7 +331,7 @@ bool ProgramMemory::settle_gate() noexcept {
     const MutexLock lock(mutex_);
     auto rule = rule_for_what_sleeps();
     const bool holds = rule.holds_anything();
-    if (holds || gate.depth() >= gate::Depth::away)
+    if (holds || gate.deep_stage() >= gate::DeepStage::away)
         gate.keep_shut(std::move(rule));
     else
         gate.open();
@@ -350,6 +352,64 @@ Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t i
     shared_.add(address, {id, backing->handle, backing->bytes, address - backing->address});
     locked_.make_stay(address, reason);
     return {};
+}
+
+void SharedRanges::add(driver::DeviceAddress address, const Range& range) {
+    const MutexLock lock(mutex_);
+    ranges_.insert_or_assign(address, range);
+}
+
+SharedRanges::Withdrawn SharedRanges::withdraw(driver::DeviceAddress address) noexcept {
+    const MutexLock lock(mutex_);
+    return {*this, ranges_.extract(address)};
+}
+
+SharedRanges::Withdrawn::~Withdrawn() {
+    if (!node_) return;
+    const MutexLock lock(owner_.mutex_);
+    owner_.ranges_.insert(std::move(node_));
+}
+
+Result<SharedRanges::Exported> SharedRanges::open(const driver::Api& api, driver::DeviceAddress address,
+                                                  std::uint64_t id,
+                                                  const std::function<bool()>& is_allocated) {
+    const MutexLock lock(mutex_);
+    const auto found = ranges_.find(address);
+    // Freed, it leaves the index of allocations first: it may yet be here.
+    if (found == ranges_.end() || found->second.allocation != id || !is_allocated())
+        return make_error(ErrorCode::not_owned, "there is no such shared memory");
+    auto memory = driver::export_memory(api, found->second.handle);
+    if (!memory) return std::move(memory).error();
+    return Exported{found->second, *std::move(memory)};
+}
+
+void RetiredContents::collect() {
+    memory_.with_lock([this](LockedMemory& locked) { retired_.add(locked.contents().reap()); });
+}
+
+bool RetiredContents::shrink_one() {
+    const auto waste = memory_.with_lock([](LockedMemory& locked) { return locked.contents().find_waste(); });
+    if (!waste) return false;
+    // The driver may take its time. No operation runs beside this one, and nobody else reads the contents.
+    const auto given_back = waste->give_back();
+    memory_.with_lock([&](LockedMemory&) { contents::Contents::note_shrunk(*waste, given_back); });
+    return true;
+}
+
+bool RetiredContents::give_back_some() {
+    return retired_.give_back_some() || shrink_one();
+}
+
+bool RetiredContents::give_back_files() {
+    return retired_.close_files();
+}
+
+bool RetiredContents::has_waste() {
+    return has_any() || memory_.with_lock([](LockedMemory& locked) { return locked.contents().has_waste(); });
+}
+
+Bytes RetiredContents::host_bytes(const LockedMemory& locked) const noexcept {
+    return locked.contents().retired_bytes() + retired_.held();
 }
 
 } // namespace gpu_sleep::agent

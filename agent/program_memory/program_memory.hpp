@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program's memory that can sleep: the ledger, the heap and the kept contents, behind one mutex. What
-// intercepted calls and operations mean for it is decided above.
+// The program's memory that can sleep: the ledger, the heap and the kept contents, behind one mutex; which of
+// it other processes may ask for; and contents that nothing needs any more. What intercepted calls and
+// operations mean for it is decided above.
 
 #pragma once
 
+#include "base/fd.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
+#include "contents/contents.hpp"
+#include "driver/memory.hpp"
 #include "gate/gate.hpp"
 #include "memory/heap.hpp"
 #include "program_memory/locked_memory.hpp"
-#include "program_memory/shared_ranges.hpp"
-#include "program_memory/touch_rule.hpp"
 #include "sleep/engine.hpp"
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,6 +33,51 @@
 #include <vector>
 
 namespace gpu_sleep::agent {
+
+/// Which ranges other processes may ask for. Thread-safe. Its mutex comes after that of the program's memory,
+/// which a sleep holds for long.
+class SharedRanges {
+public:
+    struct Range {
+        std::uint64_t allocation = 0;              ///< the id of the allocation that is shared
+        driver::PhysicalMemory::Handle handle = 0; ///< of the backing, which stays
+        Bytes bytes = 0;                           ///< of the backing
+        Bytes offset = 0;                          ///< of the allocation in it
+    };
+    struct Exported {
+        Range range;
+        UniqueFd memory;
+    };
+
+    void add(driver::DeviceAddress address, const Range& range);
+    /// A range that nobody gets any more; shared again when this is destroyed, unless it ended.
+    class Withdrawn {
+    public:
+        Withdrawn(const Withdrawn&) = delete;
+        Withdrawn& operator=(const Withdrawn&) = delete;
+        ~Withdrawn();
+        void end() noexcept { node_ = {}; }
+
+    private:
+        friend class SharedRanges;
+        using Node = std::map<driver::DeviceAddress, Range>::node_type;
+        Withdrawn(SharedRanges& owner, Node node) noexcept : owner_(owner), node_(std::move(node)) {}
+
+        SharedRanges& owner_;
+        Node node_; ///< empty if it was not shared
+    };
+    /// Before its memory is released.
+    [[nodiscard]] Withdrawn withdraw(driver::DeviceAddress address) noexcept;
+    /// The memory of allocation `id`, which begins at `address`. `is_allocated`: whether it still is; asked
+    /// while it cannot be forgotten. Errors: not_owned; those of driver::export_memory().
+    [[nodiscard]] Result<Exported> open(const driver::Api& api, driver::DeviceAddress address,
+                                        std::uint64_t id, const std::function<bool()>& is_allocated);
+
+private:
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
+        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
+    std::map<driver::DeviceAddress, Range> ranges_ GPU_SLEEP_GUARDED_BY(mutex_);
+};
 
 /// Keeps one until the program's user is told, which is done once. Thread-safe.
 class Shortage {
@@ -93,7 +142,7 @@ public:
     /// Whether the agent may call the driver of its own accord now: CUDA is in use, and the process is not
     /// ending. Whatever else is to keep it from the driver for a while belongs here.
     [[nodiscard]] bool may_call_driver() const noexcept {
-        return is_started() && !is_ending_ && gate::Gate::depth() < gate::Depth::away;
+        return is_started() && !is_ending_ && gate::Gate::deep_stage() < gate::DeepStage::away;
     }
     /// Removes the files of kept contents, but for those to be kept: the process is ending. Not while a
     /// transaction is under way, for which it waits for a bounded time.
@@ -229,5 +278,32 @@ auto ProgramMemory::try_with_lock(Use&& use) -> std::optional<std::invoke_result
     const MutexLock lock(mutex_, std::adopt_lock);
     return std::forward<Use>(use)(locked_);
 }
+
+/// Contents that nothing needs any more, until their memory and files are given back where that takes
+/// nobody's time. Used on the operations thread alone, but for host_bytes().
+class RetiredContents {
+public:
+    explicit RetiredContents(ProgramMemory& memory) noexcept : memory_(memory) {}
+
+    /// Takes over what has been retired since. Before any of the others, once the memory is open.
+    void collect();
+    /// Gives a little of it back: one piece of host memory after another, without the memory's mutex. False
+    /// when nothing is left. The caller holds the contexts.
+    [[nodiscard]] bool give_back_some();
+    /// Closes retired files, whose room on the disk is free then. Returns whether there were any.
+    [[nodiscard]] bool give_back_files();
+    [[nodiscard]] bool has_any() const noexcept { return !retired_.is_empty(); }
+    /// Whether there is something to give back, collected or not.
+    [[nodiscard]] bool has_waste();
+    /// Host memory that nothing needs any more. Thread-safe; `locked` is the memory.
+    [[nodiscard]] Bytes host_bytes(const LockedMemory& locked) const noexcept;
+
+private:
+    /// Gives back dead contents of one piece of host memory. Returns whether there was one.
+    [[nodiscard]] bool shrink_one();
+
+    ProgramMemory& memory_;
+    contents::Retired retired_; ///< being given back
+};
 
 } // namespace gpu_sleep::agent

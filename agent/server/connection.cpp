@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Receiving requests and sending replies.
 
-#include "connection.hpp"
+#include "server/connection.hpp"
 
 #include "base/deadline.hpp"
 #include "base/guard.hpp"

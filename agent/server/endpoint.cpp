@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Making and keeping the socket.
 
-#include "endpoint.hpp"
+#include "server/endpoint.hpp"
 
 #include "base/agent_directory.hpp"
 #include "base/process.hpp"

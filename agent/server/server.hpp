@@ -7,11 +7,11 @@
 #include "base/process.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
-#include "connection.hpp"
-#include "endpoint.hpp"
-#include "line.hpp"
 #include "model/model.hpp"
-#include "peer.hpp"
+#include "server/connection.hpp"
+#include "server/endpoint.hpp"
+#include "server/request_queue.hpp"
+#include "server/shared_memory.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -106,11 +106,11 @@ private:
     /// `next_look`.
     void listen_once(Clock::time_point& next_look);
     void operate_for_ever();
-    void operate(Line::Place& place);
+    void operate(RequestQueue::Place& place);
     /// By the operations thread's name, the time of the socket's file, and the file beside it, for who cannot
     /// ask. On that thread.
     void show_state(bool may_have_changed) noexcept;
-    [[nodiscard]] Outcome outcome_of(Line::Place& place) noexcept;
+    [[nodiscard]] Outcome outcome_of(RequestQueue::Place& place) noexcept;
     /// What the agent says of the process, and the wakes that wait.
     [[nodiscard]] model::Report status();
     void keep_in_place();
@@ -152,7 +152,7 @@ private:
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     Condition job_added_;
-    Line line_ GPU_SLEEP_GUARDED_BY(mutex_);
+    RequestQueue queue_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::optional<Clock::time_point>
         tidy_at_ GPU_SLEEP_GUARDED_BY(mutex_); ///< when there is something to tidy up
 };

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // One question to another agent, and its answer with a descriptor.
 
-#include "peer.hpp"
+#include "server/shared_memory.hpp"
 
 #include "base/agent_directory.hpp"
 #include "base/deadline.hpp"

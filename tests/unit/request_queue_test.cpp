@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Whose turn it is.
 
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 #include "support/catch.hpp"
 
@@ -56,7 +56,7 @@ public:
         return sleep ? sleep->tags.front() : std::get<model::WakeRequest>(job.operation).tags.front();
     }
 
-    Line line;
+    RequestQueue line;
     bool is_short = true;
     Milliseconds pause{0};
     int now_ms = 0;
@@ -70,7 +70,7 @@ private:
 
 } // namespace
 
-TEST_CASE("Line: without a shortage all run in their order", "[line]") {
+TEST_CASE("RequestQueue: without a shortage all run in their order", "[request_queue]") {
     Trial trial;
     trial.is_short = false;
     CHECK(trial.run(0) == "-");
@@ -83,7 +83,8 @@ TEST_CASE("Line: without a shortage all run in their order", "[line]") {
     CHECK(trial.line.is_empty());
 }
 
-TEST_CASE("Line: a wake that makes room is known until it is gone, and it alone has a place", "[line]") {
+TEST_CASE("RequestQueue: a wake that makes room is known until it is gone, and it alone has a place",
+          "[request_queue]") {
     Trial trial;
     CHECK_FALSE(trial.line.makes_room());
     trial.wake("w", Milliseconds(60));
@@ -103,8 +104,8 @@ TEST_CASE("Line: a wake that makes room is known until it is gone, and it alone 
     CHECK_FALSE(trial.line.makes_room());
 }
 
-TEST_CASE("Line: where a try is dear it is made less often, and once more before the time is over",
-          "[line]") {
+TEST_CASE("RequestQueue: where a try is dear it is made less often, and once more before the time is over",
+          "[request_queue]") {
     Trial trial;
     trial.pause = Milliseconds(1'000);
     trial.wake("w", Milliseconds(1'500));
@@ -115,7 +116,8 @@ TEST_CASE("Line: where a try is dear it is made less often, and once more before
     CHECK(trial.run(1'450) == "w");
 }
 
-TEST_CASE("Line: a wake that lacks memory is tried every 50 ms until its time is over", "[line]") {
+TEST_CASE("RequestQueue: a wake that lacks memory is tried every 50 ms until its time is over",
+          "[request_queue]") {
     Trial trial;
     trial.wake("w", Milliseconds(120));
     CHECK(trial.run(0) == "w");
@@ -132,7 +134,7 @@ TEST_CASE("Line: a wake that lacks memory is tried every 50 ms until its time is
     CHECK(trial.line.is_empty());
 }
 
-TEST_CASE("Line: the time in line is off the time in which it may wait", "[line]") {
+TEST_CASE("RequestQueue: the time in line is off the time in which it may wait", "[request_queue]") {
     Trial trial;
     trial.wake("w", Milliseconds(200));
     trial.wake("own", Milliseconds(200), true);
@@ -142,7 +144,7 @@ TEST_CASE("Line: the time in line is off the time in which it may wait", "[line]
     CHECK(trial.run(1'160) == "own"); // which stands in line as long as it takes
 }
 
-TEST_CASE("Line: others go past those that wait, and have them tried again", "[line]") {
+TEST_CASE("RequestQueue: others go past those that wait, and have them tried again", "[request_queue]") {
     Trial trial;
     trial.wake("w", Milliseconds(60'000));
     CHECK(trial.run(0) == "w");
@@ -152,7 +154,7 @@ TEST_CASE("Line: others go past those that wait, and have them tried again", "[l
     CHECK(trial.run(10) == "-");
 }
 
-TEST_CASE("Line: a stream of others, and of tries, keeps nobody out", "[line]") {
+TEST_CASE("RequestQueue: a stream of others, and of tries, keeps nobody out", "[request_queue]") {
     Trial trial;
     for (const auto* tag : {"v", "w", "x"}) {
         trial.wake(tag, Milliseconds(60'000));
@@ -167,7 +169,8 @@ TEST_CASE("Line: a stream of others, and of tries, keeps nobody out", "[line]") 
     for (const auto* tag : {"v", "w", "x"}) CHECK(turns[tag] == 10);
 }
 
-TEST_CASE("Line: those that wait are tried in the order in which they came, round by round", "[line]") {
+TEST_CASE("RequestQueue: those that wait are tried in the order in which they came, round by round",
+          "[request_queue]") {
     Trial trial;
     for (const auto* tag : {"v", "w", "x"}) {
         trial.wake(tag, Milliseconds(60'000));
@@ -184,7 +187,8 @@ TEST_CASE("Line: those that wait are tried in the order in which they came, roun
     CHECK(trial.line.is_empty());
 }
 
-TEST_CASE("Line: who has stood or waited for too long is taken out, with what it lacked", "[line]") {
+TEST_CASE("RequestQueue: who has stood or waited for too long is taken out, with what it lacked",
+          "[request_queue]") {
     Trial trial;
     trial.wake("waits", Milliseconds(500));
     CHECK(trial.run(0) == "waits");
@@ -205,7 +209,7 @@ TEST_CASE("Line: who has stood or waited for too long is taken out, with what it
     CHECK_FALSE(trial.line.take_late(at(1'000'000), false));
 }
 
-TEST_CASE("Line: what runs is neither given again nor taken out, and still seen", "[line]") {
+TEST_CASE("RequestQueue: what runs is neither given again nor taken out, and still seen", "[request_queue]") {
     Trial trial;
     trial.wake("w", Milliseconds(60'000));
     CHECK(trial.run(0) == "w");

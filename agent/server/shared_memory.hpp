@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Asking the agent of another process for memory that its program shares.
+// Memory that programs share: asking the agent of another process for it.
 
 #pragma once
 

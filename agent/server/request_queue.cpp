@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Whose turn it is.
 
-#include "line.hpp"
+#include "server/request_queue.hpp"
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ constexpr Milliseconds k_least_pause{50};
 
 } // namespace
 
-Milliseconds Line::Place::time_left(Clock::time_point now) const noexcept {
+Milliseconds RequestQueue::Place::time_left(Clock::time_point now) const noexcept {
     if (shortage_) return std::chrono::duration_cast<Milliseconds>(shortage_->until - now);
     const auto* const wake = std::get_if<model::WakeRequest>(&job_.operation);
     if (wake && job_.asker != Asker::command) return Milliseconds::max();
@@ -21,18 +21,18 @@ Milliseconds Line::Place::time_left(Clock::time_point now) const noexcept {
     return limit - std::chrono::duration_cast<Milliseconds>(now - job_.since);
 }
 
-void Line::add(Job job) {
+void RequestQueue::add(Job job) {
     places_.emplace_back(std::move(job));
 }
 
-Line::Place* Line::first_untried() noexcept {
+RequestQueue::Place* RequestQueue::first_untried() noexcept {
     const auto found = std::find_if(places_.begin(), places_.end(), [](const Place& place) {
         return !place.runs_ && place.shortage_ && !place.shortage_->is_tried;
     });
     return found == places_.end() ? nullptr : &*found;
 }
 
-Line::Place* Line::due(Clock::time_point now) noexcept {
+RequestQueue::Place* RequestQueue::due(Clock::time_point now) noexcept {
     if (auto* const place = first_untried()) return place;
     if (now < next_round_) return nullptr;
     for (auto& place : places_)
@@ -40,7 +40,7 @@ Line::Place* Line::due(Clock::time_point now) noexcept {
     return first_untried();
 }
 
-Line::Place* Line::next(Clock::time_point now) noexcept {
+RequestQueue::Place* RequestQueue::next(Clock::time_point now) noexcept {
     const auto in_line = [](const Place& place) { return !place.runs_ && !place.shortage_; };
     const auto found = std::find_if(places_.begin(), places_.end(), in_line);
     auto* const fresh = found == places_.end() ? nullptr : &*found;
@@ -52,7 +52,7 @@ Line::Place* Line::next(Clock::time_point now) noexcept {
     return chosen;
 }
 
-Clock::time_point Line::next_time() const noexcept {
+Clock::time_point RequestQueue::next_time() const noexcept {
     auto time = Clock::time_point::max();
     for (const auto& place : places_) {
         if (place.runs_) continue;
@@ -62,8 +62,8 @@ Clock::time_point Line::next_time() const noexcept {
     return time;
 }
 
-bool Line::waits(Place& place, model::Failure& why, Clock::time_point begun, Clock::time_point now,
-                 Milliseconds pause) noexcept {
+bool RequestQueue::waits(Place& place, model::Failure& why, Clock::time_point begun, Clock::time_point now,
+                         Milliseconds pause) noexcept {
     const auto* const wake = std::get_if<model::WakeRequest>(&place.job_.operation);
     if (!wake || why.error.code != ErrorCode::out_of_device_memory) return false;
     const auto since = place.shortage_ ? place.shortage_->since : begun;
@@ -82,7 +82,7 @@ bool Line::waits(Place& place, model::Failure& why, Clock::time_point begun, Clo
     return true;
 }
 
-Job Line::leave(Place& place, Clock::time_point now) noexcept {
+Job RequestQueue::leave(Place& place, Clock::time_point now) noexcept {
     // Now there may be room, or nothing left to do: whoever waits need not wait for its time.
     if (first_untried())
         has_ended_ = true;
@@ -93,7 +93,7 @@ Job Line::leave(Place& place, Clock::time_point now) noexcept {
     return job;
 }
 
-std::optional<Line::Late> Line::take_late(Clock::time_point now, bool own_alone) noexcept {
+std::optional<RequestQueue::Late> RequestQueue::take_late(Clock::time_point now, bool own_alone) noexcept {
     const auto late = std::find_if(places_.begin(), places_.end(), [=](const Place& place) {
         const bool is_meant = !own_alone || place.job_.asker != Asker::command;
         return is_meant && !place.runs_ && place.time_left(now) <= Milliseconds(0);
@@ -105,14 +105,15 @@ std::optional<Line::Late> Line::take_late(Clock::time_point now, bool own_alone)
     return taken;
 }
 
-bool Line::makes_room() const noexcept {
+bool RequestQueue::makes_room() const noexcept {
     return std::any_of(places_.begin(), places_.end(), [](const Place& place) {
         const auto* const wake = std::get_if<model::WakeRequest>(&place.job_.operation);
         return wake && wake->make_room;
     });
 }
 
-std::vector<model::WaitingWake> Line::waiting(Clock::time_point now, std::uint32_t place_in_line) const {
+std::vector<model::WaitingWake> RequestQueue::waiting(Clock::time_point now,
+                                                      std::uint32_t place_in_line) const {
     std::vector<model::WaitingWake> wakes;
     for (const auto& place : places_) {
         if (!place.shortage_) continue;

@@ -55,7 +55,7 @@ struct Job {
 /// or less often where a try is dear, and as soon as another operation has ended. All that wait are tried in
 /// rounds, in the order in which they came. Between two tries one of those in line has its turn, so that
 /// neither kind keeps the other out.
-class Line {
+class RequestQueue {
 public:
     class Place;
 
@@ -101,7 +101,7 @@ private:
 };
 
 /// A job in the line. What the job is told may be used while it runs; the rest is the line's.
-class Line::Place {
+class RequestQueue::Place {
 public:
     explicit Place(Job job) noexcept : job_(std::move(job)) {}
 
@@ -112,7 +112,7 @@ public:
     [[nodiscard]] Milliseconds time_left(Clock::time_point now) const noexcept;
 
 private:
-    friend class Line;
+    friend class RequestQueue;
     struct Shortage {
         Clock::time_point since;
         Clock::time_point until;
