@@ -2,13 +2,13 @@
 // Copyright the gpu-sleep authors.
 // The hooks of initialisation, contexts, streams and captures: a few lines each, no policy.
 
+#include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/contexts.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/peers.hpp"
 #include "intercepted/pools.hpp"
-#include "intercepted/streams.hpp"
-#include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 
 #include <unwind.h>
@@ -112,6 +112,13 @@ GPU_SLEEP_SHARE(cuStreamBeginCaptureToGraph, begin_capture)
 GPU_SLEEP_SHARE(cuStreamBeginCaptureToGraph_ptsz, begin_capture)
 GPU_SLEEP_SHARE(cuStreamEndCapture, end_capture)
 GPU_SLEEP_SHARE(cuStreamEndCapture_ptsz, end_capture)
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+    const auto wanted = mode ? *mode : t_capture_mode.own;
+    const auto status = real<Entry::cuThreadExchangeStreamCaptureMode>()(mode);
+    if (status == CUDA_SUCCESS) t_capture_mode = {wanted, wanted};
+    return status;
+}
 
 GPU_SLEEP_SHARE(cuStreamSynchronize, synchronize)
 GPU_SLEEP_SHARE(cuStreamSynchronize_ptsz, synchronize)

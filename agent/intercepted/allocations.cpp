@@ -4,7 +4,7 @@
 
 #include "intercepted/allocations.hpp"
 
-#include "intercepted/pending_removal.hpp"
+#include "intercepted/answer.hpp"
 
 #include <iterator>
 #include <utility>

@@ -11,7 +11,7 @@
 #include "intercepted/captures.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/residents.hpp"
+#include "intercepted/residual_records.hpp"
 #include "intercepted/state.hpp"
 
 #include "base/immortal.hpp"

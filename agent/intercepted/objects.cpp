@@ -11,8 +11,8 @@
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/trimming.hpp"
 
 #include <algorithm>
 #include <atomic>

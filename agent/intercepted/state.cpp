@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What every intercepted call begins with: the running agent, and where the call stands.
+// What every intercepted call begins with: the running agent, and where the call stands; and the list of
+// unknown calls.
 
 #include "intercepted/state.hpp"
 
 #include "gate/gate.hpp"
+#include "intercepted/answer.hpp"
+
+#include <array>
+#include <atomic>
 
 namespace gpu_sleep::agent::intercepted {
+
+namespace {
+
+/// Room for all that the hooks tell apart, and one for the others; null behind the last.
+constinit std::array<std::atomic<const char*>, 257> g_called{};
+
+} // namespace
 
 CUresult refused() noexcept {
     return gate::Gate::instance().is_abandoned() ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_SYSTEM_NOT_READY;
@@ -47,6 +59,20 @@ CUcontext context_of(ProgramMemory& memory, CUstream stream) {
 void give_range(ProgramMemory& memory, CUdeviceptr address) {
     if (const auto freed = memory.free(address); !freed)
         log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
+}
+
+void note_unknown_call(const char* name) noexcept {
+    for (auto& each : g_called) {
+        const char* noted = nullptr;
+        if (each.compare_exchange_strong(noted, name) || noted == name) return;
+    }
+}
+
+std::vector<std::string> called_unknown() {
+    std::vector<std::string> called;
+    for (const char* name : g_called)
+        if (name) called.emplace_back(name);
+    return called;
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -9,6 +9,7 @@
 #include "common/lock_order.hpp"
 #include "life/idle_timer.hpp"
 #include "life/stop_watch.hpp"
+#include "life/touch_waker.hpp"
 #include "operations/parts.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/server.hpp"
@@ -84,7 +85,6 @@ private:
 
     /// `error` as it is told: whatever fails once the process has begun to end, that is why.
     [[nodiscard]] Error as_it_ends(Error error) const;
-    void wake_on_touch();
     /// Has the process sleep where its own timer says so.
     void sleep_if_due();
     /// If the environment wants it.
@@ -100,9 +100,8 @@ private:
     server::Server server_;
     life::StopWatch stop_watch_;
     life::IdleTimer idle_timer_;
-    model::WakeRequest touch_request_;       ///< what a touch asks for
+    life::TouchWaker touch_waker_;
     const std::optional<Bytes> host_budget_; ///< of the environment
-    std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried
 };
 
 } // namespace gpu_sleep::agent

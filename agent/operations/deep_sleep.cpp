@@ -76,6 +76,27 @@ Error not_deeply(std::string_view why) {
 
 } // namespace
 
+KnownDevices::Device KnownDevices::find(int device) {
+    {
+        const MutexLock lock(mutex_);
+        if (const auto known = devices_.find(device); known != devices_.end()) return known->second;
+    }
+    if (!memory_.may_call_driver()) return {};
+    const auto& api = memory_.api();
+    Device found{driver::device_name(api, device), driver::device_uuid(api, device), false,
+                 driver::is_mps_client(api, device)};
+    found.is_part = found.name.find(" MIG ") != std::string::npos;
+    if (found.name.empty() || found.uuid.empty()) return found; // who comes next asks again
+    const MutexLock lock(mutex_);
+    devices_[device] = found;
+    return found;
+}
+
+void KnownDevices::forget() noexcept {
+    const MutexLock lock(mutex_);
+    devices_.clear();
+}
+
 std::map<int, DeepSleep::Device> DeepSleep::devices() const {
     const MutexLock lock(mutex_);
     return devices_;

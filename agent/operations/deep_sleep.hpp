@@ -3,7 +3,8 @@
 // What follows a sleep and comes before a wake where the driver takes the rest of the process from the GPUs:
 // its context, its modules, and memory that the agent does not own. The driver locks and checkpoints no
 // process that asks for it itself. So the command that asked for the sleep does that, and a process outside
-// where the program itself asked; the way back is the agent's own.
+// where the program itself asked; the way back is the agent's own. And what only a deep sleep changes of the
+// process's devices.
 
 #pragma once
 
@@ -16,7 +17,6 @@
 #include "gate/gate.hpp"
 #include "model/model.hpp"
 #include "model/unseen_libraries.hpp"
-#include "operations/known_devices.hpp"
 #include "operations/outside.hpp"
 #include "peers/room_plan.hpp"
 #include "program_memory/program_memory.hpp"
@@ -33,6 +33,28 @@
 #include <vector>
 
 namespace gpu_sleep::agent::operations {
+
+/// Thread-safe.
+class KnownDevices {
+public:
+    struct Device {
+        std::string name;           ///< empty where the driver could not be asked
+        std::string uuid;           ///< likewise
+        bool is_part = false;       ///< of a GPU (MIG)
+        bool is_mps_client = false; ///< this process, there
+    };
+
+    explicit KnownDevices(const ProgramMemory& memory) noexcept : memory_(memory) {}
+
+    [[nodiscard]] Device find(int device);
+    /// The devices may be other GPUs from now on.
+    void forget() noexcept;
+
+private:
+    const ProgramMemory& memory_;
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
+};
 
 /// The driver's checkpoint of this process. One operation at a time uses it; is_deep() is thread-safe,
 /// and describe(). How the process stands is asked of the driver wherever it may have changed: what others

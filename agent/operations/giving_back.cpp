@@ -9,8 +9,8 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "intercepted/trimming.hpp"
 #include "operations/preparing.hpp"
 
 #include <algorithm>
@@ -136,7 +136,7 @@ void say_who_has_memory(Parts& parts) {
     if (!total || lack->bytes >= *total) return; // no sleep makes room for so much
     const auto gpu = parts.devices.find(lack->device).uuid;
     if (gpu.empty()) return;
-    const auto holders = parts.room.holders({{gpu, lack->bytes}});
+    const auto holders = parts.room.holders({{gpu, lack->bytes}}).words;
     if (holders.empty()) return;
     log::warning("an allocation of {} found too little memory on GPU {}: {}; make room with gpu-reclaim "
                  "--need {}MiB --gpu {}, or start the program with gpu-run --need SIZE",

@@ -9,8 +9,7 @@
 #include "model/model.hpp"
 #include "operations/deep_sleep.hpp"
 #include "operations/idle_watch.hpp"
-#include "operations/inhibitors.hpp"
-#include "operations/known_devices.hpp"
+#include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
 
 #include <optional>

@@ -7,12 +7,14 @@
 #include "base/guard.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
+#include "gate/gate.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
 #include "peers/room_plan.hpp"
 #include "sleep/engine.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
@@ -41,13 +43,70 @@ Report unchanged(Parts& parts, const model::SleepRequest& request, std::string w
     report.operation = model::Operation::sleep;
     report.level = request.level;
     report.dry_run = request.dry_run;
-    parts.memory.with_lock([&](const LockedMemory& locked) { parts.status.complete(locked, report); });
+    complete_report(parts, report, start);
     refuse(report, std::move(why));
-    report.times.total = seconds_since(start);
     return report;
 }
 
 } // namespace
+
+/// Whether a process is idle as a sleep asks for that is only for what is idle, and stays so. Used on the
+/// operations thread. Parts and request outlive it.
+class Idleness {
+public:
+    Idleness(Parts& parts, const model::IdleSleepRequest& request) : parts_(parts), request_(request) {}
+
+    /// Looks whether the process is idle as asked. Returns why it is not to sleep now; empty: it is.
+    [[nodiscard]] std::string find() {
+        const auto state = parts_.status.state();
+        const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
+        if (is_asleep && request_.sleep.store_is_named) return find_unused();
+        if (is_asleep) return "it is already asleep";
+        if (parts_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
+        if (parts_.turnstile.is_held()) return k_held_back;
+        const auto idle = parts_.idle.find();
+        if (!idle) return "it is not known whether it is idle";
+        if (idle->seconds == 0) return "it is not idle";
+        auto why = why_too_short(idle->seconds);
+        if (why.empty()) idle_ = idle;
+        return why;
+    }
+    /// Whether it sleeps already, and has been idle or asleep for as long as asked: nothing but moves is
+    /// done, and whoever wakes meanwhile stays awake.
+    [[nodiscard]] bool is_for_moves() const noexcept { return is_for_moves_; }
+    /// Whether the program has not worked since, and has no sleeps wait. Always so where only moves are done,
+    /// for what moves sleeps on.
+    [[nodiscard]] bool lasts(model::Progress::Phase phase) {
+        if (!idle_) return true;
+        const bool waits = phase == model::Progress::Phase::waiting && parts_.turnstile.is_held();
+        is_over_ |= waits || gate::Gate::instance().activity().touches != idle_->touches;
+        return !is_over_;
+    }
+    /// Whether that was ever found to be over.
+    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
+
+private:
+    [[nodiscard]] std::string find_unused() {
+        if (parts_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
+        const auto now = parts_.status.report();
+        if (now.waiting > 0) return "work waits for it to wake";
+        // Time asleep counts as idle.
+        auto why = why_too_short(std::max(now.idle_seconds.value_or(0), now.state_seconds));
+        is_for_moves_ = why.empty();
+        return why;
+    }
+    /// Why `seconds` are too few, or nothing.
+    [[nodiscard]] std::string why_too_short(double seconds) const {
+        const auto wanted = std::chrono::duration<double>(request_.only_if_idle).count();
+        return seconds < wanted ? model::not_yet("idle", seconds, wanted) : std::string();
+    }
+
+    Parts& parts_;
+    const model::IdleSleepRequest& request_;
+    std::optional<IdleWatch::Idle> idle_; ///< as it was when it was found
+    bool is_for_moves_ = false;
+    bool is_over_ = false;
+};
 
 const SleepOperation::Remedy SleepOperation::k_remedies[] = {
     {ErrorCode::out_of_host_memory, &SleepOperation::give_unneeded_back},
@@ -251,10 +310,7 @@ Result<Report> SleepOperation::stay_deep() {
         GPU_SLEEP_TRY(pass_without_moving());
     }
     settler.settle();
-    parts_.memory.with_lock([&](const LockedMemory& locked) {
-        ignoring_errors([&] { parts_.status.complete(locked, report_); });
-    });
-    report_.times.total = seconds_since(start_);
+    complete_report(parts_, report_, start_);
     return std::move(report_);
 }
 
@@ -327,7 +383,7 @@ Result<Report> SleepOperation::run() {
     GPU_SLEEP_TRY(joint_.announce());
     GPU_SLEEP_TRY(check_touches());
     GPU_SLEEP_TRY(check_consent());
-    const auto turn = Turn::take(parts_, !request_.dry_run, deadline_, progress_);
+    const auto turn = take_turn(parts_, !request_.dry_run, deadline_, progress_);
     if (!turn) return turn.error();
     if (request_.dry_run && parts_.turnstile.is_held()) refuse(report_, k_held_back, ErrorCode::timed_out);
     if (parts_.memory.is_ending()) return process_is_ending();
@@ -341,10 +397,7 @@ Result<Report> SleepOperation::run() {
     GPU_SLEEP_TRY(go_deep());
     if (sum_of(report_.devices, &model::DeviceReport::released) > 0 && !is_own() && parts_.is_unguarded())
         ignoring_errors([&] { report_.notes.emplace_back(k_not_intercepted); });
-    parts_.memory.with_lock([&](const LockedMemory& locked) {
-        ignoring_errors([&] { parts_.status.complete(locked, report_); }); // a shortage only thins it
-    });
-    report_.times.total = seconds_since(start_);
+    complete_report(parts_, report_, start_);
     return std::move(report_);
 }
 

@@ -6,7 +6,6 @@
 
 #include "base/result.hpp"
 #include "model/model.hpp"
-#include "operations/idleness.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "operations/turn.hpp"
@@ -16,6 +15,8 @@
 #include <string>
 
 namespace gpu_sleep::agent::operations {
+
+class Idleness;
 
 /// One sleep, run once, on the operations thread.
 class SleepOperation {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Keeps sleeps out while the program holds them back, and lets no hold begin while an operation lasts.
+// What keeps sleeps out: the program, while it holds them back, and whoever inhibits those from outside. No
+// hold begins while an operation lasts.
 
 #pragma once
 
@@ -10,6 +11,7 @@
 #include "common/lock_order.hpp"
 
 #include <functional>
+#include <optional>
 
 namespace gpu_sleep::agent::operations {
 
@@ -39,6 +41,31 @@ private:
     Condition changed_;
     bool busy_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
     unsigned holds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+};
+
+/// Thread-safe.
+class Inhibitors {
+public:
+    /// Inhibits from outside: for `time`, or without one until lift(). In place of an earlier one.
+    void set(std::optional<Milliseconds> time) noexcept;
+    /// Ends that. What the program itself inhibits stays.
+    void lift() noexcept;
+
+    /// The program inhibits once more.
+    void add() noexcept;
+    /// Errors: invalid_argument (it does not inhibit).
+    [[nodiscard]] Result<void> remove();
+
+    struct Inhibited {
+        std::optional<double> seconds; ///< still; unset where there is no limit
+    };
+    /// Nothing where sleeps may come.
+    [[nodiscard]] std::optional<Inhibited> now() const noexcept;
+
+private:
+    mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    unsigned own_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    Clock::time_point until_ GPU_SLEEP_GUARDED_BY(mutex_){}; ///< from outside; max() without a limit
 };
 
 } // namespace gpu_sleep::agent::operations

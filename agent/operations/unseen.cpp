@@ -10,7 +10,7 @@
 #include "base/symbols.hpp"
 #include "common/lock_order.hpp"
 #include "freestanding/elf_symbols.hpp"
-#include "intercepted/unknown_calls.hpp"
+#include "intercepted/answer.hpp"
 
 #include <elf.h>
 #include <fcntl.h>

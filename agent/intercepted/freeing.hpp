@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Frees that wait for captures to end, and what is on its way to be freed.
+// When freed memory goes: what waits for captures to end, what is on its way to be freed, and when pools give
+// memory back.
 
 #pragma once
 
 #include "intercepted/allocations.hpp"
 #include "intercepted/answer.hpp"
-#include "intercepted/pending_removal.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/trimming.hpp"
 
 #include <cuda.h>
 
@@ -16,11 +15,26 @@
 #include <optional>
 #include <utility>
 
-namespace gpu_sleep::agent {
-class ProgramMemory;
-}
-
 namespace gpu_sleep::agent::intercepted {
+
+/// The program waited for some or all of its work: pools give back what exceeds their thresholds.
+void synchronized() noexcept;
+/// Pools give back what they owe since the last synchronise, if they have not since.
+void give_back_due() noexcept;
+/// Gives back every cached block that nobody uses: before a sleep, and when memory is short.
+void trim() noexcept;
+/// Frees an allocation, asleep or awake, as give_range() does. It may be a pool's, which keeps it as it keeps
+/// what a synchronise left free.
+void give_allocation(ProgramMemory& memory, const Allocation& allocation);
+/// Takes an allocation that is not freed in a stream's order out of its pool's count.
+void freed_from_pool(const Allocation& allocation);
+/// Takes out the freed blocks whose last use was in the context, and the events made there. Where it throws
+/// for want of memory nothing has changed.
+[[nodiscard]] PendingRemoval take_pools_of(ProgramMemory& memory, CUcontext context);
+/// Blocks that were freed in the stream's order wait for their events from now on.
+void forget_order_of(CUstream stream);
+/// The same for all streams of a green context; their events are its primary context's.
+void forget_order_of(CUcontext green, CUcontext primary);
 
 class PendingWork;
 
