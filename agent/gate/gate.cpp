@@ -8,24 +8,14 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/pages.hpp"
-#include "base/quiet_thread.hpp"
-#include "base/thread_safety.hpp"
-#include "interpreter_lock/python_lock.hpp"
 
 #include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <chrono>
 #include <climits>
 #include <ctime>
-#include <memory>
-#include <new>
-#include <thread>
-#include <utility>
 
 namespace gpu_sleep::gate {
 
@@ -35,13 +25,6 @@ int membarrier(int command) noexcept {
     return static_cast<int>(::syscall(SYS_membarrier, command, 0, 0));
 }
 
-} // namespace
-
-constinit std::atomic<bool> Gate::s_closed{false};
-constinit std::atomic<DeepStage> Gate::s_deep_stage{DeepStage::none};
-
-namespace {
-
 constexpr Milliseconds k_short_wait{10};   ///< held no longer, a thread keeps Python's lock
 constexpr Milliseconds k_look_again{50};   ///< whether it may be given up by now
 constexpr Milliseconds k_say_after{3'000}; ///< a touch that waits longer says so
@@ -50,35 +33,13 @@ constexpr Milliseconds k_wake_soonest{10}; ///< again, by touches of little time
 
 } // namespace
 
+constinit std::atomic<bool> Gate::s_closed{false};
+constinit std::atomic<DeepStage> Gate::s_deep_stage{DeepStage::none};
+
 Gate& Gate::instance() noexcept {
     alignas(Gate) static std::byte storage[sizeof(Gate)];
     static Gate* const gate = new (storage) Gate; // never destroyed: threads pass it until the very end
     return *gate;
-}
-
-Gate::Phase Gate::phase() const {
-    const MutexLock lock(mutex_);
-    return phase_;
-}
-
-bool Gate::is_checked() const {
-    const MutexLock lock(mutex_);
-    return phase_ == Phase::asleep && rule_.checked;
-}
-
-bool Gate::is_abandoned() const {
-    const MutexLock lock(mutex_);
-    return abandoned_;
-}
-
-Waiting Gate::waiting() const {
-    const MutexLock lock(mutex_);
-    return waiters_.figures();
-}
-
-bool Gate::wants_waking() const {
-    const MutexLock lock(mutex_);
-    return !waiters_.empty() && rule_.on_touch == model::OnTouch::wake;
 }
 
 std::optional<std::vector<Named::Span>> Gate::sleeping_for(const Seat* seat) const {
@@ -109,18 +70,6 @@ void Gate::set_waker(std::function<void()> waker) {
     waker_ = std::move(shared);
 }
 
-void Gate::wake_refused() {
-    const MutexLock lock(mutex_);
-    ++refusals_;
-    notify();
-}
-
-void Gate::wake_cancelled() {
-    const MutexLock lock(mutex_);
-    last_wake_ = {};
-    notify(); // somebody may wait since
-}
-
 void Gate::publish(Phase phase) {
     phase_ = phase;
     ++changes_;
@@ -134,13 +83,6 @@ void Gate::publish(Phase phase) {
     }
     s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
     notify();
-}
-
-void Gate::hold_captures() {
-    const MutexLock lock(mutex_);
-    if (abandoned_) return;
-    holds_captures_ = true;
-    s_closed.store(true, std::memory_order_seq_cst);
 }
 
 void Gate::set_phase(Phase phase, std::optional<HoldRule> rule) {
@@ -186,18 +128,6 @@ bool Gate::has_pass(const Seat& seat) const noexcept {
     if (seat.has_pass.load(std::memory_order_relaxed)) return true;
     const auto shared = seat.shares_pass.load(std::memory_order_relaxed);
     return shared != 0 && shared == pass_.load(std::memory_order_relaxed);
-}
-
-bool Gate::release_oldest() {
-    const MutexLock lock(mutex_);
-    const bool has_released = waiters_.release_oldest();
-    if (has_released) notify();
-    return has_released;
-}
-
-std::uint64_t Gate::releasable() const {
-    const MutexLock lock(mutex_);
-    return waiters_.releasable();
 }
 
 void end_wait(Waiter& waiter) noexcept {

@@ -6,13 +6,8 @@
 
 #include "base/fd.hpp"
 
-#include <pthread.h>
-
-#include <algorithm>
 #include <csignal>
 #include <memory>
-#include <new>
-#include <optional>
 
 namespace gpu_sleep::gate {
 

@@ -10,13 +10,8 @@
 #include "common/lock_order.hpp"
 #include "intercepted/captures.hpp"
 
-#include <algorithm>
-#include <array>
 #include <cstring>
-#include <optional>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::hooks {
 
@@ -28,7 +23,7 @@ constexpr bool may_be_address(std::uint64_t word) noexcept {
     return word >= 2 * k_mib && word >> 57 == 0;
 }
 
-/// Every aligned word of `bytes` may be an address.
+/// Adds every aligned word of `data` that may be an address.
 void add_words(gate::Named& named, const void* data, std::size_t bytes) {
     for (std::size_t at = 0; at + sizeof(std::uint64_t) <= bytes; at += sizeof(std::uint64_t)) {
         std::uint64_t word = 0;
@@ -37,7 +32,7 @@ void add_words(gate::Named& named, const void* data, std::size_t bytes) {
     }
 }
 
-/// Both sides of a 3D copy, between peers or not.
+/// Adds both sides of a 3D copy, between peers or not.
 template <class Copy>
 void add_boxes(gate::Named& named, const Copy& copy) {
     if (copy.Depth == 0 || copy.Height == 0) return;

@@ -142,8 +142,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return intercepts() ? intercepted::retain_primary_context(device, call) : call();
 }
 
-// What was granted stays granted when the program disables access: taking it back would unmap what others may
-// still use.
+// Access stays granted when the program disables it: taking it back would unmap memory that others may still
+// use.
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     return noted(real<Entry::cuCtxEnablePeerAccess>()(peer, flags),
                  [=] { intercepted::peer_access_enabled(peer); });

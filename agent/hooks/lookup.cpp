@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the program gets when it looks a symbol of the driver up: dlsym, cuGetProcAddress, and the exported
-// symbols; and the stand-ins of entry points that this build does not know, a fixed number of jumps.
+// Where the driver's own functions lie, and what the program gets when it looks a symbol of the driver up:
+// dlsym, cuGetProcAddress, and the exported symbols; and the stand-ins of entry points that this build does
+// not know, a fixed number of jumps.
 
 #include "base/symbols.hpp"
 #include "base/thread_safety.hpp"
@@ -40,6 +41,8 @@ __attribute__((visibility("hidden"))) extern const char gpu_sleep_unknown_stand_
 
 namespace gpu_sleep::hooks {
 
+std::array<std::atomic<void*>, k_entries> g_real{};
+
 // Where each exported symbol jumps to, and what look-ups give for it.
 #define GPU_SLEEP_HOOK_own(name) Own<Entry::name, &own::name, false>
 #define GPU_SLEEP_HOOK_own_passes(name) Own<Entry::name, &own::name, true>
@@ -53,6 +56,11 @@ namespace gpu_sleep::hooks {
 GPU_SLEEP_DECLARED(GPU_SLEEP_SLOT)
 
 namespace {
+
+/// Stands for each function that the driver lacks: a program may be linked to one weakly, and gets ours.
+CUresult answer_for_missing() noexcept {
+    return CUDA_ERROR_NOT_FOUND;
+}
 
 /// What stands in for each entry point, in their order; null for those that cuda.h lacks.
 constexpr auto k_stand_ins = [] {
@@ -200,6 +208,25 @@ void* stand_in_for(void* address, const char* name, int version) noexcept {
 }
 
 } // namespace
+
+bool find_all_real() noexcept {
+    static std::atomic<bool> s_done{false};
+    if (s_done.load(std::memory_order_acquire)) return true;
+    void* const driver = driver::loaded_libcuda();
+    if (!driver) return false;
+    // A thread in a library's constructor has the loader's lock, and may come here: so each thread looks up
+    // for itself, and finds the same.
+    for (std::size_t i = 0; i < k_entries; ++i)
+        g_real[i].store(find_symbol(driver, k_symbols[i]), std::memory_order_relaxed);
+    s_done.store(true, std::memory_order_release);
+    return true;
+}
+
+void* find_real(Entry entry) noexcept {
+    static_cast<void>(find_all_real());
+    void* const address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
+    return address ? address : reinterpret_cast<void*>(&answer_for_missing);
+}
 
 extern "C" [[gnu::used]] void* gpu_sleep_first_called(std::size_t which) noexcept {
     const auto& called = g_known[which];

@@ -31,8 +31,7 @@ class Departure {
 public:
     Departure(ProgramMemory& memory, CUcontext context, bool is_primary)
         : memory_(memory), context_(context), is_primary_(is_primary) {}
-    Departure(const Departure&) = delete;
-    Departure& operator=(const Departure&) = delete;
+    Departure& operator=(Departure&&) = delete;
 
     /// Takes it out. May throw for want of memory: then the context stays.
     void begin() {
@@ -64,7 +63,7 @@ public:
         }
         pools_.gone();
         waiting_.gone();
-        // What is retained may have been pinned there, and would be copied slowly.
+        // Retained contents may have been pinned in that context, and would be copied slowly.
         if (is_primary_) memory_.forget_retained();
         immortal<Allocations>().change([&](Allocation& a) {
             if (a.pool && a.context == context_) a.context = nullptr;

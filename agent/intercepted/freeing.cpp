@@ -15,14 +15,6 @@
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/pool_table.hpp"
-#include "intercepted/state.hpp"
-
-#include <algorithm>
-#include <map>
-#include <memory>
-#include <shared_mutex>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -73,18 +65,18 @@ void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex
     finish_pending_frees(all, memory);
 }
 
-/// Frees that have to wait: waiting for work would break a capture, and so would not waiting.
+/// Frees that wait until no capture is open: to wait for work would break a capture, and so would not
+/// waiting.
 struct Later {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::map<CUdeviceptr, Allocation> allocations GPU_SLEEP_GUARDED_BY(mutex);
 };
 
-/// Some of them, while they are freed. What is not by its end waits again: memory was short, say.
+/// Allocations that are taken out of Later to be freed. Those that are not freed by its end, for want of
+/// memory, go back and wait again.
 class Due {
 public:
-    Due() = default;
-    Due(const Due&) = delete;
-    Due& operator=(const Due&) = delete;
+    Due& operator=(Due&&) = delete;
     ~Due() { put_back(); }
 
     void take(const std::function<bool(const Allocation&)>& wanted) {
@@ -101,7 +93,7 @@ public:
         const MutexLock lock(later.mutex);
         later.allocations.merge(allocations_);
     }
-    /// Those that they were made in are gone, and all work in them.
+    /// The contexts in which they were allocated are gone, and all work there.
     void forget_contexts() noexcept {
         for (auto& [address, allocation] : allocations_) allocation.context = nullptr;
     }

@@ -67,8 +67,7 @@ bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork&
 class Freeing {
 public:
     explicit Freeing(Allocations::Record record) noexcept : record_(std::move(record)) {}
-    Freeing(const Freeing&) = delete;
-    Freeing& operator=(const Freeing&) = delete;
+    Freeing& operator=(Freeing&&) = delete;
     ~Freeing() { free_later(); }
 
     explicit operator bool() const noexcept { return !record_.empty(); }

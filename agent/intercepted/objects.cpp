@@ -16,13 +16,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <list>
 #include <map>
 #include <set>
 #include <thread>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {

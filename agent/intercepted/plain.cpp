@@ -19,8 +19,6 @@
 #include <algorithm>
 #include <atomic>
 #include <shared_mutex>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 

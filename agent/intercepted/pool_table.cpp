@@ -6,11 +6,8 @@
 
 #include "intercepted/captures.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/state.hpp"
 
-#include <algorithm>
 #include <iterator>
-#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -244,7 +241,7 @@ std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& p
 Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::shared_ptr<Pool>& pool,
                              const BlockRequest& request) GPU_SLEEP_REQUIRES(all.mutex) {
     const auto bytes = round_up(request.bytes, k_least_range);
-    // What takes memory comes first: once there is a range, nothing may fail.
+    // Memory for the records is taken first: once there is a range, nothing may fail.
     std::map<CUdeviceptr, Range> range;
     Blocks block;
     Sizes size;

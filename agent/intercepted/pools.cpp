@@ -8,7 +8,6 @@
 #include "base/thread_safety.hpp"
 #include "driver/context.hpp"
 #include "intercepted/allocations.hpp"
-#include "intercepted/answer.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/own_contexts.hpp"

@@ -6,7 +6,6 @@
 
 #include "common/interception.hpp"
 #include "intercepted/ipc.hpp"
-#include "intercepted/residual_records.hpp"
 #include "intercepted/state.hpp"
 #include "intercepted/virtual_memory.hpp"
 #include "model/model.hpp"
@@ -14,7 +13,7 @@
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
-/// What the driver holds for the memory nodes of graphs.
+/// Adds the memory that the driver holds for the memory nodes of graphs.
 void add_graph_memory(std::vector<Residual>& sums) {
     const auto with = memory();
     if (!with || !with->may_call_driver() || !with->api().cuDeviceGetGraphMemAttribute) return;
@@ -30,7 +29,7 @@ void add_graph_memory(std::vector<Residual>& sums) {
     }
 }
 
-/// Ranges, and handles of the program, whose memory cannot sleep.
+/// Adds ranges and handles of the program whose memory cannot sleep.
 void add_memory_that_stays(const LockedMemory& locked, std::vector<Residual>& sums) {
     if (!memory()) return; // the process is ending
     for (const auto& [address, backing] : locked.ledger().backings())

@@ -17,9 +17,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <string_view>
 #include <unordered_map>
-#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -46,14 +44,30 @@ struct ResidualRecords {
         foreign_mappings GPU_SLEEP_GUARDED_BY(mutex); ///< and whose they are
 };
 
-void add_record(CUdeviceptr address, ResidualRecords::Record record) noexcept {
-    ignoring_errors([&] {
-        const auto with = memory();
-        if (with) record.device = current_device(*with).value_or(0);
+/// Calls `use` with the records, under their mutex. Lets nothing cross.
+template <class Use>
+void with_records(const Use& use) noexcept {
+    // Clang does not see that the mutex which `use` requires is that of the records it is given.
+    ignoring_errors([&]() GPU_SLEEP_UNCHECKED {
         auto& records = immortal<ResidualRecords>();
         const MutexLock lock(records.mutex);
+        use(records);
+    });
+}
+
+void add_record(CUdeviceptr address, ResidualRecords::Record record) noexcept {
+    if (const auto with = memory()) record.device = current_device(*with).value_or(0);
+    with_records([&](ResidualRecords& records) GPU_SLEEP_REQUIRES(records.mutex) {
         records.by_address.insert_or_assign(address, record);
     });
+}
+
+/// Forgets the handle once nothing holds its memory: the driver may give it out again.
+void forget_if_unused(ResidualRecords& records, CUmemGenericAllocationHandle handle)
+    GPU_SLEEP_REQUIRES(records.mutex) {
+    const auto found = records.foreign.find(handle);
+    if (found != records.foreign.end() && found->second.references == 0 && found->second.mappings == 0)
+        records.foreign.erase(found);
 }
 
 constexpr Bytes k_bits = 8; // of a byte
@@ -170,39 +184,18 @@ void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept
 }
 
 void forget_residual(CUdeviceptr address) noexcept {
-    ignoring_errors([&] {
-        auto& records = immortal<ResidualRecords>();
-        const MutexLock lock(records.mutex);
-        records.by_address.erase(address);
-    });
+    with_records([&](ResidualRecords& records)
+                     GPU_SLEEP_REQUIRES(records.mutex) { records.by_address.erase(address); });
 }
-
-namespace {
-
-/// Forgets the handle once nothing holds its memory: the driver may give it out again.
-void forget_if_unused(ResidualRecords& records, CUmemGenericAllocationHandle handle)
-    GPU_SLEEP_REQUIRES(records.mutex) {
-    const auto found = records.foreign.find(handle);
-    if (found != records.foreign.end() && found->second.references == 0 && found->second.mappings == 0)
-        records.foreign.erase(found);
-}
-
-} // namespace
 
 void handle_taken(CUmemGenericAllocationHandle handle) noexcept {
-    ignoring_errors([&] {
-        auto& records = immortal<ResidualRecords>();
-        const MutexLock lock(records.mutex);
-        ++records.foreign[handle].references;
-    });
+    with_records([&](ResidualRecords& records)
+                     GPU_SLEEP_REQUIRES(records.mutex) { ++records.foreign[handle].references; });
 }
 
 void handle_shared(CUmemGenericAllocationHandle handle, const char* how) noexcept {
-    ignoring_errors([&] {
-        auto& records = immortal<ResidualRecords>();
-        const MutexLock lock(records.mutex);
-        records.foreign[handle].shared = how;
-    });
+    with_records([&](ResidualRecords& records)
+                     GPU_SLEEP_REQUIRES(records.mutex) { records.foreign[handle].shared = how; });
 }
 
 void handle_released(CUmemGenericAllocationHandle handle) noexcept {
@@ -216,9 +209,7 @@ void handle_released(CUmemGenericAllocationHandle handle) noexcept {
 
 void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept {
     bool is_imported = false;
-    ignoring_errors([&] {
-        auto& records = immortal<ResidualRecords>();
-        const MutexLock lock(records.mutex);
+    with_records([&](ResidualRecords& records) GPU_SLEEP_REQUIRES(records.mutex) {
         auto& foreign = records.foreign[handle];
         records.foreign_mappings.insert_or_assign(address, handle);
         ++foreign.mappings;

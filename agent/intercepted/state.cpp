@@ -6,10 +6,6 @@
 #include "intercepted/state.hpp"
 
 #include "gate/gate.hpp"
-#include "intercepted/answer.hpp"
-
-#include <array>
-#include <atomic>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -39,10 +35,6 @@ bool is_primary_active(const driver::Api& api, int device) noexcept {
     unsigned flags = 0;
     int is_active = 0;
     return api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
-}
-
-std::optional<int> current_device(ProgramMemory& memory) noexcept {
-    return driver::current_device(memory.api());
 }
 
 CUcontext context_of(ProgramMemory& memory, CUstream stream) {

@@ -14,9 +14,7 @@
 #include "intercepted/state.hpp"
 #include "model/model.hpp"
 
-#include <algorithm>
 #include <iterator>
-#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -226,7 +224,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         if (!handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
             return std::nullopt;
-        // What takes memory comes first: once the driver has made it, nothing may fail.
+        // Memory for the record is taken first: once the driver has made the handle, nothing may fail.
         std::map<std::uint64_t, Handle> made;
         auto& mine = made[0];
         const auto status = try_for_memory(
@@ -313,7 +311,7 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
             if (!mine) return std::nullopt;
             const auto real = real_handle(locked, all, *mine);
             if (!real) return k_sleeps;
-            // What takes memory comes first: once the driver has mapped it, nothing may fail.
+            // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
             std::map<CUdeviceptr, Mapping> made;
             made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = handle});
             mine->mappings.reserve(mine->mappings.size() + 1);

@@ -32,18 +32,6 @@ void LoaderLock::watch() noexcept {
     });
 }
 
-std::uint64_t LoaderLock::ask() noexcept {
-    const MutexLock lock(mutex_);
-    asked_.notify_one();
-    return ++last_question_;
-}
-
-bool LoaderLock::was_free(std::uint64_t question, Milliseconds moment) noexcept {
-    MutexLock lock(mutex_);
-    return answered_.wait_for(mutex_, moment,
-                              [&]() GPU_SLEEP_REQUIRES(mutex_) { return last_answer_ >= question; });
-}
-
 void LoaderLock::answer_for_ever() {
     MutexLock lock(mutex_);
     for (;;) {

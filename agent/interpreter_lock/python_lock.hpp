@@ -61,9 +61,17 @@ public:
     /// be had nothing is ever known.
     void watch() noexcept;
     /// Asks. Returns the question's number, which is never 0.
-    [[nodiscard]] std::uint64_t ask() noexcept;
+    [[nodiscard]] std::uint64_t ask() noexcept {
+        const MutexLock lock(mutex_);
+        asked_.notify_one();
+        return ++last_question_;
+    }
     /// Whether the lock was free at some time since the question, as is known after `moment` at most.
-    [[nodiscard]] bool was_free(std::uint64_t question, Milliseconds moment) noexcept;
+    [[nodiscard]] bool was_free(std::uint64_t question, Milliseconds moment) noexcept {
+        MutexLock lock(mutex_);
+        return answered_.wait_for(mutex_, moment,
+                                  [&]() GPU_SLEEP_REQUIRES(mutex_) { return last_answer_ >= question; });
+    }
 
 private:
     [[noreturn]] void answer_for_ever();
@@ -83,8 +91,7 @@ class PythonUnlocked {
 public:
     explicit PythonUnlocked(LoaderLock& loader_lock) noexcept;
     ~PythonUnlocked();
-    PythonUnlocked(const PythonUnlocked&) = delete;
-    PythonUnlocked& operator=(const PythonUnlocked&) = delete;
+    PythonUnlocked& operator=(PythonUnlocked&&) = delete;
 
     /// Whether the lock is still held, and to be given up when that is safe.
     [[nodiscard]] bool is_due() const noexcept { return question_ != 0 && !thread_state_; }

@@ -25,20 +25,8 @@
 #include "store/unshared_fd.hpp"
 
 #include <cxxabi.h>
-#include <pthread.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <limits>
-#include <map>
-#include <memory>
-#include <new>
-#include <optional>
-#include <string>
-#include <utility>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::agent {
 namespace {
@@ -275,11 +263,6 @@ Result<void> Agent::start() {
     return {};
 }
 
-void Agent::prepare() {
-    parts_.preparation.is_urgent = true;
-    if (memory_.is_started()) memory_.tidy_within(Milliseconds(0));
-}
-
 Result<void> Agent::await_start() {
     if (memory_.is_started()) return {};
     // The socket is there a moment before all is ready.
@@ -312,11 +295,6 @@ Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
     return intercepted::allow_own(memory_, address, device);
 }
 
-void Agent::set_name(std::string_view name) {
-    server_.show_renamed();
-    parts_.status.set_name(name);
-}
-
 server::Outcome Agent::run_here(server::Operation operation) {
     if (Callbacks::works_for_callback())
         return model::Failure{
@@ -333,10 +311,6 @@ model::Report Agent::status() {
         if (!note.empty()) report.notes.push_back(note);
     if (!report.tags.empty() && parts_.is_unguarded()) report.notes.emplace_back(k_not_intercepted);
     return report;
-}
-
-model::State Agent::state() noexcept {
-    return parts_.status.state();
 }
 
 Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {

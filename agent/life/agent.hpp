@@ -40,7 +40,10 @@ public:
     [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, std::string_view tag, Bytes bytes);
     [[nodiscard]] Result<void> free(driver::DeviceAddress address);
     [[nodiscard]] Result<void> allow_access(driver::DeviceAddress address, int device);
-    void set_name(std::string_view name);
+    void set_name(std::string_view name) {
+        server_.show_renamed();
+        parts_.status.set_name(name);
+    }
 
     [[nodiscard]] ProgramMemory& memory() noexcept { return memory_; }
     [[nodiscard]] Callbacks& callbacks() noexcept { return parts_.callbacks; }
@@ -52,11 +55,14 @@ public:
     [[nodiscard]] server::Outcome run_here(server::Operation operation);
 
     /// Has host memory made ready for the next sleep, in the background.
-    void prepare();
+    void prepare() {
+        parts_.preparation.is_urgent = true;
+        if (memory_.is_started()) memory_.tidy_within(Milliseconds(0));
+    }
 
     // server::Operations, called on the server's threads.
     [[nodiscard]] model::Report status() override;
-    [[nodiscard]] model::State state() noexcept override;
+    [[nodiscard]] model::State state() noexcept override { return parts_.status.state(); }
     [[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress,

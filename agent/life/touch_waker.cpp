@@ -8,12 +8,6 @@
 #include "base/log.hpp"
 #include "operations/wake_operation.hpp"
 
-#include <unistd.h>
-
-#include <memory>
-#include <utility>
-#include <variant>
-
 namespace gpu_sleep::agent::life {
 
 void TouchWaker::wake() {

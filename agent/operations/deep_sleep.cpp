@@ -15,11 +15,6 @@
 #include "intercepted/residual.hpp"
 #include "operations/unseen.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <thread>
-
 namespace gpu_sleep::agent::operations {
 
 namespace {
@@ -50,7 +45,7 @@ const char* why_not_memory(std::string_view kind, std::string_view reason) noexc
     return nullptr;
 }
 
-/// The same of what others have a part in.
+/// Why the driver does not checkpoint a process with what other processes share; null: it does.
 const char* why_not_objects() noexcept {
     using intercepted::Object;
     if (intercepted::has_any(Object::shared_event))
@@ -69,7 +64,7 @@ const OutsideGpu* find(const std::vector<OutsideGpu>& gpus, const std::string& u
     return found == gpus.end() ? nullptr : &*found;
 }
 
-/// Of a step after the sleep itself: so no time has run out for that.
+/// The error of a step after the sleep itself, which has succeeded: so it is never timed_out.
 Error not_deeply(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: {}", why);
 }
@@ -90,21 +85,6 @@ KnownDevices::Device KnownDevices::find(int device) {
     const MutexLock lock(mutex_);
     devices_[device] = found;
     return found;
-}
-
-void KnownDevices::forget() noexcept {
-    const MutexLock lock(mutex_);
-    devices_.clear();
-}
-
-std::map<int, DeepSleep::Device> DeepSleep::devices() const {
-    const MutexLock lock(mutex_);
-    return devices_;
-}
-
-void DeepSleep::set_devices(std::map<int, Device> devices) noexcept {
-    const MutexLock lock(mutex_);
-    devices_.swap(devices);
 }
 
 void DeepSleep::describe(model::Report& report) const {
@@ -141,10 +121,6 @@ void DeepSleep::describe(model::Report& report) const {
         if (report.operation == model::Operation::sleep && each.free_after != 0)
             each.free_after = std::min(each.free_after + found->second.rest.bytes, each.total);
     }
-}
-
-checkpoint::Engine DeepSleep::engine() const {
-    return {*means_->checkpoint, ::getpid(), checkpoint::Kept::by_agent};
 }
 
 std::string DeepSleep::why_not(const Uses& uses) const {
@@ -409,13 +385,6 @@ Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request
         room[need.uuid] += need.released;
     }
     return room;
-}
-
-std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) const {
-    std::vector<std::string> uuids;
-    const MutexLock lock(mutex_);
-    for (const auto& [device, known] : devices_) uuids.push_back(place_of(known.uuid, request.gpus));
-    return uuids;
 }
 
 Result<void> DeepSleep::end(const model::WakeRequest& request) {

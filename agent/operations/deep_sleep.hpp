@@ -48,7 +48,10 @@ public:
 
     [[nodiscard]] Device find(int device);
     /// The devices may be other GPUs from now on.
-    void forget() noexcept;
+    void forget() noexcept {
+        const MutexLock lock(mutex_);
+        devices_.clear();
+    }
 
 private:
     const ProgramMemory& memory_;
@@ -108,11 +111,16 @@ public:
     void end_looks() noexcept {
         if (!is_deep()) looks_.reset();
     }
-    /// Looks whether it still is, and returns that: who was killed amid it, or somebody else's tool, may have
-    /// left it otherwise; then the agent is within reach of the driver again. Errors: context_lost.
+    /// Asks the driver whether it still is deep, and returns that: a command that was killed, or another
+    /// tool, may have changed it. If it is not, the agent may call the driver again. Errors: context_lost.
     [[nodiscard]] Result<bool> look();
     /// The GPUs that it comes back to by `request`, by their UUIDs.
-    [[nodiscard]] std::vector<std::string> gpus(const model::WakeRequest& request) const;
+    [[nodiscard]] std::vector<std::string> gpus(const model::WakeRequest& request) const {
+        std::vector<std::string> uuids;
+        const MutexLock lock(mutex_);
+        for (const auto& [device, known] : devices_) uuids.push_back(place_of(known.uuid, request.gpus));
+        return uuids;
+    }
     /// What it needs of each of them to come back and to wake. Errors: out_of_device_memory (that is not free
     /// besides what others have set aside), driver_failed, context_lost (the driver has lost the process).
     [[nodiscard]] Result<peers::BytesByGpu> find_room(const model::WakeRequest& request,
@@ -143,14 +151,22 @@ private:
         checkpoint::Rest rest;
     };
 
-    [[nodiscard]] checkpoint::Engine engine() const;
+    [[nodiscard]] checkpoint::Engine engine() const {
+        return {*means_->checkpoint, ::getpid(), checkpoint::Kept::by_agent};
+    }
     /// Why a process with these is refused; empty: it is not, as far as is known. Thread-safe.
     [[nodiscard]] std::string why_not(const Uses& uses) const;
     [[nodiscard]] Result<Uses> uses() const;
     /// Errors: driver_failed (nobody outside can be asked, or one is not known there).
     [[nodiscard]] Result<void> note_devices(const std::set<int>& used);
-    [[nodiscard]] std::map<int, Device> devices() const;
-    void set_devices(std::map<int, Device> devices) noexcept;
+    [[nodiscard]] std::map<int, Device> devices() const {
+        const MutexLock lock(mutex_);
+        return devices_;
+    }
+    void set_devices(std::map<int, Device> devices) noexcept {
+        const MutexLock lock(mutex_);
+        devices_.swap(devices);
+    }
     /// begin(), with `take` for what has the driver lock and checkpoint the process.
     [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline,
                                      const std::function<Result<void>()>& take);

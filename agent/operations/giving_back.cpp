@@ -13,12 +13,6 @@
 #include "intercepted/own_contexts.hpp"
 #include "operations/preparing.hpp"
 
-#include <algorithm>
-#include <chrono>
-#include <mutex>
-#include <shared_mutex>
-#include <thread>
-
 namespace gpu_sleep::agent::operations {
 
 namespace {
@@ -37,7 +31,7 @@ constexpr Milliseconds k_longest_rest{100};
 bool retained_gives_way(Parts& parts) noexcept {
     const auto now = Clock::now();
     if (now < parts.next_look_at_host) {
-        // Somebody else asked for this one, and the one that was asked for here is forgotten for it.
+        // Another caller asked for this look, in place of the one that was asked for here.
         parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(parts.next_look_at_host - now));
         return false;
     }

@@ -16,12 +16,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <functional>
-#include <optional>
-#include <thread>
-#include <utility>
-
 namespace gpu_sleep::agent::operations {
 
 using sleep::Direction;
@@ -49,8 +43,7 @@ public:
         else
             work();
     }
-    Beside(const Beside&) = delete;
-    Beside& operator=(const Beside&) = delete;
+    Beside& operator=(Beside&&) = delete;
     ~Beside() { wait(); }
     void wait() {
         if (thread_.joinable()) thread_.join();

@@ -12,14 +12,10 @@
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/virtual_memory.hpp"
 #include "interpreter_lock/python_lock.hpp"
-#include "operations/giving_back.hpp"
 #include "operations/turn.hpp"
 #include "operations/unseen.hpp"
 
 #include <fmt/ranges.h>
-
-#include <thread>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 
@@ -136,11 +132,6 @@ std::function<bool()> Quiesce::keeps_coaxing(bool& has_released) {
         if (joint_.wants_one_through()) has_released |= gate::Gate::instance().release_oldest();
         return keeps_going();
     };
-}
-
-bool Quiesce::keeps_going() const {
-    give_way_while_waiting(parts_);
-    return progress_({Progress::Phase::drain, 0, 0});
 }
 
 Result<void> Quiesce::check_captures_may_end() const {

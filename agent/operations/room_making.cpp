@@ -6,14 +6,10 @@
 
 #include "base/guard.hpp"
 #include "operations/joint.hpp"
-#include "peers/neighbours.hpp"
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <thread>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::agent::operations {
 
@@ -55,8 +51,7 @@ BytesByGpu needs(const Report& report) {
     return gpus;
 }
 
-/// What of that, and of what `margin` says of each device, is not free. Where the driver cannot be asked,
-/// nothing is.
+/// How much of that, and of each device's `margin`, is not free; nothing where the driver cannot be asked.
 BytesByGpu shortage(const Report& report, const std::function<Bytes(int device)>& margin) {
     BytesByGpu gpus;
     for (const auto& device : report.devices) {
@@ -88,21 +83,6 @@ GpuLines::Entry* GpuLines::find(int directory, const std::string& gpu) {
     return line ? &lines_.emplace(gpu, Entry{*std::move(line)}).first->second : nullptr;
 }
 
-std::uint32_t GpuLines::stand(int directory, const std::vector<std::string>& gpus) {
-    std::uint32_t before = 0;
-    const MutexLock lock(mutex_);
-    for (const auto& gpu : gpus)
-        if (auto* const line = find(directory, gpu); line && line->line.stand())
-            before = std::max(before, line->line.before());
-    return before;
-}
-
-void GpuLines::leave() noexcept {
-    const MutexLock lock(mutex_);
-    for (auto& [gpu, line] : lines_) line.line.leave();
-    std::erase_if(lines_, [](const auto& each) { return !each.second.line.holds(); });
-}
-
 std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<std::string>& gpus) {
     std::vector<std::string> locked;
     bool has_all = true;
@@ -119,14 +99,6 @@ std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<s
     }
     Locks locks(this, {std::move(locked)});
     return has_all ? std::optional(std::move(locks)) : std::nullopt;
-}
-
-bool GpuLines::are_shared(int directory, const std::vector<std::string>& gpus) {
-    const MutexLock lock(mutex_);
-    return std::any_of(gpus.begin(), gpus.end(), [&](const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_) {
-        const auto* const line = find(directory, gpu);
-        return line && line->line.is_shared();
-    });
 }
 
 Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string>& gpus,
@@ -163,11 +135,6 @@ Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& g
     }
 }
 
-void GpuLines::give_room_back() noexcept {
-    const MutexLock lock(mutex_);
-    for (auto& [gpu, line] : lines_) line.line.give_room_back();
-}
-
 void GpuLines::unlock(const std::vector<std::string>& gpus) noexcept {
     const MutexLock lock(mutex_);
     for (const auto& gpu : gpus) {
@@ -192,10 +159,6 @@ std::optional<GpuLines::Locks> RoomMaking::take_turn(int directory, const std::v
     // Who comes back from a deep sleep is lost if others take its room.
     if (!locks && overdue && !lines_.are_shared(directory, gpus)) return GpuLines::Locks();
     return locks;
-}
-
-void RoomMaking::leave() noexcept {
-    if (place_.exchange(0) != 0) lines_.leave();
 }
 
 std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& neighbours) {

@@ -45,15 +45,32 @@ public:
     using Room = std::unique_ptr<GpuLines, GiveRoomBack>;
 
     /// Stands in the line of each of `gpus`. Returns how many stand before this process.
-    [[nodiscard]] std::uint32_t stand(int directory, const std::vector<std::string>& gpus);
+    [[nodiscard]] std::uint32_t stand(int directory, const std::vector<std::string>& gpus) {
+        std::uint32_t before = 0;
+        const MutexLock lock(mutex_);
+        for (const auto& gpu : gpus)
+            if (auto* const line = find(directory, gpu); line && line->line.stand())
+                before = std::max(before, line->line.before());
+        return before;
+    }
     /// Gives up all places.
-    void leave() noexcept;
+    void leave() noexcept {
+        const MutexLock lock(mutex_);
+        for (auto& [gpu, line] : lines_) line.line.leave();
+        std::erase_if(lines_, [](const auto& each) { return !each.second.line.holds(); });
+    }
 
     /// Takes the locks of all `gpus`, whoever stands in line, or of none: nobody waits with one of them.
     /// Nothing: another process has one.
     [[nodiscard]] std::optional<Locks> lock(int directory, const std::vector<std::string>& gpus);
     /// Whether others have set room aside on one of `gpus`, or count.
-    [[nodiscard]] bool are_shared(int directory, const std::vector<std::string>& gpus);
+    [[nodiscard]] bool are_shared(int directory, const std::vector<std::string>& gpus) {
+        const MutexLock lock(mutex_);
+        return std::any_of(gpus.begin(), gpus.end(), [&](const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_) {
+            const auto* const line = find(directory, gpu);
+            return line && line->line.is_shared();
+        });
+    }
 
     using CountRoom = std::function<Result<peers::BytesByGpu>(const peers::BytesByGpu& of_others)>;
     /// Sets room aside on all `gpus`, of which `count` says how much, while nobody else counts: see
@@ -75,7 +92,10 @@ private:
     /// Null if there is none.
     [[nodiscard]] Entry* find(int directory, const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_);
     void unlock(const std::vector<std::string>& gpus) noexcept;
-    void give_room_back() noexcept;
+    void give_room_back() noexcept {
+        const MutexLock lock(mutex_);
+        for (auto& [gpu, line] : lines_) line.line.give_room_back();
+    }
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
     std::map<std::string, Entry> lines_ GPU_SLEEP_GUARDED_BY(mutex_);
@@ -107,7 +127,9 @@ public:
     /// Whether it was not this process's turn in the last try. On the operations thread.
     [[nodiscard]] bool waits_for_turn() const noexcept { return waits_for_turn_; }
     /// No such wake waits any more. Not while one is being tried. Thread-safe.
-    void leave() noexcept;
+    void leave() noexcept {
+        if (place_.exchange(0) != 0) lines_.leave();
+    }
 
     /// What others of this user hold.
     struct Holders {

@@ -8,14 +8,9 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
-#include "operations/giving_back.hpp"
 #include "operations/quiesce.hpp"
 #include "peers/room_plan.hpp"
 #include "sleep/engine.hpp"
-
-#include <algorithm>
-#include <chrono>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 
@@ -37,7 +32,7 @@ bool is_of_driver(ErrorCode code) noexcept {
            code == ErrorCode::out_of_device_memory;
 }
 
-/// Of a sleep that was not to be: `why` says it.
+/// Reports that nothing was put to sleep, and why.
 Report unchanged(Parts& parts, const model::SleepRequest& request, std::string why, Clock::time_point start) {
     Report report;
     report.operation = model::Operation::sleep;
@@ -82,7 +77,7 @@ public:
         is_over_ |= waits || gate::Gate::instance().activity().touches != idle_->touches;
         return !is_over_;
     }
-    /// Whether that was ever found to be over.
+    /// Whether lasts() has ever returned false.
     [[nodiscard]] bool is_over() const noexcept { return is_over_; }
 
 private:
@@ -135,16 +130,8 @@ bool SleepOperation::give_unneeded_back() {
     return give_back_unneeded(parts_);
 }
 
-bool SleepOperation::give_memory_back() {
-    return give_back_all(parts_);
-}
-
 bool SleepOperation::give_files_back() {
     return sleep::telling_of_call(asker_, [this] { return give_back_files(parts_); });
-}
-
-bool SleepOperation::may_spill() const noexcept {
-    return request_.spill && (scope_ == sleep::Engine::Scope::all || (request_.deep && !names_store()));
 }
 
 bool SleepOperation::spill_rest() {
@@ -175,7 +162,7 @@ Result<void> SleepOperation::attempt() noexcept {
     return guarded([&] {
         const auto contexts = keep_contexts(wanted.dry_run || scope_ != sleep::Engine::Scope::all);
         auto control = this->control();
-        // What it waits for may be its own.
+        // The host memory that it would wait for may be its own.
         if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
         return parts_.memory.with_lock([&](LockedMemory& locked) {
             if (locked.contents().retained() > 0) control.host_patience = Milliseconds(0);
@@ -236,8 +223,8 @@ void SleepOperation::apply_to_sleepers() {
     parts_.memory.with_lock([&](LockedMemory& locked) {
         if (!request.dry_run)
             report_.changed |= adopt_touch_rule(locked, request, asleep_before_ > 0 || was_paused_);
-        // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
-        // do.
+        // The process is already asleep, so a shortage here is not an error. It may wait for a disk, as
+        // transactions do.
         ignoring_errors([&] {
             static_cast<void>(transact(parts_.status, locked, [&]() -> Result<void> {
                 locked.engine().adjust_asleep(request, report_);
@@ -276,10 +263,6 @@ std::string SleepOperation::why_too_early() const {
     return *awake < wanted ? peers::woken_too_recently(*awake, wanted - *awake) : std::string();
 }
 
-bool SleepOperation::names_store() const noexcept {
-    return request_.store_is_named || !request_.stores.empty();
-}
-
 bool SleepOperation::moves_to_files() const noexcept {
     const auto is_file = [](const auto& each) { return each.store == model::Store::file; };
     return names_store() && (!request_.store_is_named || request_.store == model::Store::file) &&
@@ -304,11 +287,8 @@ Result<Report> SleepOperation::stay_deep() {
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can only move to files");
     GateSettler settler(parts_.memory, parts_.status);
-    if (!idleness_ || names_store()) { // who looks for idle memory leaves the rest as it is
-        GPU_SLEEP_TRY(change_deep_contents());
-    } else {
-        GPU_SLEEP_TRY(pass_without_moving());
-    }
+    const bool leaves_rest = idleness_ && !names_store(); // as who looks for idle memory does
+    GPU_SLEEP_TRY(leaves_rest ? pass_without_moving() : change_deep_contents());
     settler.settle();
     complete_report(parts_, report_, start_);
     return std::move(report_);

@@ -4,7 +4,6 @@
 
 #include "operations/turn.hpp"
 
-#include "base/guard.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "intercepted/own_contexts.hpp"

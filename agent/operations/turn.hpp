@@ -71,8 +71,7 @@ void settle_gate(ProgramMemory& memory, ProcessStatus& status) noexcept;
 class GateSettler {
 public:
     GateSettler(ProgramMemory& memory, ProcessStatus& status) noexcept : memory_(memory), status_(status) {}
-    GateSettler(const GateSettler&) = delete;
-    GateSettler& operator=(const GateSettler&) = delete;
+    GateSettler& operator=(GateSettler&&) = delete;
     ~GateSettler() {
         if (!is_settled_) settle();
     }

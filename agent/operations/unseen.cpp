@@ -21,8 +21,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <span>
-#include <utility>
 
 extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[]; // from the linker: of the agent
 

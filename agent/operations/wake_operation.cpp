@@ -16,10 +16,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <thread>
-#include <utility>
-
 namespace gpu_sleep::agent::operations {
 
 using model::Report;

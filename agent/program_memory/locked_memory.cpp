@@ -6,9 +6,6 @@
 
 #include "base/guard.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::agent {
 
 using model::GateMode;

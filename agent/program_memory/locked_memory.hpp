@@ -51,8 +51,7 @@ struct Before {
 class LockedMemory {
 public:
     explicit LockedMemory(const TouchRule& environment) : default_rule_(environment), rule_(environment) {}
-    LockedMemory(const LockedMemory&) = delete;
-    LockedMemory& operator=(const LockedMemory&) = delete;
+    LockedMemory& operator=(LockedMemory&&) = delete;
 
     [[nodiscard]] ledger::Ledger& ledger() noexcept { return ledger_; }
     [[nodiscard]] const ledger::Ledger& ledger() const noexcept { return ledger_; }

@@ -8,10 +8,6 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 
-#include <algorithm>
-#include <set>
-#include <thread>
-
 namespace gpu_sleep::agent {
 
 namespace {
@@ -70,11 +66,6 @@ void ProgramMemory::remove_files() noexcept {
         if (removed) return;
         std::this_thread::sleep_for(k_pause);
     }
-}
-
-ledger::TagId ProgramMemory::tag_id(std::string_view name) {
-    const MutexLock lock(mutex_);
-    return locked_.ledger().tag_id(name);
 }
 
 std::optional<driver::DeviceAddress> ProgramMemory::place_in_host_memory(int device, ledger::TagId tag,
@@ -158,27 +149,6 @@ bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
     return true;
 }
 
-void ProgramMemory::set_policy(std::string_view tag, model::Policy policy) {
-    const MutexLock lock(mutex_);
-    locked_.ledger().set_policy(locked_.ledger().tag_id(tag), policy);
-}
-
-void ProgramMemory::set_separable(std::string_view tag, bool is_separable) {
-    const MutexLock lock(mutex_);
-    locked_.ledger().set_separable(locked_.ledger().tag_id(tag), is_separable);
-}
-
-void ProgramMemory::set_live_bytes(std::string_view tag, Bytes bytes) {
-    const MutexLock lock(mutex_);
-    locked_.ledger().set_live_bytes(locked_.ledger().tag_id(tag), bytes);
-}
-
-void ProgramMemory::limit_retained(Bytes most) noexcept {
-    const MutexLock lock(mutex_);
-    retained_limit_ = std::min(most, most_retained_);
-    if (storage_) storage_->engine.contents().limit_retained(retained_limit_);
-}
-
 bool ProgramMemory::give_way() {
     auto& contents = running_.load()->engine.contents();
     const auto room = contents.options().room_for_retained();
@@ -199,11 +169,6 @@ Result<void> ProgramMemory::prepare_piece(int device, Bytes margin) {
         with_lock([&](LockedMemory&) { contents.add_prepared(device, **piece); });
         return {};
     });
-}
-
-void ProgramMemory::forget_retained() noexcept {
-    const MutexLock lock(mutex_);
-    if (storage_) static_cast<void>(storage_->engine.contents().trim_retained(0));
 }
 
 Result<memory::Heap::Place> ProgramMemory::locate_span(driver::DeviceAddress address, Bytes bytes) {
@@ -279,19 +244,6 @@ void ProgramMemory::require_refill(const std::vector<std::string>& tags) {
             std::find(tags.begin(), tags.end(), locked_.ledger().tag(backing.tag).name) != tags.end();
 }
 
-Bytes ProgramMemory::asleep_bytes() {
-    const MutexLock lock(mutex_);
-    Bytes sum = 0;
-    for (const auto& [address, backing] : locked_.ledger().backings())
-        sum += backing.is_asleep() ? backing.bytes : 0;
-    return sum;
-}
-
-model::State ProgramMemory::state(const std::vector<std::string>& tags) {
-    const MutexLock lock(mutex_);
-    return locked_.state(tags);
-}
-
 std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::Span>& spans) {
     std::set<std::string> tags;
     const MutexLock lock(mutex_);
@@ -321,11 +273,6 @@ gate::HoldRule ProgramMemory::rule_for_what_sleeps() noexcept {
     return rule;
 }
 
-gate::HoldRule ProgramMemory::hold_rule() noexcept {
-    const MutexLock lock(mutex_);
-    return rule_for_what_sleeps();
-}
-
 bool ProgramMemory::settle_gate() noexcept {
     auto& gate = gate::Gate::instance();
     const MutexLock lock(mutex_);
@@ -338,11 +285,6 @@ bool ProgramMemory::settle_gate() noexcept {
     return holds;
 }
 
-void ProgramMemory::let_allocate() noexcept {
-    const MutexLock lock(mutex_);
-    gate::Gate::instance().let_allocate(rule_for_what_sleeps());
-}
-
 Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t id, const char* reason) {
     const MutexLock lock(mutex_);
     auto* const backing = locked_.ledger().find(address);
@@ -352,16 +294,6 @@ Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t i
     shared_.add(address, {id, backing->handle, backing->bytes, address - backing->address});
     locked_.make_stay(address, reason);
     return {};
-}
-
-void SharedRanges::add(driver::DeviceAddress address, const Range& range) {
-    const MutexLock lock(mutex_);
-    ranges_.insert_or_assign(address, range);
-}
-
-SharedRanges::Withdrawn SharedRanges::withdraw(driver::DeviceAddress address) noexcept {
-    const MutexLock lock(mutex_);
-    return {*this, ranges_.extract(address)};
 }
 
 SharedRanges::Withdrawn::~Withdrawn() {
@@ -381,35 +313,6 @@ Result<SharedRanges::Exported> SharedRanges::open(const driver::Api& api, driver
     auto memory = driver::export_memory(api, found->second.handle);
     if (!memory) return std::move(memory).error();
     return Exported{found->second, *std::move(memory)};
-}
-
-void RetiredContents::collect() {
-    memory_.with_lock([this](LockedMemory& locked) { retired_.add(locked.contents().reap()); });
-}
-
-bool RetiredContents::shrink_one() {
-    const auto waste = memory_.with_lock([](LockedMemory& locked) { return locked.contents().find_waste(); });
-    if (!waste) return false;
-    // The driver may take its time. No operation runs beside this one, and nobody else reads the contents.
-    const auto given_back = waste->give_back();
-    memory_.with_lock([&](LockedMemory&) { contents::Contents::note_shrunk(*waste, given_back); });
-    return true;
-}
-
-bool RetiredContents::give_back_some() {
-    return retired_.give_back_some() || shrink_one();
-}
-
-bool RetiredContents::give_back_files() {
-    return retired_.close_files();
-}
-
-bool RetiredContents::has_waste() {
-    return has_any() || memory_.with_lock([](LockedMemory& locked) { return locked.contents().has_waste(); });
-}
-
-Bytes RetiredContents::host_bytes(const LockedMemory& locked) const noexcept {
-    return locked.contents().retired_bytes() + retired_.held();
 }
 
 } // namespace gpu_sleep::agent

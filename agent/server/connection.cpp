@@ -18,12 +18,8 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
-#include <array>
-#include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::agent::server {
 namespace {

@@ -4,8 +4,6 @@
 
 #include "server/request_queue.hpp"
 
-#include <algorithm>
-
 namespace gpu_sleep::agent::server {
 namespace {
 

@@ -13,13 +13,9 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <future>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::agent::server {
 namespace {
@@ -119,23 +115,6 @@ void Server::remove_endpoint() noexcept {
     endpoint_.remove();
 }
 
-void Server::close_in_child() noexcept {
-    endpoint_.close_in_child();
-}
-
-void Server::enqueue(Job job) {
-    {
-        const MutexLock lock(mutex_);
-        queue_.add(std::move(job));
-    }
-    job_added_.notify_one();
-}
-
-bool Server::has_jobs() {
-    const MutexLock lock(mutex_);
-    return !queue_.is_empty();
-}
-
 void Server::tidy_within(Milliseconds delay) noexcept {
     const auto time = Clock::now() + delay;
     {
@@ -230,10 +209,6 @@ model::Report Server::status() {
         report.notes.push_back(fmt::format("process {}, which puts it to sleep deeply, is stopped: {}",
                                            stopped, how_to_go_on(stopped)));
     return report;
-}
-
-Outcome Server::failure(Error error) noexcept {
-    return model::Failure{std::move(error), operations_.state()};
 }
 
 void Server::answer(const Job& job, Outcome outcome) noexcept {

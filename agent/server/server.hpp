@@ -98,7 +98,7 @@ public:
     /// Removes the socket's file: the process is ending.
     void remove_endpoint() noexcept;
     /// Closes what a child inherited across fork(). Async-signal-safe.
-    void close_in_child() noexcept;
+    void close_in_child() noexcept { endpoint_.close_in_child(); }
 
 private:
     void listen_for_ever();
@@ -121,10 +121,21 @@ private:
     [[nodiscard]] bool answer_at_once(Connection& connection, const protocol::Request& request);
     /// Reads and acts. False when the connection is finished with, or has gone to the operations thread.
     [[nodiscard]] bool attend(std::unique_ptr<Connection>& connection);
-    void enqueue(Job job);
-    [[nodiscard]] bool has_jobs();
+    void enqueue(Job job) {
+        {
+            const MutexLock lock(mutex_);
+            queue_.add(std::move(job));
+        }
+        job_added_.notify_one();
+    }
+    [[nodiscard]] bool has_jobs() {
+        const MutexLock lock(mutex_);
+        return !queue_.is_empty();
+    }
     /// Takes no memory.
-    [[nodiscard]] Outcome failure(Error error) noexcept;
+    [[nodiscard]] Outcome failure(Error error) noexcept {
+        return model::Failure{std::move(error), operations_.state()};
+    }
     /// The one place where operations end. Says so where there is no memory for it: who waits in the process
     /// is always told.
     void answer(const Job& job, Outcome outcome) noexcept;

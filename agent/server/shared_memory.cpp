@@ -9,14 +9,10 @@
 #include "base/unix_socket.hpp"
 #include "protocol/messages.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <array>
-#include <cerrno>
 #include <cstring>
-#include <string>
 
 namespace gpu_sleep::agent::server {
 namespace {

@@ -12,9 +12,7 @@
 #include "interpreter_lock/python_lock.hpp"
 
 #include <atomic>
-#include <cstdint>
 #include <future>
-#include <utility>
 
 namespace gpu_sleep::agent::torch {
 namespace {
