@@ -181,14 +181,16 @@ gpu_sleep_status gpu_sleep_allow_access(void* pointer, int device) {
 
 gpu_sleep_status gpu_sleep_push_tag(const char* tag) {
     return finish_with(tag, [](std::string_view name) -> Result<void> {
-        agent::push_scope_tag(name);
+        agent::t_scope_tags.emplace_back(name);
         return {};
     });
 }
 
 gpu_sleep_status gpu_sleep_pop_tag(void) {
     return finish([]() -> Result<void> {
-        return agent::pop_scope_tag() ? Result<void>() : invalid("no tag scope is open on this thread");
+        if (agent::t_scope_tags.empty()) return invalid("no tag scope is open on this thread");
+        agent::t_scope_tags.pop_back();
+        return {};
     });
 }
 

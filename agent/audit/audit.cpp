@@ -6,7 +6,7 @@
 // library, not even the C library: the loader would load another one for it. Source: rtld-audit(7).
 
 #include "freestanding/elf_symbols.hpp"
-#include "freestanding/text.hpp"
+#include "freestanding/no_c_library.hpp"
 
 #include <elf.h>
 #include <link.h>

@@ -10,8 +10,6 @@
 #include "base/text.hpp"
 #include "common/park.h"
 
-#include <algorithm>
-
 namespace gpu_sleep::agent {
 namespace {
 
@@ -26,11 +24,6 @@ std::vector<const char*> pointers_of(const std::vector<std::string>& names) {
 }
 
 } // namespace
-
-bool Callbacks::works_for_callback() noexcept {
-    auto& gate = gate::Gate::instance();
-    return gate.has_pass(gate::Seats::own());
-}
 
 Result<void> Callbacks::explain(std::string_view why) {
     std::string shown(std::min(why.size(), k_most_of_a_reason), '\0');
@@ -64,12 +57,6 @@ Result<void> Callbacks::enlist(const gpu_sleep_event* event) {
     return {};
 }
 
-Result<void> Callbacks::discharge() {
-    if (!gate::Gate::instance().unshare_pass())
-        return make_error(ErrorCode::invalid_argument, "this thread is not enlisted");
-    return {};
-}
-
 int Callbacks::add(Entry entry) {
     const MutexLock lock(mutex_);
     entry.id = next_id_;
@@ -86,26 +73,11 @@ Result<void> Callbacks::remove(int id) {
     return {};
 }
 
-std::vector<Callbacks::Entry> Callbacks::snapshot() {
-    const MutexLock lock(mutex_);
-    return entries_;
-}
-
 std::optional<Callbacks::Entry> Callbacks::find_named(std::string_view name) {
     const MutexLock lock(mutex_);
     const auto found = std::find_if(entries_.rbegin(), entries_.rend(),
                                     [=](const Entry& e) { return e.by_name && e.name == name; });
     return found == entries_.rend() ? std::nullopt : std::optional(*found);
-}
-
-bool Callbacks::has_before_sleep() noexcept {
-    const MutexLock lock(mutex_);
-    return std::any_of(entries_.begin(), entries_.end(),
-                       [](const Entry& e) { return e.before_sleep != nullptr; });
-}
-
-bool Callbacks::has_named(std::string_view name) {
-    return find_named(name).has_value();
 }
 
 Result<std::string> Callbacks::run_named(std::string_view name, std::string_view argument,
@@ -123,12 +95,6 @@ Result<std::string> Callbacks::run_named(std::string_view name, std::string_view
         return make_error(ErrorCode::refused, "the callback '{}' of the program {}", name,
                           described("failed", *job));
     return std::move(job->reply);
-}
-
-Result<void> Callbacks::await_idle(Clock::time_point deadline) {
-    MutexLock lock(mutex_);
-    if (wait_until(deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); })) return {};
-    return make_error(ErrorCode::timed_out, "a callback of an earlier request is still running");
 }
 
 Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point deadline, Jobs& owed) {
@@ -222,10 +188,6 @@ bool Callbacks::wait_until(Clock::time_point deadline, const std::function<bool(
         mutex_.lock();
     }
     return true;
-}
-
-bool Callbacks::is_registered(int id) const noexcept {
-    return std::any_of(entries_.begin(), entries_.end(), [=](const Entry& e) { return e.id == id; });
 }
 
 std::string Callbacks::described(std::string_view verb, const Job& job) {

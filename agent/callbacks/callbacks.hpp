@@ -60,7 +60,11 @@ public:
 
     /// Before memory moves: one that overran its deadline may still work on the device, past the gate.
     /// Errors: timed_out.
-    [[nodiscard]] Result<void> await_idle(Clock::time_point deadline);
+    [[nodiscard]] Result<void> await_idle(Clock::time_point deadline) {
+        MutexLock lock(mutex_);
+        if (wait_until(deadline, [this]() GPU_SLEEP_REQUIRES(mutex_) { return is_idle(); })) return {};
+        return make_error(ErrorCode::timed_out, "a callback of an earlier request is still running");
+    }
 
     /// Runs the before-sleep callbacks in order. Errors: refused, timed_out. What those that returned 0, and
     /// one that is late, are owed if the sleep does not come is added to `owed`, also when a later one
@@ -80,8 +84,12 @@ public:
     /// bound only how long this waits for them.
     void call_off(Jobs owed, Clock::time_point deadline) noexcept;
 
-    [[nodiscard]] bool has_before_sleep() noexcept;
-    [[nodiscard]] bool has_named(std::string_view name);
+    [[nodiscard]] bool has_before_sleep() noexcept {
+        const MutexLock lock(mutex_);
+        return std::any_of(entries_.begin(), entries_.end(),
+                           [](const Entry& e) { return e.before_sleep != nullptr; });
+    }
+    [[nodiscard]] bool has_named(std::string_view name) { return find_named(name).has_value(); }
     /// Runs the callback by that name, and gives its reply, which may be empty. Errors: refused (its value is
     /// not 0, or there is none), timed_out.
     [[nodiscard]] Result<std::string> run_named(std::string_view name, std::string_view argument,
@@ -97,9 +105,16 @@ public:
     /// callback returns. Errors: invalid_argument (no such callback runs).
     [[nodiscard]] Result<void> enlist(const gpu_sleep_event* event);
     /// Errors: invalid_argument (not enlisted since the last time).
-    [[nodiscard]] static Result<void> discharge();
+    [[nodiscard]] static Result<void> discharge() {
+        if (!gate::Gate::instance().unshare_pass())
+            return make_error(ErrorCode::invalid_argument, "this thread is not enlisted");
+        return {};
+    }
     /// Whether the calling thread runs a callback, or is enlisted for the one that runs.
-    [[nodiscard]] static bool works_for_callback() noexcept;
+    [[nodiscard]] static bool works_for_callback() noexcept {
+        auto& gate = gate::Gate::instance();
+        return gate.has_pass(gate::Seats::own());
+    }
 
 private:
     struct Entry {
@@ -123,10 +138,15 @@ private:
     };
 
     int add(Entry entry);
-    [[nodiscard]] std::vector<Entry> snapshot();
+    [[nodiscard]] std::vector<Entry> snapshot() {
+        const MutexLock lock(mutex_);
+        return entries_;
+    }
     [[nodiscard]] std::optional<Entry> find_named(std::string_view name);
     [[nodiscard]] bool is_idle() const noexcept GPU_SLEEP_REQUIRES(mutex_) { return !job_ && owed_.empty(); }
-    [[nodiscard]] bool is_registered(int id) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    [[nodiscard]] bool is_registered(int id) const noexcept GPU_SLEEP_REQUIRES(mutex_) {
+        return std::any_of(entries_.begin(), entries_.end(), [=](const Entry& e) { return e.id == id; });
+    }
     /// What `job`, which is done, did: `verb`, and why.
     [[nodiscard]] static std::string described(std::string_view verb, const Job& job);
     void take_owed() GPU_SLEEP_REQUIRES(mutex_);

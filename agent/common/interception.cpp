@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the environment says of intercepting. Asked before this library's constructors have run.
+// Whether the environment wants interception: asked before this library's constructors have run.
 
 #include "common/interception.hpp"
 

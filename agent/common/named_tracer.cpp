@@ -9,7 +9,6 @@
 #include <sys/prctl.h>
 
 #include <cerrno>
-#include <utility>
 
 namespace gpu_sleep::agent {
 namespace {

@@ -4,15 +4,18 @@
 
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace gpu_sleep::agent {
 
-/// Opens a scope of the calling thread. May throw for want of memory.
-void push_scope_tag(std::string_view tag);
-/// Closes its innermost one. False: none is open.
-[[nodiscard]] bool pop_scope_tag() noexcept;
+/// The tags of the scopes that the thread has opened, the innermost last.
+inline thread_local std::vector<std::string> t_scope_tags;
+
 /// The innermost tag; empty outside of every scope. Valid until the thread's next push or pop.
-[[nodiscard]] std::string_view current_scope_tag() noexcept;
+[[nodiscard]] inline std::string_view current_scope_tag() noexcept {
+    return t_scope_tags.empty() ? std::string_view() : std::string_view(t_scope_tags.back());
+}
 
 } // namespace gpu_sleep::agent

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "freestanding/text.hpp"
+#include "freestanding/no_c_library.hpp"
 
 #include <elf.h>
 #include <link.h>

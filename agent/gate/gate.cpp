@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Holding and opening.
+// Holding and opening, and closing: waiting until nobody is inside.
 
 #include "gate/gate.hpp"
 
@@ -8,27 +8,22 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/pages.hpp"
-#include "base/quiet_thread.hpp"
-#include "python/python_lock.hpp"
 
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <climits>
 #include <ctime>
-#include <memory>
-#include <new>
-#include <thread>
 
 namespace gpu_sleep::gate {
 
-constinit std::atomic<bool> Gate::s_closed{false};
-constinit std::atomic<Depth> Gate::s_depth{Depth::none};
-
 namespace {
+
+int membarrier(int command) noexcept {
+    return static_cast<int>(::syscall(SYS_membarrier, command, 0, 0));
+}
 
 constexpr Milliseconds k_short_wait{10};   ///< held no longer, a thread keeps Python's lock
 constexpr Milliseconds k_look_again{50};   ///< whether it may be given up by now
@@ -38,35 +33,13 @@ constexpr Milliseconds k_wake_soonest{10}; ///< again, by touches of little time
 
 } // namespace
 
+constinit std::atomic<bool> Gate::s_closed{false};
+constinit std::atomic<DeepStage> Gate::s_deep_stage{DeepStage::none};
+
 Gate& Gate::instance() noexcept {
     alignas(Gate) static std::byte storage[sizeof(Gate)];
     static Gate* const gate = new (storage) Gate; // never destroyed: threads pass it until the very end
     return *gate;
-}
-
-Gate::Phase Gate::phase() const {
-    const MutexLock lock(mutex_);
-    return phase_;
-}
-
-bool Gate::is_checked() const {
-    const MutexLock lock(mutex_);
-    return phase_ == Phase::asleep && rule_.checked;
-}
-
-bool Gate::is_abandoned() const {
-    const MutexLock lock(mutex_);
-    return abandoned_;
-}
-
-Waiting Gate::waiting() const {
-    const MutexLock lock(mutex_);
-    return waiters_.figures();
-}
-
-bool Gate::wants_waking() const {
-    const MutexLock lock(mutex_);
-    return !waiters_.empty() && rule_.on_touch == model::OnTouch::wake;
 }
 
 std::optional<std::vector<Named::Span>> Gate::sleeping_for(const Seat* seat) const {
@@ -97,18 +70,6 @@ void Gate::set_waker(std::function<void()> waker) {
     waker_ = std::move(shared);
 }
 
-void Gate::wake_refused() {
-    const MutexLock lock(mutex_);
-    ++refusals_;
-    notify();
-}
-
-void Gate::wake_cancelled() {
-    const MutexLock lock(mutex_);
-    last_wake_ = {};
-    notify(); // somebody may wait since
-}
-
 void Gate::publish(Phase phase) {
     phase_ = phase;
     ++changes_;
@@ -122,13 +83,6 @@ void Gate::publish(Phase phase) {
     }
     s_closed.store(phase != Phase::open, std::memory_order_seq_cst);
     notify();
-}
-
-void Gate::hold_captures() {
-    const MutexLock lock(mutex_);
-    if (abandoned_) return;
-    holds_captures_ = true;
-    s_closed.store(true, std::memory_order_seq_cst);
 }
 
 void Gate::set_phase(Phase phase, std::optional<HoldRule> rule) {
@@ -152,7 +106,7 @@ void Gate::reset_in_child() noexcept {
     Seats::keep_own_alone();
     if (t_seat) t_seat->shares_pass = 0; // numbers begin anew
     s_closed = false;
-    s_depth = Depth::none;
+    s_deep_stage = DeepStage::none;
     new (this) Gate; // where it stood, for another thread may have held the mutex at the fork
 }
 
@@ -174,18 +128,6 @@ bool Gate::has_pass(const Seat& seat) const noexcept {
     if (seat.has_pass.load(std::memory_order_relaxed)) return true;
     const auto shared = seat.shares_pass.load(std::memory_order_relaxed);
     return shared != 0 && shared == pass_.load(std::memory_order_relaxed);
-}
-
-bool Gate::release_oldest() {
-    const MutexLock lock(mutex_);
-    const bool has_released = waiters_.release_oldest();
-    if (has_released) notify();
-    return has_released;
-}
-
-std::uint64_t Gate::releasable() const {
-    const MutexLock lock(mutex_);
-    return waiters_.releasable();
 }
 
 void end_wait(Waiter& waiter) noexcept {
@@ -248,7 +190,7 @@ bool Gate::hold(Waiter& waiter, std::optional<SignalsBlocked>& signals) {
     while (!moved() && Clock::now() < short_end) wait(short_end, signals);
     if (moved()) return true;
 
-    std::optional<python::PythonUnlocked> python_unlocked;
+    std::optional<interpreter_lock::PythonUnlocked> python_unlocked;
     if (releases_python_lock_ && waiter.touch == Touch::submits)
         unlocked(signals, [&] { python_unlocked.emplace(loader_lock_); });
     const auto undisturbed = [](const auto& body) { // by a jump away from what it locks
@@ -380,6 +322,73 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     waiters_.remove(waiter);
     waiter.frame = 0;
     return verdict == Verdict::pass;
+}
+
+Gate::Gate() {
+    membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+}
+
+bool Gate::is_empty() noexcept {
+    // Who was let through and has not entered yet is on its way; it enters under the mutex.
+    const MutexLock lock(mutex_);
+    if (waiters_.is_any_released()) return false;
+    for (const auto* seat = Seats::first(); seat; seat = seat->next) {
+        if (seat == t_seat) continue;
+        const bool is_inside = seat->calls.is_inside();
+        if (holds_all() ? is_inside || seat->questions.is_inside() : is_inside && !has_pass(*seat))
+            return false;
+    }
+    return true;
+}
+
+Result<void> Gate::close(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    if (is_abandoned()) return make_error(ErrorCode::context_lost, "the process is ending");
+    const auto before = phase();
+    set_phase(Phase::draining);
+    auto empty = empty_out(deadline, keep_going);
+    if (!empty) set_phase(before);
+    return empty;
+}
+
+// From here on every thread either is seen inside or sees the gate closed.
+Result<void> Gate::empty_out(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    if (membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0 && membarrier(MEMBARRIER_CMD_GLOBAL) != 0)
+        return make_error(ErrorCode::refused, "the kernel has no membarrier system call, so the agent cannot "
+                                              "tell which threads are launching work");
+    return wait_empty(deadline, keep_going);
+}
+
+Result<void> Gate::go_deep(HoldRule rule, Clock::time_point deadline,
+                           const std::function<bool()>& keep_going) {
+    {
+        const MutexLock lock(mutex_);
+        if (abandoned_) return make_error(ErrorCode::context_lost, "the process is ending");
+        rule_ = std::move(rule);
+        set_deep_stage(DeepStage::shut);
+        publish(Phase::asleep);
+    }
+    return empty_out(deadline, keep_going);
+}
+
+void Gate::leave_deep() noexcept {
+    const MutexLock lock(mutex_);
+    set_deep_stage(DeepStage::none);
+    ++changes_;
+    notify();
+}
+
+Result<void> Gate::wait_empty(Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    constexpr std::chrono::microseconds k_look{20};
+    constexpr int k_looks_per_question = 500;
+    for (int look = 0; !is_empty(); ++look) {
+        if (Clock::now() >= deadline)
+            return make_error(ErrorCode::timed_out, "a call to the CUDA driver did not return in time: it is "
+                                                    "a long copy, or waits for something");
+        if (look % k_looks_per_question == 0 && !keep_going())
+            return make_error(ErrorCode::cancelled, "the request was withdrawn");
+        std::this_thread::sleep_for(k_look);
+    }
+    return {};
 }
 
 } // namespace gpu_sleep::gate

@@ -13,9 +13,8 @@
 #include "common/lock_order.hpp"
 #include "gate/hold_rule.hpp"
 #include "gate/seats.hpp"
-#include "gate/waiters.hpp"
+#include "interpreter_lock/python_lock.hpp"
 #include "model/model.hpp"
-#include "python/loader_lock.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -40,7 +39,7 @@ public:
 };
 
 /// How far a deep sleep is, which only the gate knows.
-enum class Depth : std::uint8_t {
+enum class DeepStage : std::uint8_t {
     none,
     shut, ///< the program's calls wait, those that only ask among them; the agent may call the driver
     away, ///< nor may the agent, for the driver's checkpoint of the process is next, or lasts
@@ -65,9 +64,14 @@ public:
                   ///< names nothing that still sleeps
     };
 
-    /// Holds new captures too, until the phase changes; what else passes still does, those among it that a
-    /// capture under way contains, so that it can end.
-    void hold_captures();
+    /// Holds new captures too, until the phase changes. All other calls pass as before, so that captures
+    /// under way can end.
+    void hold_captures() {
+        const MutexLock lock(mutex_);
+        if (abandoned_) return;
+        holds_captures_ = true;
+        s_closed.store(true, std::memory_order_seq_cst);
+    }
     /// Holds every touch from here on, and waits until the threads inside have left.
     /// Errors: timed_out, cancelled, refused (the kernel has no membarrier), context_lost (the process is
     /// ending); the gate is as it was before.
@@ -77,13 +81,21 @@ public:
                                           const std::function<bool()>& keep_going);
     /// Lets the touch that has waited longest through, alone; none that begins a capture or ends a context.
     /// False when none waits.
-    bool release_oldest();
+    bool release_oldest() {
+        const MutexLock lock(mutex_);
+        const bool has_released = waiters_.release_oldest();
+        if (has_released) notify();
+        return has_released;
+    }
     /// How many touches release_oldest() could let through.
-    [[nodiscard]] std::uint64_t releasable() const;
+    [[nodiscard]] std::uint64_t releasable() const {
+        const MutexLock lock(mutex_);
+        return waiters_.releasable();
+    }
 
     /// The transaction is over and memory sleeps.
     void keep_shut(HoldRule rule) { set_phase(Phase::asleep, std::move(rule)); }
-    /// What slept at these addresses is gone. Opens the gate when nothing sleeps any more.
+    /// The memory that slept at these addresses was freed. Opens the gate if nothing sleeps any more.
     void forget(Named::Span gone) noexcept;
     /// The thread whose this is waits no more.
     void forget(Waiter& waiter) noexcept;
@@ -101,22 +113,41 @@ public:
     [[nodiscard]] Result<void> go_deep(HoldRule rule, Clock::time_point deadline,
                                        const std::function<bool()>& keep_going);
     /// How far it is, between go_deep() and leave_deep().
-    static void set_depth(Depth depth) noexcept { s_depth.store(depth, std::memory_order_seq_cst); }
+    static void set_deep_stage(DeepStage stage) noexcept {
+        s_deep_stage.store(stage, std::memory_order_seq_cst);
+    }
     /// The driver is within reach again. The phase stays.
     void leave_deep() noexcept;
-    [[nodiscard]] static Depth depth() noexcept { return s_depth.load(std::memory_order_seq_cst); }
+    [[nodiscard]] static DeepStage deep_stage() noexcept {
+        return s_deep_stage.load(std::memory_order_seq_cst);
+    }
     /// Whether calls wait for the end of a deep sleep. Each call of the program looks.
     [[nodiscard]] static bool holds_all() noexcept {
-        return s_depth.load(std::memory_order_relaxed) != Depth::none;
+        return s_deep_stage.load(std::memory_order_relaxed) != DeepStage::none;
     }
 
-    [[nodiscard]] Phase phase() const;
+    [[nodiscard]] Phase phase() const {
+        const MutexLock lock(mutex_);
+        return phase_;
+    }
     /// Whether abandon() was called.
-    [[nodiscard]] bool is_abandoned() const;
-    [[nodiscard]] bool is_checked() const;
-    [[nodiscard]] Waiting waiting() const;
+    [[nodiscard]] bool is_abandoned() const {
+        const MutexLock lock(mutex_);
+        return abandoned_;
+    }
+    [[nodiscard]] bool is_checked() const {
+        const MutexLock lock(mutex_);
+        return phase_ == Phase::asleep && rule_.checked;
+    }
+    [[nodiscard]] Waiting waiting() const {
+        const MutexLock lock(mutex_);
+        return waiters_.figures();
+    }
     /// Whether touches wait for the process to be woken, as they asked.
-    [[nodiscard]] bool wants_waking() const;
+    [[nodiscard]] bool wants_waking() const {
+        const MutexLock lock(mutex_);
+        return !waiters_.empty() && rule_.on_touch == model::OnTouch::wake;
+    }
     /// How many touches there were so far, held ones among them, and whether one is inside; but for those of
     /// threads that have a pass, which work for an operation. Takes no lock.
     struct Activity {
@@ -131,23 +162,32 @@ public:
     /// What is called, outside of any lock, when a touch wants the process woken; while it sleeps again at
     /// most once a second, or twice within the limit of a touch. It returns at once.
     void set_waker(std::function<void()> waker);
-    /// What the waker began has failed, and the process still sleeps. A touch whose limit is over fails then.
-    void wake_refused();
-    /// What the waker began has ended because no touch waited any more. The next one asks at once.
-    void wake_cancelled();
+    /// The wake that the waker began has failed, and the process still sleeps. A touch whose limit is over
+    /// fails then.
+    void wake_refused() {
+        const MutexLock lock(mutex_);
+        ++refusals_;
+        notify();
+    }
+    /// The wake that the waker began has ended because no touch waited any more. The next touch asks at once.
+    void wake_cancelled() {
+        const MutexLock lock(mutex_);
+        last_wake_ = {};
+        notify(); // somebody may wait since
+    }
     /// Whether threads that wait give up Python's lock. Those alone that submit work do: a library may hold a
     /// mutex of its own over any other call, as PyTorch's allocator does over those that take memory, and
     /// whoever got Python's lock meanwhile might wait for that mutex and keep it. For the same reason not
     /// while the loader's lock may be theirs.
     void set_releases_python_lock(bool releases) noexcept { releases_python_lock_ = releases; }
 
-    [[nodiscard]] python::LoaderLock& loader_lock() noexcept { return loader_lock_; }
+    [[nodiscard]] interpreter_lock::LoaderLock& loader_lock() noexcept { return loader_lock_; }
 
     /// Looked at by every call of the program, so it is found without a call of ours.
     [[nodiscard]] static bool is_open() noexcept { return !s_closed.load(std::memory_order_relaxed); }
     /// The way in when the gate may be closed; the seat says inside. False: the touch fails, and the seat is
-    /// left. Who has a pass never waits, for whoever wakes memory may wait for it: what it is known to name
-    /// and sleeps fails.
+    /// left. A thread with a pass never waits, for a wake may wait for that thread: its touch fails if it is
+    /// known to name sleeping memory.
     [[nodiscard]] bool admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector);
 
     /// Lets the calling thread through while the pass of this number lives; see Pass.
@@ -193,7 +233,7 @@ private:
     [[nodiscard]] Result<void> empty_out(Clock::time_point deadline, const std::function<bool()>& keep_going);
 
     static constinit std::atomic<bool> s_closed;
-    static constinit std::atomic<Depth> s_depth; ///< to none and from it with the mutex held
+    static constinit std::atomic<DeepStage> s_deep_stage; ///< to none and from it with the mutex held
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost); ///< held for moments only
     std::atomic<std::uint32_t> changed_{0};                                      ///< counts notify()
     Phase phase_ GPU_SLEEP_GUARDED_BY(mutex_) = Phase::open;
@@ -207,7 +247,7 @@ private:
     Clock::time_point last_wake_ GPU_SLEEP_GUARDED_BY(mutex_){};
     std::uint64_t refusals_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< of wakes that it asked for
     std::atomic<bool> releases_python_lock_{true};
-    python::LoaderLock loader_lock_;
+    interpreter_lock::LoaderLock loader_lock_;
     std::atomic<std::uint64_t> passes_{0}; ///< made so far
     std::atomic<std::uint64_t> pass_{0};   ///< number of the one that lives, or 0
 };
@@ -226,8 +266,7 @@ public:
             admitted_ = Gate::instance().admit(seat_, touch, entry_point, inspector);
     }
     ~Passage() { seat_.calls.leave(); }
-    Passage(const Passage&) = delete;
-    Passage& operator=(const Passage&) = delete;
+    Passage& operator=(Passage&&) = delete;
 
     /// False: the call must not be made, and fails.
     [[nodiscard]] bool admitted() const noexcept { return admitted_; }
@@ -250,8 +289,7 @@ public:
             admitted_ = Gate::instance().admit(seat_, Touch::asks, entry_point, nullptr);
     }
     ~Question() { seat_.questions.leave(); }
-    Question(const Question&) = delete;
-    Question& operator=(const Question&) = delete;
+    Question& operator=(Question&&) = delete;
 
     /// False: the call must not be made, and fails.
     [[nodiscard]] bool admitted() const noexcept { return admitted_; }
@@ -271,8 +309,7 @@ public:
         seat_.has_pass = true;
     }
     ~Pass() { end(); }
-    Pass(const Pass&) = delete;
-    Pass& operator=(const Pass&) = delete;
+    Pass& operator=(Pass&&) = delete;
 
     /// Ends it early, on its thread, which may be parked. Does nothing the second time.
     void end() noexcept {
@@ -301,8 +338,7 @@ public:
         seat_.count_again();
         seat_.has_pass = false;
     }
-    Exemption(const Exemption&) = delete;
-    Exemption& operator=(const Exemption&) = delete;
+    Exemption& operator=(Exemption&&) = delete;
 
 private:
     Seat& seat_;

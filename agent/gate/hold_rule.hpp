@@ -4,9 +4,12 @@
 
 #pragma once
 
+#include "base/guard.hpp"
 #include "base/units.hpp"
 #include "model/model.hpp"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -54,11 +57,42 @@ struct HoldRule {
     [[nodiscard]] bool something_sleeps() const noexcept { return !sleeping.empty() || !lists_all; }
     [[nodiscard]] bool holds_anything() const noexcept { return something_sleeps() || paused; }
     /// The first of the spans that is listed as sleeping, in part or whole, or null. Owned by `named`.
-    [[nodiscard]] const Named::Span* first_sleeping(const Named& named) const;
+    [[nodiscard]] const Named::Span* first_sleeping(const Named& named) const {
+        for (const auto& span : named.spans) {
+            const auto after =
+                std::upper_bound(sleeping.begin(), sleeping.end(), span.begin,
+                                 [](std::uint64_t at, const Named::Span& s) { return at < s.end; });
+            if (after != sleeping.end() && after->begin < span.end) return &span;
+        }
+        return nullptr;
+    }
     [[nodiscard]] bool names_sleeping(const Named& named) const { return first_sleeping(named); }
-    [[nodiscard]] bool may_touch_sleeping(Touch touch, const Named& named) const;
+    [[nodiscard]] bool may_touch_sleeping(Touch touch, const Named& named) const {
+        if (!something_sleeps()) return false;
+        const bool may_name = lists_all ? names_sleeping(named) : !named.spans.empty();
+        if (touch == Touch::takes) return may_name; // most name none
+        return !named.known || !lists_all || may_name;
+    }
     /// What slept at these addresses is gone.
-    void forget(Named::Span gone) noexcept;
+    void forget(Named::Span gone) noexcept {
+        for (std::size_t i = 0; i < sleeping.size(); ++i) {
+            auto& span = sleeping[i];
+            if (gone.begin >= span.end || gone.end <= span.begin) continue;
+            if (gone.begin <= span.begin && gone.end >= span.end) {
+                sleeping.erase(sleeping.begin() + static_cast<std::ptrdiff_t>(i--));
+            } else if (gone.begin <= span.begin) {
+                span.begin = gone.end;
+            } else if (gone.end >= span.end) {
+                span.end = gone.begin;
+            } else {
+                // Without memory the hole stays listed: that holds too much, never too little.
+                const Named::Span rest{gone.end, span.end};
+                const auto after = sleeping.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+                const auto parted = guarded([&] { sleeping.insert(after, rest); });
+                if (parted) sleeping[i].end = gone.begin;
+            }
+        }
+    }
 };
 
 } // namespace gpu_sleep::gate

@@ -5,13 +5,13 @@
 
 #pragma once
 
-#include "hooks/capture_mode.hpp"
 #include "hooks/driver_table.hpp"
 #include "intercepted/objects.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 namespace gpu_sleep::hooks {
 
@@ -226,6 +226,34 @@ inline bool tell_context(CUdevice device, unsigned* flags, int* active) noexcept
     *flags = known->flags;
     *active = known->active;
     return true;
+}
+
+struct CaptureMode {
+    CUstreamCaptureMode own = CU_STREAM_CAPTURE_MODE_GLOBAL;    ///< as the thread has set it
+    CUstreamCaptureMode driver = CU_STREAM_CAPTURE_MODE_GLOBAL; ///< as the driver knows it
+};
+/// The calling thread's capture mode. Nobody waits to change it: in a deep sleep the agent remembers it, and
+/// the driver is told before the thread's next call.
+inline constinit thread_local CaptureMode t_capture_mode __attribute__((tls_model("initial-exec")));
+
+/// What cuThreadExchangeStreamCaptureMode does, without the driver. False: only the driver can say what is
+/// wrong with the argument.
+inline bool exchange_capture_mode(CUstreamCaptureMode* mode) noexcept {
+    if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return false;
+    std::swap(*mode, t_capture_mode.own);
+    return true;
+}
+
+[[gnu::noinline]] inline void tell_driver_capture_mode() noexcept {
+    auto mode = t_capture_mode.own;
+    t_capture_mode.driver = t_capture_mode.own; // once: what fails now fails again
+    static_cast<void>(real<Entry::cuThreadExchangeStreamCaptureMode>()(&mode));
+}
+/// After the thread has passed the gate, and before its call.
+inline void settle_capture_mode() noexcept {
+    if (t_capture_mode.own != t_capture_mode.driver) [[unlikely]]
+        tell_driver_capture_mode();
 }
 
 /// Whether the call is answered while the process sleeps deeply: what it asks about is known, it changes

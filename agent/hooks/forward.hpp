@@ -6,7 +6,6 @@
 #pragma once
 
 #include "base/cancellation.hpp"
-#include "hooks/capture_mode.hpp"
 #include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/named_addresses.hpp"

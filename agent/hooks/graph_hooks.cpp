@@ -3,7 +3,6 @@
 // The hooks that make and change nodes and executable graphs: a few lines each, no policy.
 
 #include "hooks/forward.hpp"
-#include "hooks/graphs.hpp"
 #include "hooks/inspect.hpp"
 
 #include <cstdint>

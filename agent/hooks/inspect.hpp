@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Finding the addresses in what a call is given, and whether it only adds to a graph that is being captured.
-// Which call names what is in named_addresses.hpp.
+// Finding the addresses in what a call is given, or what a graph's nodes are, and whether a call only adds to
+// a graph that is being captured. What executable graphs name is noted when they are instantiated and
+// changed, since the driver does not tell it of them later. Which call names what is in named_addresses.hpp.
 
 #pragma once
 
@@ -61,5 +62,25 @@ void add_node(gate::Named& named, const Node& node) {
 /// threads do meanwhile: it belongs to a capture that this thread began and no other may end. `per_thread`: a
 /// null stream is the thread's own.
 [[nodiscard]] bool is_recorded(CUstream stream, bool per_thread) noexcept;
+
+/// Notes the addresses of all nodes of `graph`, those of child graphs among them, in place of those noted
+/// before.
+void note_graph(CUgraphExec executable, CUgraph graph) noexcept;
+/// Notes what one changed node names now.
+void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& names) noexcept;
+void forget_graph(CUgraphExec executable) noexcept;
+/// Adds what the graph's nodes name, as they were when it was instantiated or last changed; knows nothing of
+/// an executable graph that it did not see made.
+void add_graph(gate::Named& named, CUgraphExec graph);
+/// Adds what all nodes of `graph` name, those of child graphs among them.
+void add_nodes(gate::Named& named, CUgraph graph);
+/// Adds what those of them name whose memory the driver looks at as soon as it has them: copies, fills,
+/// numbers in memory, but no kernels.
+void add_checked_nodes(gate::Named& named, CUgraph graph);
+/// Adds what a node of these parameters names.
+void add_node(gate::Named& named, const CUgraphNodeParams& node);
+inline void add_node(gate::Named& named, CUgraph child) {
+    add_nodes(named, child);
+}
 
 } // namespace gpu_sleep::hooks

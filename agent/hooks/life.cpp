@@ -2,13 +2,13 @@
 // Copyright the gpu-sleep authors.
 // The hooks of initialisation, contexts, streams and captures: a few lines each, no policy.
 
+#include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/contexts.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/peers.hpp"
 #include "intercepted/pools.hpp"
-#include "intercepted/streams.hpp"
-#include "intercepted/trimming.hpp"
 #include "life/start.hpp"
 
 #include <unwind.h>
@@ -113,6 +113,13 @@ GPU_SLEEP_SHARE(cuStreamBeginCaptureToGraph_ptsz, begin_capture)
 GPU_SLEEP_SHARE(cuStreamEndCapture, end_capture)
 GPU_SLEEP_SHARE(cuStreamEndCapture_ptsz, end_capture)
 
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+    const auto wanted = mode ? *mode : t_capture_mode.own;
+    const auto status = real<Entry::cuThreadExchangeStreamCaptureMode>()(mode);
+    if (status == CUDA_SUCCESS) t_capture_mode = {wanted, wanted};
+    return status;
+}
+
 GPU_SLEEP_SHARE(cuStreamSynchronize, synchronize)
 GPU_SLEEP_SHARE(cuStreamSynchronize_ptsz, synchronize)
 GPU_SLEEP_SHARE(cuEventSynchronize, synchronize)
@@ -135,8 +142,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return intercepts() ? intercepted::retain_primary_context(device, call) : call();
 }
 
-// What was granted stays granted when the program disables access: taking it back would unmap what others may
-// still use.
+// Access stays granted when the program disables it: taking it back would unmap memory that others may still
+// use.
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     return noted(real<Entry::cuCtxEnablePeerAccess>()(peer, flags),
                  [=] { intercepted::peer_access_enabled(peer); });

@@ -1,25 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the program gets when it looks a symbol of the driver up: dlsym, cuGetProcAddress, and the exported
-// symbols.
+// Where the driver's own functions lie, and what the program gets when it looks a symbol of the driver up:
+// dlsym, cuGetProcAddress, and the exported symbols; and the stand-ins of entry points that this build does
+// not know, a fixed number of jumps.
 
 #include "base/symbols.hpp"
 #include "base/thread_safety.hpp"
 #include "driver/library.hpp"
-#include "freestanding/text.hpp"
+#include "freestanding/no_c_library.hpp"
 #include "freestanding/trampolines.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"
-#include "hooks/unknown_calls.hpp"
+#include "intercepted/answer.hpp"
 
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
 #include <iterator>
 #include <string_view>
 #include <tuple>
 
+// How many can be told apart. CUDA 13.0's runtime asks for 33 that are not in cuda.h, for OpenGL, EGL and
+// VDPAU; each release since 12.0 has added at most 40.
+#define GPU_SLEEP_UNKNOWN_COUNT 256
+#define GPU_SLEEP_TEXT_OF(value) #value
+#define GPU_SLEEP_TEXT(value) GPU_SLEEP_TEXT_OF(value)
+
+extern "C" {
+
+[[gnu::used]] constinit void* gpu_sleep_late_slots[GPU_SLEEP_UNKNOWN_COUNT] = {};
+
+/// The stand-ins, one after the other.
+__attribute__((visibility("hidden"))) extern const char gpu_sleep_unknown_stand_ins[];
+
+} // extern "C"
+
 namespace gpu_sleep::hooks {
+
+std::array<std::atomic<void*>, k_entries> g_real{};
 
 // Where each exported symbol jumps to, and what look-ups give for it.
 #define GPU_SLEEP_HOOK_own(name) Own<Entry::name, &own::name, false>
@@ -34,6 +56,11 @@ namespace gpu_sleep::hooks {
 GPU_SLEEP_DECLARED(GPU_SLEEP_SLOT)
 
 namespace {
+
+/// Stands for each function that the driver lacks: a program may be linked to one weakly, and gets ours.
+CUresult answer_for_missing() noexcept {
+    return CUDA_ERROR_NOT_FOUND;
+}
 
 /// What stands in for each entry point, in their order; null for those that cuda.h lacks.
 constexpr auto k_stand_ins = [] {
@@ -130,6 +157,38 @@ bool is_harmless(std::string_view name) noexcept {
     return is_known;
 }
 
+constexpr std::size_t k_unknown_count = GPU_SLEEP_UNKNOWN_COUNT;
+constexpr std::size_t k_stand_in_bytes = 32; ///< as the assembly aligns them
+
+struct Unknown {
+    void* address = nullptr;
+    char name[64] = {};
+};
+
+Mutex g_unknown_mutex;                                    ///< held over a few words alone, while one is added
+constinit std::array<Unknown, k_unknown_count> g_known{}; ///< those below the count are not changed later
+constinit std::size_t g_used = 0;
+
+/// A function to give the program in place of the unknown one at `address`, which it asked for as `name`. The
+/// CUDA runtime asks for everything and calls little of it: so the stand-in passes every call on, whatever
+/// its arguments, and only notes the first (intercepted/answer.hpp), which passes the gate as work does. The
+/// same for the same address. Thread-safe; takes no memory.
+void* stand_in_for_unknown(void* address, const char* name) noexcept {
+    const MutexLock lock(g_unknown_mutex);
+    std::size_t i = 0;
+    while (i < g_used && g_known[i].address != address) ++i;
+    if (i == k_unknown_count) {
+        intercepted::note_unknown_call("others"); // what is done with the driver's own is not known
+        return address;
+    }
+    if (i == g_used) {
+        g_known[i].address = address;
+        std::strncpy(g_known[i].name, name, sizeof g_known[i].name - 1);
+        ++g_used;
+    }
+    return const_cast<char*>(gpu_sleep_unknown_stand_ins + i * k_stand_in_bytes);
+}
+
 /// What stands in for the function of libcuda at `address`, for which the program asked as `name`; `address`
 /// itself when nothing does. `version` is that of cuGetProcAddress; 0 for a symbol.
 void* stand_in_for(void* address, const char* name, int version) noexcept {
@@ -149,6 +208,34 @@ void* stand_in_for(void* address, const char* name, int version) noexcept {
 }
 
 } // namespace
+
+bool find_all_real() noexcept {
+    static std::atomic<bool> s_done{false};
+    if (s_done.load(std::memory_order_acquire)) return true;
+    void* const driver = driver::loaded_libcuda();
+    if (!driver) return false;
+    // A thread in a library's constructor has the loader's lock, and may come here: so each thread looks up
+    // for itself, and finds the same.
+    for (std::size_t i = 0; i < k_entries; ++i)
+        g_real[i].store(find_symbol(driver, k_symbols[i]), std::memory_order_relaxed);
+    s_done.store(true, std::memory_order_release);
+    return true;
+}
+
+void* find_real(Entry entry) noexcept {
+    static_cast<void>(find_all_real());
+    void* const address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
+    return address ? address : reinterpret_cast<void*>(&answer_for_missing);
+}
+
+extern "C" [[gnu::used]] void* gpu_sleep_first_called(std::size_t which) noexcept {
+    const auto& called = g_known[which];
+    const gate::Passage passage(gate::Touch::submits, called.name);
+    if (!passage.admitted()) return reinterpret_cast<void*>(&intercepted::refused);
+    intercepted::note_unknown_call(called.name);
+    std::atomic_ref(gpu_sleep_late_slots[which]).store(called.address);
+    return called.address;
+}
 
 extern "C" freestanding::Found gpu_sleep_look_up(void* handle, const char* name) noexcept {
     const auto real = real_dlsym();
@@ -202,3 +289,7 @@ CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuui
 GPU_SLEEP_DECLARED(GPU_SLEEP_EXPORT)
 
 } // namespace gpu_sleep::hooks
+
+asm(GPU_SLEEP_LATE_JUMPS ".p2align 5\n.hidden gpu_sleep_unknown_stand_ins\n" GPU_SLEEP_FUNCTION(
+    gpu_sleep_unknown_stand_ins,
+    ".rept " GPU_SLEEP_TEXT(GPU_SLEEP_UNKNOWN_COUNT) "\n.p2align 5\n" GPU_SLEEP_LATE_JUMP ".endr\n"));

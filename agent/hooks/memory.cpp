@@ -4,14 +4,13 @@
 
 #include "hooks/driver_table.hpp"
 #include "intercepted/answer.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/ipc.hpp"
-#include "intercepted/left.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/plain.hpp"
 #include "intercepted/pool_table.hpp"
 #include "intercepted/pools.hpp"
-#include "intercepted/residents.hpp"
-#include "intercepted/trimming.hpp"
+#include "intercepted/residual_records.hpp"
 #include "life/start.hpp"
 
 #include <optional>
@@ -19,16 +18,16 @@
 namespace gpu_sleep::hooks::own {
 namespace {
 
-using intercepted::Left;
+using intercepted::ResidualCause;
 
 /// `ours` if that answers; else `theirs`, the driver's, of which `size` says how many bytes those are.
 template <class Size, class Ours, class Theirs>
 CUresult allocate(CUdeviceptr* address, const Size& size, const Ours& ours, const Theirs& theirs) {
-    Left left;
+    ResidualCause cause;
     if (agent::life::intercepts_allocations())
-        if (const auto answer = ours(left)) return *answer;
+        if (const auto answer = ours(cause)) return *answer;
     const auto status = theirs();
-    if (status == CUDA_SUCCESS) intercepted::left_to_driver(*address, size(), left);
+    if (status == CUDA_SUCCESS) intercepted::allocated_by_driver(*address, size(), cause);
     return status;
 }
 
@@ -37,8 +36,8 @@ CUresult allocate_async_of(std::optional<CUmemoryPool> pool, CUstream stream, CU
                            std::size_t bytes, Rest... rest) {
     return allocate(
         address, [=] { return bytes; },
-        [=](Left& left) {
-            return intercepted::allocate_async(address, bytes, pool, stream, k_per_thread<entry>, left);
+        [=](ResidualCause& cause) {
+            return intercepted::allocate_async(address, bytes, pool, stream, k_per_thread<entry>, cause);
         },
         [=] { return real<entry>()(address, bytes, rest...); });
 }
@@ -56,7 +55,7 @@ template <Entry entry, class... Arguments>
 CUresult free_of_driver(CUdeviceptr address, Arguments... arguments) {
     const auto free = [=] { return real<entry>()(address, arguments...); };
     if (!intercepts()) return free();
-    return noted(intercepted::free_left(address, free),
+    return noted(intercepted::free_by_driver(address, free),
                  [=] { intercepted::forget_residual(address); }); // managed memory, say
 }
 
@@ -84,7 +83,7 @@ CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
 CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
     return allocate(
         address, [=] { return bytes; },
-        [=](Left& left) { return intercepted::allocate(address, bytes, left); },
+        [=](ResidualCause& cause) { return intercepted::allocate(address, bytes, cause); },
         [=] { return real<Entry::cuMemAlloc_v2>()(address, bytes); });
 }
 
@@ -92,8 +91,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_
                             unsigned element_bytes) {
     return allocate(
         address, [=] { return *pitch * height; },
-        [=](Left& left) {
-            return intercepted::allocate_pitched(address, pitch, width, height, element_bytes, left);
+        [=](ResidualCause& cause) {
+            return intercepted::allocate_pitched(address, pitch, width, height, element_bytes, cause);
         },
         [=] { return real<Entry::cuMemAllocPitch_v2>()(address, pitch, width, height, element_bytes); });
 }

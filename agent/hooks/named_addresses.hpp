@@ -5,9 +5,8 @@
 
 #pragma once
 
-#include "hooks/graphs.hpp"
 #include "hooks/inspect.hpp"
-#include "intercepted/handles.hpp"
+#include "intercepted/virtual_memory.hpp"
 
 #include <tuple>
 #include <type_traits>

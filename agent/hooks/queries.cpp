@@ -6,7 +6,7 @@
 #include "hooks/driver_table.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/peers.hpp"
-#include "intercepted/residual.hpp"
+#include "intercepted/virtual_memory.hpp"
 
 #include <cstdint>
 

@@ -2,11 +2,10 @@
 // Copyright the gpu-sleep authors.
 // The hooks of the program's own virtual memory: a few lines each, no policy.
 
+#include "intercepted/virtual_memory.hpp"
 #include "hooks/driver_table.hpp"
-#include "intercepted/handles.hpp"
-#include "intercepted/mappings.hpp"
-#include "intercepted/residents.hpp"
 #include "intercepted/residual.hpp"
+#include "intercepted/residual_records.hpp"
 #include "life/start.hpp"
 
 #include <functional>

@@ -7,14 +7,17 @@
 #include "base/immortal.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
+#include "intercepted/answer.hpp"
 
 #include <cuda.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::agent::intercepted {
@@ -33,11 +36,6 @@ struct Allocation {
     unsigned long long handle_types = 0; ///< as which virtual memory may be shared
 };
 
-[[nodiscard]] std::optional<Allocation> find(CUdeviceptr address) noexcept;
-/// Whether something is allocated in these bytes of a range that the agent made: mappings of the program's
-/// own are not meant.
-[[nodiscard]] bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept;
-
 /// The process's is immortal<Allocations>(). Thread-safe. Answers while a transaction is under way, for it is
 /// apart from the ledger's mutex; its own is the innermost of all and is held over no call.
 class Allocations {
@@ -45,28 +43,82 @@ public:
     /// Gives it an id and adds it.
     void add(const Allocation& allocation) { add(make_record(allocation)); }
     /// Takes out what begins at `address`; nothing when nothing does.
-    std::optional<Allocation> take(CUdeviceptr address);
+    std::optional<Allocation> take(CUdeviceptr address) {
+        const AloneLock lock(mutex_);
+        const auto found = by_address_.find(address);
+        if (found == by_address_.end()) return std::nullopt;
+        const auto allocation = found->second;
+        by_address_.erase(found);
+        return allocation;
+    }
     /// An allocation itself, which moves from place to place without memory; empty for none.
     using Record = std::map<CUdeviceptr, Allocation>::node_type;
     /// One to be added.
-    [[nodiscard]] static Record make_record(const Allocation& allocation);
+    [[nodiscard]] static Record make_record(const Allocation& allocation) {
+        std::map<CUdeviceptr, Allocation> made;
+        made.emplace(allocation.address, allocation);
+        return made.extract(made.begin());
+    }
     /// As add(), and takes no memory.
-    void add(Record record) noexcept;
+    void add(Record record) noexcept {
+        const AloneLock lock(mutex_);
+        record.key() = record.mapped().address;
+        record.mapped().id = next_id_++;
+        by_address_.erase(record.key());
+        by_address_.insert(std::move(record));
+    }
     /// Takes out what begins at `address`.
-    Record extract(CUdeviceptr address);
+    Record extract(CUdeviceptr address) {
+        const AloneLock lock(mutex_);
+        return by_address_.extract(address);
+    }
     /// Takes out all that are wanted.
-    std::map<CUdeviceptr, Allocation> extract(const std::function<bool(const Allocation&)>& wanted);
+    std::map<CUdeviceptr, Allocation> extract(const std::function<bool(const Allocation&)>& wanted) {
+        const AloneLock lock(mutex_);
+        return move_out(by_address_, [&](const auto& entry) { return wanted(entry.second); });
+    }
     /// Puts back what extract() returned.
-    void put_back(Record record);
-    void put_back(std::map<CUdeviceptr, Allocation>& records);
-    void change(const std::function<void(Allocation&)>& body);
+    void put_back(Record record) {
+        const AloneLock lock(mutex_);
+        by_address_.insert(std::move(record));
+    }
+    void put_back(std::map<CUdeviceptr, Allocation>& records) {
+        const AloneLock lock(mutex_);
+        by_address_.merge(records);
+    }
+    void change(const std::function<void(Allocation&)>& body) {
+        const AloneLock lock(mutex_);
+        for (auto& [address, allocation] : by_address_) body(allocation);
+    }
     /// Changes what begins at `address`, if anything does.
-    void change(CUdeviceptr address, const std::function<void(Allocation&)>& body);
+    void change(CUdeviceptr address, const std::function<void(Allocation&)>& body) {
+        const AloneLock lock(mutex_);
+        const auto found = by_address_.find(address);
+        if (found != by_address_.end()) body(found->second);
+    }
     /// What holds `address`.
-    [[nodiscard]] std::optional<Allocation> find(CUdeviceptr address) const;
+    [[nodiscard]] std::optional<Allocation> find(CUdeviceptr address) const {
+        const SharedLock lock(mutex_);
+        const auto after = by_address_.upper_bound(address);
+        if (after == by_address_.begin()) return std::nullopt;
+        const auto& allocation = std::prev(after)->second;
+        return address - allocation.address < allocation.bytes ? std::optional(allocation) : std::nullopt;
+    }
     /// Whether one begins in these bytes, and is no mapping of the program's own.
-    [[nodiscard]] bool has_ours_in(CUdeviceptr begin, std::size_t bytes) const;
-    [[nodiscard]] std::vector<Allocation> all(const std::function<bool(const Allocation&)>& wanted) const;
+    [[nodiscard]] bool has_ours_in(CUdeviceptr begin, std::size_t bytes) const {
+        const SharedLock lock(mutex_);
+        for (auto next = by_address_.lower_bound(begin);
+             next != by_address_.end() && next->first - begin < bytes; ++next)
+            if (!next->second.is_virtual || next->second.is_own) return true;
+        return false;
+    }
+    [[nodiscard]] std::vector<Allocation> all(const std::function<bool(const Allocation&)>& wanted) const {
+        const SharedLock lock(mutex_);
+        std::vector<Allocation> found;
+        for (const auto& [address, allocation] : by_address_)
+            if (wanted(allocation)) found.push_back(allocation);
+        return found;
+    }
 
 private:
     /// The driver counts what it has itself from 1 on, and no two of the process may have the same.
@@ -76,5 +128,14 @@ private:
     std::map<CUdeviceptr, Allocation> by_address_ GPU_SLEEP_GUARDED_BY(mutex_);
     unsigned long long next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = k_first_id;
 };
+
+[[nodiscard]] inline std::optional<Allocation> find(CUdeviceptr address) noexcept {
+    return immortal<Allocations>().find(address);
+}
+/// Whether something is allocated in these bytes of a range that the agent made: mappings of the program's
+/// own are not meant.
+[[nodiscard]] inline bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept {
+    return immortal<Allocations>().has_ours_in(begin, bytes);
+}
 
 } // namespace gpu_sleep::agent::intercepted

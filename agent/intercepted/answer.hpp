@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What an intercepted call answers.
+// What the hooks and the files of this module share, and needs nothing else of the agent: what a call
+// answers, what was taken out of the books because its context may go, and the calls that this build does not
+// know.
 
 #pragma once
 
 #include <cuda.h>
+
+#include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 /// All functions of this module are thread-safe, and what intercepted calls call lets nothing cross: what
 /// fails inside returns a status of the driver. None needs the agent to run; without it everything is left to
@@ -15,8 +21,8 @@ namespace gpu_sleep::agent::intercepted {
 
 /// The status to return, or nothing: the call is the driver's.
 using Answer = std::optional<CUresult>;
-/// What becomes of an allocation that is left to the driver because the least size, or a rule, says so.
-struct Left {
+/// Why an allocation stays with the driver: the least size, or a rule, says so.
+struct ResidualCause {
     const char* reason = nullptr; ///< null for any other: nobody counts it
     CUcontext context = nullptr;
     int device = 0;
@@ -29,5 +35,33 @@ inline constexpr CUresult k_sleeps = CUDA_ERROR_SYSTEM_NOT_READY;
 /// What an intercepted call returns when the gate refuses it: what the driver itself would once the process
 /// is ending.
 [[nodiscard]] CUresult refused() noexcept;
+
+/// Puts back what was taken out of the books because what it belongs to may go; empty: there was nothing.
+using PutBack = std::function<void()>;
+
+/// What was taken out of the books because its context may go.
+struct PendingRemoval {
+    std::function<void()> gone; ///< called when the context has gone: frees it
+    PutBack stays;              ///< called when the context stays
+};
+
+/// Moves the entries that are wanted out of a map, which takes no memory.
+template <class Map, class Wanted>
+[[nodiscard]] Map move_out(Map& from, const Wanted& wanted) {
+    Map taken;
+    for (auto next = from.begin(); next != from.end();) {
+        const auto here = next++;
+        if (wanted(*here)) taken.insert(from.extract(here));
+    }
+    return taken;
+}
+
+/// Notes a call, inside the gate: who closes it, and looks then, sees the note. Takes no memory, and keeps
+/// `name`, which lives as long as the process. Thread-safe.
+void note_unknown_call(const char* name) noexcept;
+
+/// The names that were noted, each once. Each may have given the GPU work or taken memory unseen.
+/// Thread-safe.
+[[nodiscard]] std::vector<std::string> called_unknown();
 
 } // namespace gpu_sleep::agent::intercepted

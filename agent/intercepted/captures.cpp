@@ -8,13 +8,6 @@
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <utility>
-
 namespace gpu_sleep::agent::intercepted {
 namespace {
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "gate/gate.hpp"
-#include "intercepted/pending_removal.hpp"
+#include "intercepted/answer.hpp"
 
 #include <cuda.h>
 

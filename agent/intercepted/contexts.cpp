@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Contexts as the program opens and ends them: what is known of one goes with it, or comes back if it stays.
+// What is known of a context goes with it, or comes back if it stays. Streams change the list of captures,
+// and the frees that wait for them.
 
 #include "intercepted/contexts.hpp"
 
+#include "common/interception.hpp"
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
 #include "intercepted/allocations.hpp"
+#include "intercepted/answer.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/handles.hpp"
-#include "intercepted/left.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "intercepted/pending_removal.hpp"
-#include "intercepted/residents.hpp"
+#include "intercepted/residual_records.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/trimming.hpp"
-#include "intercepted/waiting_frees.hpp"
+#include "intercepted/virtual_memory.hpp"
 
 #include <map>
 #include <mutex>
 #include <shared_mutex>
 
 namespace gpu_sleep::agent::intercepted {
+
 namespace {
 
 /// Everything that is known of a context, out of the books while it may go.
@@ -30,8 +31,7 @@ class Departure {
 public:
     Departure(ProgramMemory& memory, CUcontext context, bool is_primary)
         : memory_(memory), context_(context), is_primary_(is_primary) {}
-    Departure(const Departure&) = delete;
-    Departure& operator=(const Departure&) = delete;
+    Departure& operator=(Departure&&) = delete;
 
     /// Takes it out. May throw for want of memory: then the context stays.
     void begin() {
@@ -51,7 +51,7 @@ public:
             own_ = own.contexts.extract(context_);
         }
         // Only reported: nothing fails for it.
-        ignoring_errors([&] { put_left_back_ = take_left_of(context_, is_primary_); });
+        ignoring_errors([&] { put_allocations_back_ = take_allocations_of_driver(context_, is_primary_); });
         ignoring_errors([&] { put_managed_back_ = take_managed_of(context_); });
     }
 
@@ -63,7 +63,7 @@ public:
         }
         pools_.gone();
         waiting_.gone();
-        // What is retained may have been pinned there, and would be copied slowly.
+        // Retained contents may have been pinned in that context, and would be copied slowly.
         if (is_primary_) memory_.forget_retained();
         immortal<Allocations>().change([&](Allocation& a) {
             if (a.pool && a.context == context_) a.context = nullptr;
@@ -77,8 +77,8 @@ public:
             const MutexLock lock(own.mutex);
             own.contexts.insert(std::move(own_));
         }
-        for (const auto* put_back :
-             {&put_captures_back_, &waiting_.stays, &put_left_back_, &put_managed_back_, &pools_.stays})
+        for (const auto* put_back : {&put_captures_back_, &waiting_.stays, &put_allocations_back_,
+                                     &put_managed_back_, &pools_.stays})
             if (*put_back) (*put_back)();
     }
 
@@ -91,7 +91,7 @@ private:
     PendingRemoval pools_;
     PendingRemoval waiting_;
     PutBack put_captures_back_;
-    PutBack put_left_back_;
+    PutBack put_allocations_back_;
     PutBack put_managed_back_;
 };
 
@@ -183,6 +183,34 @@ CUresult release_held(ProgramMemory& memory, CUdevice device,
     }();
     if (status != CUDA_SUCCESS && letting_go.was_held) hold(device);
     return status;
+}
+
+/// Its address tells threads apart. A thread's default streams end with it, and so do their captures.
+struct ThreadMark {
+    ~ThreadMark() {
+        if (!intercepts()) return; // a child of fork(), in which nobody may be left who gives the mutex back
+        ignoring_errors([&] {
+            if (forget_captures_of_thread(number())) free_waiting();
+        });
+    }
+    [[nodiscard]] std::uint64_t number() const noexcept { return reinterpret_cast<std::uint64_t>(this); }
+};
+
+std::uint64_t this_thread() noexcept {
+    static thread_local ThreadMark s_mark;
+    return s_mark.number();
+}
+
+CaptureKey capture_key(CUstream stream, bool per_thread, CUcontext context) noexcept {
+    const bool is_threads_own = stream == CU_STREAM_PER_THREAD || (stream == nullptr && per_thread);
+    return is_threads_own ? CaptureKey(CU_STREAM_PER_THREAD, context, this_thread())
+                          : CaptureKey(stream, nullptr, 0);
+}
+
+/// The stream's context; null before the agent runs.
+CUcontext known_context_of(CUstream stream) noexcept {
+    const auto with = memory();
+    return with ? context_of(*with, stream) : nullptr;
 }
 
 } // namespace
@@ -312,6 +340,62 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
         if (!primary.context) return reset();
         return end_with(*with, primary.context, true, reset, [] { return true; });
     });
+}
+
+std::optional<std::uint64_t> capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept {
+    std::optional<std::uint64_t> number;
+    ignoring_errors([&] {
+        const std::unique_lock order(capture_order());
+        auto* const context = known_context_of(stream);
+        number = note_capture(capture_key(stream, per_thread, context), context, any_may_end);
+    });
+    return number;
+}
+
+void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept {
+    ignoring_errors([&] {
+        if (number == 0) return;
+        forget_capture(capture_key(stream, per_thread, known_context_of(stream)), number);
+        free_waiting();
+    });
+}
+
+std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept {
+    std::uint64_t number = 0;
+    ignoring_errors([&] { number = capture_in(capture_key(stream, per_thread, known_context_of(stream))); });
+    return number;
+}
+
+void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept {
+    ignoring_errors([&] {
+        // A broken capture is over too, and one that the wrong thread was to end, but not one that the wrong
+        // stream was.
+        if (const auto with = memory(); with && status != CUDA_SUCCESS) {
+            auto state = CU_STREAM_CAPTURE_STATUS_NONE;
+            auto* const handle = !stream && per_thread ? CU_STREAM_PER_THREAD : stream;
+            if (with->api().cuStreamIsCapturing(handle, &state) == CUDA_SUCCESS &&
+                state != CU_STREAM_CAPTURE_STATUS_NONE)
+                return;
+        }
+        capture_failed(stream, per_thread, number);
+    });
+}
+
+CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {
+    PutBack put_captures_back;
+    ignoring_errors([&] {
+        put_captures_back = take_captures_of(stream);
+        forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
+    });
+    const auto status = destroy();
+    if (status == CUDA_SUCCESS) synchronized(); // as the driver's pools have it
+    if (put_captures_back) {
+        if (status == CUDA_SUCCESS)
+            free_waiting();
+        else
+            ignoring_errors(put_captures_back);
+    }
+    return status;
 }
 
 } // namespace gpu_sleep::agent::intercepted

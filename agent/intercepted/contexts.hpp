@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Contexts as the program opens and ends them.
+// Contexts and streams as the program opens and ends them, and captures in streams.
 
 #pragma once
 
 #include <cuda.h>
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -29,5 +31,17 @@ CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>
 /// The same as end_context() for cuDevicePrimaryCtxRelease and cuDevicePrimaryCtxReset.
 CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept;
 CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept;
+
+/// Before the driver begins a capture, which this thread alone may end or any; returns its number, for
+/// capture_failed() if it did not. Nothing without memory: then it must not begin, for others would break it.
+[[nodiscard]] std::optional<std::uint64_t> capture_begins(CUstream stream, bool per_thread,
+                                                          bool any_may_end) noexcept;
+void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept;
+/// The number of the stream's capture before the driver ends it, for capture_ended(); 0 without one.
+[[nodiscard]] std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept;
+void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept;
+/// Runs the driver's cuStreamDestroy with the stream out of the books, for another may get its handle at
+/// once.
+CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

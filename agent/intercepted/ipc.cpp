@@ -11,13 +11,12 @@
 #include "intercepted/captures.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/residents.hpp"
+#include "intercepted/residual_records.hpp"
 #include "intercepted/state.hpp"
 
 #include "base/immortal.hpp"
 
 #include <sys/random.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -61,13 +60,12 @@ struct Imports {
     std::atomic<bool> has_closing{false};                  ///< for who holds no mutex
 };
 
-/// Those that are being closed. What is not unmapped by its end is closed later: memory was short, say.
+/// Imports that are being closed. Those that are not unmapped by its end, for want of memory, are closed
+/// later.
 struct Closing {
     std::list<Import> imports;
 
-    Closing() = default;
-    Closing(const Closing&) = delete;
-    Closing& operator=(const Closing&) = delete;
+    Closing& operator=(Closing&&) = delete;
     ~Closing() {
         if (imports.empty()) return;
         auto& all = immortal<Imports>();
@@ -83,7 +81,7 @@ struct Closing {
     }
 };
 
-/// What nobody knows whom this process gave no handle; nothing without random numbers.
+/// A number that only processes know to which this one gave a handle; nothing without random numbers.
 std::optional<std::array<std::uint64_t, 2>> secret() {
     using Words = std::array<std::uint64_t, 2>;
     static const auto s_secret = []() -> std::optional<Words> {

@@ -6,7 +6,7 @@
 
 #include "intercepted/answer.hpp"
 #include "model/share.hpp"
-#include "server/peer.hpp"
+#include "server/shared_memory.hpp"
 
 #include <cuda.h>
 

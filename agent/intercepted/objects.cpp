@@ -11,18 +11,15 @@
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/trimming.hpp"
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <list>
 #include <map>
 #include <set>
 #include <thread>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {

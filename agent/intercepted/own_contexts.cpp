@@ -10,7 +10,6 @@
 #include "intercepted/state.hpp"
 
 #include <atomic>
-#include <mutex>
 #include <thread>
 
 namespace gpu_sleep::agent::intercepted {

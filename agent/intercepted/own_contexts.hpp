@@ -37,8 +37,7 @@ void let_contexts_end() noexcept;
 class ContextsAlone {
 public:
     ContextsAlone();
-    ContextsAlone(const ContextsAlone&) = delete;
-    ContextsAlone& operator=(const ContextsAlone&) = delete;
+    ContextsAlone& operator=(ContextsAlone&&) = delete;
     ~ContextsAlone();
 };
 

@@ -5,15 +5,11 @@
 
 #include "intercepted/peers.hpp"
 
+#include "base/immortal.hpp"
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/state.hpp"
-
-#include "base/immortal.hpp"
-
-#include <algorithm>
-#include <array>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {

@@ -8,7 +8,6 @@
 #include "driver/context.hpp"
 
 #include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -45,22 +44,6 @@ void EventCache::give(CUcontext context, CUevent event) noexcept {
         const auto cached = events_.find(context);
         if (cached != events_.end()) cached->second.push_back(event);
     });
-}
-
-std::vector<CUevent> EventCache::take_all_of(CUcontext context) {
-    const MutexLock lock(mutex_);
-    auto cached = events_.extract(context);
-    return cached ? std::move(cached.mapped()) : std::vector<CUevent>();
-}
-
-void EventCache::put_back(CUcontext context, const std::vector<CUevent>& events) {
-    const MutexLock lock(mutex_);
-    auto& cached = events_[context];
-    cached.insert(cached.end(), events.begin(), events.end());
-}
-
-void EventCache::hand_on(CUcontext green, CUcontext primary) {
-    put_back(primary, take_all_of(green));
 }
 
 PendingWork::~PendingWork() {

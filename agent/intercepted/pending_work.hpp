@@ -29,11 +29,19 @@ public:
     void give(CUcontext context, CUevent event) noexcept;
 
     /// The context is about to end: none of its events is given out any more.
-    [[nodiscard]] std::vector<CUevent> take_all_of(CUcontext context);
+    [[nodiscard]] std::vector<CUevent> take_all_of(CUcontext context) {
+        const MutexLock lock(mutex_);
+        auto cached = events_.extract(context);
+        return cached ? std::move(cached.mapped()) : std::vector<CUevent>();
+    }
     /// It has not ended.
-    void put_back(CUcontext context, const std::vector<CUevent>& events);
+    void put_back(CUcontext context, const std::vector<CUevent>& events) {
+        const MutexLock lock(mutex_);
+        auto& cached = events_[context];
+        cached.insert(cached.end(), events.begin(), events.end());
+    }
     /// A green context has ended, whose events are those of its primary one.
-    void hand_on(CUcontext green, CUcontext primary);
+    void hand_on(CUcontext green, CUcontext primary) { put_back(primary, take_all_of(green)); }
 
 private:
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost);
@@ -48,8 +56,7 @@ public:
     /// waits for, and only looks at.
     enum class Way : int { best, amid_captures, to_look };
     explicit PendingWork(const driver::Api& api, Way way = Way::best) noexcept : api_(api), way_(way) {}
-    PendingWork(const PendingWork&) = delete;
-    PendingWork& operator=(const PendingWork&) = delete;
+    PendingWork& operator=(PendingWork&&) = delete;
     ~PendingWork();
 
     /// Notes the work of one more context; nothing for null. Would break a capture, so capture_order() is

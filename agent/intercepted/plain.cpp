@@ -1,33 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// cuMemAlloc, cuMemAllocPitch and cuMemFree on ranges.
+// Allocating ranges, and waiting as the driver's own free does.
 
 #include "intercepted/plain.hpp"
 
+#include "common/interception.hpp"
+#include "driver/context.hpp"
+#include "driver/drain.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/captures.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/peers.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/rules.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/trimming.hpp"
-#include "intercepted/waiting_frees.hpp"
 
+#include <algorithm>
+#include <atomic>
 #include <shared_mutex>
 
 namespace gpu_sleep::agent::intercepted {
+
 namespace {
 
 /// What the driver was seen to give as pitch: rows begin at multiples of this.
 constexpr std::size_t k_pitch_alignment = 512;
 
 /// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
-/// Heap::allocate; refused (not to be intercepted: `left` says why).
-Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes, Left& left) {
+/// Heap::allocate; refused (not to be intercepted: `cause` says why).
+Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes,
+                                         ResidualCause& cause) {
     const auto tag = TagChoice()(bytes);
     if (!tag) {
-        left.reason = TagChoice::why_not(bytes);
+        cause.reason = TagChoice::why_not(bytes);
         return make_error(ErrorCode::refused, "not to be intercepted");
     }
     const auto is_short = [](const auto& address) {
@@ -56,19 +62,96 @@ CUresult free_now(ProgramMemory& memory, Freeing& allocation) {
     return status;
 }
 
+Error not_own(CUdeviceptr address) {
+    return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation of gpu_sleep_alloc()",
+                      address);
+}
+
+bool is_own(CUdeviceptr address) {
+    const auto known = find(address);
+    return known && known->is_own && known->address == address;
+}
+
+/// False: memory was short, and it is not known.
+bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
+    const auto added = guarded([&] {
+        immortal<Allocations>().add(
+            {address, bytes, device, nullptr, nullptr, 0, true, driver::DeviceMask{1} << device, true});
+    });
+    return added.has_value();
+}
+
+/// Says once that work in a context of the program's own cannot be waited for.
+void warn_of_own_context(const driver::Api& api) {
+    static std::atomic<bool> looked{false};
+    if (looked.exchange(true)) return;
+    const std::shared_lock contexts(contexts_mutex());
+    if (!driver::has_own_context_current(api)) return;
+    log::warning("the program has a CUDA context of its own, which it must synchronize before a sleep, in a "
+                 "before-sleep callback");
+}
+
+/// The contexts of `devices` in which there may be work: those of `primaries`, the program's own that are
+/// known, and the one that it works in now. They stay as long as the caller holds
+/// contexts_mutex().
+std::vector<CUcontext> contexts_on(const driver::Api& api, driver::DeviceMask devices,
+                                   const std::vector<driver::PrimaryContext>& primaries) {
+    std::vector<CUcontext> contexts;
+    for (const auto& primary : primaries)
+        if ((devices >> primary.device() & 1) != 0) contexts.push_back(primary.get());
+    for (int device = 0; device < driver::k_max_devices; ++device) {
+        if ((devices >> device & 1) == 0) continue;
+        const auto own = own_contexts_of(device);
+        contexts.insert(contexts.end(), own.begin(), own.end());
+    }
+    CUcontext current = nullptr;
+    CUdevice device = 0;
+    const bool has_current = api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current &&
+                             api.cuCtxGetDevice(&device) == CUDA_SUCCESS && (devices >> device & 1) != 0;
+    if (has_current && std::find(contexts.begin(), contexts.end(), current) == contexts.end())
+        contexts.push_back(current);
+    return contexts;
+}
+
+/// Waits for the work that may use the allocation.
+Result<void> wait_for_use(ProgramMemory& memory, driver::DeviceAddress address) {
+    const auto devices = memory.devices_at(address);
+    if (devices == 0) return {};
+    // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
+    // way. It may take long. Other devices may wait for what comes after the free.
+    let_contexts_end();
+    const std::shared_lock stay(contexts_mutex());
+    if (captures_open() != 0)
+        return make_error(ErrorCode::capture_in_progress, "a CUDA graph is being captured: nothing is freed");
+    const auto& api = memory.api();
+    const driver::RelaxedCaptureMode relaxed(api);
+    const auto primaries = driver::active_contexts(api);
+    if (!primaries) return primaries.error();
+    driver::DrainLimits limits;
+    limits.captures = Clock::now();
+    limits.work = Clock::time_point::max();
+    for (auto* const context : contexts_on(api, devices, *primaries)) {
+        auto drained = driver::drain(api, std::vector{context}, limits);
+        if (drained) continue;
+        if (drained.error().code != ErrorCode::context_lost) return drained;
+        log::debug("freeing without waiting: {}", drained.error().message); // no work runs in a broken one
+    }
+    return {};
+}
+
 } // namespace
 
-Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
+Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualCause& cause) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
         free_waiting();
         const auto device = current_device(memory);
         CUcontext context = nullptr;
         if (!device || memory.api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
-        const auto range = take_range(memory, *device, bytes, left);
+        const auto range = take_range(memory, *device, bytes, cause);
         if (!range) {
-            left.context = owner_of_memory_in(context);
-            left.device = *device;
+            cause.context = owner_of_memory_in(context);
+            cause.device = *device;
             if (is_shortage(range.error())) return CUDA_ERROR_OUT_OF_MEMORY;
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
@@ -89,13 +172,13 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, Left& left) noexcept {
 }
 
 Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
-                        unsigned element_bytes, Left& left) noexcept {
+                        unsigned element_bytes, ResidualCause& cause) noexcept {
     const bool is_valid = address && pitch && width != 0 && height != 0 &&
                           (element_bytes == 4 || element_bytes == 8 || element_bytes == 16) &&
                           width < (std::size_t{1} << 40) && height < (std::size_t{1} << 40) / width;
     if (!is_valid) return std::nullopt; // the driver says what is wrong
     const auto row = round_up(width, k_pitch_alignment);
-    const auto answer = allocate(address, row * height, left);
+    const auto answer = allocate(address, row * height, cause);
     if (answer == CUDA_SUCCESS) *pitch = row;
     return answer;
 }
@@ -113,6 +196,46 @@ Answer free(CUdeviceptr address) noexcept {
             return status; // it is freed all the same, now or later
         });
     });
+}
+
+Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device, std::string_view tag,
+                                           Bytes bytes) {
+    warn_of_own_context(memory.api());
+    auto address = memory.allocate(device, tag, bytes);
+    if (!address && address.error().code == ErrorCode::out_of_device_memory)
+        memory.note_shortage(device, bytes);
+    if (address && intercepts() && !note_own(*address, bytes, device)) {
+        static_cast<void>(guarded([&] { return memory.free(*address); }));
+        address = out_of_memory();
+    }
+    return address;
+}
+
+Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
+    if (!intercepts()) { // the memory has nothing else
+        GPU_SLEEP_TRY(wait_for_use(memory, address));
+        return memory.free(address);
+    }
+    if (!is_own(address)) return not_own(address);
+    GPU_SLEEP_TRY(wait_for_use(memory, address));
+    if (!is_own(address)) return not_own(address); // another thread was faster
+    // The record goes first: behind the free the address may at once be somebody else's.
+    auto& allocations = immortal<Allocations>();
+    auto record = allocations.extract(address);
+    if (!record) return not_own(address);
+    auto freed = guarded([&] { return memory.free(address); });
+    if (!freed) allocations.put_back(std::move(record));
+    return freed;
+}
+
+Result<void> allow_own(ProgramMemory& memory, driver::DeviceAddress address, int device) {
+    GPU_SLEEP_TRY(memory.allow_access(address, device));
+    if (intercepts())
+        ignoring_errors([&] {
+            immortal<Allocations>().change(
+                address, [&](Allocation& known) { known.access |= driver::DeviceMask{1} << device; });
+        });
+    return {};
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -9,14 +9,11 @@
 #include "driver/context.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/captures.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "intercepted/pending_removal.hpp"
 #include "intercepted/pool_table.hpp"
 #include "intercepted/rules.hpp"
-#include "intercepted/spares.hpp"
 #include "intercepted/state.hpp"
-#include "intercepted/trimming.hpp"
-#include "intercepted/waiting_frees.hpp"
 
 #include <algorithm>
 #include <shared_mutex>
@@ -99,7 +96,7 @@ bool is_too_much(const PoolFigures& figures, Bytes more) noexcept {
 
 /// `is_short`: memory is, and pools gave back what they could.
 Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
-                     const StreamKey& key, bool is_short, Left& left) {
+                     const StreamKey& key, bool is_short, ResidualCause& cause) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = immortal<Pools>();
@@ -110,7 +107,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     // been.
     const auto name = choose_tag(bytes);
     if (!name) {
-        left = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, handle};
+        cause = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, handle};
         return std::nullopt;
     }
     // First: a block that is taken and cannot be given out would have lost its last use.
@@ -174,7 +171,7 @@ bool has_usage(const Properties& properties) noexcept {
 } // namespace
 
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
-                      CUstream stream, bool per_thread, Left& left) noexcept {
+                      CUstream stream, bool per_thread, ResidualCause& cause) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
         const auto key = key_of(memory, stream, per_thread);
@@ -186,7 +183,7 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
         if (!handle) return std::nullopt;
         bool is_short = false;
         const auto try_once = [&] {
-            return allocate_from(memory, address, bytes, handle, key, std::exchange(is_short, true), left);
+            return allocate_from(memory, address, bytes, handle, key, std::exchange(is_short, true), cause);
         };
         return try_for_memory(memory, try_once,
                               [](Answer tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What every intercepted call begins with: the running agent, and where the call stands.
+// What every intercepted call begins with: the running agent, and where the call stands; and the list of
+// unknown calls.
 
 #include "intercepted/state.hpp"
 
 #include "gate/gate.hpp"
 
 namespace gpu_sleep::agent::intercepted {
+
+namespace {
+
+/// Room for all that the hooks tell apart, and one for the others; null behind the last.
+constinit std::array<std::atomic<const char*>, 257> g_called{};
+
+} // namespace
 
 CUresult refused() noexcept {
     return gate::Gate::instance().is_abandoned() ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_SYSTEM_NOT_READY;
@@ -29,10 +37,6 @@ bool is_primary_active(const driver::Api& api, int device) noexcept {
     return api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
 }
 
-std::optional<int> current_device(ProgramMemory& memory) noexcept {
-    return driver::current_device(memory.api());
-}
-
 CUcontext context_of(ProgramMemory& memory, CUstream stream) {
     CUcontext context = nullptr;
     const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
@@ -47,6 +51,20 @@ CUcontext context_of(ProgramMemory& memory, CUstream stream) {
 void give_range(ProgramMemory& memory, CUdeviceptr address) {
     if (const auto freed = memory.free(address); !freed)
         log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
+}
+
+void note_unknown_call(const char* name) noexcept {
+    for (auto& each : g_called) {
+        const char* noted = nullptr;
+        if (each.compare_exchange_strong(noted, name) || noted == name) return;
+    }
+}
+
+std::vector<std::string> called_unknown() {
+    std::vector<std::string> called;
+    for (const char* name : g_called)
+        if (name) called.emplace_back(name);
+    return called;
 }
 
 } // namespace gpu_sleep::agent::intercepted

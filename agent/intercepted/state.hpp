@@ -57,7 +57,9 @@ void with_memory(Use&& use) noexcept {
 [[nodiscard]] bool is_primary_active(const driver::Api& api, int device) noexcept;
 
 /// The device of the current context; nothing without one.
-[[nodiscard]] std::optional<int> current_device(ProgramMemory& memory) noexcept;
+[[nodiscard]] inline std::optional<int> current_device(ProgramMemory& memory) noexcept {
+    return driver::current_device(memory.api());
+}
 
 /// Frees what ProgramMemory::allocate() gave, asleep or awake. No work may still use it.
 void give_range(ProgramMemory& memory, CUdeviceptr address);

@@ -12,14 +12,12 @@
 #include "common/settings.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "intercepted/own_memory.hpp"
+#include "intercepted/plain.hpp"
 #include "intercepted/state.hpp"
 #include "model/environment.hpp"
-#include "operations/call.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/joint.hpp"
 #include "operations/live_operation.hpp"
-#include "operations/release.hpp"
 #include "operations/sleep_operation.hpp"
 #include "operations/turn.hpp"
 #include "operations/wake_operation.hpp"
@@ -27,20 +25,8 @@
 #include "store/unshared_fd.hpp"
 
 #include <cxxabi.h>
-#include <pthread.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <limits>
-#include <map>
-#include <memory>
-#include <new>
-#include <optional>
-#include <string>
-#include <utility>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::agent {
 namespace {
@@ -179,7 +165,7 @@ Agent::Agent()
               bytes_setting(model::environment::k_retain).value_or(std::numeric_limits<Bytes>::max())),
       parts_(memory_, name_in_environment(model::environment::k_name), journal_of_environment(),
              &Agent::come_first_at_exit),
-      server_(*this), touch_request_(touch_request_of_environment()),
+      server_(*this), touch_waker_(parts_, server_, touch_request_of_environment()),
       host_budget_(bytes_setting(model::environment::k_host_budget)) {
     parts_.status.set_group(name_in_environment(model::environment::k_group));
     inhibit_by_environment(parts_.inhibitors);
@@ -267,7 +253,7 @@ Result<void> Agent::start() {
         });
     pid_ = ::getpid();
     GPU_SLEEP_TRY(server_.start());
-    gate::Gate::instance().set_waker([this] { wake_on_touch(); });
+    gate::Gate::instance().set_waker([this] { touch_waker_.wake(); });
     static std::once_flag once;
     std::call_once(once, [] { come_first_at_exit(); });
     memory_.start();
@@ -275,11 +261,6 @@ Result<void> Agent::start() {
         log::error("SIGTSTP will stop this process without a sleep: {}", watched.error().message);
     if (parts_.preparation.settled_after.load() != Milliseconds(0)) memory_.tidy_within(Milliseconds(0));
     return {};
-}
-
-void Agent::prepare() {
-    parts_.preparation.is_urgent = true;
-    if (memory_.is_started()) memory_.tidy_within(Milliseconds(0));
 }
 
 Result<void> Agent::await_start() {
@@ -314,11 +295,6 @@ Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
     return intercepted::allow_own(memory_, address, device);
 }
 
-void Agent::set_name(std::string_view name) {
-    server_.show_renamed();
-    parts_.status.set_name(name);
-}
-
 server::Outcome Agent::run_here(server::Operation operation) {
     if (Callbacks::works_for_callback())
         return model::Failure{
@@ -335,10 +311,6 @@ model::Report Agent::status() {
         if (!note.empty()) report.notes.push_back(note);
     if (!report.tags.empty() && parts_.is_unguarded()) report.notes.emplace_back(k_not_intercepted);
     return report;
-}
-
-model::State Agent::state() noexcept {
-    return parts_.status.state();
 }
 
 Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
@@ -448,73 +420,6 @@ Error Agent::as_it_ends(Error error) const {
     // The driver shuts down before the process is gone, and then refuses all.
     if (!memory_.is_ending() && error.driver_status != CUDA_ERROR_DEINITIALIZED) return error;
     return operations::process_is_ending();
-}
-
-void Agent::wake_on_touch() {
-    if (wake_wanted_.exchange(true)) return;
-    static std::atomic<bool> s_said{false};
-    // Who takes turns waits for them again and again: each kind of such a wait is said once.
-    static std::atomic<bool> s_turn_said{false};
-    static std::atomic<bool> s_time_said{false};
-    // `said`: whether its kind was; null: it is too early to say it.
-    const auto tell = [this](const Error& error, std::atomic<bool>* said) {
-        gate::Gate::instance().wake_refused();
-        const bool is_final = error.code == ErrorCode::damaged || error.code == ErrorCode::context_lost;
-        const auto trouble = is_final ? fmt::format("GPU work cannot wake this process: {}; {}",
-                                                    error.message, traits(error.code).advice)
-                                      : "GPU work could not wake this process yet: " + error.message;
-        if (said && !said->exchange(true)) log::warning("{}", trouble);
-        parts_.status.set_touch_trouble(trouble);
-    };
-    const auto hear = [this, tell](const server::Outcome& outcome) {
-        wake_wanted_ = false;
-        const auto* failure = std::get_if<model::Failure>(&outcome);
-        if (!failure || state() == model::State::awake) s_said = false;
-        if (failure && failure->error.code != ErrorCode::cancelled) return tell(failure->error, &s_said);
-        if (failure) gate::Gate::instance().wake_cancelled();
-        parts_.status.set_touch_trouble({});
-    };
-    const auto asked = guarded([&]() -> Result<void> {
-        const auto holders = std::make_shared<std::optional<std::string>>();
-        // To wait for a moment is nothing to speak of where programs take turns.
-        const bool takes_turns = touch_request_.make_room;
-        static constexpr Milliseconds k_moment{3'000};
-        const auto since = Clock::now();
-        const auto times_back = std::make_shared<unsigned>(parts_.deep.times_back());
-        const auto tell_shortage = [this, tell, holders, takes_turns, since, times_back](Error shortage) {
-            *times_back = parts_.deep.times_back();
-            // Who makes room has asked them already.
-            if (!*holders && !touch_request_.make_room)
-                *holders = parts_.room.holders(
-                    [this](const auto& request) {
-                        const server::ProgressSink nobody = [](const model::Progress&) { return true; };
-                        return operations::wake_alone(parts_, request, nobody, Clock::now());
-                    },
-                    touch_request_);
-            if (holders->has_value() && !(*holders)->empty()) {
-                shortage.message += "; " + **holders;
-                if ((*holders)->find("could sleep") != std::string::npos)
-                    shortage.message +=
-                        fmt::format("; gpu-wake {} --make-room puts those to sleep that could; start it with "
-                                    "gpu-run --share to have it make room itself",
-                                    ::getpid());
-            }
-            const bool is_time = takes_turns && parts_.room.waits_for_time();
-            if (is_time)
-                shortage.message +=
-                    fmt::format("; to go first: gpu-wake {} --make-room --min-awake 0s", ::getpid());
-            const bool is_turn = takes_turns && parts_.room.waits_for_turn();
-            const bool is_early = takes_turns && Clock::now() - since < k_moment;
-            tell(shortage, is_early ? nullptr : is_turn ? &s_turn_said : is_time ? &s_time_said : &s_said);
-        };
-        const auto is_wanted = [this, times_back] {
-            // The call that asked may need no more than that it is not deep: all of it wakes then.
-            return *times_back != parts_.deep.times_back() || gate::Gate::instance().wants_waking();
-        };
-        server_.submit_for_touch(touch_request_, is_wanted, tell_shortage, hear);
-        return {};
-    });
-    if (!asked) wake_wanted_ = false; // the touch still waits, and asks again
 }
 
 } // namespace gpu_sleep::agent

@@ -9,6 +9,7 @@
 #include "common/lock_order.hpp"
 #include "life/idle_timer.hpp"
 #include "life/stop_watch.hpp"
+#include "life/touch_waker.hpp"
 #include "operations/parts.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/server.hpp"
@@ -39,7 +40,10 @@ public:
     [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, std::string_view tag, Bytes bytes);
     [[nodiscard]] Result<void> free(driver::DeviceAddress address);
     [[nodiscard]] Result<void> allow_access(driver::DeviceAddress address, int device);
-    void set_name(std::string_view name);
+    void set_name(std::string_view name) {
+        server_.show_renamed();
+        parts_.status.set_name(name);
+    }
 
     [[nodiscard]] ProgramMemory& memory() noexcept { return memory_; }
     [[nodiscard]] Callbacks& callbacks() noexcept { return parts_.callbacks; }
@@ -51,11 +55,14 @@ public:
     [[nodiscard]] server::Outcome run_here(server::Operation operation);
 
     /// Has host memory made ready for the next sleep, in the background.
-    void prepare();
+    void prepare() {
+        parts_.preparation.is_urgent = true;
+        if (memory_.is_started()) memory_.tidy_within(Milliseconds(0));
+    }
 
     // server::Operations, called on the server's threads.
     [[nodiscard]] model::Report status() override;
-    [[nodiscard]] model::State state() noexcept override;
+    [[nodiscard]] model::State state() noexcept override { return parts_.status.state(); }
     [[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress,
@@ -84,7 +91,6 @@ private:
 
     /// `error` as it is told: whatever fails once the process has begun to end, that is why.
     [[nodiscard]] Error as_it_ends(Error error) const;
-    void wake_on_touch();
     /// Has the process sleep where its own timer says so.
     void sleep_if_due();
     /// If the environment wants it.
@@ -100,9 +106,8 @@ private:
     server::Server server_;
     life::StopWatch stop_watch_;
     life::IdleTimer idle_timer_;
-    model::WakeRequest touch_request_;       ///< what a touch asks for
+    life::TouchWaker touch_waker_;
     const std::optional<Bytes> host_budget_; ///< of the environment
-    std::atomic<bool> wake_wanted_{false};   ///< by a touch, and not yet tried
 };
 
 } // namespace gpu_sleep::agent

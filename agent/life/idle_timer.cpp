@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the environment asks for, and when it is time.
+// The environment's settings, and when it is time to sleep.
 
 #include "life/idle_timer.hpp"
 
@@ -9,12 +9,6 @@
 #include "model/environment.hpp"
 
 #include <fmt/format.h>
-
-#include <algorithm>
-#include <chrono>
-#include <string_view>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::agent::life {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
 #include "model/model.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 #include <optional>
 #include <string>
@@ -28,7 +28,7 @@ public:
     [[nodiscard]] bool is_due(double idle_seconds) const noexcept;
     /// The request: deep if that is wanted, and the last try was not refused for it.
     [[nodiscard]] model::IdleSleepRequest request() const;
-    /// How it ended, and whether it was to be deep.
+    /// Notes how the sleep ended, and whether it was to be deep.
     void note_end(const server::Outcome& outcome, bool was_deep);
 
     /// A sentence for a person: when it sleeps, and why it could not. Empty where it is not set.

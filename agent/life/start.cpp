@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Trying, and trying again.
+// Starting the agent, and again some seconds later if that fails.
 
 #include "life/start.hpp"
 

@@ -10,20 +10,14 @@
 
 #include <semaphore.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <csignal>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::agent::life {
 namespace {
 
-// Of the handlers, which may interrupt any thread: nothing here is made at run time but the semaphore, before
-// the first handler can run.
+// The state of the handlers, which may interrupt any thread: nothing here is made at run time but the
+// semaphore, before the first handler can run.
 constinit std::atomic<pid_t> g_owner{0};
 constinit std::atomic<bool> g_stops{false};     ///< from SIGTSTP until the process goes on
 constinit std::atomic<bool> g_continued{false}; ///< SIGCONT came before it has stopped

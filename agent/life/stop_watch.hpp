@@ -28,7 +28,7 @@ enum class OnStop : bool { stop, sleep };
 /// One for each process. Never destroyed: its thread ends with the process. Thread-safe.
 class StopWatch {
 public:
-    /// What it asks of the agent, on its own thread.
+    /// The functions of the agent that it calls on its own thread.
     struct Agent {
         std::function<server::Outcome(server::Operation, server::ProgressSink)> run;
         std::function<model::Report()> status;

@@ -4,8 +4,7 @@
 
 #pragma once
 
-#include "freestanding/system_calls.hpp"
-#include "freestanding/text.hpp"
+#include "freestanding/no_c_library.hpp"
 
 #include <cstddef>
 

@@ -8,12 +8,12 @@
 
 #include "declared_entry_points.hpp"
 #include "freestanding/elf_symbols.hpp"
-#include "freestanding/text.hpp"
+#include "freestanding/no_c_library.hpp"
 #include "freestanding/trampolines.hpp"
 #include "login/agent_places.hpp"
-#include "login/environment.hpp"
-#include "login/wanted.hpp"
+#include "login/deny_list.hpp"
 
+#include <elf.h>
 #include <link.h>
 
 #include <atomic>
@@ -21,6 +21,8 @@
 #include <initializer_list>
 
 extern "C" {
+extern char** environ __attribute__((weak)); ///< the C library's; null where it has none
+__attribute__((weak)) unsigned long getauxval(unsigned long kind);
 __attribute__((weak)) void* dlopen(const char* file, int mode);
 __attribute__((weak)) void* dlvsym(void* handle, const char* name, const char* version);
 __attribute__((weak)) char* dlerror();
@@ -33,6 +35,154 @@ extern const char _end[] __attribute__((visibility("hidden")));
 
 namespace gpu_sleep::login {
 namespace {
+
+using freestanding::begins_with;
+using freestanding::file_name;
+using freestanding::is_same;
+using freestanding::next;
+
+// ---- the environment: finding and shortening LD_PRELOAD
+
+constexpr const char* k_library = "libgpu-sleep-login.so";
+constexpr const char* k_preload = "LD_PRELOAD=";
+/// They give a program another root, and their environment with it.
+constexpr char k_container_programs[] = "apptainer\0singularity\0starter\0starter-suid\0podman\0buildah\0"
+                                        "docker\0nerdctl\0ctr\0runc\0crun\0bwrap\0flatpak\0enroot\0ch-run\0"
+                                        "shifter\0sarus\0chroot\0nsenter\0systemd-nspawn\0lxc-attach\0";
+
+/// The name by which the kernel was asked for the program. Source: getauxval(3).
+const char* executed_name() {
+    const auto name = getauxval ? getauxval(AT_EXECFN) : 0;
+    return name ? file_name(reinterpret_cast<const char*>(name)) : "";
+}
+
+bool enters_containers(const char* program) {
+    for (const char* name = k_container_programs; *name != '\0'; name = next(name))
+        if (is_same(name, program)) return true;
+    return false;
+}
+
+bool is_separator(char byte) {
+    return byte == ':' || byte == ' ' || byte == '\t' || byte == '\n';
+}
+
+/// Whether the text up to the next separator is this library's path.
+bool is_this_library(const char* path) {
+    const char* name = path;
+    for (; *path != '\0' && !is_separator(*path); ++path)
+        if (*path == '/') name = path + 1;
+    return begins_with(name, k_library);
+}
+
+/// Takes this library out of the list; the others stay in their order. Whether any is left.
+bool shorten(char* list) {
+    char* written = list;
+    const char* at = list;
+    while (*at != '\0') {
+        const bool goes = is_this_library(at);
+        if (!goes && written != list) *written++ = ':';
+        for (; *at != '\0' && !is_separator(*at); ++at)
+            if (!goes) *written++ = *at;
+        while (is_separator(*at)) ++at;
+    }
+    *written = '\0';
+    return written != list;
+}
+
+/// The value of a variable, or null. `variables` may be null.
+const char* variable(char** variables, const char* name) {
+    for (; variables && *variables; ++variables) {
+        if (!begins_with(*variables, name)) continue;
+        const char* value = *variables;
+        for (const char* at = name; *at != '\0'; ++at) ++value;
+        if (*value == '=') return value + 1;
+    }
+    return nullptr;
+}
+
+/// Takes this library out of LD_PRELOAD in `variables` if this is a program that enters containers or other
+/// roots and hands its environment on.
+void keep_from_containers(char** variables) {
+    if (!variables || !enters_containers(executed_name())) return;
+    auto** kept = variables;
+    for (auto** each = variables; *each; ++each) {
+        const bool stays = !begins_with(*each, k_preload) || shorten(*each + sizeof "LD_PRELOAD=" - 1);
+        if (stays) *kept++ = *each;
+    }
+    *kept = nullptr;
+}
+
+// ---- what the program is, and what the environment and the deny lists say of it
+
+constexpr std::size_t k_max_path = 4096;
+constexpr const char* k_machine_list = "/etc/gpu-sleep.deny";
+constexpr const char* k_user_list = "/gpu-sleep.deny";
+
+/// Adds `text` to the path; it becomes empty where there is no room.
+void append(char (&path)[k_max_path], std::size_t& length, const char* text) {
+    for (; *text != '\0' && length + 1 < k_max_path; ++text) path[length++] = *text;
+    if (*text != '\0') length = 0;
+    path[length] = '\0';
+}
+
+bool is_denied_by_user(const Program& program) {
+    char path[k_max_path];
+    std::size_t length = 0;
+    const auto* const directory = variable(environ, "XDG_CONFIG_HOME");
+    const auto* const home = variable(environ, "HOME");
+    if (directory && *directory == '/') {
+        append(path, length, directory);
+    } else if (home && *home == '/') {
+        append(path, length, home);
+        append(path, length, "/.config");
+    } else {
+        return false;
+    }
+    append(path, length, k_user_list);
+    return is_denied_by(path, program);
+}
+
+/// The words of the command line, as far as there is room, each with a zero at its end and one more.
+template <std::size_t size>
+void read_words(char (&words)[size]) {
+    std::size_t length = 0;
+    const int fd = freestanding::open_to_read("/proc/self/cmdline");
+    for (long got = 1; fd >= 0 && got > 0 && length + 2 < size;) {
+        got = freestanding::read_some(fd, words + length, size - length - 2);
+        if (got > 0) length += static_cast<std::size_t>(got);
+    }
+    if (fd >= 0) freestanding::close_file(fd);
+    words[length] = words[length + 1] = '\0';
+}
+
+bool runs_scripts(const char* name) {
+    const char* interpreter = "python\0perl\0ruby\0julia\0node\0lua\0bash\0dash\0sh\0";
+    for (; *interpreter != '\0'; interpreter = next(interpreter))
+        if (begins_with(name, interpreter)) return true;
+    return false;
+}
+
+/// Whether the agent is to be loaded into this program: not where GPU_SLEEP_DISABLE says so, and not into a
+/// program that a deny list means: /etc/gpu-sleep.deny, and gpu-sleep.deny in the user's directory for
+/// configurations ($XDG_CONFIG_HOME, or $HOME/.config). Reads both files, and takes no memory.
+bool is_wanted() {
+    const auto* const disabled = variable(environ, "GPU_SLEEP_DISABLE");
+    if (disabled && *disabled != '\0' && !is_same(disabled, "0")) return false;
+    char path[k_max_path];
+    char words[k_max_path];
+    freestanding::read_link("/proc/self/exe", path);
+    read_words(words);
+    Program program{path, words, ""};
+    if (runs_scripts(file_name(path)))
+        for (const char* word = *words != '\0' ? next(words) : words; *word != '\0'; word = next(word)) {
+            if (*word == '-') continue;
+            program.script = word;
+            break;
+        }
+    return !is_denied_by(k_machine_list, program) && !is_denied_by_user(program);
+}
+
+// ---- the agent, and what the program is given of it
 
 using Lookup = void* (*)(void* handle, const char* name);
 
@@ -109,7 +259,7 @@ void* driver() {
 Lookup load_agent(Lookup real) {
     if (!dlopen || !is_wanted()) return nullptr;
     auto* agent = dlopen(k_agent, k_now | k_no_load); // a program's own
-    for (const char* place = k_agent_places; !agent && *place != '\0'; place = freestanding::next(place))
+    for (const char* place = k_agent_places; !agent && *place != '\0'; place = next(place))
         agent = dlopen(place, k_now | k_global);
     const auto found = agent ? reinterpret_cast<Lookup>(real(agent, "dlsym")) : nullptr;
     if (!found && dlerror) dlerror(); // it is not the program's
@@ -159,7 +309,7 @@ extern "C" [[gnu::used]] void* gpu_sleep_first_called(std::size_t index) noexcep
     const auto real = real_dlsym();
     void* const library = real ? driver() : nullptr;
     const char* name = k_names;
-    for (auto skipped = index; skipped > 0; --skipped) name = freestanding::next(name);
+    for (auto skipped = index; skipped > 0; --skipped) name = next(name);
     void* const found = library ? resolve(real, library, name) : nullptr;
     if (found) std::atomic_ref(gpu_sleep_late_slots[index]).store(found);
     return found ? found : reinterpret_cast<void*>(&answer_for_missing);

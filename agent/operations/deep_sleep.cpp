@@ -15,11 +15,6 @@
 #include "intercepted/residual.hpp"
 #include "operations/unseen.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <thread>
-
 namespace gpu_sleep::agent::operations {
 
 namespace {
@@ -50,7 +45,7 @@ const char* why_not_memory(std::string_view kind, std::string_view reason) noexc
     return nullptr;
 }
 
-/// The same of what others have a part in.
+/// Why the driver does not checkpoint a process with what other processes share; null: it does.
 const char* why_not_objects() noexcept {
     using intercepted::Object;
     if (intercepted::has_any(Object::shared_event))
@@ -69,21 +64,27 @@ const OutsideGpu* find(const std::vector<OutsideGpu>& gpus, const std::string& u
     return found == gpus.end() ? nullptr : &*found;
 }
 
-/// Of a step after the sleep itself: so no time has run out for that.
+/// The error of a step after the sleep itself, which has succeeded: so it is never timed_out.
 Error not_deeply(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: {}", why);
 }
 
 } // namespace
 
-std::map<int, DeepSleep::Device> DeepSleep::devices() const {
+KnownDevices::Device KnownDevices::find(int device) {
+    {
+        const MutexLock lock(mutex_);
+        if (const auto known = devices_.find(device); known != devices_.end()) return known->second;
+    }
+    if (!memory_.may_call_driver()) return {};
+    const auto& api = memory_.api();
+    Device found{driver::device_name(api, device), driver::device_uuid(api, device), false,
+                 driver::is_mps_client(api, device)};
+    found.is_part = found.name.find(" MIG ") != std::string::npos;
+    if (found.name.empty() || found.uuid.empty()) return found; // who comes next asks again
     const MutexLock lock(mutex_);
-    return devices_;
-}
-
-void DeepSleep::set_devices(std::map<int, Device> devices) noexcept {
-    const MutexLock lock(mutex_);
-    devices_.swap(devices);
+    devices_[device] = found;
+    return found;
 }
 
 void DeepSleep::describe(model::Report& report) const {
@@ -120,10 +121,6 @@ void DeepSleep::describe(model::Report& report) const {
         if (report.operation == model::Operation::sleep && each.free_after != 0)
             each.free_after = std::min(each.free_after + found->second.rest.bytes, each.total);
     }
-}
-
-checkpoint::Engine DeepSleep::engine() const {
-    return {*means_->checkpoint, ::getpid(), checkpoint::Kept::by_agent};
 }
 
 std::string DeepSleep::why_not(const Uses& uses) const {
@@ -220,7 +217,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         const auto& why = ready.error().message;
         return memory_.asleep_bytes() != 0 ? not_deeply(why) : refusal(why);
     }
-    gate::Gate::set_depth(gate::Depth::away);
+    gate::Gate::set_deep_stage(gate::DeepStage::away);
     moved_.clear();
     const auto begun = Clock::now();
     auto done = guarded([&]() -> Result<void> {
@@ -307,7 +304,7 @@ void DeepSleep::come_back() noexcept {
     known_devices_.forget(); // they may be others
     if (is_deep()) ++times_back_;
     looks_.reset();
-    gate::Gate::set_depth(gate::Depth::shut); // who asks now is told of them by the driver
+    gate::Gate::set_deep_stage(gate::DeepStage::shut); // who asks now is told of them by the driver
     intercepted::forget_what_is_done();
     intercepted::synchronize_as_answered(memory_.api());
     gate::Gate::instance().leave_deep();
@@ -316,7 +313,7 @@ void DeepSleep::come_back() noexcept {
 }
 
 Result<bool> DeepSleep::look() {
-    if (gate::Gate::depth() < gate::Depth::away) return false;
+    if (gate::Gate::deep_stage() < gate::DeepStage::away) return false;
     const auto stands = means_->checkpoint->state(::getpid());
     return stands ? settle(*stands) : stands.error();
 }
@@ -330,7 +327,7 @@ Result<bool> DeepSleep::settle(checkpoint::State found) {
         return *lost_;
     }
     if (*is_away) {
-        gate::Gate::set_depth(gate::Depth::deep);
+        gate::Gate::set_deep_stage(gate::DeepStage::deep);
         was_deep_ = true;
     } else {
         come_back();
@@ -388,13 +385,6 @@ Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request
         room[need.uuid] += need.released;
     }
     return room;
-}
-
-std::vector<std::string> DeepSleep::gpus(const model::WakeRequest& request) const {
-    std::vector<std::string> uuids;
-    const MutexLock lock(mutex_);
-    for (const auto& [device, known] : devices_) uuids.push_back(place_of(known.uuid, request.gpus));
-    return uuids;
 }
 
 Result<void> DeepSleep::end(const model::WakeRequest& request) {

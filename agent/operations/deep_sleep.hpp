@@ -3,7 +3,8 @@
 // What follows a sleep and comes before a wake where the driver takes the rest of the process from the GPUs:
 // its context, its modules, and memory that the agent does not own. The driver locks and checkpoints no
 // process that asks for it itself. So the command that asked for the sleep does that, and a process outside
-// where the program itself asked; the way back is the agent's own.
+// where the program itself asked; the way back is the agent's own. And what only a deep sleep changes of the
+// process's devices.
 
 #pragma once
 
@@ -16,11 +17,10 @@
 #include "gate/gate.hpp"
 #include "model/model.hpp"
 #include "model/unseen_libraries.hpp"
-#include "operations/known_devices.hpp"
 #include "operations/outside.hpp"
 #include "peers/room_plan.hpp"
 #include "program_memory/program_memory.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 #include <atomic>
 #include <functional>
@@ -33,6 +33,31 @@
 #include <vector>
 
 namespace gpu_sleep::agent::operations {
+
+/// Thread-safe.
+class KnownDevices {
+public:
+    struct Device {
+        std::string name;           ///< empty where the driver could not be asked
+        std::string uuid;           ///< likewise
+        bool is_part = false;       ///< of a GPU (MIG)
+        bool is_mps_client = false; ///< this process, there
+    };
+
+    explicit KnownDevices(const ProgramMemory& memory) noexcept : memory_(memory) {}
+
+    [[nodiscard]] Device find(int device);
+    /// The devices may be other GPUs from now on.
+    void forget() noexcept {
+        const MutexLock lock(mutex_);
+        devices_.clear();
+    }
+
+private:
+    const ProgramMemory& memory_;
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<int, Device> devices_ GPU_SLEEP_GUARDED_BY(mutex_);
+};
 
 /// The driver's checkpoint of this process. One operation at a time uses it; is_deep() is thread-safe,
 /// and describe(). How the process stands is asked of the driver wherever it may have changed: what others
@@ -57,7 +82,7 @@ public:
     }
 
     /// Whether nothing of the process is on a GPU, as far as the agent knows.
-    [[nodiscard]] static bool is_deep() noexcept { return gate::Gate::depth() == gate::Depth::deep; }
+    [[nodiscard]] static bool is_deep() noexcept { return gate::Gate::deep_stage() == gate::DeepStage::deep; }
     /// How often it has come back so far. Thread-safe.
     [[nodiscard]] unsigned times_back() const noexcept { return times_back_; }
     /// Whether it has been since the last sleep, as after-wake callbacks are told.
@@ -86,11 +111,16 @@ public:
     void end_looks() noexcept {
         if (!is_deep()) looks_.reset();
     }
-    /// Looks whether it still is, and returns that: who was killed amid it, or somebody else's tool, may have
-    /// left it otherwise; then the agent is within reach of the driver again. Errors: context_lost.
+    /// Asks the driver whether it still is deep, and returns that: a command that was killed, or another
+    /// tool, may have changed it. If it is not, the agent may call the driver again. Errors: context_lost.
     [[nodiscard]] Result<bool> look();
     /// The GPUs that it comes back to by `request`, by their UUIDs.
-    [[nodiscard]] std::vector<std::string> gpus(const model::WakeRequest& request) const;
+    [[nodiscard]] std::vector<std::string> gpus(const model::WakeRequest& request) const {
+        std::vector<std::string> uuids;
+        const MutexLock lock(mutex_);
+        for (const auto& [device, known] : devices_) uuids.push_back(place_of(known.uuid, request.gpus));
+        return uuids;
+    }
     /// What it needs of each of them to come back and to wake. Errors: out_of_device_memory (that is not free
     /// besides what others have set aside), driver_failed, context_lost (the driver has lost the process).
     [[nodiscard]] Result<peers::BytesByGpu> find_room(const model::WakeRequest& request,
@@ -121,14 +151,22 @@ private:
         checkpoint::Rest rest;
     };
 
-    [[nodiscard]] checkpoint::Engine engine() const;
+    [[nodiscard]] checkpoint::Engine engine() const {
+        return {*means_->checkpoint, ::getpid(), checkpoint::Kept::by_agent};
+    }
     /// Why a process with these is refused; empty: it is not, as far as is known. Thread-safe.
     [[nodiscard]] std::string why_not(const Uses& uses) const;
     [[nodiscard]] Result<Uses> uses() const;
     /// Errors: driver_failed (nobody outside can be asked, or one is not known there).
     [[nodiscard]] Result<void> note_devices(const std::set<int>& used);
-    [[nodiscard]] std::map<int, Device> devices() const;
-    void set_devices(std::map<int, Device> devices) noexcept;
+    [[nodiscard]] std::map<int, Device> devices() const {
+        const MutexLock lock(mutex_);
+        return devices_;
+    }
+    void set_devices(std::map<int, Device> devices) noexcept {
+        const MutexLock lock(mutex_);
+        devices_.swap(devices);
+    }
     /// begin(), with `take` for what has the driver lock and checkpoint the process.
     [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline,
                                      const std::function<Result<void>()>& take);

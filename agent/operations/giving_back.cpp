@@ -9,15 +9,9 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "intercepted/trimming.hpp"
 #include "operations/preparing.hpp"
-
-#include <algorithm>
-#include <chrono>
-#include <mutex>
-#include <shared_mutex>
-#include <thread>
 
 namespace gpu_sleep::agent::operations {
 
@@ -37,7 +31,7 @@ constexpr Milliseconds k_longest_rest{100};
 bool retained_gives_way(Parts& parts) noexcept {
     const auto now = Clock::now();
     if (now < parts.next_look_at_host) {
-        // Somebody else asked for this one, and the one that was asked for here is forgotten for it.
+        // Another caller asked for this look, in place of the one that was asked for here.
         parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(parts.next_look_at_host - now));
         return false;
     }
@@ -136,7 +130,7 @@ void say_who_has_memory(Parts& parts) {
     if (!total || lack->bytes >= *total) return; // no sleep makes room for so much
     const auto gpu = parts.devices.find(lack->device).uuid;
     if (gpu.empty()) return;
-    const auto holders = parts.room.holders({{gpu, lack->bytes}});
+    const auto holders = parts.room.holders({{gpu, lack->bytes}}).words;
     if (holders.empty()) return;
     log::warning("an allocation of {} found too little memory on GPU {}: {}; make room with gpu-reclaim "
                  "--need {}MiB --gpu {}, or start the program with gpu-run --need SIZE",

@@ -10,8 +10,6 @@
 #include "intercepted/own_contexts.hpp"
 #include "operations/unseen.hpp"
 
-#include <utility>
-
 namespace gpu_sleep::agent::operations {
 namespace {
 
@@ -61,11 +59,6 @@ void IdleWatch::ask(const driver::Api& api) {
         since_ = Clock::now();
 }
 
-void IdleWatch::note_wake() noexcept {
-    const MutexLock lock(mutex_);
-    since_.reset();
-}
-
 void IdleWatch::note_sleep() noexcept {
     const auto touches = Gate::instance().activity().touches;
     const MutexLock lock(mutex_);
@@ -81,11 +74,6 @@ std::optional<IdleWatch::Idle> IdleWatch::now() const noexcept {
     const bool works = !shut && (activity.is_inside || activity.touches != touches_);
     if (works || !since_) return Idle{0, touches_};
     return Idle{seconds_since(*since_), touches_};
-}
-
-std::optional<double> IdleWatch::seconds() const noexcept {
-    const auto idle = now();
-    return idle ? std::optional(idle->seconds) : std::nullopt;
 }
 
 std::optional<IdleWatch::Idle> IdleWatch::find() const {

@@ -26,13 +26,19 @@ public:
     void ask(const driver::Api& api);
 
     /// Memory is back, all or a part: idleness begins anew.
-    void note_wake() noexcept;
+    void note_wake() noexcept {
+        const MutexLock lock(mutex_);
+        since_.reset();
+    }
     /// The gate was shut, the GPU was drained, and memory sleeps or the program is paused.
     void note_sleep() noexcept;
 
     /// For how long; 0 while it works, nothing where that cannot be known: where the program's calls are not
     /// intercepted, or not all of them, or the driver cannot be asked.
-    [[nodiscard]] std::optional<double> seconds() const noexcept;
+    [[nodiscard]] std::optional<double> seconds() const noexcept {
+        const auto idle = now();
+        return idle ? std::optional(idle->seconds) : std::nullopt;
+    }
 
     struct Idle {
         double seconds = 0;

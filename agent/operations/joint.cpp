@@ -4,8 +4,6 @@
 
 #include "operations/joint.hpp"
 
-#include <optional>
-
 namespace gpu_sleep::agent::operations {
 
 Error withdrawn() {

@@ -7,7 +7,7 @@
 
 #include "base/result.hpp"
 #include "model/model.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 #include <cstdint>
 #include <functional>

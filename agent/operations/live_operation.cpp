@@ -16,12 +16,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <functional>
-#include <optional>
-#include <thread>
-#include <utility>
-
 namespace gpu_sleep::agent::operations {
 
 using sleep::Direction;
@@ -49,8 +43,7 @@ public:
         else
             work();
     }
-    Beside(const Beside&) = delete;
-    Beside& operator=(const Beside&) = delete;
+    Beside& operator=(Beside&&) = delete;
     ~Beside() { wait(); }
     void wait() {
         if (thread_.joinable()) thread_.join();
@@ -396,12 +389,9 @@ Result<model::Report> run_live(Parts& parts, const model::LiveRequest& request,
     if (parts.inhibitors.now() && asker == server::Asker::command && !request.ignore_inhibitors)
         return make_error(ErrorCode::inhibited, "sleeps are inhibited");
     const auto waits_until = start + request.timeout;
-    const auto turn = Turn::take(parts, true, waits_until, progress);
-    if (!turn) return turn.error();
-    if (parts.memory.is_ending()) return process_is_ending();
-    const auto is_deep = parts.deep.look();
-    if (!is_deep) return is_deep.error();
-    if (*is_deep) return make_error(ErrorCode::refused, "it sleeps deeply, so nothing of it can run");
+    const auto begun = begin_operation(parts, true, waits_until, progress);
+    if (!begun) return begun.error();
+    if (begun->is_deep) return make_error(ErrorCode::refused, "it sleeps deeply, so nothing of it can run");
     const driver::RelaxedCaptureMode relaxed(parts.memory.api());
     model::Report report;
     report.operation = model::Operation::sleep;
@@ -410,10 +400,7 @@ Result<model::Report> run_live(Parts& parts, const model::LiveRequest& request,
     LiveOperation move(parts, Direction::to_host, progress, deadline, request.force, report);
     GPU_SLEEP_TRY(request.dry_run ? move.rehearse(request.tags, request.bytes)
                                   : move.run(request.tags, request.bytes, waits_until));
-    parts.memory.with_lock([&](const LockedMemory& locked) {
-        ignoring_errors([&] { parts.status.complete(locked, report); }); // a shortage only thins it
-    });
-    report.times.total = seconds_since(start);
+    complete_report(parts, report, start);
     return report;
 }
 

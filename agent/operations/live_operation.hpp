@@ -13,7 +13,7 @@
 #include "model/step_clock.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 #include "sleep/live_move.hpp"
 #include "sleep/live_plan.hpp"
 

@@ -5,7 +5,6 @@
 #include "operations/outside.hpp"
 
 #include "base/deadline.hpp"
-#include "base/fd.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "base/symbols.hpp"
@@ -13,7 +12,6 @@
 #include "peers/answer_timeout.hpp"
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <link.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -24,21 +22,14 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <ctime>
-#include <optional>
 #include <sstream>
-#include <string_view>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 namespace {

@@ -59,8 +59,7 @@ class OutsideLooks {
 public:
     /// Starts nothing yet. `outside` outlives it.
     explicit OutsideLooks(const Outside& outside) noexcept;
-    OutsideLooks(const OutsideLooks&) = delete;
-    OutsideLooks& operator=(const OutsideLooks&) = delete;
+    OutsideLooks& operator=(OutsideLooks&&) = delete;
     ~OutsideLooks();
 
     /// All GPUs, now. A process that has ended since the last look is replaced. Takes no lock that a thread

@@ -7,17 +7,13 @@
 #include "callbacks/callbacks.hpp"
 #include "common/interception.hpp"
 #include "operations/deep_sleep.hpp"
-#include "operations/gpu_lines.hpp"
 #include "operations/idle_watch.hpp"
-#include "operations/inhibitors.hpp"
-#include "operations/known_devices.hpp"
 #include "operations/preparing.hpp"
 #include "operations/process_status.hpp"
 #include "operations/room_making.hpp"
 #include "operations/transitions.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
-#include "program_memory/retired_contents.hpp"
 #include "torch/torch_trim.hpp"
 
 #include <string>

@@ -8,10 +8,6 @@
 #include "base/log.hpp"
 #include "intercepted/own_contexts.hpp"
 
-#include <chrono>
-#include <mutex>
-#include <shared_mutex>
-
 namespace gpu_sleep::agent::operations {
 namespace {
 
@@ -22,11 +18,6 @@ constexpr Milliseconds k_pause{30'000};
 constexpr Bytes k_margin = 512 * k_mib;
 
 } // namespace
-
-void Preparation::look_again_within(ProgramMemory& memory, Milliseconds time) {
-    next_look_ = Clock::now() + time;
-    memory.tidy_within(time);
-}
 
 std::optional<int> Preparation::look(ProgramMemory& memory) {
     return memory.with_lock([&](LockedMemory& locked) {

@@ -25,7 +25,10 @@ struct Preparation {
     [[nodiscard]] bool prepare_some(ProgramMemory& memory);
 
 private:
-    void look_again_within(ProgramMemory& memory, Milliseconds time);
+    void look_again_within(ProgramMemory& memory, Milliseconds time) {
+        next_look_ = Clock::now() + time;
+        memory.tidy_within(time);
+    }
     /// Gives back what is prepared beyond what is wanted, and notes how things stand. Returns a device for
     /// which more is wanted.
     [[nodiscard]] std::optional<int> look(ProgramMemory& memory);

@@ -9,12 +9,6 @@
 #include "intercepted/residual.hpp"
 #include "operations/unseen.hpp"
 
-#include <unistd.h>
-
-#include <set>
-#include <thread>
-#include <vector>
-
 namespace gpu_sleep::agent::operations {
 
 using model::Report;
@@ -75,51 +69,6 @@ Report ProcessStatus::report() {
 model::State ProcessStatus::state() noexcept {
     return look([this](const LockedMemory& locked) { return state_with(locked.state()); },
                 [](const Report& before) { return before.state; });
-}
-
-model::State ProcessStatus::state_with(model::State state) const noexcept {
-    return deep_.is_deep() && state != model::State::damaged ? model::State::asleep : state;
-}
-
-void ProcessStatus::set_name(std::string_view name) {
-    const MutexLock lock(mutex_);
-    name_ = name;
-}
-
-std::string ProcessStatus::name() {
-    const MutexLock lock(mutex_);
-    return name_;
-}
-
-void ProcessStatus::set_group(std::string_view group) {
-    const MutexLock lock(mutex_);
-    group_ = group;
-}
-
-void ProcessStatus::set_woken(Bytes bytes, double seconds) {
-    const MutexLock lock(mutex_);
-    woken_bytes_ = bytes;
-    woken_seconds_ = seconds;
-}
-
-void ProcessStatus::note_wake() noexcept {
-    const MutexLock lock(mutex_);
-    woken_ = Clock::now();
-}
-
-std::optional<double> ProcessStatus::seconds_since_wake() const noexcept {
-    const MutexLock lock(mutex_);
-    return woken_ ? std::optional(seconds_since(*woken_)) : std::nullopt;
-}
-
-void ProcessStatus::set_touch_trouble(std::string_view trouble) {
-    const MutexLock lock(mutex_);
-    touch_trouble_ = trouble;
-}
-
-void ProcessStatus::set_before(std::optional<Report> before) {
-    const MutexLock lock(before_mutex_);
-    before_ = std::move(before);
 }
 
 void ProcessStatus::note_touch_trouble(Report& report) {

@@ -9,10 +9,8 @@
 #include "model/model.hpp"
 #include "operations/deep_sleep.hpp"
 #include "operations/idle_watch.hpp"
-#include "operations/inhibitors.hpp"
-#include "operations/known_devices.hpp"
+#include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
-#include "program_memory/retired_contents.hpp"
 
 #include <optional>
 #include <string>
@@ -34,23 +32,48 @@ public:
     [[nodiscard]] model::Report report();
     /// What report() says of all memory. Allocates nothing.
     [[nodiscard]] model::State state() noexcept;
-    void set_name(std::string_view name);
-    [[nodiscard]] std::string name();
-    void set_group(std::string_view group);
+    void set_name(std::string_view name) {
+        const MutexLock lock(mutex_);
+        name_ = name;
+    }
+    [[nodiscard]] std::string name() {
+        const MutexLock lock(mutex_);
+        return name_;
+    }
+    void set_group(std::string_view group) {
+        const MutexLock lock(mutex_);
+        group_ = group;
+    }
     /// Remembers how much contents a wake has brought back, and how long that took.
-    void set_woken(Bytes bytes, double seconds);
+    void set_woken(Bytes bytes, double seconds) {
+        const MutexLock lock(mutex_);
+        woken_bytes_ = bytes;
+        woken_seconds_ = seconds;
+    }
     /// Memory has come back, or a pause has ended.
-    void note_wake() noexcept;
+    void note_wake() noexcept {
+        const MutexLock lock(mutex_);
+        woken_ = Clock::now();
+    }
     /// Since it came back last, in seconds; nothing if it never slept.
-    [[nodiscard]] std::optional<double> seconds_since_wake() const noexcept;
+    [[nodiscard]] std::optional<double> seconds_since_wake() const noexcept {
+        const MutexLock lock(mutex_);
+        return woken_ ? std::optional(seconds_since(*woken_)) : std::nullopt;
+    }
     /// Remembers why the last wake for a touch failed; empty: it did not. report() says so while touches wait
     /// for another try.
-    void set_touch_trouble(std::string_view trouble);
+    void set_touch_trouble(std::string_view trouble) {
+        const MutexLock lock(mutex_);
+        touch_trouble_ = trouble;
+    }
 
     /// Writes how all stands now. What takes memory comes last.
     void complete(const LockedMemory& locked, model::Report& report);
     /// What report() tells while a transaction runs: how all was before. Nothing once it has ended.
-    void set_before(std::optional<model::Report> before);
+    void set_before(std::optional<model::Report> before) {
+        const MutexLock lock(before_mutex_);
+        before_ = std::move(before);
+    }
 
 private:
     /// What `use` says of the memory; or, while a transaction moves contents for a long time, what `before`
@@ -59,7 +82,9 @@ private:
     [[nodiscard]] auto look(Use&& use, Before&& before);
     void note_touch_trouble(model::Report& report);
     /// Deep asleep, what is left of it on a GPU is none.
-    [[nodiscard]] model::State state_with(model::State state) const noexcept;
+    [[nodiscard]] model::State state_with(model::State state) const noexcept {
+        return deep_.is_deep() && state != model::State::damaged ? model::State::asleep : state;
+    }
 
     ProgramMemory& memory_;
     const RetiredContents& retired_;

@@ -8,18 +8,14 @@
 #include "driver/drain.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/captures.hpp"
-#include "intercepted/mappings.hpp"
+#include "intercepted/freeing.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "intercepted/trimming.hpp"
-#include "operations/giving_back.hpp"
+#include "intercepted/virtual_memory.hpp"
+#include "interpreter_lock/python_lock.hpp"
 #include "operations/turn.hpp"
 #include "operations/unseen.hpp"
-#include "python/python_lock.hpp"
 
 #include <fmt/ranges.h>
-
-#include <thread>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 
@@ -138,11 +134,6 @@ std::function<bool()> Quiesce::keeps_coaxing(bool& has_released) {
     };
 }
 
-bool Quiesce::keeps_going() const {
-    give_way_while_waiting(parts_);
-    return progress_({Progress::Phase::drain, 0, 0});
-}
-
 Result<void> Quiesce::check_captures_may_end() const {
     const auto spans = intercepted::captures_wait_for();
     if (!spans) return {};
@@ -173,7 +164,7 @@ Result<void> Quiesce::shut_gate(bool trims) {
     auto& gate = gate::Gate::instance();
     const auto keep_going = [this] { return keeps_going(); };
     // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
-    if (gate::Gate::is_open()) python::find_python(gate.loader_lock());
+    if (gate::Gate::is_open()) interpreter_lock::find_python(gate.loader_lock());
     for (bool has_trimmed = !trims || pauses();;) {
         GPU_SLEEP_TRY(end_captures());
         // PyTorch could not unmap blocks of its own that sleep, and would be left in disorder.

@@ -7,9 +7,10 @@
 
 #include "base/result.hpp"
 #include "model/model.hpp"
+#include "operations/giving_back.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 #include "sleep/engine.hpp"
 
 #include <functional>
@@ -66,7 +67,10 @@ private:
     [[nodiscard]] Result<void> await_others();
     /// One submission after the other, as many as the gate holds, or come at once, until the device waits.
     [[nodiscard]] Result<void> let_through(std::uint32_t count);
-    [[nodiscard]] bool keeps_going() const;
+    [[nodiscard]] bool keeps_going() const {
+        give_way_while_waiting(parts_);
+        return progress_({model::Progress::Phase::drain, 0, 0});
+    }
     /// keeps_going(), which also lets held touches through that the device seems to wait for: each at once
     /// when the command says so, where others sleep together with this one; else at its own judgement. Notes
     /// in `has_released` that it has.

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Standing in line, asking others, waking.
+// Places and locks, by GPU; standing in line, asking others, waking.
 
 #include "operations/room_making.hpp"
 
 #include "base/guard.hpp"
+#include "operations/joint.hpp"
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <variant>
+#include <thread>
 
 namespace gpu_sleep::agent::operations {
 
@@ -51,8 +51,7 @@ BytesByGpu needs(const Report& report) {
     return gpus;
 }
 
-/// What of that, and of what `margin` says of each device, is not free. Where the driver cannot be asked,
-/// nothing is.
+/// How much of that, and of each device's `margin`, is not free; nothing where the driver cannot be asked.
 BytesByGpu shortage(const Report& report, const std::function<Bytes(int device)>& margin) {
     BytesByGpu gpus;
     for (const auto& device : report.devices) {
@@ -73,6 +72,77 @@ std::string joined(const std::vector<std::string>& words) {
 
 } // namespace
 
+GpuLines::Entry* GpuLines::find(int directory, const std::string& gpu) {
+    const auto known = lines_.find(gpu);
+    // Closing the file would give up what is locked, which those that have the same file open still heed.
+    const bool is_good =
+        known != lines_.end() && (known->second.line.holds() || known->second.line.is_in_place(directory));
+    if (is_good) return &known->second;
+    if (known != lines_.end()) lines_.erase(known);
+    auto line = peers::GpuLine::open(directory, gpu);
+    return line ? &lines_.emplace(gpu, Entry{*std::move(line)}).first->second : nullptr;
+}
+
+std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<std::string>& gpus) {
+    std::vector<std::string> locked;
+    bool has_all = true;
+    {
+        const MutexLock lock(mutex_);
+        for (const auto& gpu : gpus) {
+            auto* const line = find(directory, gpu);
+            if (!line) continue;
+            has_all = line->locks > 0 || line->line.lock();
+            if (!has_all) break;
+            ++line->locks;
+            locked.push_back(gpu);
+        }
+    }
+    Locks locks(this, {std::move(locked)});
+    return has_all ? std::optional(std::move(locks)) : std::nullopt;
+}
+
+Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string>& gpus,
+                                    const CountRoom& count) {
+    std::vector<peers::GpuLine*> lines; // they stay while they count
+    std::optional<peers::BytesByGpu> of_others;
+    {
+        const MutexLock lock(mutex_);
+        for (const auto& gpu : gpus)
+            if (auto* const line = find(directory, gpu)) lines.push_back(&line->line);
+        of_others = peers::begin_counting(lines);
+    }
+    if (!of_others) return false;
+    const auto room = guarded([&] { return count(*of_others); });
+    const MutexLock lock(mutex_);
+    return peers::end_counting(lines, *of_others, room);
+}
+
+Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& gpus, const CountRoom& count,
+                                               Clock::time_point deadline,
+                                               const std::function<bool()>& keep_going) {
+    constexpr Milliseconds k_look{5};
+    const auto neighbours = peers::Neighbours::open();
+    for (;;) {
+        const auto is_done = try_for_room(neighbours ? neighbours->directory() : -1, gpus, count);
+        if (!is_done) return is_done.error();
+        if (*is_done) return Room(this);
+        if (Clock::now() >= deadline)
+            return make_error(
+                ErrorCode::out_of_device_memory,
+                "another process is coming back to the same GPU, and did not get its memory in time");
+        if (!keep_going()) return withdrawn();
+        std::this_thread::sleep_for(k_look);
+    }
+}
+
+void GpuLines::unlock(const std::vector<std::string>& gpus) noexcept {
+    const MutexLock lock(mutex_);
+    for (const auto& gpu : gpus) {
+        const auto line = lines_.find(gpu);
+        if (line != lines_.end() && --line->second.locks == 0) line->second.line.unlock();
+    }
+}
+
 bool RoomMaking::is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept {
     constexpr Milliseconds k_patience{10'000};
     const auto now = Clock::now();
@@ -89,10 +159,6 @@ std::optional<GpuLines::Locks> RoomMaking::take_turn(int directory, const std::v
     // Who comes back from a deep sleep is lost if others take its room.
     if (!locks && overdue && !lines_.are_shared(directory, gpus)) return GpuLines::Locks();
     return locks;
-}
-
-void RoomMaking::leave() noexcept {
-    if (place_.exchange(0) != 0) lines_.leave();
 }
 
 std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& neighbours) {
@@ -198,19 +264,29 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
     return done;
 }
 
-std::string RoomMaking::holders(const Wake& wake, const model::WakeRequest& request) {
+RoomMaking::Holders RoomMaking::holders(const Wake& wake, const model::WakeRequest& request) {
     const auto rehearsed = wake(rehearsal(request));
-    return rehearsed ? holders(needs(*rehearsed)) : std::string();
+    return rehearsed ? holders(needs(*rehearsed)) : Holders();
 }
 
-std::string RoomMaking::holders(const BytesByGpu& gpus) {
+RoomMaking::Holders RoomMaking::holders(const BytesByGpu& gpus) {
     const auto neighbours = peers::Neighbours::open();
     if (!neighbours) return {};
     const auto others = ask_neighbours(*neighbours);
     std::vector<peers::Candidate> candidates;
     candidates.reserve(others.size());
     for (const auto& other : others) candidates.push_back(peers::candidate_of(other.status, {}));
-    return joined(peers::describe(others, candidates, gpus));
+    const auto frees_any_of = [&](const peers::Candidate& candidate) {
+        return std::any_of(gpus.begin(), gpus.end(), [&](const auto& gpu) {
+            const auto its = candidate.frees.find(gpu.first);
+            return its != candidate.frees.end() && its->second > 0;
+        });
+    };
+    const bool could_sleep =
+        std::any_of(candidates.begin(), candidates.end(), [&](const peers::Candidate& candidate) {
+            return frees_any_of(candidate) && peers::against(candidate).empty();
+        });
+    return {joined(peers::describe(others, candidates, gpus)), could_sleep};
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -1,25 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A wake that makes room: where GPU memory is short, others of the same user sleep for it.
+// Room on GPUs: this process's places in their queues, the locks and the room that it has, and a wake that
+// makes room: where GPU memory is short, others of the same user sleep for it.
 
 #pragma once
 
 #include "base/process.hpp"
 #include "base/result.hpp"
+#include "base/thread_safety.hpp"
+#include "base/units.hpp"
+#include "common/lock_order.hpp"
 #include "model/model.hpp"
-#include "operations/gpu_lines.hpp"
+#include "peers/gpu_line.hpp"
 #include "peers/neighbours.hpp"
 #include "peers/room.hpp"
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace gpu_sleep::agent::operations {
+
+/// One for the process, to which the locks belong. GPUs are named by their UUIDs. A GPU that has no line,
+/// because there is no directory for it, counts as locked: then there are no turns. Thread-safe.
+class GpuLines {
+public:
+    struct Unlock {
+        std::vector<std::string> gpus;
+        void operator()(GpuLines* lines) const noexcept { lines->unlock(gpus); }
+    };
+    /// Locks of GPUs, given up when it is destroyed, or of none; a process may have the same one several
+    /// times.
+    using Locks = std::unique_ptr<GpuLines, Unlock>;
+    struct GiveRoomBack {
+        void operator()(GpuLines* lines) const noexcept { lines->give_room_back(); }
+    };
+    /// Room on GPUs, given back when it is destroyed. One at a time.
+    using Room = std::unique_ptr<GpuLines, GiveRoomBack>;
+
+    /// Stands in the line of each of `gpus`. Returns how many stand before this process.
+    [[nodiscard]] std::uint32_t stand(int directory, const std::vector<std::string>& gpus) {
+        std::uint32_t before = 0;
+        const MutexLock lock(mutex_);
+        for (const auto& gpu : gpus)
+            if (auto* const line = find(directory, gpu); line && line->line.stand())
+                before = std::max(before, line->line.before());
+        return before;
+    }
+    /// Gives up all places.
+    void leave() noexcept {
+        const MutexLock lock(mutex_);
+        for (auto& [gpu, line] : lines_) line.line.leave();
+        std::erase_if(lines_, [](const auto& each) { return !each.second.line.holds(); });
+    }
+
+    /// Takes the locks of all `gpus`, whoever stands in line, or of none: nobody waits with one of them.
+    /// Nothing: another process has one.
+    [[nodiscard]] std::optional<Locks> lock(int directory, const std::vector<std::string>& gpus);
+    /// Whether others have set room aside on one of `gpus`, or count.
+    [[nodiscard]] bool are_shared(int directory, const std::vector<std::string>& gpus) {
+        const MutexLock lock(mutex_);
+        return std::any_of(gpus.begin(), gpus.end(), [&](const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_) {
+            const auto* const line = find(directory, gpu);
+            return line && line->line.is_shared();
+        });
+    }
+
+    using CountRoom = std::function<Result<peers::BytesByGpu>(const peers::BytesByGpu& of_others)>;
+    /// Sets room aside on all `gpus`, of which `count` says how much, while nobody else counts: see
+    /// peers::begin_counting(). Waits for others to be done. `keep_going` is asked meanwhile. Errors:
+    /// out_of_device_memory (others are not done at the deadline), cancelled, those of `count`.
+    [[nodiscard]] Result<Room> wait_for_room(const std::vector<std::string>& gpus, const CountRoom& count,
+                                             Clock::time_point deadline,
+                                             const std::function<bool()>& keep_going);
+
+private:
+    struct Entry {
+        peers::GpuLine line;
+        unsigned locks = 0; ///< how many times this process has its lock
+    };
+
+    /// One try of wait_for_room(). False: others are not done.
+    [[nodiscard]] Result<bool> try_for_room(int directory, const std::vector<std::string>& gpus,
+                                            const CountRoom& count);
+    /// Null if there is none.
+    [[nodiscard]] Entry* find(int directory, const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_);
+    void unlock(const std::vector<std::string>& gpus) noexcept;
+    void give_room_back() noexcept {
+        const MutexLock lock(mutex_);
+        for (auto& [gpu, line] : lines_) line.line.give_room_back();
+    }
+
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
+    std::map<std::string, Entry> lines_ GPU_SLEEP_GUARDED_BY(mutex_);
+};
 
 /// Such wakes take turns, each GPU's one after another: who is not first in line, or cannot have room yet,
 /// leaves everything as it is and is tried again. The turn and the room are held by nobody in between, and
@@ -47,13 +127,19 @@ public:
     /// Whether it was not this process's turn in the last try. On the operations thread.
     [[nodiscard]] bool waits_for_turn() const noexcept { return waits_for_turn_; }
     /// No such wake waits any more. Not while one is being tried. Thread-safe.
-    void leave() noexcept;
+    void leave() noexcept {
+        if (place_.exchange(0) != 0) lines_.leave();
+    }
 
-    /// What others of this user hold on the GPUs of the wake, and whether they could sleep, in words; empty
-    /// if nobody says. Takes up to half a second.
-    [[nodiscard]] std::string holders(const Wake& wake, const model::WakeRequest& request);
-    /// The same of these GPUs.
-    [[nodiscard]] std::string holders(const peers::BytesByGpu& gpus);
+    /// What others of this user hold.
+    struct Holders {
+        std::string words;        ///< and why each cannot sleep; empty if nobody says
+        bool could_sleep = false; ///< one of them
+    };
+    /// On the GPUs of the wake. Takes up to half a second.
+    [[nodiscard]] Holders holders(const Wake& wake, const model::WakeRequest& request);
+    /// The same on these GPUs.
+    [[nodiscard]] Holders holders(const peers::BytesByGpu& gpus);
 
 private:
     /// The locks of all `gpus`, if it is this process's turn.

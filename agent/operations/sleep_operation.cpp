@@ -7,13 +7,10 @@
 #include "base/guard.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "operations/giving_back.hpp"
+#include "gate/gate.hpp"
 #include "operations/quiesce.hpp"
 #include "peers/room_plan.hpp"
 #include "sleep/engine.hpp"
-
-#include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 
@@ -35,19 +32,76 @@ bool is_of_driver(ErrorCode code) noexcept {
            code == ErrorCode::out_of_device_memory;
 }
 
-/// Of a sleep that was not to be: `why` says it.
+/// Reports that nothing was put to sleep, and why.
 Report unchanged(Parts& parts, const model::SleepRequest& request, std::string why, Clock::time_point start) {
     Report report;
     report.operation = model::Operation::sleep;
     report.level = request.level;
     report.dry_run = request.dry_run;
-    parts.memory.with_lock([&](const LockedMemory& locked) { parts.status.complete(locked, report); });
+    complete_report(parts, report, start);
     refuse(report, std::move(why));
-    report.times.total = seconds_since(start);
     return report;
 }
 
 } // namespace
+
+/// Whether a process is idle as a sleep asks for that is only for what is idle, and stays so. Used on the
+/// operations thread. Parts and request outlive it.
+class Idleness {
+public:
+    Idleness(Parts& parts, const model::IdleSleepRequest& request) : parts_(parts), request_(request) {}
+
+    /// Looks whether the process is idle as asked. Returns why it is not to sleep now; empty: it is.
+    [[nodiscard]] std::string find() {
+        const auto state = parts_.status.state();
+        const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
+        if (is_asleep && request_.sleep.store_is_named) return find_unused();
+        if (is_asleep) return "it is already asleep";
+        if (parts_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
+        if (parts_.turnstile.is_held()) return k_held_back;
+        const auto idle = parts_.idle.find();
+        if (!idle) return "it is not known whether it is idle";
+        if (idle->seconds == 0) return "it is not idle";
+        auto why = why_too_short(idle->seconds);
+        if (why.empty()) idle_ = idle;
+        return why;
+    }
+    /// Whether it sleeps already, and has been idle or asleep for as long as asked: nothing but moves is
+    /// done, and whoever wakes meanwhile stays awake.
+    [[nodiscard]] bool is_for_moves() const noexcept { return is_for_moves_; }
+    /// Whether the program has not worked since, and has no sleeps wait. Always so where only moves are done,
+    /// for what moves sleeps on.
+    [[nodiscard]] bool lasts(model::Progress::Phase phase) {
+        if (!idle_) return true;
+        const bool waits = phase == model::Progress::Phase::waiting && parts_.turnstile.is_held();
+        is_over_ |= waits || gate::Gate::instance().activity().touches != idle_->touches;
+        return !is_over_;
+    }
+    /// Whether lasts() has ever returned false.
+    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
+
+private:
+    [[nodiscard]] std::string find_unused() {
+        if (parts_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
+        const auto now = parts_.status.report();
+        if (now.waiting > 0) return "work waits for it to wake";
+        // Time asleep counts as idle.
+        auto why = why_too_short(std::max(now.idle_seconds.value_or(0), now.state_seconds));
+        is_for_moves_ = why.empty();
+        return why;
+    }
+    /// Why `seconds` are too few, or nothing.
+    [[nodiscard]] std::string why_too_short(double seconds) const {
+        const auto wanted = std::chrono::duration<double>(request_.only_if_idle).count();
+        return seconds < wanted ? model::not_yet("idle", seconds, wanted) : std::string();
+    }
+
+    Parts& parts_;
+    const model::IdleSleepRequest& request_;
+    std::optional<IdleWatch::Idle> idle_; ///< as it was when it was found
+    bool is_for_moves_ = false;
+    bool is_over_ = false;
+};
 
 const SleepOperation::Remedy SleepOperation::k_remedies[] = {
     {ErrorCode::out_of_host_memory, &SleepOperation::give_unneeded_back},
@@ -76,16 +130,8 @@ bool SleepOperation::give_unneeded_back() {
     return give_back_unneeded(parts_);
 }
 
-bool SleepOperation::give_memory_back() {
-    return give_back_all(parts_);
-}
-
 bool SleepOperation::give_files_back() {
     return sleep::telling_of_call(asker_, [this] { return give_back_files(parts_); });
-}
-
-bool SleepOperation::may_spill() const noexcept {
-    return request_.spill && (scope_ == sleep::Engine::Scope::all || (request_.deep && !names_store()));
 }
 
 bool SleepOperation::spill_rest() {
@@ -116,7 +162,7 @@ Result<void> SleepOperation::attempt() noexcept {
     return guarded([&] {
         const auto contexts = keep_contexts(wanted.dry_run || scope_ != sleep::Engine::Scope::all);
         auto control = this->control();
-        // What it waits for may be its own.
+        // The host memory that it would wait for may be its own.
         if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
         return parts_.memory.with_lock([&](LockedMemory& locked) {
             if (locked.contents().retained() > 0) control.host_patience = Milliseconds(0);
@@ -177,8 +223,8 @@ void SleepOperation::apply_to_sleepers() {
     parts_.memory.with_lock([&](LockedMemory& locked) {
         if (!request.dry_run)
             report_.changed |= adopt_touch_rule(locked, request, asleep_before_ > 0 || was_paused_);
-        // What slept, sleeps: no shortage makes a failure of that. It may wait for a disk, as transactions
-        // do.
+        // The process is already asleep, so a shortage here is not an error. It may wait for a disk, as
+        // transactions do.
         ignoring_errors([&] {
             static_cast<void>(transact(parts_.status, locked, [&]() -> Result<void> {
                 locked.engine().adjust_asleep(request, report_);
@@ -217,10 +263,6 @@ std::string SleepOperation::why_too_early() const {
     return *awake < wanted ? peers::woken_too_recently(*awake, wanted - *awake) : std::string();
 }
 
-bool SleepOperation::names_store() const noexcept {
-    return request_.store_is_named || !request_.stores.empty();
-}
-
 bool SleepOperation::moves_to_files() const noexcept {
     const auto is_file = [](const auto& each) { return each.store == model::Store::file; };
     return names_store() && (!request_.store_is_named || request_.store == model::Store::file) &&
@@ -245,16 +287,10 @@ Result<Report> SleepOperation::stay_deep() {
         return make_error(ErrorCode::driver_failed,
                           "it sleeps deeply, and until it wakes its contents can only move to files");
     GateSettler settler(parts_.memory, parts_.status);
-    if (!idleness_ || names_store()) { // who looks for idle memory leaves the rest as it is
-        GPU_SLEEP_TRY(change_deep_contents());
-    } else {
-        GPU_SLEEP_TRY(pass_without_moving());
-    }
+    const bool leaves_rest = idleness_ && !names_store(); // as who looks for idle memory does
+    GPU_SLEEP_TRY(leaves_rest ? pass_without_moving() : change_deep_contents());
     settler.settle();
-    parts_.memory.with_lock([&](const LockedMemory& locked) {
-        ignoring_errors([&] { parts_.status.complete(locked, report_); });
-    });
-    report_.times.total = seconds_since(start_);
+    complete_report(parts_, report_, start_);
     return std::move(report_);
 }
 
@@ -327,7 +363,7 @@ Result<Report> SleepOperation::run() {
     GPU_SLEEP_TRY(joint_.announce());
     GPU_SLEEP_TRY(check_touches());
     GPU_SLEEP_TRY(check_consent());
-    const auto turn = Turn::take(parts_, !request_.dry_run, deadline_, progress_);
+    const auto turn = take_turn(parts_, !request_.dry_run, deadline_, progress_);
     if (!turn) return turn.error();
     if (request_.dry_run && parts_.turnstile.is_held()) refuse(report_, k_held_back, ErrorCode::timed_out);
     if (parts_.memory.is_ending()) return process_is_ending();
@@ -341,10 +377,7 @@ Result<Report> SleepOperation::run() {
     GPU_SLEEP_TRY(go_deep());
     if (sum_of(report_.devices, &model::DeviceReport::released) > 0 && !is_own() && parts_.is_unguarded())
         ignoring_errors([&] { report_.notes.emplace_back(k_not_intercepted); });
-    parts_.memory.with_lock([&](const LockedMemory& locked) {
-        ignoring_errors([&] { parts_.status.complete(locked, report_); }); // a shortage only thins it
-    });
-    report_.times.total = seconds_since(start_);
+    complete_report(parts_, report_, start_);
     return std::move(report_);
 }
 

@@ -6,16 +6,18 @@
 
 #include "base/result.hpp"
 #include "model/model.hpp"
-#include "operations/idleness.hpp"
+#include "operations/giving_back.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "operations/turn.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 #include <optional>
 #include <string>
 
 namespace gpu_sleep::agent::operations {
+
+class Idleness;
 
 /// One sleep, run once, on the operations thread.
 class SleepOperation {
@@ -23,8 +25,7 @@ public:
     /// `idleness`: what the sleep is for, if it is for that alone.
     SleepOperation(Parts& parts, const model::SleepRequest& request, const server::ProgressSink& progress,
                    Joint& joint, server::Asker asker, Idleness* idleness = nullptr);
-    SleepOperation(const SleepOperation&) = delete;
-    SleepOperation& operator=(const SleepOperation&) = delete;
+    SleepOperation& operator=(SleepOperation&&) = delete;
     ~SleepOperation() { parts_.deep.end_looks(); }
 
     /// Errors: those of Turnstile::enter(), Quiesce::run(), Engine::sleep() and Joint::wait_ready(): all is
@@ -44,12 +45,14 @@ private:
     /// may be what is missing.
     bool give_unneeded_back();
     /// The same of all that is retained.
-    bool give_memory_back();
+    bool give_memory_back() { return give_back_all(parts_); }
     bool give_files_back();
     /// If the request allows it: what host memory has no room for goes to files, or else all of it.
     bool spill_rest();
     bool turn_to_files();
-    [[nodiscard]] bool may_spill() const noexcept;
+    [[nodiscard]] bool may_spill() const noexcept {
+        return request_.spill && (scope_ == sleep::Engine::Scope::all || (request_.deep && !names_store()));
+    }
 
     /// Refuses a request from outside while sleeps are inhibited, and only says so in a dry run. Errors:
     /// inhibited.
@@ -62,7 +65,9 @@ private:
     /// Whether the program itself asks: then no inhibitor stands in its way.
     [[nodiscard]] bool is_own() const noexcept { return who_asks_ == server::Asker::program; }
     /// Whether it names a store for contents that sleep already.
-    [[nodiscard]] bool names_store() const noexcept;
+    [[nodiscard]] bool names_store() const noexcept {
+        return request_.store_is_named || !request_.stores.empty();
+    }
     /// Whether it names files, and files alone.
     [[nodiscard]] bool moves_to_files() const noexcept;
     /// Of a process that sleeps deeply, or that the driver has lost. Errors: as run().

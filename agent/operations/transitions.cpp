@@ -10,9 +10,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <variant>
 
 namespace gpu_sleep::agent::operations {
 namespace {
@@ -38,7 +36,7 @@ std::optional<Transition> done_sleep(const model::Report& report) noexcept {
     return moved > 0 ? std::optional(Transition::move) : std::nullopt;
 }
 
-/// What is about one kind of transition.
+/// The journal's words for one kind of transition.
 struct Kind {
     std::string_view id;    ///< MESSAGE_ID, for good
     std::string_view field; ///< the name of the field with its bytes
@@ -85,7 +83,7 @@ std::optional<Transition> transition_of(const server::Operation& operation,
         return wakes ? Transition::wake : done_sleep(*report);
     }
     if (wakes) return Transition::wake;
-    // What was to sleep, and sleeps after a failure, slept before.
+    // A process that sleeps after a failed sleep slept before.
     const auto state = std::get<model::Failure>(outcome).state;
     const bool slept = state == model::State::asleep || state == model::State::damaged;
     return slept ? Transition::move : Transition::sleep;

@@ -8,7 +8,7 @@
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "model/model.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
 #include <array>
 #include <optional>

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What every operation begins with: its turn, and the contexts that it works in.
+// What every operation begins with, its turn and the contexts that it works in; and the two operations that
+// need little more: running a callback by its name, and giving back what is retained, because somebody asks
+// for it.
 
 #pragma once
 
 #include "base/guard.hpp"
 #include "base/result.hpp"
+#include "model/model.hpp"
 #include "operations/parts.hpp"
 #include "operations/process_status.hpp"
 #include "operations/turnstile.hpp"
 #include "program_memory/program_memory.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 
+#include <memory>
 #include <optional>
 #include <shared_mutex>
 #include <type_traits>
@@ -19,22 +23,27 @@
 
 namespace gpu_sleep::agent::operations {
 
-/// An operation's turn: the turnstile is left when it is destroyed. Move-only.
-class Turn {
-public:
-    /// Waits for it. Errors: those of Turnstile::enter().
-    [[nodiscard]] static Result<Turn> take(Parts& parts, bool is_sleep, Clock::time_point deadline,
-                                           const server::ProgressSink& progress);
-    Turn(Turn&& other) noexcept : turnstile_(std::exchange(other.turnstile_, nullptr)) {}
-    Turn& operator=(Turn&&) = delete;
-    ~Turn() {
-        if (turnstile_) turnstile_->leave();
-    }
-
-private:
-    explicit Turn(Turnstile& turnstile) noexcept : turnstile_(&turnstile) {}
-    Turnstile* turnstile_;
+struct LeaveTurnstile {
+    void operator()(Turnstile* turnstile) const noexcept { turnstile->leave(); }
 };
+/// An operation's turn: the turnstile is left when it is destroyed.
+using Turn = std::unique_ptr<Turnstile, LeaveTurnstile>;
+/// Waits for it. Errors: those of Turnstile::enter().
+[[nodiscard]] Result<Turn> take_turn(Parts& parts, bool is_sleep, Clock::time_point deadline,
+                                     const server::ProgressSink& progress);
+
+/// What an operation has found when its turn came.
+struct Begun {
+    Turn turn;
+    bool is_deep = false; ///< the process sleeps deeply
+};
+/// Waits for the turn, and looks. Errors: those of take_turn() and DeepSleep::look(); no_process (it is
+/// ending).
+[[nodiscard]] Result<Begun> begin_operation(Parts& parts, bool is_sleep, Clock::time_point deadline,
+                                            const server::ProgressSink& progress);
+
+/// Says in the report of what began at `start` how all stands now. A shortage of memory only thins it.
+void complete_report(Parts& parts, model::Report& report, Clock::time_point start) noexcept;
 
 /// Keeps contexts from ending, for an operation that has not shut the gate: one that only looks, or only
 /// moves what sleeps. For any other the gate holds back calls that end contexts.
@@ -62,8 +71,7 @@ void settle_gate(ProgramMemory& memory, ProcessStatus& status) noexcept;
 class GateSettler {
 public:
     GateSettler(ProgramMemory& memory, ProcessStatus& status) noexcept : memory_(memory), status_(status) {}
-    GateSettler(const GateSettler&) = delete;
-    GateSettler& operator=(const GateSettler&) = delete;
+    GateSettler& operator=(GateSettler&&) = delete;
     ~GateSettler() {
         if (!is_settled_) settle();
     }
@@ -78,5 +86,16 @@ private:
     ProcessStatus& status_;
     bool is_settled_ = false;
 };
+
+/// Runs the callback, while nothing sleeps or wakes, and reports its reply; in a dry run reports only whether
+/// there is one. Called on the operations thread. Errors: those of Turnstile::enter(), DeepSleep::look() and
+/// Callbacks::run_named(); refused (it sleeps deeply), no_process (it is ending).
+[[nodiscard]] Result<model::Report> call(Parts& parts, const model::CallRequest& request,
+                                         const server::ProgressSink& progress);
+
+/// Gives back all host memory that is retained, at once; in a dry run says how much that is. Called on the
+/// operations thread. Errors: those of Turnstile::enter() and DeepSleep::look(); no_process (it is ending).
+[[nodiscard]] Result<model::Report> release(Parts& parts, const model::ReleaseRequest& request,
+                                            const server::ProgressSink& progress);
 
 } // namespace gpu_sleep::agent::operations

@@ -10,7 +10,7 @@
 #include "base/symbols.hpp"
 #include "common/lock_order.hpp"
 #include "freestanding/elf_symbols.hpp"
-#include "intercepted/unknown_calls.hpp"
+#include "intercepted/answer.hpp"
 
 #include <elf.h>
 #include <fcntl.h>
@@ -21,8 +21,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <span>
-#include <utility>
 
 extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[]; // from the linker: of the agent
 

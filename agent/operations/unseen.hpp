@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Looking for what of this process's use of the GPU cannot be seen.
+// Finding how this process uses the GPU past the agent.
 
 #pragma once
 
@@ -23,7 +23,7 @@ enum class Look { libraries, calls };
 /// The entry points of the driver that were called and that this build does not know. Thread-safe.
 [[nodiscard]] std::vector<model::UnseenUse> find_unseen_calls();
 
-/// What is told of them, one or more.
+/// One or more of them, in words.
 [[nodiscard]] std::string words_for(const std::vector<model::UnseenUse>& uses);
 
 } // namespace gpu_sleep::agent::operations

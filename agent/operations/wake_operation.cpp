@@ -16,10 +16,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <thread>
-#include <utility>
-
 namespace gpu_sleep::agent::operations {
 
 using model::Report;
@@ -204,24 +200,22 @@ Result<Report> WakeOperation::run() {
         return make_error(ErrorCode::invalid_argument,
                           "processes that wake together cannot wake in an order of tags");
     GPU_SLEEP_TRY(joint_.announce());
-    const auto turn = Turn::take(parts_, false, deadline_, progress_);
-    if (!turn) return turn.error();
-    if (parts_.memory.is_ending()) return process_is_ending();
-    const auto is_deep = parts_.deep.look();
-    if (!is_deep) return is_deep.error();
-    if (!*is_deep && !request_.gpus.empty() && !parts_.deep.has_moved(request_.gpus)) {
+    const auto begun = begin_operation(parts_, false, deadline_, progress_);
+    if (!begun) return begun.error();
+    const bool is_deep = begun->is_deep;
+    if (!is_deep && !request_.gpus.empty() && !parts_.deep.has_moved(request_.gpus)) {
         settle_gate(parts_.memory, parts_.status); // somebody else may have brought it back
         return make_error(ErrorCode::invalid_argument,
                           "it does not sleep deeply, so what it has on a GPU cannot move: put it to sleep "
                           "with gpu-sleep --deep first");
     }
-    if (is_for_others(*is_deep)) {
+    if (is_for_others(is_deep)) {
         complete_report();
         return std::move(report_);
     }
-    if (*is_deep && request_.dry_run) return rehearse_deep();
-    if (*is_deep) GPU_SLEEP_TRY(end_deep());
-    report_.changed = *is_deep;
+    if (is_deep && request_.dry_run) return rehearse_deep();
+    if (is_deep) GPU_SLEEP_TRY(end_deep());
+    report_.changed = is_deep;
     auto done = wake_all();
     if (!done && !request_.gpus.empty())
         done.error().message += "; it is on the other GPU already: gpu-wake without --gpu continues there";

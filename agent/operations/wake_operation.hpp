@@ -8,7 +8,7 @@
 #include "model/model.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
-#include "server/line.hpp"
+#include "server/request_queue.hpp"
 #include "sleep/engine.hpp"
 
 #include <memory>

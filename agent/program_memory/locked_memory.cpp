@@ -1,15 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Steps on the program's memory.
+// Steps on the program's memory, and who is heard about touches.
 
 #include "program_memory/locked_memory.hpp"
 
 #include "base/guard.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::agent {
+
+using model::GateMode;
+
+TouchRule touch_rule_after(const TouchRule& now, const TouchRule& environment,
+                           const model::SleepRequest& request, Before before) {
+    auto rule = before.is_held ? now : environment;
+    const bool is_unattended = before.is_for_idle || request.min_awake;
+    if (request.on_touch && !(before.is_held && before.is_paused && is_unattended))
+        rule.on_touch = *request.on_touch;
+    if (request.touch_limit) rule.limit = request.touch_limit;
+    if (request.gate) rule.gate = request.gate;
+    if (request.level != model::Level::pause) rule.is_whole = request.tags.empty();
+    return rule;
+}
+
+GateMode gate_mode(const TouchRule& rule, const ledger::Ledger& ledger) noexcept {
+    if (rule.gate) return *rule.gate;
+    bool is_some_awake = false;
+    for (const auto& [address, backing] : ledger.backings()) {
+        if (!backing.is_asleep())
+            is_some_awake |= !backing.stay_reason;
+        else if (!backing.slept_by_program && !ledger.tag(backing.tag).is_separable)
+            return GateMode::shut;
+    }
+    return is_some_awake || !rule.is_whole ? GateMode::checked : GateMode::shut;
+}
 
 bool LockedMemory::set_paused(bool is_paused) noexcept {
     if (std::exchange(is_paused_, is_paused) == is_paused) return false;

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Allocating, freeing and describing the program's memory, and the gate that follows it.
+// Allocating, freeing and describing the program's memory, the gate that follows it, the memory that is
+// shared, and giving contents back.
 
 #include "program_memory/program_memory.hpp"
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
 
-#include <algorithm>
-#include <set>
-#include <thread>
-
 namespace gpu_sleep::agent {
+
 namespace {
 
 std::atomic<ProgramMemory*> g_in_use{nullptr};
@@ -68,11 +66,6 @@ void ProgramMemory::remove_files() noexcept {
         if (removed) return;
         std::this_thread::sleep_for(k_pause);
     }
-}
-
-ledger::TagId ProgramMemory::tag_id(std::string_view name) {
-    const MutexLock lock(mutex_);
-    return locked_.ledger().tag_id(name);
 }
 
 std::optional<driver::DeviceAddress> ProgramMemory::place_in_host_memory(int device, ledger::TagId tag,
@@ -156,27 +149,6 @@ bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
     return true;
 }
 
-void ProgramMemory::set_policy(std::string_view tag, model::Policy policy) {
-    const MutexLock lock(mutex_);
-    locked_.ledger().set_policy(locked_.ledger().tag_id(tag), policy);
-}
-
-void ProgramMemory::set_separable(std::string_view tag, bool is_separable) {
-    const MutexLock lock(mutex_);
-    locked_.ledger().set_separable(locked_.ledger().tag_id(tag), is_separable);
-}
-
-void ProgramMemory::set_live_bytes(std::string_view tag, Bytes bytes) {
-    const MutexLock lock(mutex_);
-    locked_.ledger().set_live_bytes(locked_.ledger().tag_id(tag), bytes);
-}
-
-void ProgramMemory::limit_retained(Bytes most) noexcept {
-    const MutexLock lock(mutex_);
-    retained_limit_ = std::min(most, most_retained_);
-    if (storage_) storage_->engine.contents().limit_retained(retained_limit_);
-}
-
 bool ProgramMemory::give_way() {
     auto& contents = running_.load()->engine.contents();
     const auto room = contents.options().room_for_retained();
@@ -197,11 +169,6 @@ Result<void> ProgramMemory::prepare_piece(int device, Bytes margin) {
         with_lock([&](LockedMemory&) { contents.add_prepared(device, **piece); });
         return {};
     });
-}
-
-void ProgramMemory::forget_retained() noexcept {
-    const MutexLock lock(mutex_);
-    if (storage_) static_cast<void>(storage_->engine.contents().trim_retained(0));
 }
 
 Result<memory::Heap::Place> ProgramMemory::locate_span(driver::DeviceAddress address, Bytes bytes) {
@@ -277,19 +244,6 @@ void ProgramMemory::require_refill(const std::vector<std::string>& tags) {
             std::find(tags.begin(), tags.end(), locked_.ledger().tag(backing.tag).name) != tags.end();
 }
 
-Bytes ProgramMemory::asleep_bytes() {
-    const MutexLock lock(mutex_);
-    Bytes sum = 0;
-    for (const auto& [address, backing] : locked_.ledger().backings())
-        sum += backing.is_asleep() ? backing.bytes : 0;
-    return sum;
-}
-
-model::State ProgramMemory::state(const std::vector<std::string>& tags) {
-    const MutexLock lock(mutex_);
-    return locked_.state(tags);
-}
-
 std::vector<std::string> ProgramMemory::tags_at(const std::vector<gate::Named::Span>& spans) {
     std::set<std::string> tags;
     const MutexLock lock(mutex_);
@@ -319,26 +273,16 @@ gate::HoldRule ProgramMemory::rule_for_what_sleeps() noexcept {
     return rule;
 }
 
-gate::HoldRule ProgramMemory::hold_rule() noexcept {
-    const MutexLock lock(mutex_);
-    return rule_for_what_sleeps();
-}
-
 bool ProgramMemory::settle_gate() noexcept {
     auto& gate = gate::Gate::instance();
     const MutexLock lock(mutex_);
     auto rule = rule_for_what_sleeps();
     const bool holds = rule.holds_anything();
-    if (holds || gate.depth() >= gate::Depth::away)
+    if (holds || gate.deep_stage() >= gate::DeepStage::away)
         gate.keep_shut(std::move(rule));
     else
         gate.open();
     return holds;
-}
-
-void ProgramMemory::let_allocate() noexcept {
-    const MutexLock lock(mutex_);
-    gate::Gate::instance().let_allocate(rule_for_what_sleeps());
 }
 
 Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t id, const char* reason) {
@@ -350,6 +294,25 @@ Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t i
     shared_.add(address, {id, backing->handle, backing->bytes, address - backing->address});
     locked_.make_stay(address, reason);
     return {};
+}
+
+SharedRanges::Withdrawn::~Withdrawn() {
+    if (!node_) return;
+    const MutexLock lock(owner_.mutex_);
+    owner_.ranges_.insert(std::move(node_));
+}
+
+Result<SharedRanges::Exported> SharedRanges::open(const driver::Api& api, driver::DeviceAddress address,
+                                                  std::uint64_t id,
+                                                  const std::function<bool()>& is_allocated) {
+    const MutexLock lock(mutex_);
+    const auto found = ranges_.find(address);
+    // Freed, it leaves the index of allocations first: it may yet be here.
+    if (found == ranges_.end() || found->second.allocation != id || !is_allocated())
+        return make_error(ErrorCode::not_owned, "there is no such shared memory");
+    auto memory = driver::export_memory(api, found->second.handle);
+    if (!memory) return std::move(memory).error();
+    return Exported{found->second, *std::move(memory)};
 }
 
 } // namespace gpu_sleep::agent

@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program's memory that can sleep: the ledger, the heap and the kept contents, behind one mutex. What
-// intercepted calls and operations mean for it is decided above.
+// The program's memory that can sleep: the ledger, the heap and the kept contents, behind one mutex; which of
+// it other processes may ask for; and contents that nothing needs any more. What intercepted calls and
+// operations mean for it is decided above.
 
 #pragma once
 
+#include "base/fd.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
+#include "contents/contents.hpp"
+#include "driver/memory.hpp"
 #include "gate/gate.hpp"
 #include "memory/heap.hpp"
 #include "program_memory/locked_memory.hpp"
-#include "program_memory/shared_ranges.hpp"
-#include "program_memory/touch_rule.hpp"
 #include "sleep/engine.hpp"
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,6 +33,56 @@
 #include <vector>
 
 namespace gpu_sleep::agent {
+
+/// Which ranges other processes may ask for. Thread-safe. Its mutex comes after that of the program's memory,
+/// which a sleep holds for long.
+class SharedRanges {
+public:
+    struct Range {
+        std::uint64_t allocation = 0;              ///< the id of the allocation that is shared
+        driver::PhysicalMemory::Handle handle = 0; ///< of the backing, which stays
+        Bytes bytes = 0;                           ///< of the backing
+        Bytes offset = 0;                          ///< of the allocation in it
+    };
+    struct Exported {
+        Range range;
+        UniqueFd memory;
+    };
+
+    void add(driver::DeviceAddress address, const Range& range) {
+        const MutexLock lock(mutex_);
+        ranges_.insert_or_assign(address, range);
+    }
+    /// A range that nobody gets any more; shared again when this is destroyed, unless it ended.
+    class Withdrawn {
+    public:
+        Withdrawn& operator=(Withdrawn&&) = delete;
+        ~Withdrawn();
+        void end() noexcept { node_ = {}; }
+
+    private:
+        friend class SharedRanges;
+        using Node = std::map<driver::DeviceAddress, Range>::node_type;
+        Withdrawn(SharedRanges& owner, Node node) noexcept : owner_(owner), node_(std::move(node)) {}
+
+        SharedRanges& owner_;
+        Node node_; ///< empty if it was not shared
+    };
+    /// To be called before its memory is released.
+    [[nodiscard]] Withdrawn withdraw(driver::DeviceAddress address) noexcept {
+        const MutexLock lock(mutex_);
+        return {*this, ranges_.extract(address)};
+    }
+    /// The memory of allocation `id`, which begins at `address`. `is_allocated`: whether it still is; asked
+    /// while it cannot be forgotten. Errors: not_owned; those of driver::export_memory().
+    [[nodiscard]] Result<Exported> open(const driver::Api& api, driver::DeviceAddress address,
+                                        std::uint64_t id, const std::function<bool()>& is_allocated);
+
+private:
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
+        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
+    std::map<driver::DeviceAddress, Range> ranges_ GPU_SLEEP_GUARDED_BY(mutex_);
+};
 
 /// Keeps one until the program's user is told, which is done once. Thread-safe.
 class Shortage {
@@ -71,8 +125,7 @@ public:
     /// `environment`: how touches are met unless a sleep says otherwise. `retained`: bytes of host memory
     /// that contents may take while their memory is awake.
     ProgramMemory(const TouchRule& environment, Bytes retained);
-    ProgramMemory(const ProgramMemory&) = delete;
-    ProgramMemory& operator=(const ProgramMemory&) = delete;
+    ProgramMemory& operator=(ProgramMemory&&) = delete;
 
     /// The process's; null before CUDA is in use, in a child of fork(), and when the process is ending.
     [[nodiscard]] static ProgramMemory* in_use() noexcept;
@@ -93,7 +146,7 @@ public:
     /// Whether the agent may call the driver of its own accord now: CUDA is in use, and the process is not
     /// ending. Whatever else is to keep it from the driver for a while belongs here.
     [[nodiscard]] bool may_call_driver() const noexcept {
-        return is_started() && !is_ending_ && gate::Gate::depth() < gate::Depth::away;
+        return is_started() && !is_ending_ && gate::Gate::deep_stage() < gate::DeepStage::away;
     }
     /// Removes the files of kept contents, but for those to be kept: the process is ending. Not while a
     /// transaction is under way, for which it waits for a bounded time.
@@ -112,7 +165,10 @@ public:
     [[nodiscard]] Shortage& shortage() noexcept { return shortage_; }
 
     /// The number of a tag, which is made where it is new.
-    [[nodiscard]] ledger::TagId tag_id(std::string_view name);
+    [[nodiscard]] ledger::TagId tag_id(std::string_view name) {
+        const MutexLock lock(mutex_);
+        return locked_.ledger().tag_id(name);
+    }
     /// Memory of `bytes` on `device`. Errors: those of Heap::allocate(), and nothing has changed.
     [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, std::string_view tag, Bytes bytes);
     [[nodiscard]] Result<driver::DeviceAddress> allocate(int device, ledger::TagId tag, Bytes bytes);
@@ -129,11 +185,24 @@ public:
     [[nodiscard]] bool reuse(driver::DeviceAddress address, Bytes bytes);
 
     /// See the functions of the same purpose in gpu_sleep.h.
-    void set_policy(std::string_view tag, model::Policy policy);
-    void set_separable(std::string_view tag, bool is_separable);
+    void set_policy(std::string_view tag, model::Policy policy) {
+        const MutexLock lock(mutex_);
+        locked_.ledger().set_policy(locked_.ledger().tag_id(tag), policy);
+    }
+    void set_separable(std::string_view tag, bool is_separable) {
+        const MutexLock lock(mutex_);
+        locked_.ledger().set_separable(locked_.ledger().tag_id(tag), is_separable);
+    }
     /// From now on what the tag allocates is placed in host memory while less than that of it is there.
-    void set_live_bytes(std::string_view tag, Bytes bytes);
-    void limit_retained(Bytes most) noexcept;
+    void set_live_bytes(std::string_view tag, Bytes bytes) {
+        const MutexLock lock(mutex_);
+        locked_.ledger().set_live_bytes(locked_.ledger().tag_id(tag), bytes);
+    }
+    void limit_retained(Bytes most) noexcept {
+        const MutexLock lock(mutex_);
+        retained_limit_ = std::min(most, most_retained_);
+        if (storage_) storage_->engine.contents().limit_retained(retained_limit_);
+    }
     /// Gives up what of the retained contents the host has no room for. Reads small files, and takes the
     /// mutex afterwards. Returns whether the host is short: there was any, or there is room for none. Once it
     /// is started.
@@ -143,7 +212,10 @@ public:
     /// Errors: out_of_host_memory.
     [[nodiscard]] Result<void> prepare_piece(int device, Bytes margin);
     /// Gives up what is retained, of all tags.
-    void forget_retained() noexcept;
+    void forget_retained() noexcept {
+        const MutexLock lock(mutex_);
+        if (storage_) static_cast<void>(storage_->engine.contents().trim_retained(0));
+    }
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
     [[nodiscard]] Result<void> keep_on_gpu(driver::DeviceAddress address);
     [[nodiscard]] Result<void> read_kept(driver::DeviceAddress address, std::span<std::byte> to);
@@ -151,19 +223,34 @@ public:
     /// After a refill that may have failed: what was dropped of `tags` counts as not refilled.
     void require_refill(const std::vector<std::string>& tags);
 
-    [[nodiscard]] Bytes asleep_bytes();
+    [[nodiscard]] Bytes asleep_bytes() {
+        const MutexLock lock(mutex_);
+        Bytes sum = 0;
+        for (const auto& [address, backing] : locked_.ledger().backings())
+            sum += backing.is_asleep() ? backing.bytes : 0;
+        return sum;
+    }
     /// Of what is under `tags`; see Ledger::state().
-    [[nodiscard]] model::State state(const std::vector<std::string>& tags = {});
+    [[nodiscard]] model::State state(const std::vector<std::string>& tags = {}) {
+        const MutexLock lock(mutex_);
+        return locked_.state(tags);
+    }
     /// The tags at the beginnings of `spans`, each once.
     [[nodiscard]] std::vector<std::string> tags_at(const std::vector<gate::Named::Span>& spans);
 
     /// How the gate is to be for what sleeps now.
-    [[nodiscard]] gate::HoldRule hold_rule() noexcept;
+    [[nodiscard]] gate::HoldRule hold_rule() noexcept {
+        const MutexLock lock(mutex_);
+        return rule_for_what_sleeps();
+    }
     /// Makes the gate fit what sleeps: shut or checked by the rule while something does, shut in a pause,
     /// else open. Returns whether work waits for a wake.
     bool settle_gate() noexcept;
     /// The same while after-wake callbacks run.
-    void let_allocate() noexcept;
+    void let_allocate() noexcept {
+        const MutexLock lock(mutex_);
+        gate::Gate::instance().let_allocate(rule_for_what_sleeps());
+    }
 
     /// Lets other processes ask for the range of `address`, where allocation `id` begins: it stays on the GPU
     /// from now on, for `reason`. Errors: not_owned; refused (it sleeps); those of driver::export_memory().
@@ -229,5 +316,48 @@ auto ProgramMemory::try_with_lock(Use&& use) -> std::optional<std::invoke_result
     const MutexLock lock(mutex_, std::adopt_lock);
     return std::forward<Use>(use)(locked_);
 }
+
+/// Contents that nothing needs any more, until their memory and files are given back where that takes
+/// nobody's time. Used on the operations thread alone, but for host_bytes().
+class RetiredContents {
+public:
+    explicit RetiredContents(ProgramMemory& memory) noexcept : memory_(memory) {}
+
+    /// Takes over what has been retired since. Before any of the others, once the memory is open.
+    void collect() {
+        memory_.with_lock([this](LockedMemory& locked) { retired_.add(locked.contents().reap()); });
+    }
+    /// Gives a little of it back: one piece of host memory after another, without the memory's mutex. False
+    /// when nothing is left. The caller holds the contexts.
+    [[nodiscard]] bool give_back_some() { return retired_.give_back_some() || shrink_one(); }
+    /// Closes retired files, whose room on the disk is free then. Returns whether there were any.
+    [[nodiscard]] bool give_back_files() { return retired_.close_files(); }
+    [[nodiscard]] bool has_any() const noexcept { return !retired_.is_empty(); }
+    /// Whether there is something to give back, collected or not.
+    [[nodiscard]] bool has_waste() {
+        return has_any() ||
+               memory_.with_lock([](LockedMemory& locked) { return locked.contents().has_waste(); });
+    }
+    /// Host memory that nothing needs any more. Thread-safe; `locked` is the memory.
+    [[nodiscard]] Bytes host_bytes(const LockedMemory& locked) const noexcept {
+        return locked.contents().retired_bytes() + retired_.held();
+    }
+
+private:
+    /// Gives back dead contents of one piece of host memory. Returns whether there was one.
+    [[nodiscard]] bool shrink_one() {
+        const auto waste =
+            memory_.with_lock([](LockedMemory& locked) { return locked.contents().find_waste(); });
+        if (!waste) return false;
+        // The driver may take its time. No operation runs beside this one, and nobody else reads the
+        // contents.
+        const auto given_back = waste->give_back();
+        memory_.with_lock([&](LockedMemory&) { contents::Contents::note_shrunk(*waste, given_back); });
+        return true;
+    }
+
+    ProgramMemory& memory_;
+    contents::Retired retired_; ///< being given back
+};
 
 } // namespace gpu_sleep::agent

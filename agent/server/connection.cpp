@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Receiving requests and sending replies.
 
-#include "connection.hpp"
+#include "server/connection.hpp"
 
 #include "base/deadline.hpp"
 #include "base/guard.hpp"
@@ -18,12 +18,8 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
-#include <array>
-#include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::agent::server {
 namespace {

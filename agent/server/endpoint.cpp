@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Making and keeping the socket.
 
-#include "endpoint.hpp"
+#include "server/endpoint.hpp"
 
 #include "base/agent_directory.hpp"
 #include "base/process.hpp"
@@ -10,17 +10,12 @@
 #include "base/whole_file.hpp"
 #include "common/settings.hpp"
 
-#include <fcntl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <ctime>
-#include <utility>
 
 namespace gpu_sleep::agent::server {
 namespace {
@@ -190,10 +185,6 @@ Result<void> Endpoint::try_to_open() {
     return {};
 }
 
-bool Endpoint::is_in_place() const {
-    return is_held() && FileIdentity::of(AT_FDCWD, path_.c_str()) == file_;
-}
-
 void Endpoint::note_change(bool is_other_state, std::string_view report) {
     UniqueFd directory;
     std::string name;
@@ -238,16 +229,6 @@ UniqueFd Endpoint::accept() noexcept {
         if (connection || (errno != EMFILE && errno != ENFILE) || i == k_tries) return connection;
         spare_ = HeldFile();
     }
-}
-
-void Endpoint::keep_spare() noexcept {
-    if (is_held() && !spare_.is_held())
-        spare_ = HeldFile(UniqueFd(::fcntl(fd(), F_DUPFD_CLOEXEC, k_first_own_number)));
-}
-
-void Endpoint::close_in_child() const noexcept {
-    for (const auto* each : {&socket_, &spare_, &directory_})
-        if (each->is_held()) ::close(each->get());
 }
 
 } // namespace gpu_sleep::agent::server

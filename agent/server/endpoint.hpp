@@ -30,7 +30,9 @@ public:
     /// numbers again. Async-signal-safe.
     [[nodiscard]] bool is_held() const noexcept { return socket_.is_held(); }
     /// Whether it is, and the file that names the socket is still there: /tmp is cleaned by others.
-    [[nodiscard]] bool is_in_place() const;
+    [[nodiscard]] bool is_in_place() const {
+        return is_held() && FileIdentity::of(AT_FDCWD, path_.c_str()) == file_;
+    }
 
     /// For commands that get no answer: writes `report` to the file beside the socket, where they find all or
     /// none of it. If the state is another, the time of modification of the socket's file says since when: in
@@ -43,7 +45,10 @@ public:
     [[nodiscard]] UniqueFd accept() noexcept;
     [[nodiscard]] bool has_spare() const noexcept { return spare_.get() >= 0; }
     /// Has a spare descriptor again, if one can be had.
-    void keep_spare() noexcept;
+    void keep_spare() noexcept {
+        if (is_held() && !spare_.is_held())
+            spare_ = HeldFile(UniqueFd(::fcntl(fd(), F_DUPFD_CLOEXEC, k_first_own_number)));
+    }
 
     /// Removes the file, and the directory if its name is not the fixed one and it is empty now. At the end
     /// of the process; async-signal-safe.
@@ -51,7 +56,10 @@ public:
     /// The same, and stops listening: nobody is there to answer.
     void shut() noexcept;
     /// Closes the descriptors in a child. Async-signal-safe.
-    void close_in_child() const noexcept;
+    void close_in_child() const noexcept {
+        for (const auto* each : {&socket_, &spare_, &directory_})
+            if (each->is_held()) ::close(each->get());
+    }
 
 private:
     [[nodiscard]] Result<void> try_to_open();

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The two threads.
 
-#include "server.hpp"
+#include "server/server.hpp"
 
 #include "base/fd.hpp"
 #include "base/guard.hpp"
@@ -13,13 +13,9 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <future>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::agent::server {
 namespace {
@@ -119,23 +115,6 @@ void Server::remove_endpoint() noexcept {
     endpoint_.remove();
 }
 
-void Server::close_in_child() noexcept {
-    endpoint_.close_in_child();
-}
-
-void Server::enqueue(Job job) {
-    {
-        const MutexLock lock(mutex_);
-        line_.add(std::move(job));
-    }
-    job_added_.notify_one();
-}
-
-bool Server::has_jobs() {
-    const MutexLock lock(mutex_);
-    return !line_.is_empty();
-}
-
 void Server::tidy_within(Milliseconds delay) noexcept {
     const auto time = Clock::now() + delay;
     {
@@ -154,7 +133,7 @@ void Server::operate_for_ever() {
             tidy_at_.reset();
             is_tidy = false;
         }
-        if (auto* const place = line_.next(now)) {
+        if (auto* const place = queue_.next(now)) {
             lock.unlock();
             operate(*place);
             is_tidy = false;
@@ -162,7 +141,8 @@ void Server::operate_for_ever() {
             lock.unlock();
             const auto is_more = guarded([&]() -> Result<bool> { return operations_.tidy(); });
             is_tidy = !is_more || !*is_more;
-        } else if (const auto time = std::min(line_.next_time(), tidy_at_.value_or(Clock::time_point::max()));
+        } else if (const auto time =
+                       std::min(queue_.next_time(), tidy_at_.value_or(Clock::time_point::max()));
                    time != Clock::time_point::max()) {
             job_added_.wait_until(mutex_, time);
         } else {
@@ -171,7 +151,7 @@ void Server::operate_for_ever() {
     }
 }
 
-void Server::operate(Line::Place& place) {
+void Server::operate(RequestQueue::Place& place) {
     auto& job = place.job();
     const auto begun = Clock::now();
     auto outcome = outcome_of(place);
@@ -180,11 +160,11 @@ void Server::operate(Line::Place& place) {
             ignoring_errors([&] { job.on_shortage(failed->error); });
         const auto pause = operations_.pause_between_tries();
         const MutexLock lock(mutex_);
-        if (line_.waits(place, *failed, begun, Clock::now(), pause)) return;
+        if (queue_.waits(place, *failed, begun, Clock::now(), pause)) return;
     }
     MutexLock lock(mutex_);
-    const auto done = line_.leave(place, Clock::now());
-    const bool makes_room = line_.makes_room();
+    const auto done = queue_.leave(place, Clock::now());
+    const bool makes_room = queue_.makes_room();
     lock.unlock();
     leave_line_unless(makes_room);
     const auto* const report = std::get_if<model::Report>(&outcome);
@@ -205,7 +185,7 @@ void Server::show_state(bool may_have_changed) noexcept {
     });
 }
 
-Outcome Server::outcome_of(Line::Place& place) noexcept {
+Outcome Server::outcome_of(RequestQueue::Place& place) noexcept {
     auto& job = place.job();
     // What it has waited for is off its time. A wake that has begun is carried through: callbacks that got no
     // time would leave its tags without a refill.
@@ -224,15 +204,11 @@ Outcome Server::outcome_of(Line::Place& place) noexcept {
 model::Report Server::status() {
     auto report = operations_.status();
     const MutexLock lock(mutex_);
-    report.wakes_waiting = line_.waiting(Clock::now(), operations_.place());
+    report.wakes_waiting = queue_.waiting(Clock::now(), operations_.place());
     if (const pid_t stopped = stopped_asker_)
         report.notes.push_back(fmt::format("process {}, which puts it to sleep deeply, is stopped: {}",
                                            stopped, how_to_go_on(stopped)));
     return report;
-}
-
-Outcome Server::failure(Error error) noexcept {
-    return model::Failure{std::move(error), operations_.state()};
 }
 
 void Server::answer(const Job& job, Outcome outcome) noexcept {
@@ -244,8 +220,8 @@ void Server::answer(const Job& job, Outcome outcome) noexcept {
 void Server::expire_jobs(bool own_alone) {
     for (;;) {
         MutexLock lock(mutex_);
-        auto late = line_.take_late(Clock::now(), own_alone);
-        const bool makes_room = line_.makes_room();
+        auto late = queue_.take_late(Clock::now(), own_alone);
+        const bool makes_room = queue_.makes_room();
         lock.unlock();
         if (!late) return;
         leave_line_unless(makes_room);

@@ -7,11 +7,11 @@
 #include "base/process.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
-#include "connection.hpp"
-#include "endpoint.hpp"
-#include "line.hpp"
 #include "model/model.hpp"
-#include "peer.hpp"
+#include "server/connection.hpp"
+#include "server/endpoint.hpp"
+#include "server/request_queue.hpp"
+#include "server/shared_memory.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -98,7 +98,7 @@ public:
     /// Removes the socket's file: the process is ending.
     void remove_endpoint() noexcept;
     /// Closes what a child inherited across fork(). Async-signal-safe.
-    void close_in_child() noexcept;
+    void close_in_child() noexcept { endpoint_.close_in_child(); }
 
 private:
     void listen_for_ever();
@@ -106,11 +106,11 @@ private:
     /// `next_look`.
     void listen_once(Clock::time_point& next_look);
     void operate_for_ever();
-    void operate(Line::Place& place);
+    void operate(RequestQueue::Place& place);
     /// By the operations thread's name, the time of the socket's file, and the file beside it, for who cannot
     /// ask. On that thread.
     void show_state(bool may_have_changed) noexcept;
-    [[nodiscard]] Outcome outcome_of(Line::Place& place) noexcept;
+    [[nodiscard]] Outcome outcome_of(RequestQueue::Place& place) noexcept;
     /// What the agent says of the process, and the wakes that wait.
     [[nodiscard]] model::Report status();
     void keep_in_place();
@@ -121,10 +121,21 @@ private:
     [[nodiscard]] bool answer_at_once(Connection& connection, const protocol::Request& request);
     /// Reads and acts. False when the connection is finished with, or has gone to the operations thread.
     [[nodiscard]] bool attend(std::unique_ptr<Connection>& connection);
-    void enqueue(Job job);
-    [[nodiscard]] bool has_jobs();
+    void enqueue(Job job) {
+        {
+            const MutexLock lock(mutex_);
+            queue_.add(std::move(job));
+        }
+        job_added_.notify_one();
+    }
+    [[nodiscard]] bool has_jobs() {
+        const MutexLock lock(mutex_);
+        return !queue_.is_empty();
+    }
     /// Takes no memory.
-    [[nodiscard]] Outcome failure(Error error) noexcept;
+    [[nodiscard]] Outcome failure(Error error) noexcept {
+        return model::Failure{std::move(error), operations_.state()};
+    }
     /// The one place where operations end. Says so where there is no memory for it: who waits in the process
     /// is always told.
     void answer(const Job& job, Outcome outcome) noexcept;
@@ -152,7 +163,7 @@ private:
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     Condition job_added_;
-    Line line_ GPU_SLEEP_GUARDED_BY(mutex_);
+    RequestQueue queue_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::optional<Clock::time_point>
         tidy_at_ GPU_SLEEP_GUARDED_BY(mutex_); ///< when there is something to tidy up
 };

@@ -9,12 +9,10 @@
 #include "common/park.h"
 #include "gate/gate.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "python/functions.hpp"
+#include "interpreter_lock/python_lock.hpp"
 
 #include <atomic>
-#include <cstdint>
 #include <future>
-#include <utility>
 
 namespace gpu_sleep::agent::torch {
 namespace {
@@ -37,7 +35,7 @@ private:
     std::atomic<State> state_{State::wanted};
 };
 
-void call_empty_cache(const python::Functions& python, CacheRequest& request) {
+void call_empty_cache(const interpreter_lock::Functions& python, CacheRequest& request) {
     auto* const modules = python.get_module_dict();
     auto* const torch = modules ? python.dict_get(modules, "torch.cuda") : nullptr;
     // Given up: by now memory may sleep.
@@ -53,12 +51,12 @@ void call_empty_cache(const python::Functions& python, CacheRequest& request) {
 /// Python's lock, so it may take long; then it does not ask if `request` was given up. Passes the gate
 /// meanwhile: it holds the allocator's mutex, which others wait for. Source: torch.cuda.empty_cache.
 void empty_torch_cache(CacheRequest& request) noexcept {
-    const auto* found = python::functions();
+    const auto* found = interpreter_lock::functions();
     if (!found || !found->ensure || !found->release || !found->get_module_dict || !found->dict_get ||
         !found->call_method || !found->decrement || !found->clear_error || !found->is_initialized())
         return;
     struct Call {
-        const python::Functions& python;
+        const interpreter_lock::Functions& python;
         CacheRequest& request;
     };
     const auto with_lock = [](void* argument) {
@@ -94,7 +92,7 @@ std::shared_ptr<TorchTrim::Work> TorchTrim::start() {
 Result<void> TorchTrim::run(Clock::time_point deadline, const std::function<bool()>& keep_going) {
     constexpr Milliseconds k_patience{2'000}; ///< until it begins
     constexpr Milliseconds k_look{10};
-    if (!begun_ && !python::functions()) return {}; // a program without Python
+    if (!begun_ && !interpreter_lock::functions()) return {}; // a program without Python
     const auto last_begin = Clock::now() + k_patience;
     const auto work = begun_ ? std::exchange(begun_, nullptr) : start();
     while (work && work->ended.wait_for(k_look) != std::future_status::ready) {

@@ -89,12 +89,12 @@ def installed_packages(build):
     and the stand-in's libraries by hook mode."""
     import torch
 
-    packages, built = pathlib.Path(__file__).resolve().parents[2] / "agent/python", pathlib.Path(build).resolve() / "lib"
+    agent_tree, built = pathlib.Path(__file__).resolve().parents[2] / "agent", pathlib.Path(build).resolve() / "lib"
     major, agent = torch.version.cuda.partition(".")[0], "libgpu-sleep-agent.so.0"
     with tempfile.TemporaryDirectory() as directory:
         site = pathlib.Path(directory)
-        for package in ("gpu_sleep", "torch_memory_saver"):
-            (site / package).symlink_to(packages / package)
+        for package in ("python/gpu_sleep", "torch_memory_saver/torch_memory_saver"):
+            (site / pathlib.Path(package).name).symlink_to(agent_tree / package)
         (site / agent).symlink_to(built / agent)
         libraries = {}
         for mode in ("preload", "torch"):

@@ -14,7 +14,7 @@ import unittest
 
 BUILD = pathlib.Path(sys.argv.pop()).resolve()
 HERE = pathlib.Path(__file__).resolve().parent
-PACKAGES = HERE.parents[1] / "agent/python"
+AGENT = HERE.parents[1] / "agent"
 SECONDS = 120
 
 try:
@@ -39,9 +39,9 @@ class Saver(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory()
         cls.addClassCleanup(scratch.cleanup)
         cls.site = pathlib.Path(scratch.name)
-        (cls.site / "torch_memory_saver").symlink_to(PACKAGES / "torch_memory_saver")
+        (cls.site / "torch_memory_saver").symlink_to(AGENT / "torch_memory_saver/torch_memory_saver")
         (cls.site / "gpu_sleep").mkdir()
-        for file in (PACKAGES / "gpu_sleep").glob("*.py"):
+        for file in (AGENT / "python/gpu_sleep").glob("*.py"):
             (cls.site / "gpu_sleep" / file.name).symlink_to(file)
         installed = cls.site / "gpu_sleep/_installed.py"  # as pip's
         installed.unlink()

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // How touches are met: who is heard, and what passes.
 
-#include "program_memory/touch_rule.hpp"
+#include "program_memory/locked_memory.hpp"
 
 #include "support/catch.hpp"
 

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program's own handles stay good while the driver's die at a sleep. A mapping is given to the ledger
+// once it can sleep.
+
+#include "intercepted/virtual_memory.hpp"
+
+#include "base/immortal.hpp"
+#include "base/thread_safety.hpp"
+#include "common/lock_order.hpp"
+#include "intercepted/allocations.hpp"
+#include "intercepted/freeing.hpp"
+#include "intercepted/rules.hpp"
+#include "intercepted/state.hpp"
+#include "model/model.hpp"
+
+#include <iterator>
+
+namespace gpu_sleep::agent::intercepted {
+
+namespace {
+
+struct Mapping {
+    Bytes bytes = 0;
+    Bytes offset = 0;
+    std::uint64_t handle = 0; ///< the program's
+    driver::DeviceMask access = 0;
+    bool has_other_access = false; ///< of the host, or for reading only
+    bool in_ledger = false;        ///< the ledger has it, and its driver handle
+};
+
+struct Handle {
+    CUmemGenericAllocationHandle real = 0; ///< the driver's, unless the ledger has it
+    bool host_backed = false;              ///< that is host memory, to which it was moved
+    Bytes bytes = 0;
+    CUmemAllocationProp properties{};
+    unsigned references = 0;
+    std::vector<CUdeviceptr> mappings;
+    const char* stay_reason = nullptr; ///< why it has to stay
+};
+
+/// Its mutex comes after the memory's, which a sleep holds for long: who asks about handles, or has one
+/// without a mapping, which the ledger does not know, needs this one alone.
+struct Handles {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
+        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
+    std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
+    std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
+    std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
+};
+
+/// Null when the program has no such handle.
+Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.mutex) {
+    const auto found = all.handles.find(number);
+    return found == all.handles.end() ? nullptr : &found->second;
+}
+
+/// Gives it back to the driver once the program has neither it nor a mapping of it.
+void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    auto* handle = find_handle(all, number);
+    if (!handle || handle->references != 0 || !handle->mappings.empty()) return;
+    memory.api().cuMemRelease(handle->real);
+    all.handles.erase(number);
+}
+
+/// Whether the mapping's contents are kept elsewhere, and its handle has no memory.
+bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping) {
+    const auto* const backing = mapping.in_ledger ? memory.ledger().find(address) : nullptr;
+    return backing && backing->is_asleep();
+}
+
+bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    return std::any_of(mappings.begin(), mappings.end(), [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
+        return sleeps(memory, at, all.mappings.at(at));
+    });
+}
+
+/// The driver's handle; nothing when its memory sleeps.
+std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memory, const Handles& all,
+                                                        const Handle& handle) GPU_SLEEP_REQUIRES(all.mutex) {
+    for (const auto at : handle.mappings) {
+        const auto* const backing = all.mappings.at(at).in_ledger ? memory.ledger().find(at) : nullptr;
+        if (backing) return backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
+    }
+    return handle.real;
+}
+
+/// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again.
+void take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (!mapping.in_ledger) return;
+    const auto removed = memory.remove_mapping(address);
+    mapping.in_ledger = false;
+    if (auto* handle = find_handle(all, mapping.handle)) {
+        handle->real = removed.handle;
+        handle->host_backed = removed.host_backed;
+    }
+    static_cast<void>(immortal<Allocations>().take(address));
+}
+
+/// Unless it sleeps, the handle's memory stays where it is from now on; `reason` says why.
+void make_stay(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (any_sleeps(memory, all, handle.mappings)) return;
+    for (const auto address : handle.mappings)
+        take_from_ledger(memory, all, address, all.mappings.at(address));
+    if (!handle.stay_reason) handle.stay_reason = reason;
+}
+
+/// The driver's handle behind the program's, or the handle itself when it is none of ours; nothing when its
+/// memory sleeps.
+std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
+    std::optional real = handle;
+    with_memory([&](ProgramMemory& memory) {
+        memory.with_lock([&](const LockedMemory& locked) {
+            auto& all = immortal<Handles>();
+            const MutexLock lock(all.mutex);
+            if (const auto* mine = find_handle(all, handle)) real = real_handle(locked, all, *mine);
+        });
+    });
+    return real;
+}
+
+void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
+    with_memory([&](ProgramMemory& memory) {
+        memory.with_lock([&](LockedMemory& locked) {
+            auto& all = immortal<Handles>();
+            const MutexLock lock(all.mutex);
+            if (auto* mine = find_handle(all, handle))
+                make_stay(locked, all, *mine, reason);
+            else if (reason == k_exported)
+                handle_shared(handle, reason);
+        });
+    });
+}
+
+/// Numbers that no handle of the driver was seen to have, so that a stray one is noticed.
+constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
+
+/// Why memory of these properties cannot be made again as it was; null when it can.
+const char* why_it_must_stay(const CUmemAllocationProp& properties) {
+    if (properties.allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE) return "compressible memory";
+    if ((properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) != 0) return "memory for sparse arrays";
+    if (properties.allocFlags.usage != 0) return "created for a special use";
+    constexpr unsigned k_understood = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if ((static_cast<unsigned>(properties.requestedHandleTypes) & ~k_understood) != 0)
+        return "created to be shared through the fabric";
+    return nullptr;
+}
+
+/// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
+/// to its own device, for otherwise nobody can copy it.
+void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
+                    const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
+    const auto* const handle = find_handle(all, mapping.handle);
+    if (!handle || handle->stay_reason) return;
+    const auto device = handle->properties.location.id;
+    const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 &&
+                           mapping.bytes == handle->bytes && !mapping.has_other_access &&
+                           (mapping.access >> device & 1) != 0;
+    if (!can_sleep) return take_from_ledger(memory, all, address, mapping);
+    if (mapping.in_ledger) {
+        memory.ledger().find(address)->access = mapping.access;
+        immortal<Allocations>().change(address, [&](Allocation& known) { known.access = mapping.access; });
+        return;
+    }
+    const auto tag = choose_tag(mapping.bytes);
+    if (!tag) return;
+    ledger::Backing backing; // from now on it can sleep, and its handle may change
+    backing.address = address;
+    backing.bytes = mapping.bytes;
+    backing.allocated = mapping.bytes;
+    backing.tag = memory.ledger().tag_id(*tag);
+    backing.device = device;
+    backing.access = mapping.access;
+    backing.mapped = true;
+    backing.handle = handle->real;
+    backing.host_backed = handle->host_backed;
+    memory.ledger().add(std::move(backing));
+    mapping.in_ledger = true;
+    const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
+    immortal<Allocations>().add(
+        {address, mapping.bytes, device, nullptr, nullptr, 0, true, mapping.access, false, handle_types});
+}
+
+/// Notes what the driver did to the access to a mapping. A span's grant ends at its first hole: where that
+/// may lie before the mapping, `is_reached` false, the driver is asked, who alone knows of all that is
+/// mapped.
+void note_grant(const driver::Api& api, CUdeviceptr address, Mapping& mapping, const CUmemAccessDesc& granted,
+                bool is_reached) {
+    unsigned long long flags = granted.flags;
+    if (!is_reached && api.cuMemGetAccess(&flags, &granted.location, address) != CUDA_SUCCESS) {
+        mapping.has_other_access = true; // it stays, as it is
+        return;
+    }
+    const bool is_of_device = granted.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                              granted.location.id >= 0 && granted.location.id < driver::k_max_devices;
+    if (!is_of_device || flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
+        mapping.has_other_access = true;
+        return;
+    }
+    const auto bit = driver::DeviceMask{1} << granted.location.id;
+    const bool is_granted = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
+}
+
+/// The mappings that lie in [address, address + bytes).
+std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    std::vector<CUdeviceptr> found;
+    for (auto at = all.mappings.lower_bound(address); at != all.mappings.end() && at->first < address + bytes;
+         ++at)
+        found.push_back(at->first);
+    return found;
+}
+
+} // namespace
+
+Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
+              unsigned long long flags) noexcept {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
+        if (!handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+            properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
+            return std::nullopt;
+        // Memory for the record is taken first: once the driver has made the handle, nothing may fail.
+        std::map<std::uint64_t, Handle> made;
+        auto& mine = made[0];
+        const auto status = try_for_memory(
+            memory, [&] { return memory.api().cuMemCreate(&mine.real, bytes, properties, flags); },
+            [](CUresult tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
+        if (status == CUDA_ERROR_OUT_OF_MEMORY) memory.note_shortage(properties->location.id, bytes);
+        if (status != CUDA_SUCCESS) return status;
+        mine.bytes = bytes;
+        mine.properties = *properties;
+        mine.references = 1;
+        mine.stay_reason = why_it_must_stay(*properties);
+        auto& all = immortal<Handles>();
+        const MutexLock lock(all.mutex);
+        *handle = k_first_handle + ++all.next;
+        auto node = made.extract(made.begin());
+        node.key() = *handle;
+        all.handles.insert(std::move(node));
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer release(CUmemGenericAllocationHandle handle) noexcept {
+    return answered([&]() -> Answer {
+        const auto with = memory();
+        if (!with) return handle >= k_first_handle ? Answer(CUDA_SUCCESS) : std::nullopt;
+        auto& all = immortal<Handles>();
+        const MutexLock lock(all.mutex);
+        auto* mine = find_handle(all, handle);
+        if (!mine) return std::nullopt;
+        if (mine->references == 0) return CUDA_ERROR_INVALID_VALUE;
+        --mine->references;
+        release_if_unused(*with, all, handle);
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept {
+    return answered_with_memory([&](ProgramMemory&) -> Answer {
+        if (!handle) return std::nullopt;
+        const auto at = reinterpret_cast<CUdeviceptr>(address);
+        // Of our own memory there is none to be had, as of the driver's plain memory.
+        const auto none = immortal<Allocations>().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
+        auto& all = immortal<Handles>();
+        const MutexLock lock(all.mutex);
+        auto after = all.mappings.upper_bound(at);
+        if (after == all.mappings.begin()) return none;
+        const auto& [start, mapping] = *std::prev(after);
+        if (at - start >= mapping.bytes) return none;
+        auto* mine = find_handle(all, mapping.handle);
+        if (!mine) return none;
+        ++mine->references;
+        *handle = mapping.handle;
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) noexcept {
+    return answered_with_memory([&](ProgramMemory&) -> Answer {
+        if (!properties) return std::nullopt;
+        auto& all = immortal<Handles>();
+        const MutexLock lock(all.mutex);
+        const auto* mine = find_handle(all, handle);
+        if (!mine) return std::nullopt;
+        *properties = mine->properties;
+        return CUDA_SUCCESS;
+    });
+}
+
+void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
+    auto& all = immortal<Handles>();
+    const MutexLock lock(all.mutex);
+    const auto* mine = find_handle(all, handle);
+    if (!mine) return;
+    for (const auto at : mine->mappings) named.spans.push_back({at, at + all.mappings.at(at).bytes});
+}
+
+Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
+           unsigned long long flags) noexcept {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
+        auto& all = immortal<Handles>();
+        return memory.with_lock([&](LockedMemory& locked) -> Answer {
+            const MutexLock lock(all.mutex);
+            auto* mine = find_handle(all, handle);
+            if (!mine) return std::nullopt;
+            const auto real = real_handle(locked, all, *mine);
+            if (!real) return k_sleeps;
+            // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
+            std::map<CUdeviceptr, Mapping> made;
+            made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = handle});
+            mine->mappings.reserve(mine->mappings.size() + 1);
+            const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
+            if (status != CUDA_SUCCESS) return status;
+            if (!mine->mappings.empty()) make_stay(locked, all, *mine, "mapped at several addresses");
+            all.mappings.merge(made);
+            mine->mappings.push_back(address);
+            return CUDA_SUCCESS;
+        });
+    });
+}
+
+Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
+                  std::size_t count) noexcept {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
+        const TagChoice choose_tag;
+        auto& all = immortal<Handles>();
+        return memory.with_lock([&](LockedMemory& locked) -> Answer {
+            const MutexLock lock(all.mutex);
+            const auto found = mappings_in(all, address, bytes);
+            if (found.empty()) return std::nullopt;
+            if (any_sleeps(locked, all, found)) return k_sleeps;
+            const auto status = memory.api().cuMemSetAccess(address, bytes, grants, count);
+            if (status != CUDA_SUCCESS) return status;
+            auto reached = address; // without a hole
+            for (const auto at : found) {
+                auto& mapping = all.mappings.at(at);
+                const bool is_reached = at == reached;
+                if (is_reached) reached += mapping.bytes;
+                for (std::size_t i = 0; i < count; ++i)
+                    note_grant(memory.api(), at, mapping, grants[i], is_reached);
+                hand_to_ledger(locked, all, at, mapping, choose_tag);
+            }
+            return CUDA_SUCCESS;
+        });
+    });
+}
+
+Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
+        auto& all = immortal<Handles>();
+        return memory.with_lock([&](LockedMemory& locked) -> Answer {
+            const MutexLock lock(all.mutex);
+            const auto found = mappings_in(all, address, bytes);
+            if (found.empty()) return std::nullopt;
+            if (any_sleeps(locked, all, found)) return k_sleeps;
+            const auto status = memory.api().cuMemUnmap(address, bytes);
+            if (status != CUDA_SUCCESS) return status;
+            for (const auto at : found) {
+                auto& mapping = all.mappings.at(at);
+                take_from_ledger(locked, all, at, mapping);
+                const auto number = mapping.handle;
+                all.mappings.erase(at);
+                if (auto* mine = find_handle(all, number)) std::erase(mine->mappings, at);
+                release_if_unused(memory, all, number);
+            }
+            return CUDA_SUCCESS;
+        });
+    });
+}
+
+bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
+    if (!memory()) return false; // the process is ending: the driver alone knows what is mapped
+    auto& all = immortal<Handles>();
+    const MutexLock lock(all.mutex);
+    const auto at = all.mappings.lower_bound(address);
+    return at != all.mappings.end() && at->first < address + bytes;
+}
+
+bool own_mappings_sleep() noexcept {
+    const auto with = memory();
+    if (!with) return false;
+    return with->with_lock([](const LockedMemory& locked) {
+        auto& all = immortal<Handles>();
+        const MutexLock lock(all.mutex);
+        return std::any_of(all.mappings.begin(), all.mappings.end(), [&](const auto& mapping) {
+            return sleeps(locked, mapping.first, mapping.second);
+        });
+    });
+}
+
+CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
+                    const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept {
+    const auto real = real_handle_of(handle);
+    if (!real) return k_sleeps;
+    const auto status = use(*real);
+    if (status == CUDA_SUCCESS) make_handle_stay(handle, reason);
+    return status;
+}
+
+CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
+                    const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept {
+    std::vector<CUarrayMapInfo> ours;
+    const auto copied = guarded([&] { ours.assign(maps, maps + count); });
+    if (!copied) return CUDA_ERROR_OUT_OF_MEMORY;
+    for (auto& each : ours) {
+        if (each.memHandleType != CU_MEM_HANDLE_TYPE_GENERIC) continue;
+        const auto real = real_handle_of(each.memHandle.memHandle);
+        if (!real) return k_sleeps;
+        each.memHandle.memHandle = *real;
+    }
+    const auto status = map(ours.data());
+    for (unsigned i = 0; status == CUDA_SUCCESS && i < count; ++i)
+        if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
+            make_handle_stay(maps[i].memHandle.memHandle, "mapped into a sparse array");
+    return status;
+}
+
+void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
+    with_memory([&](ProgramMemory& memory) {
+        memory.with_lock([&](LockedMemory& locked) {
+            auto& all = immortal<Handles>();
+            const MutexLock lock(all.mutex);
+            for (auto at = address; at < address + bytes;) {
+                const auto* const backing = locked.ledger().find(at);
+                if (!backing) break;
+                const auto begin = backing->address;
+                at = backing->end();
+                const auto mapping = all.mappings.find(begin);
+                auto* const handle =
+                    mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
+                if (handle)
+                    make_stay(locked, all, *handle, reason);
+                else
+                    locked.make_stay(begin, reason);
+            }
+        });
+    });
+}
+
+void add_handles_that_stay(std::vector<Residual>& sums) {
+    auto& all = immortal<Handles>();
+    const MutexLock lock(all.mutex);
+    for (const auto& [number, handle] : all.handles) {
+        const bool is_in_ledger = std::any_of(
+            handle.mappings.begin(), handle.mappings.end(),
+            [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) { return all.mappings.at(at).in_ledger; });
+        if (is_in_ledger) continue;
+        const char* reason = handle.stay_reason ? handle.stay_reason
+                             : handle.mappings.empty()
+                                 ? "created, but not mapped"
+                                 : "mapped in part, or without access for its own device";
+        add_to_sum(sums, {handle.host_backed ? model::k_residual_of_host : "virtual",
+                          handle.properties.location.id, handle.bytes, 1, reason});
+    }
+}
+
+} // namespace gpu_sleep::agent::intercepted

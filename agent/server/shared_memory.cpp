@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One question to another agent, and its answer with a descriptor.
+
+#include "server/shared_memory.hpp"
+
+#include "base/agent_directory.hpp"
+#include "base/deadline.hpp"
+#include "base/unix_socket.hpp"
+#include "protocol/messages.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cstring>
+
+namespace gpu_sleep::agent::server {
+namespace {
+
+Error lost() {
+    return make_error(ErrorCode::connection_lost, "the other process closed the connection");
+}
+
+/// Waits until there is something to read. Errors: timed_out.
+Result<void> wait_for(int socket, Clock::time_point deadline) {
+    for (;;) {
+        pollfd polled{socket, POLLIN, 0};
+        const int ready = ::poll(&polled, 1, milliseconds_until(deadline));
+        if (ready > 0) return {};
+        if (ready == 0 || errno != EINTR)
+            return make_error(ErrorCode::timed_out, "it did not answer in time; is it stopped?");
+    }
+}
+
+/// Connects to the socket at `path`, if `process` itself listens there. Empty if nobody does, or another.
+/// Errors: io_failed.
+Result<UniqueFd> connect_at(const std::string& path, const ProcessIdentity& process) {
+    const auto address = unix_address(path);
+    if (!address) return UniqueFd();
+    auto socket = opened([&] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); });
+    if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
+    if (connect_unix(socket.get(), *address) != 0) return UniqueFd();
+    const auto peer = peer_of(socket.get());
+    if (!peer || peer->uid != ::geteuid() || peer->pid != process.pid) return UniqueFd();
+    return socket;
+}
+
+Result<UniqueFd> connect_to(const ProcessIdentity& process) {
+    const auto user = ::geteuid();
+    const auto name = agent_socket_name(process.pid, process.start_time);
+    const UniqueFd tmp(open_file(AT_FDCWD, "/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const auto connect_in = [&](const std::string& directory) -> Result<UniqueFd> {
+        // Who listens in another's directory may let everybody wait.
+        if (!open_private_directory(tmp.get(), directory, user)) return UniqueFd();
+        return connect_at(fmt::format("/tmp/{}/{}", directory, name), process);
+    };
+    auto socket = connect_in(agent_directory(user).substr(std::strlen("/tmp/")));
+    if (!socket || *socket) return socket;
+    auto found = find_agent_directories(tmp.get());
+    if (!found) return std::move(found).error();
+    for (const auto& directory : found->names[user]) {
+        socket = connect_in(directory);
+        if (!socket || *socket) return socket;
+    }
+    return make_error(ErrorCode::no_agent, "process {} has no agent here", process.pid);
+}
+
+Result<void> send(int socket, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) { // far less than the socket holds, so it does not wait
+        const auto sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent <= 0) return lost();
+        bytes = bytes.subspan(static_cast<std::size_t>(sent));
+    }
+    return {};
+}
+
+/// Adds what arrives to `reader`, and keeps a descriptor that comes along.
+Result<void> receive(int socket, protocol::FrameReader& reader, UniqueFd& memory) {
+    std::array<std::byte, 4096> buffer{};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+    iovec data{buffer.data(), buffer.size()};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    const auto got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    if (got < 0 && errno == EINTR) return {};
+    if (got <= 0) return lost();
+    for (auto* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+        int descriptor = -1;
+        std::memcpy(&descriptor, CMSG_DATA(part), sizeof descriptor);
+        memory.reset(descriptor);
+    }
+    reader.append({buffer.data(), static_cast<std::size_t>(got)});
+    return {};
+}
+
+} // namespace
+
+Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model::ShareRequest& request,
+                                    Clock::time_point deadline) {
+    const auto socket = connect_to(process);
+    if (!socket) return socket.error();
+    const auto bytes = protocol::encode(protocol::Request(request));
+    if (!bytes) return bytes.error();
+    GPU_SLEEP_TRY(send(socket->get(), *bytes));
+    protocol::FrameReader reader;
+    SharedMemory answer;
+    for (;;) {
+        GPU_SLEEP_TRY(wait_for(socket->get(), deadline));
+        GPU_SLEEP_TRY(receive(socket->get(), reader, answer.memory));
+        auto frame = reader.next();
+        if (!frame) return std::move(frame).error();
+        if (!frame->has_value()) continue;
+        auto reply = protocol::decode_reply(**frame);
+        if (!reply) return std::move(reply).error();
+        if (auto* failure = std::get_if<model::Failure>(&*reply)) return std::move(failure->error);
+        const auto* shared = std::get_if<model::Shared>(&*reply);
+        if (!shared || !answer.memory)
+            return make_error(ErrorCode::protocol_mismatch, "the other process sent no memory");
+        answer.what = *shared;
+        return answer;
+    }
+}
+
+} // namespace gpu_sleep::agent::server
