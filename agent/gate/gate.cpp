@@ -4,11 +4,10 @@
 
 #include "gate/gate.hpp"
 
-#include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/pages.hpp"
-#include "base/quiet_thread.hpp"
+#include "base/memory.hpp"
+#include "base/threads.hpp"
 #include "python/python_lock.hpp"
 
 #include <linux/futex.h>

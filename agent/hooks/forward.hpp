@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/cancellation.hpp"
+#include "base/guard.hpp"
 #include "hooks/capture_mode.hpp"
 #include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"

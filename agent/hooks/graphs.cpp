@@ -5,7 +5,7 @@
 #include "hooks/graphs.hpp"
 
 #include "base/guard.hpp"
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "common/lock_order.hpp"
 #include "hooks/inspect.hpp"
 

@@ -4,7 +4,7 @@
 
 #include "intercepted/handles.hpp"
 
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "base/thread_safety.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/handle_table.hpp"

@@ -6,7 +6,7 @@
 #include "intercepted/left.hpp"
 
 #include "base/guard.hpp"
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/pool_table.hpp"
 

@@ -10,7 +10,7 @@
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/state.hpp"
 
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 
 #include <algorithm>
 #include <array>

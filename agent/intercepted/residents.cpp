@@ -5,7 +5,7 @@
 
 #include "intercepted/residents.hpp"
 
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/state.hpp"

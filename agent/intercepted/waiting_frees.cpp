@@ -4,7 +4,7 @@
 
 #include "intercepted/waiting_frees.hpp"
 
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/ipc.hpp"

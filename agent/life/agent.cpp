@@ -5,7 +5,6 @@
 #include "life/agent.hpp"
 
 #include "base/guard.hpp"
-#include "base/journal.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "common/interception.hpp"
@@ -24,7 +23,7 @@
 #include "operations/turn.hpp"
 #include "operations/wake_operation.hpp"
 #include "store/host_account.hpp"
-#include "store/unshared_fd.hpp"
+#include "store/own_file.hpp"
 
 #include <cxxabi.h>
 #include <pthread.h>
@@ -341,7 +340,7 @@ model::State Agent::state() noexcept {
     return parts_.status.state();
 }
 
-Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
+Result<server::SharedMemory> Agent::share(const model::SharedMemoryRequest& request) {
     return intercepted::share(request);
 }
 

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "model/model.hpp"
 #include "operations/parts.hpp"
 #include "server/line.hpp"

@@ -122,7 +122,7 @@ void DeepSleep::describe(model::Report& report) const {
     }
 }
 
-checkpoint::Engine DeepSleep::engine() const {
+checkpoint::Steps DeepSleep::engine() const {
     return {*means_->checkpoint, ::getpid(), checkpoint::Kept::by_agent};
 }
 

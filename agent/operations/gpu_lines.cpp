@@ -6,7 +6,7 @@
 
 #include "base/guard.hpp"
 #include "operations/joint.hpp"
-#include "peers/neighbours.hpp"
+#include "peers/client.hpp"
 
 #include <algorithm>
 #include <thread>
@@ -21,7 +21,7 @@ GpuLines::Line* GpuLines::find(int directory, const std::string& gpu) {
         known != lines_.end() && (known->second.line.holds() || known->second.line.is_in_place(directory));
     if (is_good) return &known->second;
     if (known != lines_.end()) lines_.erase(known);
-    auto line = peers::GpuLine::open(directory, gpu);
+    auto line = peers::GpuQueue::open(directory, gpu);
     return line ? &lines_.emplace(gpu, Line{*std::move(line)}).first->second : nullptr;
 }
 
@@ -68,7 +68,7 @@ bool GpuLines::are_shared(int directory, const std::vector<std::string>& gpus) {
 
 Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string>& gpus,
                                     const CountRoom& count) {
-    std::vector<peers::GpuLine*> lines; // they stay while they count
+    std::vector<peers::GpuQueue*> lines; // they stay while they count
     std::optional<peers::BytesByGpu> of_others;
     {
         const MutexLock lock(mutex_);

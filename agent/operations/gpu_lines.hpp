@@ -4,11 +4,11 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
-#include "peers/gpu_line.hpp"
+#include "peers/gpu_queue.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -58,7 +58,7 @@ public:
 
 private:
     struct Line {
-        peers::GpuLine line;
+        peers::GpuQueue line;
         unsigned locks = 0; ///< how many times this process has its lock
     };
 

@@ -5,12 +5,12 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "model/model.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "server/line.hpp"
-#include "sleep/engine.hpp"
+#include "sleep/transactions.hpp"
 
 #include <functional>
 #include <string>
@@ -26,7 +26,7 @@ public:
         : parts_(parts), request_(request), progress_(progress), joint_(joint), deadline_(deadline),
           report_(report) {}
 
-    using Scope = sleep::Engine::Scope;
+    using Scope = sleep::Transactions::Scope;
 
     /// Takes all steps. Where nothing is to go to sleep or to be paused, narrows `scope`, unless it is a dry
     /// run, and does nothing but hold work back where what sleeps is taken out of its own memory. What

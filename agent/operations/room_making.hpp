@@ -4,11 +4,11 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/process.hpp"
-#include "base/result.hpp"
 #include "model/model.hpp"
 #include "operations/gpu_lines.hpp"
-#include "peers/neighbours.hpp"
+#include "peers/client.hpp"
 #include "peers/room.hpp"
 
 #include <atomic>

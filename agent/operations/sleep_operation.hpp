@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "model/model.hpp"
 #include "operations/idleness.hpp"
 #include "operations/joint.hpp"
@@ -27,9 +27,9 @@ public:
     SleepOperation& operator=(const SleepOperation&) = delete;
     ~SleepOperation() { parts_.deep.end_looks(); }
 
-    /// Errors: those of Turnstile::enter(), Quiesce::run(), Engine::sleep() and Joint::wait_ready(): all is
-    /// awake that was, but for what could not be mapped again; no_process (it is ending); cancelled also
-    /// where the idleness does not last.
+    /// Errors: those of Turnstile::enter(), Quiesce::run(), Transactions::sleep() and Joint::wait_ready():
+    /// all is awake that was, but for what could not be mapped again; no_process (it is ending); cancelled
+    /// also where the idleness does not last.
     [[nodiscard]] Result<model::Report> run();
 
 private:
@@ -105,8 +105,8 @@ private:
     Idleness* const idleness_;
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_;
-    sleep::Engine::Scope scope_ = sleep::Engine::Scope::all;
-    sleep::Engine::Spill spill_ = sleep::Engine::Spill::nothing;
+    sleep::Transactions::Scope scope_ = sleep::Transactions::Scope::all;
+    sleep::Transactions::Spill spill_ = sleep::Transactions::Spill::nothing;
     std::optional<model::SleepRequest> spilled_; ///< the request as it is carried out with files instead
     model::Report report_;
     Callbacks::Jobs owed_; ///< if the sleep does not come

@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/guard.hpp"
-#include "base/result.hpp"
 #include "operations/parts.hpp"
 #include "operations/process_status.hpp"
 #include "operations/turnstile.hpp"

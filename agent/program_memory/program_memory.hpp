@@ -13,7 +13,7 @@
 #include "program_memory/locked_memory.hpp"
 #include "program_memory/shared_ranges.hpp"
 #include "program_memory/touch_rule.hpp"
-#include "sleep/engine.hpp"
+#include "sleep/transactions.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -79,9 +79,9 @@ public:
 
     /// CUDA can be used. `tidy_within` is called from now on when there is something to tidy up: with the
     /// mutex held, by whoever frees memory. It must neither take memory nor wait. `own_context_of`: see
-    /// sleep::Engine. One caller at a time.
+    /// sleep::Transactions. One caller at a time.
     void set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within,
-                sleep::Engine::ContextOf own_context_of);
+                sleep::Transactions::ContextOf own_context_of);
     /// After set_up(): all else can be used from here on. Thread-safe.
     void start() noexcept;
     [[nodiscard]] bool is_started() const noexcept { return running_.load() != nullptr; }
@@ -129,7 +129,7 @@ public:
     [[nodiscard]] bool reuse(driver::DeviceAddress address, Bytes bytes);
 
     /// See the functions of the same purpose in gpu_sleep.h.
-    void set_policy(std::string_view tag, model::Policy policy);
+    void set_policy(std::string_view tag, model::TagPolicy policy);
     void set_separable(std::string_view tag, bool is_separable);
     /// From now on what the tag allocates is placed in host memory while less than that of it is there.
     void set_live_bytes(std::string_view tag, Bytes bytes);
@@ -181,12 +181,12 @@ public:
 private:
     /// What exists once CUDA is in use.
     struct Running {
-        Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Engine::Options& options,
-                sleep::Engine::ContextOf own_context_of)
+        Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Transactions::Options& options,
+                sleep::Transactions::ContextOf own_context_of)
             : api(found), heap(api, ledger), engine(api, ledger, options, std::move(own_context_of)) {}
         driver::Api api;
         memory::Heap heap;
-        sleep::Engine engine;
+        sleep::Transactions engine;
     };
 
     /// The backing of an allocation, and the part of it that is `bytes` from `address` on. Errors: not_owned

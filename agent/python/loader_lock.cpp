@@ -5,7 +5,7 @@
 #include "python/loader_lock.hpp"
 
 #include "base/guard.hpp"
-#include "base/quiet_thread.hpp"
+#include "base/threads.hpp"
 
 #include <dlfcn.h>
 
