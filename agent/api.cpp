@@ -4,7 +4,6 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 
-#include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "common/tag_scope.hpp"

@@ -4,10 +4,8 @@
 
 #include "cli/careful_files.hpp"
 
-#include "base/careful_path.hpp"
 #include "base/fd.hpp"
-#include "base/small_file.hpp"
-#include "base/whole_file.hpp"
+#include "base/files.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 
 #include <sys/types.h>
 

@@ -4,7 +4,7 @@
 
 #include "cli/command_run.hpp"
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"

@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // gpu-ps: lists the processes that can be put to sleep, and how they stand.
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "base/fd.hpp"
-#include "base/whole_file.hpp"
+#include "base/files.hpp"
 #include "cli/json.hpp"
 #include "cli/live_table.hpp"
 #include "cli/metrics.hpp"
@@ -14,7 +14,7 @@
 #include "cli/screen.hpp"
 #include "control/gpus.hpp"
 #include "control/listing.hpp"
-#include "doctor/checks.hpp"
+#include "doctor/diagnosis.hpp"
 #include "driver/management.hpp"
 
 #include <fcntl.h>

@@ -168,7 +168,7 @@ std::string read_policy(const TypedPolicy& typed, policy::Sources& sources) {
     if (is_typed && !typed.config.empty()) return "--config has no effect with --idle or --host-budget";
     if (is_typed && typed.otherwise) return "--default-idle has no effect with --idle or --host-budget";
     if (!typed.config.empty()) sources.config = typed.config;
-    if (typed.otherwise) sources.otherwise = {{*typed.otherwise, policy::Depth::host}};
+    if (typed.otherwise) sources.otherwise = {{*typed.otherwise, policy::Tier::host}};
     return {};
 }
 

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // gpu-run: starts a command with the agent inside, by preloading it.
 
-#include "base/agent_directory.hpp"
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
+#include "base/process.hpp"
 #include "base/text.hpp"
 #include "cli/http/beside.hpp"
 #include "cli/http/options.hpp"

@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // gpu-sleep-http: a door to a program for the controllers of model servers, which speak HTTP.
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
+#include "base/files.hpp"
 #include "base/process.hpp"
-#include "base/small_file.hpp"
 #include "cli/http/options.hpp"
 #include "cli/http/server.hpp"
 #include "cli/options.hpp"

@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot: looks at the files that hold contents of sleeping processes. Needs no GPU and no process.
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
+#include "base/files.hpp"
 #include "base/text.hpp"
-#include "base/whole_file.hpp"
 #include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "cli/output.hpp"

@@ -4,7 +4,7 @@
 
 #include "cli/json.hpp"
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/advice.hpp"
 #include "cli/json_value.hpp"

@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "control/ask.hpp"
 #include "control/need.hpp"
-#include "control/outcome.hpp"
 
 #include <optional>
 #include <string>

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/error.hpp"
-#include "control/outcome.hpp"
+#include "control/ask.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -4,7 +4,7 @@
 
 #include "cli/live_table.hpp"
 
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 #include "base/text.hpp"
 #include "cli/table.hpp"
 

@@ -8,7 +8,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 
 #include <filesystem>
 #include <string>

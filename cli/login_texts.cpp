@@ -4,7 +4,7 @@
 
 #include "cli/login_texts.hpp"
 
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 #include "model/environment.hpp"
 
 #include <fmt/format.h>

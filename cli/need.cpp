@@ -4,7 +4,7 @@
 
 #include "cli/need.hpp"
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "cli/json.hpp"
 #include "cli/output.hpp"
 #include "cli/render.hpp"

@@ -4,8 +4,8 @@
 
 #include "cli/output.hpp"
 
-#include "base/pipe_signal.hpp"
-#include "base/small_file.hpp"
+#include "base/files.hpp"
+#include "base/sockets.hpp"
 #include "base/text.hpp"
 #include "cli/render.hpp"
 #include "cli/table.hpp"

@@ -5,8 +5,7 @@
 
 #pragma once
 
-#include "base/exit_status.hpp"
-#include "base/result.hpp"
+#include "base/error.hpp"
 
 #include <cstddef>
 #include <string_view>

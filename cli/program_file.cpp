@@ -5,7 +5,6 @@
 #include "cli/program_file.hpp"
 
 #include "base/error.hpp"
-#include "base/exit_status.hpp"
 #include "base/fd.hpp"
 
 #include <fmt/format.h>

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "control/outcome.hpp"
+#include "control/ask.hpp"
 
 #include <cstdint>
 #include <string>

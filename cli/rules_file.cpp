@@ -5,7 +5,7 @@
 #include "cli/rules_file.hpp"
 
 #include "base/fd.hpp"
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -7,7 +7,7 @@
 #include "cli/pass.hpp"
 #include "cli/render.hpp"
 #include "control/listing.hpp"
-#include "control/policy/look.hpp"
+#include "control/policy/pass.hpp"
 
 #include <nlohmann/json.hpp>
 #include <unistd.h>
@@ -54,8 +54,8 @@ std::string lines_for(const policy::Decision& decision, const policy::Policy& po
 
 OrderedJson json_of(const policy::Seen& seen) {
     OrderedJson rungs = OrderedJson::array();
-    for (const auto& [idle, depth] : seen.policy.ladder)
-        rungs.push_back({{"idle_seconds", policy::seconds_of(idle)}, {"place", to_string(depth)}});
+    for (const auto& [idle, tier] : seen.policy.ladder)
+        rungs.push_back({{"idle_seconds", policy::seconds_of(idle)}, {"place", to_string(tier)}});
     OrderedJson tags = OrderedJson::object();
     for (const auto& [name, tag] : seen.policy.tags)
         tags[name] = {{"store", tag.store ? OrderedJson(model::to_string(*tag.store)) : OrderedJson()},

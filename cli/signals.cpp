@@ -4,7 +4,7 @@
 
 #include "cli/signals.hpp"
 
-#include "peers/background_call.hpp"
+#include "base/threads.hpp"
 
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -61,7 +61,7 @@ void Signals::end_by_first() noexcept {
 }
 
 int end_beside_driver(int status) noexcept {
-    if (peers::BackgroundCall::is_any_under_way()) ::_exit(status); // all is written: nothing is buffered
+    if (BackgroundCall::is_any_under_way()) ::_exit(status); // all is written: nothing is buffered
     return status;
 }
 

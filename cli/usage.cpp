@@ -5,7 +5,7 @@
 #include "cli/usage.hpp"
 
 #include "cli/output.hpp"
-#include "protocol/frame.hpp"
+#include "protocol/messages.hpp"
 #include "store/snapshot_description.hpp"
 
 #include <CLI/CLI.hpp>

@@ -6,8 +6,8 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/quiet_thread.hpp"
 #include "base/text.hpp"
+#include "base/threads.hpp"
 #include "common/park.h"
 
 namespace gpu_sleep::agent {

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"

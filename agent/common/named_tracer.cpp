@@ -4,7 +4,7 @@
 
 #include "common/named_tracer.hpp"
 
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 
 #include <sys/prctl.h>
 

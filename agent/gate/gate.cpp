@@ -4,10 +4,9 @@
 
 #include "gate/gate.hpp"
 
-#include "base/cancellation.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/pages.hpp"
+#include "base/memory.hpp"
 
 #include <linux/futex.h>
 #include <linux/membarrier.h>

@@ -6,9 +6,9 @@
 
 #pragma once
 
-#include "base/quiet_thread.hpp"
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/thread_safety.hpp"
+#include "base/threads.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
 #include "gate/hold_rule.hpp"

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/cancellation.hpp"
+#include "base/guard.hpp"
 #include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/named_addresses.hpp"

@@ -5,7 +5,7 @@
 #include "hooks/inspect.hpp"
 
 #include "base/guard.hpp"
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/captures.hpp"

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/answer.hpp"

@@ -6,7 +6,7 @@
 
 #include "intercepted/freeing.hpp"
 
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"

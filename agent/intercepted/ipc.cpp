@@ -14,7 +14,7 @@
 #include "intercepted/residual_records.hpp"
 #include "intercepted/state.hpp"
 
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 
 #include <sys/random.h>
 
@@ -36,7 +36,7 @@ constexpr Milliseconds k_patience{10'000};
 struct Ticket {
     std::uint64_t magic = k_magic;
     std::uint64_t start_time = 0;
-    model::ShareRequest request;
+    model::SharedMemoryRequest request;
     std::int64_t pid = 0;
     [[nodiscard]] ProcessIdentity process() const { return {static_cast<pid_t>(pid), start_time}; }
 };
@@ -161,7 +161,7 @@ Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
     });
 }
 
-Result<server::SharedMemory> share(const model::ShareRequest& request) {
+Result<server::SharedMemory> share(const model::SharedMemoryRequest& request) {
     const auto with = memory();
     if (!with || !with->may_call_driver() || request.secret != secret())
         return make_error(ErrorCode::not_owned, "there is no such shared memory");

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "intercepted/answer.hpp"
-#include "model/share.hpp"
+#include "model/request.hpp"
 #include "server/shared_memory.hpp"
 
 #include <cuda.h>
@@ -23,6 +23,6 @@ void close_waiting() noexcept;
 inline constexpr char k_shared_by_ipc[] = "shared with other processes by CUDA IPC";
 /// Memory of which the program made a handle. Thread-safe; does not wait for a sleep. Errors: not_owned
 /// (there is no such memory, or no longer), driver_failed.
-[[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request);
+[[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request);
 
 } // namespace gpu_sleep::agent::intercepted

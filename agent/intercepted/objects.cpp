@@ -4,9 +4,8 @@
 
 #include "intercepted/objects.hpp"
 
-#include "base/cancellation.hpp"
 #include "base/guard.hpp"
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"

@@ -7,7 +7,7 @@
 
 #include "base/units.hpp"
 #include "driver/api.hpp"
-#include "driver/drain.hpp"
+#include "driver/context.hpp"
 
 #include <cstdint>
 #include <functional>

@@ -5,7 +5,7 @@
 
 #include "intercepted/peers.hpp"
 
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"
 #include "intercepted/own_contexts.hpp"

@@ -6,7 +6,6 @@
 
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "driver/drain.hpp"
 #include "intercepted/allocations.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/freeing.hpp"

@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/units.hpp"
 #include "driver/memory.hpp"
 #include "intercepted/answer.hpp"

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "base/guard.hpp"
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "driver/context.hpp"

@@ -6,7 +6,7 @@
 #include "intercepted/residual_records.hpp"
 
 #include "base/guard.hpp"
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/pool_table.hpp"

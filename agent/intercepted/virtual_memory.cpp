@@ -5,7 +5,7 @@
 
 #include "intercepted/virtual_memory.hpp"
 
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "intercepted/allocations.hpp"

@@ -6,7 +6,7 @@
 #include "interpreter_lock/python_lock.hpp"
 
 #include "base/guard.hpp"
-#include "base/quiet_thread.hpp"
+#include "base/threads.hpp"
 #include "common/park.h"
 
 #include <dlfcn.h>

@@ -5,7 +5,6 @@
 #include "life/agent.hpp"
 
 #include "base/guard.hpp"
-#include "base/journal.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "common/interception.hpp"
@@ -22,7 +21,7 @@
 #include "operations/turn.hpp"
 #include "operations/wake_operation.hpp"
 #include "store/host_account.hpp"
-#include "store/unshared_fd.hpp"
+#include "store/own_file.hpp"
 
 #include <cxxabi.h>
 
@@ -313,7 +312,7 @@ model::Report Agent::status() {
     return report;
 }
 
-Result<server::SharedMemory> Agent::share(const model::ShareRequest& request) {
+Result<server::SharedMemory> Agent::share(const model::SharedMemoryRequest& request) {
     return intercepted::share(request);
 }
 

@@ -63,7 +63,7 @@ public:
     // server::Operations, called on the server's threads.
     [[nodiscard]] model::Report status() override;
     [[nodiscard]] model::State state() noexcept override { return parts_.status.state(); }
-    [[nodiscard]] Result<server::SharedMemory> share(const model::ShareRequest& request) override;
+    [[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress,
                                       const server::DirectiveSource& directives, server::Asker asker,

@@ -6,7 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/quiet_thread.hpp"
+#include "base/threads.hpp"
 
 #include <semaphore.h>
 #include <sys/syscall.h>

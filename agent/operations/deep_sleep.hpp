@@ -8,10 +8,10 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/thread_safety.hpp"
-#include "checkpoint/engine.hpp"
 #include "checkpoint/room.hpp"
+#include "checkpoint/steps.hpp"
 #include "common/lock_order.hpp"
 #include "driver/checkpoint.hpp"
 #include "gate/gate.hpp"
@@ -151,7 +151,7 @@ private:
         checkpoint::Rest rest;
     };
 
-    [[nodiscard]] checkpoint::Engine engine() const {
+    [[nodiscard]] checkpoint::Steps engine() const {
         return {*means_->checkpoint, ::getpid(), checkpoint::Kept::by_agent};
     }
     /// Why a process with these is refused; empty: it is not, as far as is known. Thread-safe.

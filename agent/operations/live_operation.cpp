@@ -5,7 +5,7 @@
 #include "operations/live_operation.hpp"
 
 #include "base/guard.hpp"
-#include "base/quiet_thread.hpp"
+#include "base/threads.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "driver/kernels/fingerprint.hpp"
@@ -263,7 +263,7 @@ Result<void> LiveOperation::hold_work(int device) {
         };
         model::Report quiet;
         const auto deadline = std::min(deadline_, Clock::now() + k_patience);
-        auto scope = sleep::Engine::Scope::all;
+        auto scope = sleep::Transactions::Scope::all;
         auto is_quiet = Quiesce(parts_, pause_, progress, alone_, deadline, quiet).run(nobody, scope);
         report_.times.drain += quiet.times.drain;
         if (is_quiet) return {};

@@ -6,11 +6,11 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "driver/device_session.hpp"
 #include "driver/memory.hpp"
 #include "model/model.hpp"
-#include "model/step_clock.hpp"
+#include "model/report.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "server/request_queue.hpp"

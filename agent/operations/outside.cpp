@@ -4,10 +4,10 @@
 
 #include "operations/outside.hpp"
 
-#include "base/deadline.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "base/symbols.hpp"
+#include "base/units.hpp"
 #include "common/named_tracer.hpp"
 #include "peers/answer_timeout.hpp"
 

@@ -6,8 +6,8 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/fd.hpp"
-#include "base/result.hpp"
 #include "base/units.hpp"
 
 #include <functional>

@@ -5,7 +5,7 @@
 #include "operations/quiesce.hpp"
 
 #include "common/interception.hpp"
-#include "driver/drain.hpp"
+#include "driver/context.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/freeing.hpp"

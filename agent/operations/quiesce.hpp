@@ -5,13 +5,13 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "model/model.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "server/request_queue.hpp"
-#include "sleep/engine.hpp"
+#include "sleep/transactions.hpp"
 
 #include <functional>
 #include <string>
@@ -27,7 +27,7 @@ public:
         : parts_(parts), request_(request), progress_(progress), joint_(joint), deadline_(deadline),
           report_(report) {}
 
-    using Scope = sleep::Engine::Scope;
+    using Scope = sleep::Transactions::Scope;
 
     /// Takes all steps. Where nothing is to go to sleep or to be paused, narrows `scope`, unless it is a dry
     /// run, and does nothing but hold work back where what sleeps is taken out of its own memory. What

@@ -79,7 +79,7 @@ GpuLines::Entry* GpuLines::find(int directory, const std::string& gpu) {
         known != lines_.end() && (known->second.line.holds() || known->second.line.is_in_place(directory));
     if (is_good) return &known->second;
     if (known != lines_.end()) lines_.erase(known);
-    auto line = peers::GpuLine::open(directory, gpu);
+    auto line = peers::GpuQueue::open(directory, gpu);
     return line ? &lines_.emplace(gpu, Entry{*std::move(line)}).first->second : nullptr;
 }
 
@@ -103,7 +103,7 @@ std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<s
 
 Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string>& gpus,
                                     const CountRoom& count) {
-    std::vector<peers::GpuLine*> lines; // they stay while they count
+    std::vector<peers::GpuQueue*> lines; // they stay while they count
     std::optional<peers::BytesByGpu> of_others;
     {
         const MutexLock lock(mutex_);

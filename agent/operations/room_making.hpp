@@ -5,14 +5,14 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/process.hpp"
-#include "base/result.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
 #include "model/model.hpp"
-#include "peers/gpu_line.hpp"
-#include "peers/neighbours.hpp"
+#include "peers/client.hpp"
+#include "peers/gpu_queue.hpp"
 #include "peers/room.hpp"
 
 #include <atomic>
@@ -82,7 +82,7 @@ public:
 
 private:
     struct Entry {
-        peers::GpuLine line;
+        peers::GpuQueue line;
         unsigned locks = 0; ///< how many times this process has its lock
     };
 

@@ -10,7 +10,7 @@
 #include "gate/gate.hpp"
 #include "operations/quiesce.hpp"
 #include "peers/room_plan.hpp"
-#include "sleep/engine.hpp"
+#include "sleep/transactions.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -118,7 +118,7 @@ SleepOperation::SleepOperation(Parts& parts, const model::SleepRequest& request,
           return (!idleness_ || idleness_->lasts(at.phase)) && asker_(at);
       }),
       joint_(joint), who_asks_(asker), idleness_(idleness), deadline_(start_ + request.timeout) {
-    if (idleness && idleness->is_for_moves()) scope_ = sleep::Engine::Scope::sleepers;
+    if (idleness && idleness->is_for_moves()) scope_ = sleep::Transactions::Scope::sleepers;
     report_.operation = model::Operation::sleep;
     report_.level = request.level;
     report_.dry_run = request.dry_run;
@@ -135,7 +135,7 @@ bool SleepOperation::give_files_back() {
 }
 
 bool SleepOperation::spill_rest() {
-    if (may_spill()) spill_ = sleep::Engine::Spill::rest;
+    if (may_spill()) spill_ = sleep::Transactions::Spill::rest;
     return may_spill();
 }
 
@@ -145,7 +145,7 @@ bool SleepOperation::turn_to_files() {
     spilled.store = model::Store::file;
     spilled.stores.clear();
     spilled.store_is_named = false; // what sleeps stays where it is
-    spill_ = sleep::Engine::Spill::nothing;
+    spill_ = sleep::Transactions::Spill::nothing;
     spilled_ = std::move(spilled);
     ignoring_errors([this] { report_.notes.emplace_back("host memory is short: contents went to files"); });
     return true;
@@ -160,7 +160,7 @@ sleep::Control SleepOperation::control() {
 Result<void> SleepOperation::attempt() noexcept {
     const auto& wanted = spilled_ ? *spilled_ : request_;
     return guarded([&] {
-        const auto contexts = keep_contexts(wanted.dry_run || scope_ != sleep::Engine::Scope::all);
+        const auto contexts = keep_contexts(wanted.dry_run || scope_ != sleep::Transactions::Scope::all);
         auto control = this->control();
         // The host memory that it would wait for may be its own.
         if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
@@ -188,9 +188,10 @@ Result<void> SleepOperation::move_contents() {
     auto done = guarded(
         [&] { return Quiesce(parts_, request_, progress_, joint_, deadline_, report_).run(owed_, scope_); });
     if (done) done = attempt_with_remedies();
-    if (done || request_.deep || scope_ != sleep::Engine::Scope::sleepers || !is_of_driver(done.error().code))
+    if (done || request_.deep || scope_ != sleep::Transactions::Scope::sleepers ||
+        !is_of_driver(done.error().code))
         return done;
-    scope_ = sleep::Engine::Scope::copies;
+    scope_ = sleep::Transactions::Scope::copies;
     if (!attempt_with_remedies() || !report_.changed) return done;
     ignoring_errors([&] {
         report_.notes.push_back(
@@ -207,7 +208,8 @@ Result<void> SleepOperation::pass_without_moving() {
 }
 
 bool SleepOperation::pause() noexcept {
-    if (request_.level != model::Level::pause || request_.dry_run || scope_ != sleep::Engine::Scope::all)
+    if (request_.level != model::Level::pause || request_.dry_run ||
+        scope_ != sleep::Transactions::Scope::all)
         return false;
     return parts_.memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
 }
@@ -272,7 +274,7 @@ bool SleepOperation::moves_to_files() const noexcept {
 Result<void> SleepOperation::change_deep_contents() {
     // Their host memory was unpinned, so nothing here asks the driver.
     // Whoever looks for what is idle, or too large, drops nothing.
-    scope_ = idleness_ ? sleep::Engine::Scope::sleepers : sleep::Engine::Scope::deep;
+    scope_ = idleness_ ? sleep::Transactions::Scope::sleepers : sleep::Transactions::Scope::deep;
     was_paused_ = true; // held, whether it has memory or not
     give_files_back();
     auto done = move_contents();
@@ -336,7 +338,7 @@ Result<void> SleepOperation::fall_asleep() {
     was_paused_ = parts_.memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });
     auto done = move_contents();
     const bool has_slept = report_.changed;
-    const bool has_moved_alone = scope_ != sleep::Engine::Scope::all;
+    const bool has_moved_alone = scope_ != sleep::Transactions::Scope::all;
     parts_.preparation.has_slept |= has_slept && !has_moved_alone;
     if (has_slept && !has_moved_alone && !request_.dry_run) parts_.deep.note_sleep();
     if (done) done = pass_without_moving();

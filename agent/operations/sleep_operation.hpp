@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "model/model.hpp"
 #include "operations/giving_back.hpp"
 #include "operations/joint.hpp"
@@ -28,9 +28,9 @@ public:
     SleepOperation& operator=(SleepOperation&&) = delete;
     ~SleepOperation() { parts_.deep.end_looks(); }
 
-    /// Errors: those of Turnstile::enter(), Quiesce::run(), Engine::sleep() and Joint::wait_ready(): all is
-    /// awake that was, but for what could not be mapped again; no_process (it is ending); cancelled also
-    /// where the idleness does not last.
+    /// Errors: those of Turnstile::enter(), Quiesce::run(), Transactions::sleep() and Joint::wait_ready():
+    /// all is awake that was, but for what could not be mapped again; no_process (it is ending); cancelled
+    /// also where the idleness does not last.
     [[nodiscard]] Result<model::Report> run();
 
 private:
@@ -51,7 +51,8 @@ private:
     bool spill_rest();
     bool turn_to_files();
     [[nodiscard]] bool may_spill() const noexcept {
-        return request_.spill && (scope_ == sleep::Engine::Scope::all || (request_.deep && !names_store()));
+        return request_.spill &&
+               (scope_ == sleep::Transactions::Scope::all || (request_.deep && !names_store()));
     }
 
     /// Refuses a request from outside while sleeps are inhibited, and only says so in a dry run. Errors:
@@ -110,8 +111,8 @@ private:
     Idleness* const idleness_;
     const Clock::time_point start_ = Clock::now();
     const Clock::time_point deadline_;
-    sleep::Engine::Scope scope_ = sleep::Engine::Scope::all;
-    sleep::Engine::Spill spill_ = sleep::Engine::Spill::nothing;
+    sleep::Transactions::Scope scope_ = sleep::Transactions::Scope::all;
+    sleep::Transactions::Spill spill_ = sleep::Transactions::Spill::nothing;
     std::optional<model::SleepRequest> spilled_; ///< the request as it is carried out with files instead
     model::Report report_;
     Callbacks::Jobs owed_; ///< if the sleep does not come

@@ -5,7 +5,7 @@
 #include "operations/transitions.hpp"
 
 #include "base/guard.hpp"
-#include "base/journal.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 
 #include <fmt/format.h>

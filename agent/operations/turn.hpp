@@ -6,8 +6,8 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/guard.hpp"
-#include "base/result.hpp"
 #include "model/model.hpp"
 #include "operations/parts.hpp"
 #include "operations/process_status.hpp"

@@ -5,8 +5,8 @@
 #include "operations/unseen.hpp"
 
 #include "base/fd.hpp"
-#include "base/immortal.hpp"
-#include "base/small_file.hpp"
+#include "base/files.hpp"
+#include "base/memory.hpp"
 #include "base/symbols.hpp"
 #include "common/lock_order.hpp"
 #include "freestanding/elf_symbols.hpp"

@@ -4,12 +4,12 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "model/model.hpp"
 #include "operations/joint.hpp"
 #include "operations/parts.hpp"
 #include "server/request_queue.hpp"
-#include "sleep/engine.hpp"
+#include "sleep/transactions.hpp"
 
 #include <memory>
 #include <string>
@@ -24,9 +24,10 @@ public:
     WakeOperation(Parts& parts, const model::WakeRequest& request, const server::ProgressSink& progress,
                   Joint& joint, Clock::time_point since);
 
-    /// Errors: those of Turnstile::enter(), Gate::close(), Engine::check_free_memory() and Engine::wake():
-    /// all that slept still does; of Woken::left: some of it; those of Joint::wait_ready(); no_process (it is
-    /// ending); invalid_argument (joint, and in an order; to other GPUs, and not from a deep sleep).
+    /// Errors: those of Turnstile::enter(), Gate::close(), Transactions::check_free_memory() and
+    /// Transactions::wake(): all that slept still does; of Woken::left: some of it; those of
+    /// Joint::wait_ready(); no_process (it is ending); invalid_argument (joint, and in an order; to other
+    /// GPUs, and not from a deep sleep).
     [[nodiscard]] Result<model::Report> run();
 
 private:
@@ -43,7 +44,7 @@ private:
     /// Wakes one part: all that `part` names, at once. Errors: as run().
     [[nodiscard]] Result<void> wake(const model::WakeRequest& part);
     /// Whether a wake could be begun now: without room nothing is, so that the program hears nothing of a
-    /// wake that is tried often. Errors: those of Engine::check_free_memory().
+    /// wake that is tried often. Errors: those of Transactions::check_free_memory().
     [[nodiscard]] Result<void> check_free_memory(const model::WakeRequest& part);
     [[nodiscard]] Result<sleep::Woken> attempt(const model::WakeRequest& part, model::Report& report);
     void run_callbacks(sleep::Woken& woken, model::Report& report);

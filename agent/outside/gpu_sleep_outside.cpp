@@ -10,7 +10,7 @@
 //     waits for a line, has the driver lock PID within that time and says "locked", has it checkpointed and
 //     says "end"; or says why not, and leaves it running.
 
-#include "checkpoint/engine.hpp"
+#include "checkpoint/steps.hpp"
 #include "driver/checkpoint.hpp"
 #include "driver/management.hpp"
 
@@ -56,7 +56,7 @@ int take(pid_t pid, Milliseconds timeout) {
     const auto loaded = driver::Checkpoint::load();
     if (std::getchar() != '\n') return EXIT_FAILURE;
     if (!loaded) return say("the driver did not lock it: " + loaded.error().message), EXIT_FAILURE;
-    const checkpoint::Engine engine(*loaded, pid, checkpoint::Kept::by_agent);
+    const checkpoint::Steps engine(*loaded, pid, checkpoint::Kept::by_agent);
     auto done = engine.lock(timeout);
     if (done) {
         say("locked");

@@ -61,11 +61,11 @@ ledger::Backing LockedMemory::remove_mapping(driver::DeviceAddress address) {
 }
 
 Result<void> LockedMemory::sleep(const model::SleepRequest& request, const sleep::Control& control,
-                                 model::Report& report, sleep::Engine::Scope scope,
-                                 sleep::Engine::Spill spill) {
+                                 model::Report& report, sleep::Transactions::Scope scope,
+                                 sleep::Transactions::Spill spill) {
     auto slept = guarded([&] { return engine().sleep(request, control, report, scope, spill); });
     if (slept && report.changed) static_cast<void>(engine().count_host_backed());
-    if (slept && report.changed && scope == sleep::Engine::Scope::all) state_since_ = Clock::now();
+    if (slept && report.changed && scope == sleep::Transactions::Scope::all) state_since_ = Clock::now();
     return slept;
 }
 

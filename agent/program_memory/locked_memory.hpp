@@ -9,7 +9,7 @@
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
-#include "sleep/engine.hpp"
+#include "sleep/transactions.hpp"
 
 #include <map>
 #include <optional>
@@ -56,8 +56,8 @@ public:
     [[nodiscard]] ledger::Ledger& ledger() noexcept { return ledger_; }
     [[nodiscard]] const ledger::Ledger& ledger() const noexcept { return ledger_; }
     /// CUDA can be used: engine() and contents() exist from now on.
-    void start(sleep::Engine& engine) noexcept { engine_ = &engine; }
-    [[nodiscard]] sleep::Engine& engine() const noexcept { return *engine_; }
+    void start(sleep::Transactions& engine) noexcept { engine_ = &engine; }
+    [[nodiscard]] sleep::Transactions& engine() const noexcept { return *engine_; }
     [[nodiscard]] contents::Contents& contents() const noexcept { return engine_->contents(); }
     /// How touches are met: of the sleep under way or last done.
     [[nodiscard]] const TouchRule& touch_rule() const noexcept { return rule_; }
@@ -78,8 +78,8 @@ public:
     /// Those of the engine, guarded, after which reports tell since when all is as it is. A wake, of whatever
     /// tags, also ends a pause.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const sleep::Control& control,
-                                     model::Report& report, sleep::Engine::Scope scope,
-                                     sleep::Engine::Spill spill);
+                                     model::Report& report, sleep::Transactions::Scope scope,
+                                     sleep::Transactions::Spill spill);
     [[nodiscard]] Result<sleep::Woken> wake(const model::WakeRequest& request, const sleep::Control& control,
                                             model::Report& report);
     /// Does what `request` says of touches of all that sleeps, whichever request put it to sleep; nothing
@@ -95,7 +95,7 @@ public:
 
 private:
     ledger::Ledger ledger_;
-    sleep::Engine* engine_ = nullptr;
+    sleep::Transactions* engine_ = nullptr;
     Clock::time_point state_since_ = Clock::now();
     const TouchRule default_rule_; ///< of the environment
     TouchRule rule_;

@@ -28,9 +28,9 @@ ProgramMemory* ProgramMemory::in_use() noexcept {
 }
 
 void ProgramMemory::set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within,
-                           sleep::Engine::ContextOf own_context_of) {
+                           sleep::Transactions::ContextOf own_context_of) {
     const MutexLock lock(mutex_);
-    sleep::Engine::Options options;
+    sleep::Transactions::Options options;
     options.retained = retained_limit_;
     if (!storage_)
         storage_ = std::make_unique<Running>(api, locked_.ledger(), options, std::move(own_context_of));

@@ -15,7 +15,7 @@
 #include "gate/gate.hpp"
 #include "memory/heap.hpp"
 #include "program_memory/locked_memory.hpp"
-#include "sleep/engine.hpp"
+#include "sleep/transactions.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -132,9 +132,9 @@ public:
 
     /// CUDA can be used. `tidy_within` is called from now on when there is something to tidy up: with the
     /// mutex held, by whoever frees memory. It must neither take memory nor wait. `own_context_of`: see
-    /// sleep::Engine. One caller at a time.
+    /// sleep::Transactions. One caller at a time.
     void set_up(const driver::Api& api, std::function<void(Milliseconds)> tidy_within,
-                sleep::Engine::ContextOf own_context_of);
+                sleep::Transactions::ContextOf own_context_of);
     /// After set_up(): all else can be used from here on. Thread-safe.
     void start() noexcept;
     [[nodiscard]] bool is_started() const noexcept { return running_.load() != nullptr; }
@@ -185,7 +185,7 @@ public:
     [[nodiscard]] bool reuse(driver::DeviceAddress address, Bytes bytes);
 
     /// See the functions of the same purpose in gpu_sleep.h.
-    void set_policy(std::string_view tag, model::Policy policy) {
+    void set_policy(std::string_view tag, model::TagPolicy policy) {
         const MutexLock lock(mutex_);
         locked_.ledger().set_policy(locked_.ledger().tag_id(tag), policy);
     }
@@ -268,12 +268,12 @@ public:
 private:
     /// What exists once CUDA is in use.
     struct Running {
-        Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Engine::Options& options,
-                sleep::Engine::ContextOf own_context_of)
+        Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Transactions::Options& options,
+                sleep::Transactions::ContextOf own_context_of)
             : api(found), heap(api, ledger), engine(api, ledger, options, std::move(own_context_of)) {}
         driver::Api api;
         memory::Heap heap;
-        sleep::Engine engine;
+        sleep::Transactions engine;
     };
 
     /// The backing of an allocation, and the part of it that is `bytes` from `address` on. Errors: not_owned

@@ -4,13 +4,13 @@
 
 #include "server/connection.hpp"
 
-#include "base/deadline.hpp"
+#include "base/files.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
-#include "base/small_file.hpp"
-#include "base/unix_socket.hpp"
-#include "protocol/fitting.hpp"
+#include "base/sockets.hpp"
+#include "base/units.hpp"
+#include "protocol/messages.hpp"
 
 #include <linux/sockios.h>
 #include <poll.h>

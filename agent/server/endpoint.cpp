@@ -4,10 +4,9 @@
 
 #include "server/endpoint.hpp"
 
-#include "base/agent_directory.hpp"
+#include "base/files.hpp"
 #include "base/process.hpp"
-#include "base/unix_socket.hpp"
-#include "base/whole_file.hpp"
+#include "base/sockets.hpp"
 #include "common/settings.hpp"
 
 #include <sys/random.h>

@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/fd.hpp"
-#include "base/result.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 

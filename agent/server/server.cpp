@@ -7,8 +7,8 @@
 #include "base/fd.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/quiet_thread.hpp"
-#include "protocol/fitting.hpp"
+#include "base/threads.hpp"
+#include "protocol/messages.hpp"
 
 #include <poll.h>
 #include <sched.h>
@@ -313,7 +313,7 @@ bool Server::answer_at_once(Connection& connection, const protocol::Request& req
         connection.answer(status());
         return true;
     }
-    if (const auto* wanted = std::get_if<model::ShareRequest>(&request)) {
+    if (const auto* wanted = std::get_if<model::SharedMemoryRequest>(&request)) {
         const auto given = operations_.share(*wanted);
         if (given)
             connection.answer(given->what, given->memory.get());

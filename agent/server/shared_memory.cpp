@@ -4,9 +4,9 @@
 
 #include "server/shared_memory.hpp"
 
-#include "base/agent_directory.hpp"
-#include "base/deadline.hpp"
-#include "base/unix_socket.hpp"
+#include "base/process.hpp"
+#include "base/sockets.hpp"
+#include "base/units.hpp"
 #include "protocol/messages.hpp"
 
 #include <poll.h>
@@ -100,7 +100,7 @@ Result<void> receive(int socket, protocol::FrameReader& reader, UniqueFd& memory
 
 } // namespace
 
-Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model::ShareRequest& request,
+Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model::SharedMemoryRequest& request,
                                     Clock::time_point deadline) {
     const auto socket = connect_to(process);
     if (!socket) return socket.error();
@@ -118,7 +118,7 @@ Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model:
         auto reply = protocol::decode_reply(**frame);
         if (!reply) return std::move(reply).error();
         if (auto* failure = std::get_if<model::Failure>(&*reply)) return std::move(failure->error);
-        const auto* shared = std::get_if<model::Shared>(&*reply);
+        const auto* shared = std::get_if<model::SharedMemory>(&*reply);
         if (!shared || !answer.memory)
             return make_error(ErrorCode::protocol_mismatch, "the other process sent no memory");
         answer.what = *shared;

@@ -4,16 +4,16 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/fd.hpp"
 #include "base/process.hpp"
-#include "base/result.hpp"
-#include "model/share.hpp"
+#include "model/request.hpp"
 
 namespace gpu_sleep::agent::server {
 
 /// Memory of another process.
 struct SharedMemory {
-    model::Shared what;
+    model::SharedMemory what;
     UniqueFd memory; ///< the driver's descriptor of it
 };
 
@@ -21,7 +21,7 @@ struct SharedMemory {
 /// answers while it is being put to sleep or woken, too. Errors: no_agent, io_failed, timed_out,
 /// connection_lost, protocol_mismatch; those of the peer.
 [[nodiscard]] Result<SharedMemory> ask_for_memory(const ProcessIdentity& process,
-                                                  const model::ShareRequest& request,
+                                                  const model::SharedMemoryRequest& request,
                                                   Clock::time_point deadline);
 
 } // namespace gpu_sleep::agent::server

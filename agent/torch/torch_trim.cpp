@@ -5,7 +5,7 @@
 #include "torch/torch_trim.hpp"
 
 #include "base/log.hpp"
-#include "base/quiet_thread.hpp"
+#include "base/threads.hpp"
 #include "common/park.h"
 #include "gate/gate.hpp"
 #include "intercepted/own_contexts.hpp"

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/units.hpp"
 
 #include <functional>

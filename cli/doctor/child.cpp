@@ -4,8 +4,8 @@
 
 #include "cli/doctor/child.hpp"
 
-#include "base/deadline.hpp"
 #include "base/fd.hpp"
+#include "base/units.hpp"
 #include "protocol/wire.hpp"
 
 #include <fcntl.h>

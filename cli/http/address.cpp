@@ -4,8 +4,8 @@
 
 #include "cli/http/address.hpp"
 
+#include "base/sockets.hpp"
 #include "base/text.hpp"
-#include "base/unix_socket.hpp"
 
 #include <fmt/format.h>
 

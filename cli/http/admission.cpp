@@ -5,7 +5,7 @@
 #include "cli/http/admission.hpp"
 
 #include "base/fd.hpp"
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 
 #include "cli/http/backend.hpp"
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "cli/json_value.hpp"
 #include "cli/metrics.hpp"
 #include "driver/management.hpp"

@@ -4,7 +4,7 @@
 
 #include "cli/http/beside.hpp"
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "base/fd.hpp"
 #include "base/units.hpp"
 

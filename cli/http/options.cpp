@@ -4,7 +4,7 @@
 
 #include "cli/http/options.hpp"
 
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 
 #include <fmt/format.h>
 

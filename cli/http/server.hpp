@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/fd.hpp"
-#include "base/result.hpp"
 #include "cli/http/admission.hpp"
 #include "cli/http/backend.hpp"
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The table of errors: wire number, name, exit status, advice.
+// The table of errors, and errors made from errno.
 
 #include "base/error.hpp"
 
-#include "base/exit_status.hpp"
-
 #include <algorithm>
 #include <array>
+#include <system_error>
 
 namespace gpu_sleep {
 namespace {
@@ -79,6 +78,11 @@ const ErrorTraits& traits(ErrorCode code) noexcept {
     const auto* row =
         std::find_if(k_errors.begin(), k_errors.end(), [=](const ErrorTraits& e) { return e.code == code; });
     return row == k_errors.end() ? k_errors.front() : *row;
+}
+
+Error errno_error(ErrorCode code, int error_number, std::string_view call, std::string_view subject) {
+    const auto reason = std::generic_category().message(error_number);
+    return Error{code, fmt::format("{}: {} ({})", subject, reason, call), std::string(call), error_number};
 }
 
 } // namespace gpu_sleep

@@ -1,16 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The list of errors, and the table with the exit status and the advice of each.
+// The list of errors with the exit status and the advice of each, and Result<T>: a value or an Error. This
+// is how every function that can fail reports it; nothing here throws.
 
 #pragma once
+
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 
 namespace gpu_sleep {
+
+/// Of every command; gpu-sleep(1) describes them.
+namespace exit_status {
+inline constexpr int done = 0;
+inline constexpr int failed_awake = 1;
+inline constexpr int usage = 2;
+inline constexpr int no_process = 3;
+inline constexpr int timed_out = 4;
+inline constexpr int not_permitted = 5;
+inline constexpr int damaged = 6;
+inline constexpr int failed_asleep = 7;
+inline constexpr int no_host_memory = 8;
+inline constexpr int outcome_unknown = 9;
+} // namespace exit_status
+
+/// The one that matters more to who asked several, of two exit statuses: what may be lost comes first, then
+/// what is not known, and 0 last. One that has no place here matters more than all.
+[[nodiscard]] constexpr int worse_of(int one, int other) noexcept {
+    constexpr int k_worst_last[] = {
+        exit_status::done,          exit_status::usage,         exit_status::no_process,
+        exit_status::not_permitted, exit_status::failed_awake,  exit_status::no_host_memory,
+        exit_status::timed_out,     exit_status::failed_asleep, exit_status::outcome_unknown,
+        exit_status::damaged};
+    for (const int status : k_worst_last) {
+        if (status == one) return other;
+        if (status == other) return one;
+    }
+    return one;
+}
 
 /// What went wrong. The numbers are sent between command and agent: never change one, add at the end.
 enum class ErrorCode : std::uint16_t {
@@ -69,4 +103,72 @@ struct ErrorTraits {
 /// The row of `code`; a number that no row has (sent by a newer peer) gets the row of `internal`.
 [[nodiscard]] const ErrorTraits& traits(ErrorCode code) noexcept;
 
+/// Holds a T or an Error. Reading the side that is not there is a bug (undefined, as for std::optional).
+template <class T>
+class [[nodiscard]] Result {
+public:
+    using value_type = T;
+
+    Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+    Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return state_.index() == 0; }
+    explicit operator bool() const noexcept { return has_value(); }
+
+    [[nodiscard]] T& operator*() & noexcept { return *std::get_if<0>(&state_); }
+    [[nodiscard]] const T& operator*() const& noexcept { return *std::get_if<0>(&state_); }
+    [[nodiscard]] T&& operator*() && noexcept { return std::move(*std::get_if<0>(&state_)); }
+    [[nodiscard]] T* operator->() noexcept { return std::get_if<0>(&state_); }
+    [[nodiscard]] const T* operator->() const noexcept { return std::get_if<0>(&state_); }
+
+    [[nodiscard]] T take() && { return std::move(*std::get_if<0>(&state_)); }
+
+    [[nodiscard]] Error& error() & noexcept { return *std::get_if<1>(&state_); }
+    [[nodiscard]] const Error& error() const& noexcept { return *std::get_if<1>(&state_); }
+    [[nodiscard]] Error&& error() && noexcept { return std::move(*std::get_if<1>(&state_)); }
+
+private:
+    std::variant<T, Error> state_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+public:
+    using value_type = void;
+
+    Result() = default;
+    Result(Error error) : error_(std::move(error)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return !error_.has_value(); }
+    explicit operator bool() const noexcept { return has_value(); }
+
+    void take() && noexcept {}
+
+    [[nodiscard]] Error& error() & noexcept { return *error_; }
+    [[nodiscard]] const Error& error() const& noexcept { return *error_; }
+    [[nodiscard]] Error&& error() && noexcept { return *std::move(error_); }
+
+private:
+    std::optional<Error> error_;
+};
+
+/// Makes an Error with a formatted message.
+template <class... Args>
+[[nodiscard]] Error make_error(ErrorCode code, fmt::format_string<Args...> text, const Args&... args) {
+    return Error{code, fmt::vformat(text, fmt::make_format_args(args...)), {}, 0};
+}
+
+/// Makes an Error for a failed system call; reads nothing but the number it is given.
+[[nodiscard]] Error errno_error(ErrorCode code, int error_number, std::string_view call,
+                                std::string_view subject);
+
 } // namespace gpu_sleep
+
+/// The value of an expression, a Result. If that has an error, leaves the enclosing function with it. Stands
+/// alone or behind a `=`: of a larger expression, what is made before it would not be destroyed.
+#define GPU_SLEEP_TRY(...)                                                                                   \
+    ({                                                                                                       \
+        auto gpu_sleep_try_result = (__VA_ARGS__);                                                           \
+        if (!gpu_sleep_try_result) return std::move(gpu_sleep_try_result).error();                           \
+        std::move(gpu_sleep_try_result).take();                                                              \
+    })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Which GPU takes the place of which.
+// Which GPU takes the place of which. Apart, because the model and the checkpoint share nothing else.
 
 #pragma once
 

@@ -1,17 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Catching exceptions of the standard library, at the bodies of threads and in the C API.
+// Keeping exceptions of the standard library and pthread_cancel() from unwinding our frames: at the bodies
+// of threads, in the C API, and inside somebody else's thread.
 
 #pragma once
 
-#include "base/cancellation.hpp"
-#include "base/result.hpp"
+#include "base/error.hpp"
+
+#include <pthread.h>
 
 #include <exception>
 #include <new>
 #include <type_traits>
 
 namespace gpu_sleep {
+
+/// While it exists, the calling thread cannot be cancelled: a request stays pending until the program's own
+/// code runs again. Source: pthread_setcancelstate(3).
+class CancellationHold {
+public:
+    CancellationHold() noexcept { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
+    ~CancellationHold() { ::pthread_setcancelstate(before_, nullptr); }
+    CancellationHold(const CancellationHold&) = delete;
+    CancellationHold& operator=(const CancellationHold&) = delete;
+
+private:
+    int before_ = PTHREAD_CANCEL_ENABLE;
+};
 
 /// The error for failed allocation. Its message is short enough for a string that allocates nothing.
 [[nodiscard]] inline Error out_of_memory() noexcept {

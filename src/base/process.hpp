@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// How an agent's socket is named after its user and its process: the rules that agent and commands share.
+// How a process is known, and where its agent's socket is: the rules for names that agents and commands
+// share, and the directories in /tmp, which everybody can write to.
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
+#include "base/fd.hpp"
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace gpu_sleep {
 
@@ -91,5 +96,26 @@ inline constexpr std::uint64_t k_first_pid_namespace = 0xEFFFFFFC;
 /// unexpected call, so avoid all calls that are not necessary. True also if that cannot be read. Source:
 /// proc_pid_status(5).
 [[nodiscard]] bool has_call_filter(const std::filesystem::path& proc = "/proc");
+
+/// The limit of entries that are read of /tmp, and of each user's directories in it: others may fill them.
+inline constexpr std::size_t k_max_entries = 65'536;
+
+/// The agents' directories in a /tmp.
+struct AgentDirectories {
+    /// The names of the agents' directories, by owner. Only the owner may enter them, and none is a link.
+    /// Each list is sorted, so that all processes of a user choose the same first one.
+    std::map<uid_t, std::vector<std::string>> names;
+    bool is_whole = true; ///< false where there were more than k_max_entries
+};
+
+/// Reads the directory `tmp`, and opens nothing in it. Errors: io_failed (it cannot be read).
+[[nodiscard]] Result<AgentDirectories> find_agent_directories(int tmp);
+
+/// The names in `directory`, at most `most`. Errors: io_failed (it cannot be read).
+[[nodiscard]] Result<std::vector<std::string>> names_in(int directory, std::size_t most);
+
+/// Opens the directory `name` in `tmp`, if only `owner` may enter it and it is not a link. Returns an empty
+/// descriptor and sets errno if it cannot be opened; EPERM if it is not private.
+[[nodiscard]] UniqueFd open_private_directory(int tmp, const std::string& name, uid_t owner) noexcept;
 
 } // namespace gpu_sleep

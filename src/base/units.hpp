@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Byte counts and durations: reading them with units, and showing them to people.
+// Bytes, times and numbers with units, as people write them, and the time that is left until a deadline.
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -61,5 +63,11 @@ inline constexpr Milliseconds k_max_duration = std::chrono::hours(24) * 10'000;
 
 /// "0.29 s", "1.4 ms", "2 h 5 min".
 [[nodiscard]] std::string format_seconds(double seconds);
+
+/// The timeout for poll(2): rounded up, so that the deadline has passed afterwards; 0 once it has.
+[[nodiscard]] inline int milliseconds_until(Clock::time_point deadline) noexcept {
+    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+    return static_cast<int>(std::clamp<Milliseconds::rep>(left, 0, std::numeric_limits<int>::max()));
+}
 
 } // namespace gpu_sleep

@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // How much memory of a GPU a process needs to come back, by what its checkpoint has made free there, and how
 // several set room aside on it. A restore that finds less loses the process. Who keeps the locks that tell of
-// room is peers::GpuLine.
+// room is peers::GpuQueue.
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/units.hpp"
 
 #include <cstdint>

@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Chunks as src/store/SNAPSHOT.md, "Chunks", describes them: sizes of frames, planes, the odd bytes.
+// Planes are split and joined sixteen values at a time where the processor has SSE2, as every x86-64 has.
 
 #define ZSTD_STATIC_LINKING_ONLY // contexts in memory of ours; Huffman codes at the fastest level
 #include "codec/chunk.hpp"
-
-#include "codec/planes.hpp"
 
 #include <zstd.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <utility>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 // libzstd calls these if anybody defines them. These definitions keep it from calling the program's.
 extern "C" {
@@ -34,6 +40,142 @@ void ZSTD_trace_decompress_end(unsigned long long, const void*) {}
 namespace gpu_sleep::codec {
 namespace {
 
+static_assert(std::endian::native == std::endian::little, "a big-endian host must swap here");
+
+template <class Value>
+void split_from(std::size_t first, std::size_t count, const std::byte* values, std::byte* planes) noexcept {
+    for (auto i = first; i < count; ++i) {
+        Value value = 0;
+        std::memcpy(&value, values + i * sizeof(Value), sizeof(Value));
+        value = std::rotl(value, 1);
+        for (std::size_t p = 0; p < sizeof(Value); ++p)
+            planes[p * count + i] = static_cast<std::byte>(value >> (8 * p) & 0xFF);
+    }
+}
+
+template <class Value>
+void join_from(std::size_t first, std::size_t count, const std::byte* const* planes,
+               std::byte* values) noexcept {
+    for (auto i = first; i < count; ++i) {
+        Value value = 0;
+        for (std::size_t p = 0; p < sizeof(Value); ++p)
+            value = static_cast<Value>(value | std::to_integer<Value>(planes[p][i]) << (8 * p));
+        value = std::rotr(value, 1);
+        std::memcpy(values + i * sizeof(Value), &value, sizeof(Value));
+    }
+}
+
+#ifdef __SSE2__
+
+constexpr std::size_t k_step = 16; // values that one round takes
+
+__m128i load_16(const std::byte* from) noexcept {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+}
+
+void store_16(std::byte* to, __m128i value) noexcept {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
+}
+
+/// Each returns how many values it did: all but the last few.
+std::size_t split_2(std::size_t count, const std::byte* values, std::byte* planes) noexcept {
+    const auto low_byte = _mm_set1_epi16(0xFF);
+    const auto rotated = [](__m128i v) { return _mm_or_si128(_mm_slli_epi16(v, 1), _mm_srli_epi16(v, 15)); };
+    std::size_t i = 0;
+    for (; i + k_step <= count; i += k_step) {
+        const auto a = rotated(load_16(values + 2 * i));
+        const auto b = rotated(load_16(values + 2 * i + 16));
+        store_16(planes + i, _mm_packus_epi16(_mm_and_si128(a, low_byte), _mm_and_si128(b, low_byte)));
+        store_16(planes + count + i, _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
+    }
+    return i;
+}
+
+std::size_t join_2(std::size_t count, const std::byte* const* planes, std::byte* values) noexcept {
+    const auto rotated = [](__m128i v) { return _mm_or_si128(_mm_srli_epi16(v, 1), _mm_slli_epi16(v, 15)); };
+    std::size_t i = 0;
+    for (; i + k_step <= count; i += k_step) {
+        const auto low = load_16(planes[0] + i);
+        const auto high = load_16(planes[1] + i);
+        store_16(values + 2 * i, rotated(_mm_unpacklo_epi8(low, high)));
+        store_16(values + 2 * i + 16, rotated(_mm_unpackhi_epi8(low, high)));
+    }
+    return i;
+}
+
+std::size_t split_4(std::size_t count, const std::byte* values, std::byte* planes) noexcept {
+    const auto low_byte = _mm_set1_epi32(0xFF);
+    const auto rotated = [](__m128i v) { return _mm_or_si128(_mm_slli_epi32(v, 1), _mm_srli_epi32(v, 31)); };
+    std::size_t i = 0;
+    for (; i + k_step <= count; i += k_step) {
+        __m128i v[4];
+        for (std::size_t q = 0; q < 4; ++q) v[q] = rotated(load_16(values + 4 * i + 16 * q));
+        for (std::size_t p = 0; p < 4; ++p) {
+            const auto byte = [&](std::size_t q) {
+                return _mm_and_si128(_mm_srli_epi32(v[q], static_cast<int>(8 * p)), low_byte);
+            };
+            const auto halves = _mm_packs_epi32(byte(0), byte(1));
+            store_16(planes + p * count + i, _mm_packus_epi16(halves, _mm_packs_epi32(byte(2), byte(3))));
+        }
+    }
+    return i;
+}
+
+std::size_t join_4(std::size_t count, const std::byte* const* planes, std::byte* values) noexcept {
+    const auto rotated = [](__m128i v) { return _mm_or_si128(_mm_srli_epi32(v, 1), _mm_slli_epi32(v, 31)); };
+    std::size_t i = 0;
+    for (; i + k_step <= count; i += k_step) {
+        __m128i p[4];
+        for (std::size_t q = 0; q < 4; ++q) p[q] = load_16(planes[q] + i);
+        const __m128i low[2] = {_mm_unpacklo_epi8(p[0], p[1]), _mm_unpackhi_epi8(p[0], p[1])};
+        const __m128i high[2] = {_mm_unpacklo_epi8(p[2], p[3]), _mm_unpackhi_epi8(p[2], p[3])};
+        for (std::size_t q = 0; q < 2; ++q) {
+            store_16(values + 4 * i + 32 * q, rotated(_mm_unpacklo_epi16(low[q], high[q])));
+            store_16(values + 4 * i + 32 * q + 16, rotated(_mm_unpackhi_epi16(low[q], high[q])));
+        }
+    }
+    return i;
+}
+
+#else
+
+std::size_t split_2(std::size_t, const std::byte*, std::byte*) noexcept {
+    return 0;
+}
+std::size_t join_2(std::size_t, const std::byte* const*, std::byte*) noexcept {
+    return 0;
+}
+std::size_t split_4(std::size_t, const std::byte*, std::byte*) noexcept {
+    return 0;
+}
+std::size_t join_4(std::size_t, const std::byte* const*, std::byte*) noexcept {
+    return 0;
+}
+
+#endif
+
+} // namespace
+
+void split_planes(unsigned width, std::span<const std::byte> values, std::span<std::byte> planes) noexcept {
+    const auto count = values.size() / width;
+    if (width == 2)
+        split_from<std::uint16_t>(split_2(count, values.data(), planes.data()), count, values.data(),
+                                  planes.data());
+    else
+        split_from<std::uint32_t>(split_4(count, values.data(), planes.data()), count, values.data(),
+                                  planes.data());
+}
+
+void join_planes(unsigned width, const std::byte* const* planes, std::span<std::byte> values) noexcept {
+    const auto count = values.size() / width;
+    if (width == 2)
+        join_from<std::uint16_t>(join_2(count, planes, values.data()), count, planes, values.data());
+    else
+        join_from<std::uint32_t>(join_4(count, planes, values.data()), count, planes, values.data());
+}
+
+namespace {
+
 constexpr std::size_t k_plane_alignment = 16; // for kernels that read planes a word at a time
 constexpr std::size_t k_sample_bytes = 16 * k_kib;
 constexpr std::size_t k_sample_piece_bytes = 256;
@@ -49,8 +191,30 @@ ZSTD_compressionParameters parameters() noexcept {
     return ZSTD_getCParams(ZSTD_minCLevel(), k_chunk_bytes, 0);
 }
 
-Error no_memory() {
-    return make_error(ErrorCode::out_of_host_memory, "no host memory to compress with");
+/// Null where this libzstd has no such context.
+ZSTD_CCtx* make_encoder(void* memory, std::size_t bytes) noexcept {
+    auto* const context = ZSTD_initStaticCCtx(memory, bytes);
+    if (context == nullptr ||
+        ZSTD_isError(ZSTD_CCtx_reset(context, ZSTD_reset_parameters)) != 0 || // sets defaults
+        ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, ZSTD_minCLevel())) != 0 ||
+        ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_literalCompressionMode, ZSTD_ps_enable)) != 0)
+        return nullptr;
+    return context;
+}
+
+/// Maps `bytes` for the planes of a chunk and, behind them, the context that `make` makes there; once.
+template <class Context>
+Result<void> begin(Pages& memory, Context*& context, std::size_t bytes,
+                   Context* (*make)(void* memory, std::size_t bytes)) {
+    if (memory) return {};
+    auto mapped = Pages::map(bytes);
+    if (!mapped) return make_error(ErrorCode::out_of_host_memory, "no host memory to compress with");
+    const auto space = mapped.bytes().subspan(k_chunk_bytes);
+    context = make(space.data(), space.size());
+    if (context == nullptr)
+        return make_error(ErrorCode::internal, "libzstd {} has no such context", ZSTD_versionString());
+    memory = std::move(mapped);
+    return {};
 }
 
 constexpr std::size_t aligned(std::size_t size) noexcept {
@@ -158,26 +322,11 @@ std::size_t ChunkEncoder::held_bytes() noexcept {
     return k_chunk_bytes + ZSTD_estimateCCtxSize_usingCParams(parameters());
 }
 
-Result<void> ChunkEncoder::begin() {
-    if (memory_) return {};
-    auto memory = Pages::map(held_bytes());
-    if (!memory) return no_memory();
-    const auto space = memory.bytes().subspan(k_chunk_bytes);
-    context_ = ZSTD_initStaticCCtx(space.data(), space.size());
-    if (context_ == nullptr ||
-        ZSTD_isError(ZSTD_CCtx_reset(context_, ZSTD_reset_parameters)) != 0 || // sets defaults
-        ZSTD_isError(ZSTD_CCtx_setParameter(context_, ZSTD_c_compressionLevel, ZSTD_minCLevel())) != 0 ||
-        ZSTD_isError(ZSTD_CCtx_setParameter(context_, ZSTD_c_literalCompressionMode, ZSTD_ps_enable)) != 0)
-        return make_error(ErrorCode::internal, "libzstd {} has no such context", ZSTD_versionString());
-    memory_ = std::move(memory);
-    return {};
-}
-
 Result<ChunkEncoder::Encoded> ChunkEncoder::encode(std::span<const std::byte> content,
                                                    std::span<std::byte> out) {
     auto shape = choose_shape(content);
     if (shape.width == 0) return Encoded{};
-    GPU_SLEEP_TRY(begin());
+    GPU_SLEEP_TRY(begin(memory_, context_, held_bytes(), make_encoder));
     const auto bytes = encode_as(shape, content, out);
     if (shape.frames == 0 || bytes >= content.size()) return Encoded{};
     return Encoded{shape, bytes};
@@ -220,25 +369,13 @@ std::size_t ChunkDecoder::held_bytes() noexcept {
     return k_chunk_bytes + ZSTD_estimateDCtxSize();
 }
 
-Result<void> ChunkDecoder::begin() {
-    if (memory_) return {};
-    auto memory = Pages::map(held_bytes());
-    if (!memory) return no_memory();
-    const auto space = memory.bytes().subspan(k_chunk_bytes);
-    context_ = ZSTD_initStaticDCtx(space.data(), space.size());
-    if (context_ == nullptr)
-        return make_error(ErrorCode::internal, "libzstd {} has no such context", ZSTD_versionString());
-    memory_ = std::move(memory);
-    return {};
-}
-
 Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored,
                                   std::span<std::byte> content) {
     if (!is_valid(shape) || shape.width == 0 || content.size() < shape.width ||
         content.size() > k_chunk_bytes)
         return chunk_damaged("it has no valid shape");
     if (stored.size() < k_first_plane_at) return chunk_damaged("it is cut");
-    GPU_SLEEP_TRY(begin());
+    GPU_SLEEP_TRY(begin(memory_, context_, held_bytes(), ZSTD_initStaticDCtx));
     std::array<std::uint32_t, k_widest> sizes;
     std::memcpy(sizes.data(), stored.data(), sizeof(sizes));
     const auto plane_bytes = content.size() / shape.width;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Chunks: some megabytes of contents, compressed independently, in the way that a sample of them suggests.
+// Chunks: some megabytes of contents, compressed independently, in the way that a sample of them suggests,
+// by libzstd, before which the first bytes of all values come together, then the second bytes, and so on
+// (byte planes).
 
 #pragma once
 
-#include "base/pages.hpp"
-#include "base/result.hpp"
+#include "base/error.hpp"
+#include "base/memory.hpp"
 #include "base/units.hpp"
 
 #include <cstddef>
@@ -16,6 +18,18 @@ struct ZSTD_CCtx_s;
 struct ZSTD_DCtx_s;
 
 namespace gpu_sleep::codec {
+
+inline constexpr unsigned k_widest = 4;
+
+/// Splits values of `width` bytes (2 or 4, little endian) into planes: plane p of `planes`, which lie one
+/// after the other, has byte p of each value after rotating the value left by one bit. That brings the eight
+/// exponent bits of bf16 and fp32 together in the last plane. `values` and `planes` are of one size, a
+/// multiple of `width`, and do not overlap. Thread-safe.
+void split_planes(unsigned width, std::span<const std::byte> values, std::span<std::byte> planes) noexcept;
+
+/// The reverse, from planes that may lie anywhere: `planes[p]` for p below `width`, each values.size() /
+/// width bytes long.
+void join_planes(unsigned width, const std::byte* const* planes, std::span<std::byte> values) noexcept;
 
 /// Most contents of a chunk: a plane of it is one frame of zstd.
 inline constexpr Bytes k_chunk_bytes = 4 * k_mib;
@@ -54,7 +68,6 @@ public:
     [[nodiscard]] Result<Encoded> encode(std::span<const std::byte> content, std::span<std::byte> out);
 
 private:
-    [[nodiscard]] Result<void> begin();
     /// Returns how many bytes that took. Planes that do not become smaller lose their bit in `shape`.
     [[nodiscard]] std::size_t encode_as(Shape& shape, std::span<const std::byte> content,
                                         std::span<std::byte> out);
@@ -76,8 +89,6 @@ public:
                                       std::span<std::byte> content);
 
 private:
-    [[nodiscard]] Result<void> begin();
-
     Pages memory_;                   ///< planes, then the context
     ZSTD_DCtx_s* context_ = nullptr; ///< lies in memory_
 };

@@ -70,9 +70,7 @@ Result<Bytes> needs_of(const Batches& batches, model::Store store) {
     Bytes sum = 0;
     for (const auto& batch : batches) {
         if (batch->keeper().store() != store) continue;
-        const auto bytes = batch->needs();
-        if (!bytes) return bytes.error();
-        sum += *bytes;
+        sum += GPU_SLEEP_TRY(batch->needs());
     }
     return sum;
 }

@@ -9,8 +9,8 @@
 #include "contents/file_keeper.hpp"
 #include "contents/host_keeper.hpp"
 #include "contents/keeper.hpp"
-#include "contents/options.hpp"
-#include "contents/pinner.hpp"
+#include "contents/progress.hpp"
+#include "contents/staging.hpp"
 #include "driver/api.hpp"
 #include "model/model.hpp"
 #include "store/host_account.hpp"
@@ -53,14 +53,14 @@ struct Waste {
 /// Guarded by the mutex that guards the ledger, whose backings name kept ranges by number.
 class Contents {
 public:
-    Contents(const driver::Api& api, Options options) noexcept
+    Contents(const driver::Api& api, HostUse options) noexcept
         : api_(api), options_(options), pinner_(api), host_(&pinner_), retained_limit_(options.retained) {}
 
     Contents(const Contents&) = delete;
     Contents& operator=(const Contents&) = delete;
 
     [[nodiscard]] const driver::Api& api() const noexcept { return api_; }
-    [[nodiscard]] const Options& options() const noexcept { return options_; }
+    [[nodiscard]] const HostUse& options() const noexcept { return options_; }
     [[nodiscard]] store::Pinner& pinner() noexcept { return pinner_; }
     /// Who keeps what goes to `store`. One for each: the place where a new store is put in.
     [[nodiscard]] Keeper& keeper(model::Store store) noexcept;
@@ -100,7 +100,7 @@ public:
     [[nodiscard]] const KeptRange* find_retained(Number range) const noexcept;
     /// Host memory that is held for what is retained, with what is wasted beside it, and what is prepared.
     [[nodiscard]] Bytes retained() const noexcept;
-    /// From now on at most so much is retained, in place of Options::retained; what is beyond is forgotten.
+    /// From now on at most so much is retained, in place of HostUse::retained; what is beyond is forgotten.
     void limit_retained(Bytes most) noexcept;
     /// Tells the user's other processes how much of what is retained can be had.
     void note_spare() const noexcept;
@@ -193,7 +193,7 @@ private:
     void retire(const Batch& batch, Files files) noexcept;
 
     const driver::Api& api_;
-    const Options options_;
+    const HostUse options_;
     DriverPinner pinner_;
     HostKeeper host_;
     FileKeeper files_;

@@ -7,7 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "contents/handover.hpp"
+#include "contents/host_copies.hpp"
 #include "store/host_memory.hpp"
 #include "store/snapshot_reader.hpp"
 
@@ -60,12 +60,11 @@ void FileBatch::describe(std::vector<store::SnapshotExtent>& extents) const {
 }
 
 Result<Bytes> FileBatch::needs() const {
-    auto description = store::describe_own();
-    if (!description) return std::move(description).error();
-    description->id.assign(32, '0'); // as long as the real one
-    description->created = store::utc_now();
-    describe(description->extents);
-    return store::max_file_bytes(*description);
+    auto description = GPU_SLEEP_TRY(store::describe_own());
+    description.id.assign(32, '0'); // as long as the real one
+    description.created = store::utc_now();
+    describe(description.extents);
+    return store::max_file_bytes(description);
 }
 
 Result<std::shared_ptr<const store::SnapshotDirectory>> FileBatch::keep_file() {
@@ -182,10 +181,9 @@ Result<void> FileKeeper::take(Transfer& transfer, std::span<Batch* const> batche
 
 Result<void> FileKeeper::write(FileBatch& batch, store::ChunkSource& source,
                                const store::SnapshotWriteOptions& options) {
-    auto description = store::describe_own();
-    if (!description) return std::move(description).error();
-    batch.describe(description->extents);
-    auto written = store::write_snapshot(batch.directory_, *std::move(description), source, options);
+    auto description = GPU_SLEEP_TRY(store::describe_own());
+    batch.describe(description.extents);
+    auto written = store::write_snapshot(batch.directory_, std::move(description), source, options);
     if (!written) {
         auto error = std::move(written).error();
         if (error.code == ErrorCode::out_of_disk)
@@ -245,8 +243,7 @@ Result<void> FileKeeper::fetch_from(Handover& handover, FileBatch& batch, std::s
                                     const MakeReady& make_ready) {
     auto& snapshot = *batch.snapshot_;
     GPU_SLEEP_TRY(snapshot.file.hold());
-    auto reader = store::SnapshotReader::open(snapshot.file, snapshot.header);
-    if (!reader) return std::move(reader).error();
+    auto reader = GPU_SLEEP_TRY(store::SnapshotReader::open(snapshot.file, snapshot.header));
     // Whole extents: what was added together is forgotten, and goes elsewhere, together.
     std::vector<std::byte*> memory(batch.starts_.size());
     store::SnapshotReadOptions options;
@@ -261,7 +258,7 @@ Result<void> FileKeeper::fetch_from(Handover& handover, FileBatch& batch, std::s
     return with_buffers(handover.options, [&](Bytes buffer_bytes) {
         options.buffer_bytes = buffer_bytes;
         MemorySink sink(memory, make_ready, handover.progress);
-        return reader->read(sink, options);
+        return reader.read(sink, options);
     });
 }
 
@@ -293,8 +290,7 @@ Result<void> FileKeeper::read(Transfer& transfer, FileBatch& batch, std::span<co
                               std::size_t chunks) {
     auto& snapshot = *batch.snapshot_;
     GPU_SLEEP_TRY(snapshot.file.hold());
-    auto reader = store::SnapshotReader::open(snapshot.file, snapshot.header);
-    if (!reader) return std::move(reader).error();
+    auto reader = GPU_SLEEP_TRY(store::SnapshotReader::open(snapshot.file, snapshot.header));
     std::vector<driver::DeviceAddress> addresses(snapshot.header.description.extents.size());
     store::SnapshotReadOptions options;
     for (const auto& block : blocks) {
@@ -307,7 +303,7 @@ Result<void> FileKeeper::read(Transfer& transfer, FileBatch& batch, std::span<co
         options.ahead = staging.ahead();
         options.buffer_bytes = std::min(transfer.options.staging, staging.buffer_bytes());
         DeviceSink sink(transfer.session, staging, addresses, transfer.progress);
-        return reader->read(sink, options);
+        return reader.read(sink, options);
     };
     return with_staging(transfer.staging, transfer.session, transfer.pinner,
                         Staging::slots_for(chunks, false, transfer.options), transfer.options,

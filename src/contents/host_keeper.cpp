@@ -58,7 +58,7 @@ void pin(Transfer& transfer, store::HostArena& arena, std::size_t piece) {
     arena.pin(piece);
 }
 
-store::ArenaPreparer::Options filling(const Options& options) {
+store::ArenaPreparer::Options filling(const HostUse& options) {
     store::ArenaPreparer::Options filling;
     filling.threads = options.fill_threads;
     filling.reserve = options.host_reserve;
@@ -110,9 +110,8 @@ Result<void> HostBatch::begin() {
     store::HostShare share; // taken before anything is, as the stock would lose its pieces
     GPU_SLEEP_TRY(
         share.take(store::HostAccount::own(), bytes_ - std::min(ready, bytes_ / k_piece * k_piece)));
-    auto arena = store::HostArena::create(bytes_, pinner_, stock_ ? stock_->arena_.get() : nullptr);
-    if (!arena) return std::move(arena).error();
-    arena_ = *std::move(arena);
+    arena_ =
+        GPU_SLEEP_TRY(store::HostArena::create(bytes_, pinner_, stock_ ? stock_->arena_.get() : nullptr));
     arena_->share().absorb(share, share.bytes());
     if (stock_) stock_->pieces_.resize(stock_->arena_->piece_count());
     for (std::size_t i = 0; i < arena_->piece_count(); ++i) pieces_.push_back({arena_->piece(i).size()});
@@ -320,10 +319,8 @@ Result<void> HostKeeper::take(Transfer& transfer, std::span<Batch* const> batche
     claims.patience = transfer.progress.host_patience();
     std::unique_ptr<store::ArenaPreparer> preparer;
     if (!relays) {
-        auto started = store::ArenaPreparer::start(
-            arenas, {claims, transfer.options.fill_threads, &transfer.session.steps()});
-        if (!started) return std::move(started).error();
-        preparer = *std::move(started);
+        preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start(
+            arenas, {claims, transfer.options.fill_threads, &transfer.session.steps()}));
     }
     for (const auto& copy : direct) {
         const auto part = [&](std::size_t piece, driver::DeviceAddress from, std::byte* to,
@@ -362,9 +359,7 @@ Result<void> HostKeeper::give(Transfer& transfer, std::span<const Move> blocks, 
             // Nothing is pinned meanwhile, so all calls of a wake see the same.
             relays = unpinned_bytes(*copy.arena) >= std::max<Bytes>(1, transfer.options.relay_from);
             if (relays) {
-                const auto prepared = prepare_to_relay_back(transfer);
-                if (!prepared) return prepared.error();
-                relays = *prepared;
+                relays = GPU_SLEEP_TRY(prepare_to_relay_back(transfer));
             }
         }
         const auto part = [&](std::size_t piece, driver::DeviceAddress to, const std::byte* from,
@@ -385,13 +380,13 @@ Result<void> HostKeeper::give(Transfer& transfer, std::span<const Move> blocks, 
 Result<void> HostKeeper::take_over(Handover& handover, Batch& batch, std::span<const Carried> parts) {
     auto& host = static_cast<HostBatch&>(batch);
     const auto& arena = host.arena();
-    const auto preparer = store::ArenaPreparer::start({&host.arena()}, filling(handover.options));
-    if (!preparer) return preparer.error();
+    const auto preparer =
+        GPU_SLEEP_TRY(store::ArenaPreparer::start({&host.arena()}, filling(handover.options)));
     const auto make_ready = [&](std::span<const std::byte> memory) {
         Result<void> ready;
         const auto offset = static_cast<Bytes>(memory.data() - arena.data());
         for_each_piece({offset, memory.size()}, [&](std::size_t piece, Span) {
-            if (ready) ready = (*preparer)->wait(arena, piece, [&] { return handover.progress.add(0); });
+            if (ready) ready = preparer->wait(arena, piece, [&] { return handover.progress.add(0); });
         });
         return ready;
     };

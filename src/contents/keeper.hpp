@@ -5,14 +5,13 @@
 
 #pragma once
 
+#include "base/threads.hpp"
 #include "contents/block.hpp"
-#include "contents/options.hpp"
 #include "contents/progress.hpp"
 #include "contents/staging.hpp"
 #include "driver/device_session.hpp"
 #include "model/model.hpp"
 #include "store/snapshot_directory.hpp"
-#include "store/thread_pool.hpp"
 
 #include <cstddef>
 #include <filesystem>
@@ -34,10 +33,10 @@ struct Transfer {
     driver::DeviceSession& session; ///< its context is current
     ProgressCounter& progress;
     store::Pinner& pinner;
-    Options options;                    ///< for this device
+    HostUse options;                    ///< for this device
     std::unique_ptr<Staging> staging{}; ///< made when the first keeper needs it
     /// That move contents to the staging; made likewise. Between calls of keepers they have nothing to do.
-    std::unique_ptr<store::ThreadPool> movers{};
+    std::unique_ptr<ThreadPool> movers{};
 
     /// Waits for copies that still use the staging.
     ~Transfer();
@@ -53,7 +52,7 @@ struct Transfer {
 /// A move of contents from one store to another, without a device. For one thread.
 struct Handover {
     ProgressCounter& progress;
-    Options options;
+    HostUse options;
 };
 
 /// What a save has of the stores: each keeper's part is what its open() has put there.
@@ -209,7 +208,7 @@ using Failures = std::map<Number, Error>;
 struct Rehearsal {
     const model::Choice& choice;
     bool is_fallback = false; ///< host memory cannot take it: it goes to files, if the request says so
-    Options options{};
+    HostUse options{};
 };
 
 /// All places of one kind. Knows nothing of the ledger, of transactions and of the agent, and has no mutex

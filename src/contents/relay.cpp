@@ -5,7 +5,7 @@
 #include "contents/relay.hpp"
 
 #include "base/guard.hpp"
-#include "store/thread_pool.hpp"
+#include "base/threads.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -165,25 +165,21 @@ Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const s
         FirstFailure failure;
         DeviceSource source(transfer.session, staging, device, extents, transfer.progress);
         auto* const steps = &transfer.session.steps();
-        auto threads = store::ThreadPool::start("gpu-sleep-move", transfer.options.relay_threads);
-        if (!threads) return std::move(threads).error();
+        auto threads = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-move", transfer.options.relay_threads));
         for (const auto& place : places) {
             if (failure.has_failed()) break;
             const auto& copy = copies[place.extent];
-            const auto content = source.take(place);
-            if (!content) return content.error();
-            auto claim = claimer.take(place.bytes);
-            if (!claim) return std::move(claim).error();
-            (*threads)->post([&source, &failure, &place, steps, arena = copy.arena,
-                              at = copy.at + place.offset, bytes = *content,
-                              held = *std::move(claim)](std::size_t) {
+            const auto content = GPU_SLEEP_TRY(source.take(place));
+            auto claim = GPU_SLEEP_TRY(claimer.take(place.bytes));
+            threads->post([&source, &failure, &place, steps, arena = copy.arena, at = copy.at + place.offset,
+                           bytes = content, held = std::move(claim)](std::size_t) {
                 const model::StepClock::Timed timed(steps, model::Step::populate);
                 if (auto written = guarded([&] { return arena->write(at, bytes); }); !written)
                     failure.note(std::move(written).error());
                 source.release(place);
             });
         }
-        threads->reset(); // once all is there
+        threads.reset(); // once all is there
         return failure.result();
     };
     return with_staging(transfer.staging, transfer.session, transfer.pinner, slots, transfer.options,
@@ -198,13 +194,10 @@ Result<bool> prepare_to_relay_back(Transfer& transfer) {
         if (!transfer.staging) {
             const auto slots = Staging::slots_for(options.staging / codec::k_chunk_bytes, false, options);
             if (slots <= Staging::k_min_slots) return false; // pinning is faster
-            auto staging = Staging::create(transfer.pinner, slots, options, transfer.progress);
-            if (!staging) return std::move(staging).error();
-            transfer.staging = *std::move(staging);
+            transfer.staging =
+                GPU_SLEEP_TRY(Staging::create(transfer.pinner, slots, options, transfer.progress));
         }
-        auto movers = store::ThreadPool::start("gpu-sleep-move", options.relay_threads);
-        if (!movers) return std::move(movers).error();
-        transfer.movers = *std::move(movers);
+        transfer.movers = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-move", options.relay_threads));
         return true;
     };
     auto made = guarded(make);

@@ -6,7 +6,7 @@
 
 #include "contents/keeper.hpp"
 #include "store/host_arena.hpp"
-#include "store/host_claim.hpp"
+#include "store/host_memory.hpp"
 
 #include <span>
 
@@ -19,7 +19,7 @@ struct HostCopy {
     Bytes at = 0; ///< in the arena
 };
 
-/// Makes `copies`: the device copies to a ring of pinned memory, and Options::relay_threads move that on to
+/// Makes `copies`: the device copies to a ring of pinned memory, and HostUse::relay_threads move that on to
 /// memory that gets its pages by that, after a claim. All is done when this returns; after an error copies to
 /// the ring may still be under way. Errors: out_of_host_memory, out_of_threads, driver_failed, context_lost,
 /// cancelled, timed_out.
@@ -31,7 +31,7 @@ struct HostCopy {
 /// cancelled, timed_out, driver_failed, context_lost.
 [[nodiscard]] Result<bool> prepare_to_relay_back(Transfer& transfer);
 
-/// Makes `copies`, each of which lies in one piece of its arena: Options::relay_threads move the contents to
+/// Makes `copies`, each of which lies in one piece of its arena: HostUse::relay_threads move the contents to
 /// a ring of pinned memory, and the device copies from there. Once this returns, whatever it returns, no
 /// thread works on it any more, and copies from the ring are queued. Errors: cancelled, timed_out,
 /// driver_failed, context_lost, out_of_host_memory.

@@ -102,9 +102,8 @@ std::vector<driver::FingerprintBlock> Restore::memory_of(const Indices& indices)
 }
 
 Result<void> Restore::check_arriving() {
-    const auto found = transfer_.session.fingerprint_aside(memory_of(arriving_));
-    if (!found) return found.error();
-    checks_.push_back({std::exchange(arriving_, {}), *found});
+    const auto found = GPU_SLEEP_TRY(transfer_.session.fingerprint_aside(memory_of(arriving_)));
+    checks_.push_back({std::exchange(arriving_, {}), found});
     arriving_bytes_ = 0;
     return {};
 }
@@ -116,11 +115,10 @@ void Restore::compare(const Indices& indices, std::span<const driver::Fingerprin
 }
 
 Result<Restore::Indices> Restore::find_damage(const Indices& indices) {
-    const auto found = transfer_.session.fingerprint(memory_of(indices));
-    if (!found) return found.error();
+    const auto found = GPU_SLEEP_TRY(transfer_.session.fingerprint(memory_of(indices)));
     GPU_SLEEP_TRY(transfer_.session.synchronize());
     Indices damaged;
-    compare(indices, *found, damaged);
+    compare(indices, found, damaged);
     return damaged;
 }
 
@@ -128,32 +126,30 @@ Result<void> Restore::verify() {
     Indices late;
     for (std::size_t i = 0; i < wanted_.size(); ++i)
         if (!comes_at_once(wanted_[i]) && !failures_.contains(wanted_[i].range)) late.push_back(i);
-    auto damaged = find_damage(late);
-    if (!damaged) return std::move(damaged).error();
-    for (const auto& check : checks_) compare(check.indices, check.found, *damaged);
-    std::erase_if(*damaged, [this](std::size_t index) { return failures_.contains(wanted_[index].range); });
-    if (damaged->empty()) return {};
-    std::sort(damaged->begin(), damaged->end()); // neighbours are copied together
+    auto damaged = GPU_SLEEP_TRY(find_damage(late));
+    for (const auto& check : checks_) compare(check.indices, check.found, damaged);
+    std::erase_if(damaged, [this](std::size_t index) { return failures_.contains(wanted_[index].range); });
+    if (damaged.empty()) return {};
+    std::sort(damaged.begin(), damaged.end()); // neighbours are copied together
 
     // A bit that flipped on the way is still right where it was kept.
     std::vector<Move> again;
-    for (const auto index : *damaged) again.push_back(wanted_[index]);
+    for (const auto index : damaged) again.push_back(wanted_[index]);
     GPU_SLEEP_TRY(give(again, true));
     GPU_SLEEP_TRY(give(again, false));
     GPU_SLEEP_TRY(zero(again));
-    auto still = find_damage(*damaged);
-    if (!still) return std::move(still).error();
-    if (still->empty())
+    auto still = GPU_SLEEP_TRY(find_damage(damaged));
+    if (still.empty())
         log::warning("copied again to GPU {}, because it had arrived damaged: {}", transfer_.session.device(),
-                     counted(damaged->size(), "block"));
-    for (const auto index : *still) {
+                     counted(damaged.size(), "block"));
+    for (const auto index : still) {
         const auto& block = wanted_[index];
         if (failures_.contains(block.range)) continue; // it could not be brought once more
         failures_.emplace(block.range,
                           make_error(ErrorCode::damaged,
                                      "the kept contents are damaged: {} of {} changed while asleep, by their "
                                      "fingerprints, the first at {:#x}",
-                                     still->size(), counted(wanted_.size(), "block"), block.device.address));
+                                     still.size(), counted(wanted_.size(), "block"), block.device.address));
     }
     return {};
 }

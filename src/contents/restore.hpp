@@ -15,7 +15,7 @@ namespace gpu_sleep::contents {
 /// where they are kept, whatever becomes of it.
 class Restore {
 public:
-    /// All outlive it. `devices`: how many share Options::staging.
+    /// All outlive it. `devices`: how many share HostUse::staging.
     Restore(Contents& contents, driver::DeviceSession& session, ProgressCounter& progress,
             std::size_t devices);
 

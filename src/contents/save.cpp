@@ -89,10 +89,9 @@ Result<void> Save::seal(driver::DeviceSession& session) {
         for_each_block(*item.range, [&](const Block&, Span span, std::size_t) {
             blocks.push_back({item.address + span.offset, span.bytes});
         });
-    const auto seals = session.fingerprint(blocks);
-    if (!seals) return seals.error();
+    const auto seals = GPU_SLEEP_TRY(session.fingerprint(blocks));
     GPU_SLEEP_TRY(session.synchronize());
-    auto seal = seals->begin();
+    auto seal = seals.begin();
     for (const auto& item : part.items)
         for (auto& block : item.range->blocks) block.seal = *seal++;
     return {};
@@ -292,9 +291,7 @@ Result<void> Save::take(driver::DeviceSession& session, ProgressCounter& progres
     // What is there already is read while the rest is copied.
     std::unique_ptr<CopyCheck> before;
     if (options_.checks_copies) {
-        auto begun = check(part, true);
-        if (!begun) return std::move(begun).error();
-        before = *std::move(begun);
+        before = GPU_SLEEP_TRY(check(part, true));
     }
     auto taken = take_from_all(transfer, part);
     const auto finished = session.synchronize(); // also after a failure: no place must be in use
@@ -326,27 +323,24 @@ Result<std::unique_ptr<CopyCheck>> Save::check(const Part& part, bool was_there)
 
 Result<void> Save::mend(Transfer& transfer, Part& part, CopyCheck& check) const {
     const auto listen = [&] { return transfer.look(); };
-    const auto damaged = check.finish(listen);
-    if (!damaged) return damaged.error();
-    if (damaged->empty()) return {};
+    const auto damaged = GPU_SLEEP_TRY(check.finish(listen));
+    if (damaged.empty()) return {};
     part.has_overwritten = true;
     for (auto& item : part.items)
-        item.overwrites |= std::any_of(damaged->begin(), damaged->end(),
+        item.overwrites |= std::any_of(damaged.begin(), damaged.end(),
                                        [&](const Move& block) { return block.range == item.number; });
-    const std::vector<Move> blocks(damaged->begin(), damaged->end());
+    const std::vector<Move> blocks(damaged.begin(), damaged.end());
     GPU_SLEEP_TRY(blocks.front().place.batch->keeper().replace(transfer, blocks));
     GPU_SLEEP_TRY(transfer.wait());
     GPU_SLEEP_TRY(transfer.session.synchronize());
-    const auto again = CopyCheck::start(*damaged, limits_.check_threads);
-    if (!again) return again.error();
-    const auto still = (*again)->finish(listen);
-    if (!still) return still.error();
-    if (!still->empty())
+    const auto again = GPU_SLEEP_TRY(CopyCheck::start(damaged, limits_.check_threads));
+    const auto still = GPU_SLEEP_TRY(again->finish(listen));
+    if (!still.empty())
         return make_error(ErrorCode::io_failed,
                           "host memory does not hold what is written to it: {} differ from the GPU's, the "
                           "first of {:#x}",
-                          counted(still->size(), "block"), still->front().device.address);
-    log::warning("copied again to host memory, where it had changed: {}", counted(damaged->size(), "block"));
+                          counted(still.size(), "block"), still.front().device.address);
+    log::warning("copied again to host memory, where it had changed: {}", counted(damaged.size(), "block"));
     return {};
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "contents/contents.hpp"
-#include "contents/copy_check.hpp"
+#include "contents/host_copies.hpp"
 
 #include <map>
 #include <memory>
@@ -22,7 +22,7 @@ namespace gpu_sleep::contents {
 /// thread-safe, but for seal() and take() on different devices.
 class Save {
 public:
-    /// `contents` outlives it. `devices`: how many share Options::staging.
+    /// `contents` outlives it. `devices`: how many share HostUse::staging.
     Save(Contents& contents, SaveOptions options, std::size_t devices);
     Save(const Save&) = delete;
     Save& operator=(const Save&) = delete;
@@ -108,7 +108,7 @@ private:
 
     Contents& contents_;
     SaveOptions options_;
-    Options limits_; ///< for each device
+    HostUse limits_; ///< for each device
     std::map<int, Part> parts_;
     std::map<Number, KeptRange> ranges_;
     Batches batches_;

@@ -1,14 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The ring of pinned buffers.
+// Pinning in a context of the moment, and the ring.
 
 #include "contents/staging.hpp"
 
+#include "base/guard.hpp"
+#include "driver/context.hpp"
+#include "driver/device_session.hpp"
 #include "store/arena_preparer.hpp"
 
 namespace gpu_sleep::contents {
 
-std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, const Options& options) {
+Result<void> DriverPinner::pin(std::span<std::byte> memory) {
+    const auto alive = GPU_SLEEP_TRY(driver::first_active_context(api_));
+    if (!alive.has_value())
+        return make_error(ErrorCode::driver_failed, "there is no context to pin host memory in");
+    const driver::RelaxedCaptureMode relaxed(api_);
+    const driver::CurrentContext current(api_, alive->get());
+    return driver::pin_host_memory(api_, memory);
+}
+
+bool DriverPinner::unpin(std::span<std::byte> memory) noexcept {
+    constexpr int k_tries = 2; // a context may vanish between its being found and entered
+    const driver::RelaxedCaptureMode relaxed(api_);
+    for (int i = 0; i < k_tries; ++i) {
+        const auto unpinned = guarded([&]() -> Result<void> {
+            const auto alive = GPU_SLEEP_TRY(driver::first_active_context(api_));
+            if (!alive.has_value()) return {}; // its registration went with the last context
+            const driver::CurrentContext current(api_, alive->get());
+            return driver::unpin_host_memory(api_, memory);
+        });
+        if (unpinned) return true;
+    }
+    return false;
+}
+
+std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, const HostUse& options) {
     // The ring is one part, buffers take two, and what lies in host memory takes the rest.
     const Bytes parts = has_files_in_memory ? 16 : 3;
     const auto space = store::host_headroom_beyond(options.host_reserve).bytes;
@@ -17,9 +44,8 @@ std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, con
 }
 
 Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::size_t slots,
-                                                 const Options& options, ProgressCounter& progress) {
-    auto arena = store::HostArena::create(slots * codec::k_chunk_bytes, &pinner);
-    if (!arena) return std::move(arena).error();
+                                                 const HostUse& options, ProgressCounter& progress) {
+    auto arena = GPU_SLEEP_TRY(store::HostArena::create(slots * codec::k_chunk_bytes, &pinner));
     store::ArenaPreparer::Options filling;
     filling.threads = options.fill_threads;
     if (slots > k_min_slots) {
@@ -28,11 +54,10 @@ Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::siz
     } else {
         filling.reserve = 0;
     }
-    auto preparer = store::ArenaPreparer::start({arena->get()}, std::move(filling));
-    if (!preparer) return std::move(preparer).error();
-    for (std::size_t piece = 0; piece < (*arena)->piece_count(); ++piece)
-        GPU_SLEEP_TRY((*preparer)->wait(**arena, piece, [&] { return progress.add(0); }));
-    return std::unique_ptr<Staging>(new Staging(*std::move(arena), slots));
+    auto preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start({arena.get()}, std::move(filling)));
+    for (std::size_t piece = 0; piece < arena->piece_count(); ++piece)
+        GPU_SLEEP_TRY(preparer->wait(*arena, piece, [&] { return progress.add(0); }));
+    return std::unique_ptr<Staging>(new Staging(std::move(arena), slots));
 }
 
 std::byte* Staging::slot(std::size_t index) const noexcept {

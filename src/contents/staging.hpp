@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Moving contents between a device and a snapshot through a ring of pinned buffers: the GPU copies, the
-// processors compress or decode, and the disk writes or reads, all at the same time. Internal to this module.
+// Pinned memory: pinning through the driver, and a ring of pinned buffers through which contents move
+// between a device and a snapshot: the GPU copies, the processors compress or decode, and the disk writes
+// or reads, all at the same time.
 
 #pragma once
 
-#include "contents/options.hpp"
 #include "contents/progress.hpp"
+#include "driver/api.hpp"
 #include "driver/device_session.hpp"
 #include "store/host_arena.hpp"
-#include "store/host_claim.hpp"
+#include "store/host_memory.hpp"
 #include "store/snapshot_reader.hpp"
 #include "store/snapshot_writer.hpp"
 
@@ -21,19 +22,32 @@
 
 namespace gpu_sleep::contents {
 
+/// Pins in whatever context is there at the time: contexts may come and go while contents sleep.
+/// Thread-safe; lives as long as the process.
+class DriverPinner final : public store::Pinner {
+public:
+    explicit DriverPinner(const driver::Api& api) noexcept : api_(api) {}
+
+    [[nodiscard]] Result<void> pin(std::span<std::byte> memory) override;
+    [[nodiscard]] bool unpin(std::span<std::byte> memory) noexcept override;
+
+private:
+    const driver::Api& api_;
+};
+
 /// Pinned memory for chunks on their way: each slot holds one. Made for one transaction on one device.
 class Staging {
 public:
     /// Two are slow, but work.
     static constexpr std::size_t k_min_slots = 2;
-    /// Slots for `chunks`, but no more than Options::staging and free host memory allow; fewer if the files
+    /// Slots for `chunks`, but no more than HostUse::staging and free host memory allow; fewer if the files
     /// lie in host memory themselves.
     [[nodiscard]] static std::size_t slots_for(std::size_t chunks, bool has_files_in_memory,
-                                               const Options& options);
-    /// For k_min_slots host memory is waited for a little, and Options::host_reserve does not count; more are
+                                               const HostUse& options);
+    /// For k_min_slots host memory is waited for a little, and HostUse::host_reserve does not count; more are
     /// made at once or not at all. Errors: out_of_host_memory, cancelled.
     [[nodiscard]] static Result<std::unique_ptr<Staging>>
-    create(store::Pinner& pinner, std::size_t slots, const Options& options, ProgressCounter& progress);
+    create(store::Pinner& pinner, std::size_t slots, const HostUse& options, ProgressCounter& progress);
 
     [[nodiscard]] std::size_t slots() const noexcept { return copied_.size(); }
     [[nodiscard]] std::byte* slot(std::size_t index) const noexcept;
@@ -61,7 +75,7 @@ private:
 /// job.
 template <class Job>
 [[nodiscard]] Result<void> with_staging(std::unique_ptr<Staging>& staging, driver::DeviceSession& session,
-                                        store::Pinner& pinner, std::size_t slots, const Options& options,
+                                        store::Pinner& pinner, std::size_t slots, const HostUse& options,
                                         ProgressCounter& progress, Job&& job) {
     for (;;) {
         if (staging) slots = staging->slots();

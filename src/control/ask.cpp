@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Questions, and what stands for an answer that does not come.
+// Questions, outcomes, and their exit statuses.
 
 #include "control/ask.hpp"
 
-#include "base/small_file.hpp"
+#include "base/error.hpp"
+#include "base/files.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -16,6 +17,61 @@
 #include <string_view>
 
 namespace gpu_sleep::control {
+
+Bytes unreleased_by(const protocol::Request& request, const model::Report& report) noexcept {
+    const auto* const sleep = model::sleep_in(request);
+    if (!sleep || sleep->level == model::Level::pause || report.dry_run) return 0;
+    if (report.deep) return 0; // the driver's part frees it all the same
+    const bool may_not_come = sleep->min_awake || std::holds_alternative<model::IdleSleepRequest>(request);
+    return may_not_come && !report.changed ? 0 : report.unreleased_bytes;
+}
+
+bool is_gone(ErrorCode code) noexcept {
+    return code == ErrorCode::no_process || code == ErrorCode::no_agent;
+}
+
+bool is_passed_over(const Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
+}
+
+bool is_withdrawn(const Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && error->code == ErrorCode::cancelled;
+}
+
+void drop_ended(std::vector<Outcome>& outcomes) {
+    std::erase_if(outcomes, [](const Outcome& outcome) {
+        const auto* error = std::get_if<Error>(&outcome.answer);
+        return error && is_gone(error->code);
+    });
+}
+
+const char* silence(const Outcome& outcome) noexcept {
+    const auto* const error = peers::error_of(outcome.answer);
+    return error && error->code == ErrorCode::stopped ? "stopped" : "no answer";
+}
+
+int exit_status_of(const Outcome& outcome) noexcept {
+    if (const auto* failure = std::get_if<model::Failure>(&outcome.answer))
+        return model::exit_status_of(*failure, outcome.asked);
+    if (const auto* error = std::get_if<Error>(&outcome.answer)) return traits(error->code).exit_status;
+    const auto& report = std::get<model::Report>(outcome.answer);
+    if (report.refusal_code) // what it rehearses would fail
+        return model::exit_status_of({make_error(*report.refusal_code, ""), report.state}, report.operation);
+    return outcome.unreleased != 0 ? exit_status::failed_asleep : exit_status::done;
+}
+
+int exit_status_of(const std::vector<Outcome>& outcomes) noexcept {
+    int status = exit_status::done;
+    int withdrawn = exit_status::done;
+    for (const auto& outcome : outcomes) {
+        auto& worst = is_withdrawn(outcome) ? withdrawn : status;
+        worst = worse_of(worst, exit_status_of(outcome));
+    }
+    return status == exit_status::done ? withdrawn : status;
+}
+
 namespace {
 
 /// How its last sleep or wake has left a process that does not answer; see k_work_thread. The process may say

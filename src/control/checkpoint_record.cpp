@@ -5,7 +5,7 @@
 
 #include "control/checkpoint_record.hpp"
 
-#include "base/agent_directory.hpp"
+#include "base/process.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -107,15 +107,14 @@ Result<CheckpointRecord> CheckpointRecord::open(const Process& process, Millisec
     remove_leftovers(directory.get());
     const auto deadline = Clock::now() + timeout;
     for (;;) {
-        auto file = LockedFile::open(directory.get(), name);
-        if (!file) return std::move(file).error();
-        while (file->lock() != LockedFile::Lock::taken) {
+        auto file = GPU_SLEEP_TRY(LockedFile::open(directory.get(), name));
+        while (file.lock() != LockedFile::Lock::taken) {
             if (Clock::now() >= deadline)
                 return make_error(ErrorCode::timed_out, "another command is working on it");
             std::this_thread::sleep_for(k_look_again);
         }
-        const bool is_removed = !file->is_named(directory.get(), name.c_str());
-        if (!is_removed) return CheckpointRecord(std::move(directory), *std::move(file), name);
+        const bool is_removed = !file.is_named(directory.get(), name.c_str());
+        if (!is_removed) return CheckpointRecord(std::move(directory), std::move(file), name);
     }
 }
 

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "base/locked_file.hpp"
+#include "base/files.hpp"
 #include "base/units.hpp"
 #include "control/process_info.hpp"
 #include "peers/room_plan.hpp"

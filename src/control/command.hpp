@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "control/ask.hpp"
 #include "control/gpu_moves.hpp"
-#include "control/outcome.hpp"
 #include "peers/client.hpp"
 
 #include <sys/types.h>
@@ -19,7 +19,7 @@ namespace gpu_sleep::control {
 
 using peers::Interruptions;
 
-/// Of whom.
+/// Which processes a command is for.
 struct Selection {
     /// Pids and names. None, where no group is named: all processes with an agent that may be asked. Nothing
     /// is said then of one that is_passed_over().
@@ -35,7 +35,7 @@ struct Selection {
     [[nodiscard]] bool is_for_all() const noexcept { return words.empty() && group.empty(); }
 };
 
-/// What puts a process to sleep.
+/// Who puts a process to sleep.
 enum class Engine : std::uint8_t {
     agent,
     driver,    ///< its checkpoint of a process that has no agent

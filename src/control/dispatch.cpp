@@ -101,11 +101,9 @@ Result<void> Dispatch::find() {
         return {};
     }
     const Search search{.user = whom.user, .takes_several = whom.takes_several};
-    auto found = !whom.group.empty() ? find_group(finder_, whom.group, search)
-                 : whom.tree         ? find_tree(finder_, whom.words.front(), search)
-                                     : find_all(finder_, whom.user);
-    if (!found) return std::move(found).error();
-    targets_ = *std::move(found);
+    targets_ = GPU_SLEEP_TRY(!whom.group.empty() ? find_group(finder_, whom.group, search)
+                             : whom.tree         ? find_tree(finder_, whom.words.front(), search)
+                                                 : find_all(finder_, whom.user));
     if (whom.is_for_all()) find_recorded();
     return {};
 }
@@ -195,9 +193,8 @@ Result<void> Dispatch::plan_moves() {
     if (needs.empty())
         return make_error(ErrorCode::invalid_argument, "it is not known which GPU process {} was on",
                           title(outcome.process));
-    auto pairs = plan_gpu_moves(command_.moves, *gpus, needs);
-    if (!pairs) return std::move(pairs).error();
-    std::get<model::WakeRequest>(command_.request).gpus = *std::move(pairs);
+    auto pairs = GPU_SLEEP_TRY(plan_gpu_moves(command_.moves, *gpus, needs));
+    std::get<model::WakeRequest>(command_.request).gpus = std::move(pairs);
     return {};
 }
 
@@ -306,13 +303,12 @@ Result<void> Dispatch::check_members(const std::vector<Process>& members) const 
         if (!model::is_number(word)) continue;
         if (const auto root = find_process(finder_, word, {})) membership.roots.push_back(root->pid);
     }
-    const auto newcomer = find_newcomer(finder_, membership, members);
-    if (!newcomer) return newcomer.error();
-    if (!newcomer->has_value()) return {};
+    const auto newcomer = GPU_SLEEP_TRY(find_newcomer(finder_, membership, members));
+    if (!newcomer.has_value()) return {};
     return make_error(
         ErrorCode::cancelled,
         "process {} is in the tree or group, and has started to use the GPU in the meantime; try again",
-        title(**newcomer));
+        title(*newcomer));
 }
 
 /// One process after another. An interruption is for the rest, too.

@@ -33,7 +33,7 @@ public:
     /// Has `request` carried out in place of the command's.
     void ask_for(protocol::Request request) { command_.request = std::move(request); }
 
-    /// What would be lost by it. Rehearses a sleep that may drop contents; who does not answer loses nothing.
+    /// Rehearses a sleep that may drop contents, and returns what it would lose. Skips who does not answer.
     [[nodiscard]] std::vector<Loss> losses();
 
     /// Carries it out, once. Of processes that go together nobody is asked if one cannot be. The outcomes are
@@ -50,7 +50,7 @@ private:
     [[nodiscard]] Result<void> plan_moves();
     /// Asks all that were reached what changes nothing; whoever asks again connects again.
     [[nodiscard]] std::vector<Outcome> ask(const protocol::Request& question, Milliseconds patience);
-    /// What became of those that cannot be asked.
+    /// Returns the outcomes of the processes that cannot be asked.
     [[nodiscard]] std::vector<Outcome> take_unreached();
     [[nodiscard]] std::vector<Outcome> ask_agents(Listener& listener, Interruptions& interruptions);
     [[nodiscard]] std::vector<Outcome> ask_together(Listener& listener, Interruptions& interruptions);

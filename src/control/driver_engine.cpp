@@ -4,14 +4,14 @@
 
 #include "control/driver_engine.hpp"
 
-#include "base/small_file.hpp"
-#include "checkpoint/engine.hpp"
+#include "base/files.hpp"
 #include "checkpoint/room.hpp"
+#include "checkpoint/steps.hpp"
 #include "control/checkpoint_record.hpp"
 #include "control/gpus.hpp"
 #include "driver/management.hpp"
 #include "model/unseen_libraries.hpp"
-#include "peers/gpu_line.hpp"
+#include "peers/gpu_queue.hpp"
 
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ using driver::Checkpoint;
 using model::Operation;
 using model::State;
 
-/// What NVML says; nothing, and why, where it cannot be asked.
+/// The GPUs as NVML reports them; none, and the reason, if NVML cannot be asked.
 struct Look {
     std::vector<driver::Gpu> gpus;
     std::string why_not;
@@ -41,7 +41,7 @@ struct Look {
     }
 };
 
-/// What `pid` has of each GPU, where NVML tells.
+/// Returns how much memory of each GPU `pid` uses, as far as NVML tells.
 peers::BytesByGpu used_by(pid_t pid, const Look& look) {
     peers::BytesByGpu used;
     for (const auto& gpu : look.gpus)
@@ -86,14 +86,10 @@ public:
                               user_name(process_.uid));
         // While those before it were asked, another may have been given its number.
         if (!ProcFs().is_running(process_)) return make_error(ErrorCode::no_process, "it has ended");
-        if (auto answers = check_not_stopped(process_); !answers) return std::move(answers).error();
-        auto loaded = Checkpoint::load();
-        if (!loaded) return std::move(loaded).error();
-        checkpoint_ = *loaded;
+        GPU_SLEEP_TRY(check_not_stopped(process_));
+        checkpoint_ = GPU_SLEEP_TRY(Checkpoint::load());
         engine_.emplace(*checkpoint_, process_.pid, Kept::nothing);
-        auto record = CheckpointRecord::open(process_, terms_.timeout);
-        if (!record) return std::move(record).error();
-        record_ = *std::move(record);
+        record_ = GPU_SLEEP_TRY(CheckpointRecord::open(process_, terms_.timeout));
         auto answer = begin();
         if (is_awake_or_gone()) record_->remove();
         return answer;
@@ -101,13 +97,12 @@ public:
 
 private:
     Answer begin() {
-        const auto state = checkpoint_->state(process_.pid);
-        if (!state) return state.error();
-        if (*state == checkpoint::State::failed)
+        const auto state = GPU_SLEEP_TRY(checkpoint_->state(process_.pid));
+        if (state == checkpoint::State::failed)
             return failure(checkpoint::lost(checkpoint::k_failed_partway, Kept::nothing));
-        if (*state == checkpoint::State::checkpointed && record_->read().is_lost)
+        if (state == checkpoint::State::checkpointed && record_->read().is_lost)
             return failure(checkpoint::lost(checkpoint::k_found_too_little, Kept::nothing));
-        return wake_ ? wake(*state) : sleep(*state);
+        return wake_ ? wake(state) : sleep(state);
     }
 
     // ---- Sleeping
@@ -222,7 +217,7 @@ private:
             auto gpus = needs;
             if (gpus.empty())
                 for (const auto& gpu : Look().gpus) gpus[gpu.uuid] = 0;
-            lines_ = peers::open_lines(record_->directory(), gpus);
+            lines_ = peers::open_queues(record_->directory(), gpus);
             for (auto& line : lines_) static_cast<void>(line.lock()); // as far as they can be had
             return {};
         }
@@ -246,8 +241,8 @@ private:
     /// Sets aside what `needs` says, as the owner's agents do while they come back from deep sleeps. False:
     /// somebody else is in the way, and may be done soon. Errors: those of check_room().
     Result<bool> set_room_aside(const peers::BytesByGpu& needs) {
-        lines_ = peers::open_lines(record_->directory(), needs);
-        std::vector<peers::GpuLine*> lines;
+        lines_ = peers::open_queues(record_->directory(), needs);
+        std::vector<peers::GpuQueue*> lines;
         for (auto& line : lines_) lines.push_back(&line);
         const auto of_others = peers::begin_counting(lines);
         if (!of_others) return false;
@@ -344,14 +339,14 @@ private:
     const model::WakeRequest* const wake_ = std::get_if<model::WakeRequest>(&command_.request);
     Interruptions& interruptions_;
     std::optional<Checkpoint> checkpoint_;
-    std::optional<checkpoint::Engine> engine_; ///< that drives checkpoint_
+    std::optional<checkpoint::Steps> engine_; ///< that drives checkpoint_
     std::optional<CheckpointRecord> record_;
-    std::vector<peers::GpuLine> lines_; ///< with room set aside, until this dies
+    std::vector<peers::GpuQueue> lines_; ///< with room set aside, until this dies
     model::PhaseTimes times_;
     const Clock::time_point begin_ = Clock::now();
 };
 
-/// What the agent has done stays: it is asleep, though not deeply. So no time has run out for it.
+/// The process stays asleep, though not deeply, as its agent has left it. So this is no timeout.
 Error not_deeply(Error error) {
     if (error.code == ErrorCode::context_lost) return error;
     if (error.code != ErrorCode::not_permitted && error.code != ErrorCode::no_driver)
@@ -376,19 +371,18 @@ std::vector<std::function<Result<void>()>> DeepLocker::steps(const Process& proc
         return [=]() -> Result<void> {
             const auto& driver = loaded.get();
             if (!driver) return not_deeply(driver.error());
-            auto taken = take(checkpoint::Engine(*driver, pid, Kept::by_agent));
+            auto taken = take(checkpoint::Steps(*driver, pid, Kept::by_agent));
             return taken ? taken : not_deeply(std::move(taken).error());
         };
     };
-    return {step([timeout](const checkpoint::Engine& engine) { return engine.lock(timeout); }),
-            step([](const checkpoint::Engine& engine) { return engine.checkpoint(); })};
+    return {step([timeout](const checkpoint::Steps& engine) { return engine.lock(timeout); }),
+            step([](const checkpoint::Steps& engine) { return engine.checkpoint(); })};
 }
 
 Result<checkpoint::State> state_by_driver(const Process& process) {
-    if (auto answers = check_not_stopped(process); !answers) return std::move(answers).error();
-    auto loaded = Checkpoint::load();
-    if (!loaded) return std::move(loaded).error();
-    return loaded->state(process.pid);
+    GPU_SLEEP_TRY(check_not_stopped(process));
+    auto loaded = GPU_SLEEP_TRY(Checkpoint::load());
+    return loaded.state(process.pid);
 }
 
 } // namespace gpu_sleep::control

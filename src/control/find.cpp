@@ -4,7 +4,7 @@
 
 #include "control/find.hpp"
 
-#include "base/unix_socket.hpp"
+#include "base/sockets.hpp"
 
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -164,10 +164,9 @@ Result<UniqueFd> Finder::connect_beneath(int root, const Process& process, std::
     if (!seen && lacks_descriptors(seen.error().driver_status)) return seen.error();
     if (!seen) return UniqueFd();
     reason = (*seen)->directories.is_whole ? "it has no socket in /tmp" : "too many files lie in its /tmp";
-    const auto candidates = candidates_for(process, tmp.get(), **seen);
-    if (!candidates) return candidates.error();
+    const auto candidates = GPU_SLEEP_TRY(candidates_for(process, tmp.get(), **seen));
     const bool same_clock = proc_.shares_time_namespace(process.pid);
-    for (const auto& candidate : *candidates) {
+    for (const auto& candidate : candidates) {
         const auto directory = open_private_directory(tmp.get(), candidate.directory, process.uid);
         if (!directory && lacks_descriptors(errno)) return lack_of_descriptors(errno);
         if (!directory) continue;
@@ -220,10 +219,9 @@ Result<UniqueFd> Finder::try_to_connect(const Process& process) {
     std::optional<std::string> name;
     if (auto listener = proc_.find_thread(process.pid, k_control_thread))
         std::tie(thread, name) = *std::move(listener);
-    const auto roots = open_roots(process, thread);
-    if (!roots) return roots.error();
+    const auto roots = GPU_SLEEP_TRY(open_roots(process, thread));
     std::string reason;
-    for (const auto& root : *roots) {
+    for (const auto& root : roots) {
         std::string why_not;
         auto socket = connect_beneath(root.get(), process, why_not);
         if (!socket || *socket) return socket;
@@ -234,17 +232,15 @@ Result<UniqueFd> Finder::try_to_connect(const Process& process) {
 
 Result<Finder::SocketFile> Finder::socket_of(const Process& process) {
     const auto listener = proc_.find_thread(process.pid, k_control_thread);
-    const auto roots = open_roots(process, listener ? std::optional(listener->first) : std::nullopt);
-    if (!roots) return roots.error();
-    for (const auto& root : *roots) {
+    const auto roots =
+        GPU_SLEEP_TRY(open_roots(process, listener ? std::optional(listener->first) : std::nullopt));
+    for (const auto& root : roots) {
         const auto tmp = open_tmp(root.get());
-        const auto seen = tmp ? look_into(tmp.get()) : Result<Tmp*>(nullptr);
-        if (!seen) return seen.error();
-        if (!*seen) continue;
-        const auto candidates = candidates_for(process, tmp.get(), **seen);
-        if (!candidates) return candidates.error();
-        if (candidates->empty()) continue;
-        auto& found = candidates->front();
+        const auto seen = GPU_SLEEP_TRY(tmp ? look_into(tmp.get()) : Result<Tmp*>(nullptr));
+        if (!seen) continue;
+        const auto candidates = GPU_SLEEP_TRY(candidates_for(process, tmp.get(), *seen));
+        if (candidates.empty()) continue;
+        auto& found = candidates.front();
         if (found.identity.start_time != process.start_time && proc_.shares_time_namespace(process.pid))
             continue; // a leftover
         auto directory = open_private_directory(tmp.get(), found.directory, process.uid);

@@ -4,8 +4,8 @@
 
 #pragma once
 
-#include "base/agent_directory.hpp"
 #include "base/fd.hpp"
+#include "base/process.hpp"
 #include "control/process_info.hpp"
 
 #include <sys/types.h>
@@ -64,7 +64,7 @@ private:
     /// All of `owner`. Errors: io_failed, for want of descriptors; so the next.
     [[nodiscard]] static Result<std::vector<Candidate>> read_candidates(uid_t owner, int tmp,
                                                                         const Tmp& seen);
-    /// Those that may be the process's, the likeliest first.
+    /// Returns the sockets that may be the process's, the likeliest first.
     [[nodiscard]] static Result<std::vector<Candidate>> candidates_for(const Process& process, int tmp,
                                                                        Tmp& seen);
     /// Empty, and `reason` says why, where it is not beneath `root`. Errors: as for connect().

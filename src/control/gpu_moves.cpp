@@ -34,23 +34,21 @@ Result<Places> places_of(const std::vector<GpuMove>& moves, const std::vector<Gp
     Places places(gpus.size());
     std::vector<bool> is_taken(gpus.size());
     for (const auto& move : moves) {
-        const auto from = place_in(gpus, move.from);
-        if (!from) return from.error();
-        const auto to = place_in(gpus, move.to);
-        if (!to) return to.error();
-        if (places[*from] || is_taken[*to])
+        const auto from = GPU_SLEEP_TRY(place_in(gpus, move.from));
+        const auto to = GPU_SLEEP_TRY(place_in(gpus, move.to));
+        if (places[from] || is_taken[to])
             return make_error(ErrorCode::invalid_argument, "GPU {} is named twice on the same side",
-                              gpus[places[*from] ? *from : *to].index);
-        const auto& source = gpus[*from];
-        const auto& target = gpus[*to];
+                              gpus[places[from] ? from : to].index);
+        const auto& source = gpus[from];
+        const auto& target = gpus[to];
         if (source.name != target.name || source.total != target.total)
             return make_error(ErrorCode::invalid_argument,
                               "the driver restores on a GPU of the same kind: GPU {} is {} with {}, GPU {} "
                               "is {} with {}",
                               source.index, source.name, format_bytes(source.total), target.index,
                               target.name, format_bytes(target.total));
-        places[*from] = *to;
-        is_taken[*to] = true;
+        places[from] = to;
+        is_taken[to] = true;
     }
     return places;
 }
@@ -104,11 +102,10 @@ Result<GpuMove> parse_gpu_move(const std::string& text) {
 
 Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves, const std::vector<Gpu>& gpus,
                                             const peers::BytesByGpu& needs) {
-    const auto typed = places_of(moves, gpus);
-    if (!typed) return typed.error();
-    auto places = *typed;
+    const auto typed = GPU_SLEEP_TRY(places_of(moves, gpus));
+    auto places = typed;
     complete(places);
-    GPU_SLEEP_TRY(check_needs(*typed, places, gpus, needs));
+    GPU_SLEEP_TRY(check_needs(typed, places, gpus, needs));
     std::vector<GpuPair> pairs;
     for (std::size_t i = 0; i < gpus.size(); ++i) pairs.push_back({gpus[i].uuid, gpus[*places[i]].uuid});
     return pairs;

@@ -5,8 +5,8 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/gpu_pair.hpp"
-#include "base/result.hpp"
 #include "driver/management.hpp"
 #include "peers/room_plan.hpp"
 

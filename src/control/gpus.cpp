@@ -34,7 +34,7 @@ const model::Report* sleeper(const Outcome& outcome) noexcept {
     return sleeps ? report : nullptr;
 }
 
-/// What a process has of all GPUs.
+/// How much memory of all GPUs a process uses.
 struct Use {
     bool is_listed = false;
     std::optional<Bytes> bytes = Bytes{0}; ///< nothing where NVML does not say how much
@@ -73,7 +73,7 @@ const model::Report* report_of(const Outcome& outcome) {
     return std::get_if<model::Report>(&outcome.answer);
 }
 
-/// What agents know of GPUs, without figures.
+/// Returns the GPUs that agents report, without their memory.
 std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
     std::vector<driver::Gpu> all;
     for (const auto& process : processes) {
@@ -191,9 +191,8 @@ Result<driver::Gpu> Gpus::choose(const std::string& text) const {
 
 Result<driver::Gpu> Gpus::look(const std::string& uuid) const {
     if (!has_management_) return ask_agent(uuid);
-    auto gpus = driver::look_at_gpus();
-    if (!gpus) return std::move(gpus).error();
-    const auto* const gpu = find_gpu(*gpus, uuid);
+    auto gpus = GPU_SLEEP_TRY(driver::look_at_gpus());
+    const auto* const gpu = find_gpu(gpus, uuid);
     if (!gpu) return make_error(ErrorCode::no_driver, "GPU {} has gone", uuid);
     return *gpu;
 }

@@ -18,7 +18,7 @@
 
 namespace gpu_sleep::control {
 
-/// What an agent says of a GPU, or null.
+/// Returns what an agent reports about a GPU, or null.
 [[nodiscard]] const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) noexcept;
 
 /// Notes of each of which all sleeps what NVML says that it has of the GPUs: contexts, modules, and what

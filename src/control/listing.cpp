@@ -28,7 +28,7 @@ public:
         if (auto gpus = driver::look_at_gpus()) gpus_ = *std::move(gpus);
     }
 
-    /// Those that have memory of a GPU, by NVML's numbers.
+    /// Returns the processes that have GPU memory, by NVML's pids.
     [[nodiscard]] std::set<pid_t> users() const {
         std::set<pid_t> pids;
         for (const auto& gpu : gpus_)
@@ -144,21 +144,18 @@ Result<std::vector<Outcome>> rehearse(const std::string& target, std::optional<u
     request.sleep.timeout = patience / 2; // to wait for another operation, or for one who holds sleeps back
     Finder finder;
     const auto ask = [&](const protocol::Request& asked) -> Result<std::vector<Outcome>> {
-        auto targets = find_targets(finder, target, {.user = user});
-        if (!targets) return std::move(targets).error();
-        return ask_each(finder, *std::move(targets), asked, patience);
+        auto targets = GPU_SLEEP_TRY(find_targets(finder, target, {.user = user}));
+        return ask_each(finder, std::move(targets), asked, patience);
     };
-    const auto now = ask(request);
-    if (!now) return now.error();
+    const auto now = GPU_SLEEP_TRY(ask(request));
     request.sleep.ignore_inhibitors = true;
-    const auto unprevented = ask(request.sleep);
-    if (!unprevented) return unprevented.error();
+    const auto unprevented = GPU_SLEEP_TRY(ask(request.sleep));
     std::vector<Outcome> outcomes;
-    for (const auto& outcome : *unprevented) {
-        const auto verdict = std::find_if(now->begin(), now->end(), [&](const Outcome& other) {
+    for (const auto& outcome : unprevented) {
+        const auto verdict = std::find_if(now.begin(), now.end(), [&](const Outcome& other) {
             return other.process.pid == outcome.process.pid;
         });
-        if (verdict == now->end()) continue;
+        if (verdict == now.end()) continue;
         const auto* const said = std::get_if<model::Report>(&verdict->answer);
         auto* const report =
             std::get_if<model::Report>(&outcomes.emplace_back(said ? outcome : *verdict).answer);

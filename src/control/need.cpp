@@ -5,7 +5,7 @@
 #include "control/need.hpp"
 
 #include "control/gpus.hpp"
-#include "peers/gpu_line.hpp"
+#include "peers/gpu_queue.hpp"
 #include "peers/room.hpp"
 
 #include <fmt/ranges.h>
@@ -70,7 +70,7 @@ private:
             const auto known = lines_.find(key);
             if (known != lines_.end() && known->second.is_in_place(socket->directory.get())) continue;
             if (known != lines_.end()) lines_.erase(known);
-            auto line = peers::GpuLine::open(socket->directory.get(), gpu);
+            auto line = peers::GpuQueue::open(socket->directory.get(), gpu);
             if (line) lines_.emplace(key, *std::move(line));
         }
     }
@@ -80,7 +80,7 @@ private:
     }
 
     /// By GPU and directory: in the same order for all who take several.
-    std::map<Key, peers::GpuLine> lines_;
+    std::map<Key, peers::GpuQueue> lines_;
 };
 
 Result<std::vector<Outcome>> ask_processes(Finder& finder, const Need& need) {
@@ -92,10 +92,9 @@ Result<std::vector<Outcome>> ask_processes(Finder& finder, const Need& need) {
 /// The processes that `need` names; nothing if it names none. Errors: those of find_targets().
 Result<std::optional<std::set<pid_t>>> selected(Finder& finder, const Need& need) {
     if (need.target.empty()) return std::optional<std::set<pid_t>>();
-    const auto targets = find_targets(finder, need.target, {.user = need.user});
-    if (!targets) return targets.error();
+    const auto targets = GPU_SLEEP_TRY(find_targets(finder, need.target, {.user = need.user}));
     std::set<pid_t> pids;
-    for (const auto& target : targets->reached) pids.insert(target.process.pid);
+    for (const auto& target : targets.reached) pids.insert(target.process.pid);
     return std::optional(std::move(pids));
 }
 
@@ -129,44 +128,37 @@ Error too_little(const Need& need, const GpuRoom& room) {
 Result<Made> try_to_make_room(const Need& need, Lines& lines) {
     constexpr Milliseconds k_lock_patience{10'000};
     Finder finder;
-    const auto only = selected(finder, need);
-    if (!only) return only.error();
-    auto found = ask_processes(finder, need);
-    if (!found) return std::move(found).error();
-    auto& processes = *found;
+    const auto only = GPU_SLEEP_TRY(selected(finder, need));
+    auto found = GPU_SLEEP_TRY(ask_processes(finder, need));
+    auto& processes = found;
     const Gpus gpus(finder, processes);
-    auto gpu = gpus.choose(need.gpu);
-    if (!gpu) return std::move(gpu).error();
+    auto gpu = GPU_SLEEP_TRY(gpus.choose(need.gpu));
     if (!need.request.dry_run) {
         const auto until = std::max(Clock::now() + k_lock_patience, need.until);
-        GPU_SLEEP_TRY(lines.lock(finder, gpu->uuid, processes, until));
-        auto now = ask_processes(finder, need); // who had the locks has moved memory
-        if (!now) return std::move(now).error();
-        processes = *std::move(now);
+        GPU_SLEEP_TRY(lines.lock(finder, gpu.uuid, processes, until));
+        auto now = GPU_SLEEP_TRY(ask_processes(finder, need)); // who had the locks has moved memory
+        processes = std::move(now);
     }
     Made done;
     done.room.needed = need.bytes;
     const auto look = [&]() -> Result<peers::BytesByGpu> {
-        auto now = gpus.look(gpu->uuid);
-        if (!now) return std::move(now).error();
-        done.room.gpu = *std::move(now);
+        done.room.gpu = GPU_SLEEP_TRY(gpus.look(gpu.uuid));
         const auto missing = need.bytes - std::min(need.bytes, done.room.gpu.free);
-        return peers::BytesByGpu{{gpu->uuid, missing}};
+        return peers::BytesByGpu{{gpu.uuid, missing}};
     };
     std::vector<const Process*> asked;
-    const auto holders = holders_of(finder, need, processes, *only, asked);
-    auto made = peers::make_room(holders, look, need.request);
-    if (!made) return std::move(made).error();
-    for (auto& slept : made->slept) done.outcomes.push_back({*asked[slept.holder], std::move(slept.answer)});
-    done.error = std::move(made->error);
+    const auto holders = holders_of(finder, need, processes, only, asked);
+    auto made = GPU_SLEEP_TRY(peers::make_room(holders, look, need.request));
+    for (auto& slept : made.slept) done.outcomes.push_back({*asked[slept.holder], std::move(slept.answer)});
+    done.error = std::move(made.error);
     if (done.error) return done;
     const bool would_do = need.request.dry_run && !done.outcomes.empty() &&
                           std::all_of(done.outcomes.begin(), done.outcomes.end(), [](const Outcome& each) {
                               return peers::refusal_in(each.answer).empty();
                           });
-    if (made->is_enough() || would_do) return done;
-    done.wait = made->wait;
-    done.room.against = std::move(made->against);
+    if (made.is_enough() || would_do) return done;
+    done.wait = made.wait;
+    done.room.against = std::move(made.against);
     auto others = holders_without_agent(finder, done.room.gpu, processes, ::geteuid());
     std::move(others.begin(), others.end(), std::back_inserter(done.room.against));
     done.error = too_little(need, done.room);
@@ -212,9 +204,8 @@ Result<Made> make_room(const Need& need) {
 
 Result<std::vector<driver::Gpu>> visible_gpus(const char* names, const char* order) {
     Finder finder;
-    const auto processes = ask_all(finder, {}, k_answer_patience);
-    if (!processes) return processes.error();
-    const Gpus gpus(finder, *processes);
+    const auto processes = GPU_SLEEP_TRY(ask_all(finder, {}, k_answer_patience));
+    const Gpus gpus(finder, processes);
     return visible_of(gpus.all(), gpus.are_numbered(), names, order);
 }
 

@@ -42,7 +42,7 @@ struct GpuRoom {
     std::vector<std::string> against; ///< who has what of it, and what stands against each one's sleep
 };
 
-/// What came of a need.
+/// The result of making room.
 struct Made {
     std::vector<Outcome> outcomes; ///< of those that were asked to sleep
     GpuRoom room;

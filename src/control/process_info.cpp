@@ -4,7 +4,7 @@
 
 #include "control/process_info.hpp"
 
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 #include "base/text.hpp"
 #include "model/terms.hpp"
 
@@ -90,9 +90,7 @@ Result<Process> ProcFs::read(pid_t pid) const {
     if (leader != pid)
         return make_error(ErrorCode::no_process, "there is no process {}: it is a thread of process {}", pid,
                           leader);
-    const auto start_time = start_time_of(pid, root_);
-    if (!start_time) return start_time.error();
-    process.start_time = *start_time;
+    process.start_time = GPU_SLEEP_TRY(start_time_of(pid, root_));
     read_command(directory(pid), process);
     return process;
 }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "base/process.hpp"
-#include "control/origin.hpp"
 #include "control/program_name.hpp"
 
 #include <filesystem>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What people call a process by its command line. Nothing is read here: the arguments are given, and a
-// process chooses its own, so that whoever prints a name makes it safe.
+// What people call a process, by its command line, and what tells processes of one name apart: the
+// notebook, the job, the unit or the container that one belongs to. Nothing is read here, and all of it is
+// text that a process may have chosen: whoever prints it makes it safe.
 
 #pragma once
 
@@ -26,5 +27,27 @@ struct ProgramName {
 
 /// Whether a person who types `text` means it: the program, the script, or both as above.
 [[nodiscard]] bool is_called(const ProgramName& name, std::string_view text);
+
+/// Each is empty where it is not known.
+struct Origin {
+    std::string notebook; ///< its path, as Jupyter has it
+    std::string kernel;   ///< Jupyter's id of the process
+    std::string job;      ///< of Slurm
+    std::string unit;     ///< of systemd, "jupyter.service", or the beginning of a container's id
+};
+
+/// The id in the name of the connection file that a kernel of Jupyter is started with: of
+/// "python3 -m ipykernel_launcher -f /run/user/7/kernel-ID.json".
+[[nodiscard]] std::string kernel_in(std::string_view command);
+
+/// The innermost container, service or scope of a control group, by the text of /proc/PID/cgroup. That of a
+/// login session tells nothing apart. Source: proc_pid_cgroup(5).
+[[nodiscard]] std::string unit_in(std::string_view groups);
+
+/// "notebook work/train.ipynb, kernel 1f0c, job 471, in jupyter.service".
+[[nodiscard]] std::string to_text(const Origin& origin);
+
+/// The part of it that tells most, in short: "train.ipynb", "kernel 1f0c5a2b", "job 471", "jupyter.service".
+[[nodiscard]] std::string to_word(const Origin& origin);
 
 } // namespace gpu_sleep::control

@@ -61,23 +61,21 @@ bool was_named(const Finder& finder, const Process& process, const char* variabl
 }
 
 Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional<uid_t> user) {
-    auto process = find_process(finder, text, user);
-    if (!process) return std::move(process).error();
-    auto socket = finder.connect(*process);
+    auto process = GPU_SLEEP_TRY(find_process(finder, text, user));
+    auto socket = finder.connect(process);
     if (socket) {
         Targets targets;
-        targets.reached.push_back({*std::move(process), *std::move(socket)});
+        targets.reached.push_back({std::move(process), *std::move(socket)});
         return targets;
     }
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
-    if (process->inner_pid == 1) {
+    if (process.inner_pid == 1) {
         auto error = std::move(socket).error();
         error.message += "; for what it has started, name its tree or a process that gpu-ps lists";
         return error;
     }
-    const auto processes = finder.proc().list();
-    if (!processes) return processes.error();
-    auto descendants = descendants_of(process->pid, *processes);
+    const auto processes = GPU_SLEEP_TRY(finder.proc().list());
+    auto descendants = descendants_of(process.pid, processes);
     if (user) std::erase_if(descendants, [=](const Process& each) { return each.uid != *user; });
     auto targets = connect_to_those_with_agents(finder, std::move(descendants));
     if (targets && targets->is_empty()) return std::move(socket).error();
@@ -158,10 +156,9 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     std::vector<Process> named;
     std::vector<Process> called; // by their programs
     std::vector<Outcome> doubtful;
-    auto outcomes = ask_all(finder, search.user, search.name_timeout);
-    if (!outcomes) return std::move(outcomes).error();
-    drop_ended(*outcomes);
-    for (auto& outcome : *outcomes) {
+    auto outcomes = GPU_SLEEP_TRY(ask_all(finder, search.user, search.name_timeout));
+    drop_ended(outcomes);
+    for (auto& outcome : outcomes) {
         if (is_called(outcome.process.program, name)) called.push_back(outcome.process);
         if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
             if (report->name == name) named.push_back(std::move(outcome.process));
@@ -188,11 +185,9 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
     if (!targets) return targets;
     std::move(doubtful.begin(), doubtful.end(), std::back_inserter(targets->unreached));
     if (!targets->is_empty()) return targets;
-    auto process = find_process_without_agent(finder, name, search.user);
-    if (!process) return std::move(process).error();
-    auto socket = finder.connect(*process);
-    if (!socket) return std::move(socket).error();
-    targets->reached.push_back({*std::move(process), *std::move(socket)}); // its agent has just started
+    auto process = GPU_SLEEP_TRY(find_process_without_agent(finder, name, search.user));
+    auto socket = GPU_SLEEP_TRY(finder.connect(process));
+    targets->reached.push_back({std::move(process), std::move(socket)}); // its agent has just started
     return targets;
 }
 
@@ -270,10 +265,9 @@ Result<Process> find_process(const Finder& finder, std::string_view text, std::o
 Result<Process> find_process_without_agent(const Finder& finder, std::string_view text,
                                            std::optional<uid_t> user) {
     if (model::is_number(text)) return find_process(finder, text, user);
-    const auto processes = finder.proc().list();
-    if (!processes) return processes.error();
+    const auto processes = GPU_SLEEP_TRY(finder.proc().list());
     std::vector<Process> found;
-    for (const auto& process : *processes) {
+    for (const auto& process : processes) {
         if (process.pid == ::getpid() || !is_ours(process, user)) continue;
         const bool is_named = was_named(finder, process, model::environment::k_name, text);
         if (!is_named && !is_called(process.program, text)) continue;
@@ -292,16 +286,14 @@ Result<Process> find_process_without_agent(const Finder& finder, std::string_vie
 }
 
 Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
-    auto processes = finder.proc().list();
-    if (!processes) return std::move(processes).error();
-    std::erase_if(*processes, [=](const Process& process) { return !is_ours(process, user); });
-    return connect_to_those_with_agents(finder, *std::move(processes));
+    auto processes = GPU_SLEEP_TRY(finder.proc().list());
+    std::erase_if(processes, [=](const Process& process) { return !is_ours(process, user); });
+    return connect_to_those_with_agents(finder, std::move(processes));
 }
 
 Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user, Milliseconds timeout) {
-    auto all = find_all(finder, user);
-    if (!all) return std::move(all).error();
-    return ask_each(finder, *std::move(all), model::StatusRequest(), timeout);
+    auto all = GPU_SLEEP_TRY(find_all(finder, user));
+    return ask_each(finder, std::move(all), model::StatusRequest(), timeout);
 }
 
 // ---- Those that go together
@@ -310,22 +302,20 @@ Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& s
     std::vector<pid_t> roots;
     std::optional<Error> why_none;
     if (model::is_number(text)) {
-        const auto root = find_process(finder, text, search.user);
-        if (!root) return root.error();
-        roots.push_back(root->pid);
+        const auto root = GPU_SLEEP_TRY(find_process(finder, text, search.user));
+        roots.push_back(root.pid);
         why_none =
-            make_error(ErrorCode::no_agent, "there is no agent in process {}, or below it", title(*root));
+            make_error(ErrorCode::no_agent, "there is no agent in process {}, or below it", title(root));
     } else {
         auto named = find_targets(finder, text, search);
         if (!named || !named->unreached.empty()) return named;
         for (const auto& each : named->reached) roots.push_back(each.process.pid);
         why_none = make_error(ErrorCode::no_process, "the processes named '{}' have ended", text);
     }
-    auto members = finder.proc().list();
-    if (!members) return std::move(members).error();
-    keep_trees(roots, *members);
-    if (search.user) std::erase_if(*members, [&](const Process& each) { return each.uid != *search.user; });
-    auto targets = connect_to_those_with_agents(finder, *std::move(members), true);
+    auto members = GPU_SLEEP_TRY(finder.proc().list());
+    keep_trees(roots, members);
+    if (search.user) std::erase_if(members, [&](const Process& each) { return each.uid != *search.user; });
+    auto targets = connect_to_those_with_agents(finder, std::move(members), true);
     if (targets && targets->is_empty()) return *std::move(why_none);
     return targets;
 }
@@ -333,10 +323,9 @@ Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& s
 Result<Targets> find_group(Finder& finder, std::string_view group, const Search& search) {
     std::vector<Process> members;
     std::set<std::string> others;
-    auto outcomes = ask_all(finder, search.user, search.name_timeout);
-    if (!outcomes) return std::move(outcomes).error();
-    drop_ended(*outcomes);
-    for (auto& outcome : *outcomes) {
+    auto outcomes = GPU_SLEEP_TRY(ask_all(finder, search.user, search.name_timeout));
+    drop_ended(outcomes);
+    for (auto& outcome : outcomes) {
         const auto* report = std::get_if<model::Report>(&outcome.answer);
         const bool belongs = report ? report->group == group
                                     : was_named(finder, outcome.process, model::environment::k_group, group);
@@ -353,15 +342,14 @@ Result<Targets> find_group(Finder& finder, std::string_view group, const Search&
 
 Result<std::optional<Process>> find_newcomer(const Finder& finder, const Membership& membership,
                                              const std::vector<Process>& known) {
-    auto processes = finder.proc().list();
-    if (!processes) return std::move(processes).error();
+    auto processes = GPU_SLEEP_TRY(finder.proc().list());
     if (membership.group.empty())
-        keep_trees(membership.roots, *processes);
+        keep_trees(membership.roots, processes);
     else
-        std::erase_if(*processes, [&](const Process& each) {
+        std::erase_if(processes, [&](const Process& each) {
             return !was_named(finder, each, model::environment::k_group, membership.group);
         });
-    for (auto& process : *processes) {
+    for (auto& process : processes) {
         if (membership.user && process.uid != *membership.user) continue;
         if (is_among(process, known)) continue;
         if (has_live_agent(finder, process.pid)) return std::optional(std::move(process));

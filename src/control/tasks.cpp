@@ -31,8 +31,14 @@ peers::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
     constexpr Milliseconds k_grace{5'000};
     const auto& terms = *model::terms_in(request);
     const auto* const wake = std::get_if<model::WakeRequest>(&request);
-    if (!wake) return {terms.timeout, k_grace, !terms.bounds_all, {}, 1};
-    return {terms.timeout + wake->wait, k_grace, !terms.bounds_all, terms.timeout, wake->order.size() + 1};
+    peers::AnswerTimeout::Limits limits{
+        .answer = terms.timeout, .grace = k_grace, .copies_freely = !terms.bounds_all};
+    if (wake) {
+        limits.answer += wake->wait;
+        limits.afterwards = terms.timeout;
+        limits.returns = wake->order.size() + 1;
+    }
+    return limits;
 }
 
 /// What a process of this machine can have to copy: no more than its GPUs have, or its host memory holds.
@@ -141,7 +147,7 @@ void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {
             outcome.answer = std::move(socket).error();
             continue;
         }
-        // What an agent says while it is still at work is how all was before.
+        // While an agent is still at work, it reports the state from before.
         const bool is_unknown = std::get<Error>(outcome.answer).code == ErrorCode::outcome_unknown;
         if (!socket || is_unknown || finder.proc().is_stopped(outcome.process)) continue;
         targets.reached.push_back({outcome.process, *std::move(socket)});

@@ -18,7 +18,7 @@ struct Task {
     const protocol::Request* request = nullptr; ///< outlives the task
 };
 
-/// What holds for all of several tasks.
+/// Settings that apply to all of several tasks.
 struct Manner {
     const peers::Joint* joint = nullptr; ///< they go together
     bool passes_over = false;            ///< nothing is said of one that is_passed_over()

@@ -4,8 +4,7 @@
 
 #include "doctor/diagnosis.hpp"
 
-#include "base/exit_status.hpp"
-#include "doctor/checks.hpp"
+#include "base/error.hpp"
 
 #include <utility>
 
@@ -35,11 +34,10 @@ int exit_status_of(const Diagnosis& diagnosis) noexcept {
 Result<Diagnosis> diagnose(const std::string& target, std::optional<uid_t> user,
                            const MachineQuestions& questions, const AskApart& apart) {
     control::Finder finder;
-    auto outcomes = find(finder, target, user, questions.timeout);
-    if (!outcomes) return std::move(outcomes).error();
+    auto outcomes = GPU_SLEEP_TRY(find(finder, target, user, questions.timeout));
     const auto machine = examine_machine(questions, apart);
     Diagnosis diagnosis{judge(machine), {}};
-    for (auto& outcome : *outcomes) {
+    for (auto& outcome : outcomes) {
         const auto process = examine_process(finder, std::move(outcome), questions.timeout, apart);
         diagnosis.processes.push_back({process.process, judge(machine, process)});
     }

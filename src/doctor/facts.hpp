@@ -21,7 +21,7 @@
 
 namespace gpu_sleep::doctor {
 
-/// What the kernel says of the machine, and of this command.
+/// Facts that the kernel tells about the machine and this command.
 struct KernelFacts {
     enum class Access : std::uint8_t { absent, denied, granted };
 
@@ -47,12 +47,12 @@ struct MachineFacts {
     KernelFacts kernel;
     Result<driver::Setup> setup;
     Result<driver::Capabilities> capabilities;
-    /// Of each device of `capabilities`; empty where nobody asked.
+    /// One for each device of `capabilities`; empty if nobody asked.
     std::vector<Result<driver::LinkSpeed>> links;
     std::optional<DirectoryFacts> directory;
 };
 
-/// What the kernel says of one process.
+/// Facts that the kernel tells about one process.
 struct ProcessKernelFacts {
     bool is_stopped = false;
     std::optional<std::uint64_t> mappings; ///< missing where they may not be read
@@ -75,7 +75,7 @@ struct ProcessFacts {
 [[nodiscard]] KernelFacts read_kernel(const std::filesystem::path& root = "/");
 [[nodiscard]] ProcessKernelFacts read_process(pid_t pid, const std::filesystem::path& root = "/");
 
-/// What is to be asked of the machine.
+/// Which questions to ask about the machine.
 struct MachineQuestions {
     Milliseconds timeout{10'000}; ///< for each question
     bool measures = false;        ///< copies across the link of each GPU, by a context of its own

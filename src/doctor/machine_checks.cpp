@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // The checks of the machine: what the answers of the driver and the kernel's figures mean, and their table.
 
-#include "base/exit_status.hpp"
-#include "doctor/checks.hpp"
+#include "base/error.hpp"
+#include "doctor/diagnosis.hpp"
 
 #include "base/text.hpp"
 

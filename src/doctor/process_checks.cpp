@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // The checks of one process: their table, and what its agent's answers mean.
 
-#include "base/exit_status.hpp"
-#include "doctor/checks.hpp"
+#include "base/error.hpp"
+#include "doctor/diagnosis.hpp"
 
 #include "base/text.hpp"
 
@@ -29,9 +29,9 @@ bool is_asleep(const Report& status) noexcept {
     return status.state == model::State::asleep || status.state == model::State::damaged;
 }
 
-/// Whether --force overrides that refusal.
-bool is_for_force(std::string_view refusal) noexcept {
-    return refusal.ends_with("without --force");
+/// Whether a sleep is refused unless it is forced.
+bool is_for_force(const Report& rehearsal) noexcept {
+    return rehearsal.refusal_code == ErrorCode::unseen_library;
 }
 
 Findings judge_agent(const MachineFacts&, const ProcessFacts& process) {
@@ -73,8 +73,7 @@ Findings judge_reach(const MachineFacts&, const ProcessFacts& process) {
     const auto* const status = status_of(process);
     if (const auto* const rehearsal = rehearsal_of(process)) {
         // The agent knows of calls, too.
-        if (const auto why = peers::refusal_of(*rehearsal); is_for_force(why))
-            findings.push_back(bad(why, advice));
+        if (is_for_force(*rehearsal)) findings.push_back(bad(rehearsal->refusal, advice));
     } else if (!process.kernel.unseen.empty()) {
         findings.push_back(warn("uses the GPU unseen: " + model::list_of(process.kernel.unseen), advice));
     }
@@ -175,9 +174,10 @@ Findings judge_sleep(const MachineFacts& machine, const ProcessFacts& process) {
         return {bad("some of its contents are damaged", std::string(traits(ErrorCode::damaged).advice),
                     exit_status::damaged)};
     if (is_asleep(*status)) return {judge_wake(process)};
-    const auto why = peers::refusal_of(*rehearsal_of(process));
-    if (!why.empty() && !is_for_force(why)) return {bad("a sleep would fail: " + why, {})};
-    const auto& devices = rehearsal_of(process)->devices;
+    const auto& rehearsal = *rehearsal_of(process);
+    if (!rehearsal.refusal.empty() && !is_for_force(rehearsal))
+        return {bad("a sleep would fail: " + rehearsal.refusal, {})};
+    const auto& devices = rehearsal.devices;
     const auto released = model::sum_of(devices, &DeviceReport::released);
     const auto kept = model::sum_of(devices, &DeviceReport::kept);
     if (released == 0) return {ok("it has no memory that could sleep yet")};

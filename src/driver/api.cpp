@@ -40,16 +40,15 @@ ErrorCode code_of(CUresult status) noexcept {
 } // namespace
 
 Result<Api> Api::load() {
-    const auto library = open_libcuda();
-    if (!library) return library.error();
+    const auto library = GPU_SLEEP_TRY(open_libcuda());
     Api api;
 #define GPU_SLEEP_FIND(name)                                                                                 \
-    if (!find(*library, GPU_SLEEP_SYMBOL(name), api.name))                                                   \
+    if (!find(library, GPU_SLEEP_SYMBOL(name), api.name))                                                    \
         return make_error(ErrorCode::no_driver, "the CUDA driver is too old: it has no {}",                  \
                           GPU_SLEEP_SYMBOL(name));
     GPU_SLEEP_DRIVER_FUNCTIONS(GPU_SLEEP_FIND)
 #undef GPU_SLEEP_FIND
-#define GPU_SLEEP_FIND(name) find(*library, GPU_SLEEP_SYMBOL(name), api.name);
+#define GPU_SLEEP_FIND(name) find(library, GPU_SLEEP_SYMBOL(name), api.name);
     GPU_SLEEP_OPTIONAL_DRIVER_FUNCTIONS(GPU_SLEEP_FIND)
 #undef GPU_SLEEP_FIND
     return api;

@@ -80,40 +80,34 @@ private:
 } // namespace
 
 Result<Capabilities> look_at_capabilities() {
-    const auto api = Api::load();
-    if (!api) return api.error();
-    GPU_SLEEP_TRY(initialise(*api));
+    const auto api = GPU_SLEEP_TRY(Api::load());
+    GPU_SLEEP_TRY(initialise(api));
     Capabilities found;
-    if (api->cuDriverGetVersion) static_cast<void>(api->cuDriverGetVersion(&found.cuda_version));
+    if (api.cuDriverGetVersion) static_cast<void>(api.cuDriverGetVersion(&found.cuda_version));
     found.has_checkpoint = Checkpoint::load().has_value();
-    const auto count = device_count(*api);
-    if (!count) return count.error();
-    for (int i = 0; i < *count; ++i) {
+    const auto count = GPU_SLEEP_TRY(device_count(api));
+    for (int i = 0; i < count; ++i) {
         CUdevice device = 0;
-        GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGet, "cannot query a GPU", &device, i);
-        found.devices.push_back(capabilities_of(*api, device));
+        GPU_SLEEP_DRIVER_TRY(api, cuDeviceGet, "cannot query a GPU", &device, i);
+        found.devices.push_back(capabilities_of(api, device));
     }
     return found;
 }
 
 Result<LinkSpeed> measure_link(int device) {
-    const auto api = Api::load();
-    if (!api) return api.error();
-    GPU_SLEEP_TRY(initialise(*api));
-    const auto context = PrimaryContext::retain(*api, device);
-    if (!context) return context.error();
-    const CurrentContext current(*api, context->get());
-    CopyBench bench(*api);
+    const auto api = GPU_SLEEP_TRY(Api::load());
+    GPU_SLEEP_TRY(initialise(api));
+    const auto context = GPU_SLEEP_TRY(PrimaryContext::retain(api, device));
+    const CurrentContext current(api, context.get());
+    CopyBench bench(api);
     GPU_SLEEP_TRY(bench.prepare());
-    const auto to_device = bench.best([&](void* host, CUdeviceptr memory, CUstream stream) {
-        return api->cuMemcpyHtoDAsync(memory, host, CopyBench::k_bytes, stream);
-    });
-    if (!to_device) return to_device.error();
-    const auto to_host = bench.best([&](void* host, CUdeviceptr memory, CUstream stream) {
-        return api->cuMemcpyDtoHAsync(host, memory, CopyBench::k_bytes, stream);
-    });
-    if (!to_host) return to_host.error();
-    return LinkSpeed{*to_host, *to_device};
+    const auto to_device = GPU_SLEEP_TRY(bench.best([&](void* host, CUdeviceptr memory, CUstream stream) {
+        return api.cuMemcpyHtoDAsync(memory, host, CopyBench::k_bytes, stream);
+    }));
+    const auto to_host = GPU_SLEEP_TRY(bench.best([&](void* host, CUdeviceptr memory, CUstream stream) {
+        return api.cuMemcpyDtoHAsync(host, memory, CopyBench::k_bytes, stream);
+    }));
+    return LinkSpeed{to_host, to_device};
 }
 
 } // namespace gpu_sleep::driver

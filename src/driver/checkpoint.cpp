@@ -76,9 +76,8 @@ std::optional<CUuuid> parse_uuid(std::string_view text) {
 } // namespace
 
 Result<Checkpoint> Checkpoint::load() {
-    const auto library = open_libcuda();
-    if (!library) return library.error();
-    static const auto& calls = *new Calls(*library);
+    const auto library = GPU_SLEEP_TRY(open_libcuda());
+    static const auto& calls = *new Calls(library);
     if (!calls.is_complete())
         return make_error(
             ErrorCode::no_driver,
@@ -123,8 +122,7 @@ Result<void> Checkpoint::done(int status, std::string_view call, pid_t pid) cons
 
 Result<checkpoint::State> Checkpoint::state(pid_t pid) const {
     int state = 0;
-    if (auto asked = done(calls_->state(pid, &state), "cuCheckpointProcessGetState", pid); !asked)
-        return std::move(asked).error();
+    GPU_SLEEP_TRY(done(calls_->state(pid, &state), "cuCheckpointProcessGetState", pid));
     const auto stands = static_cast<checkpoint::State>(state);
     if (state < 0 || stands > checkpoint::State::failed)
         return make_error(ErrorCode::driver_failed, "the driver gives a state that is not known ({})", state);

@@ -4,10 +4,10 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/gpu_pair.hpp"
-#include "base/result.hpp"
 #include "base/units.hpp"
-#include "checkpoint/engine.hpp"
+#include "checkpoint/steps.hpp"
 
 #include <sys/types.h>
 

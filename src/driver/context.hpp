@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Primary contexts: retaining one, and making it current.
+// Contexts: finding and keeping them, making one current, and waiting for the work in them, with a limit.
 
 #pragma once
 
 #include "base/units.hpp"
 #include "driver/api.hpp"
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -74,6 +75,12 @@ public:
 
     /// CUDA_SUCCESS when the context is current.
     [[nodiscard]] CUresult status() const noexcept { return status_; }
+    /// Whether it is: in another context a kernel may not reach the memory, and the program would lose its
+    /// own. Errors: driver_failed, context_lost.
+    [[nodiscard]] Result<void> check() const {
+        if (status_ == CUDA_SUCCESS) return {};
+        return to_error(api_, status_, "cuCtxPushCurrent", "cannot enter a context");
+    }
 
 private:
     const Api& api_;
@@ -103,7 +110,7 @@ struct MemoryInfo {
 
 /// The device's name for people; empty if the driver does not say. Source: CUDA Driver API, cuDeviceGetName.
 [[nodiscard]] std::string device_name(const Api& api, int device);
-/// What the driver says of an attribute; 0 where it does not. Source: CUDA Driver API, cuDeviceGetAttribute.
+/// A device attribute; 0 if the driver does not report it. Source: CUDA Driver API, cuDeviceGetAttribute.
 [[nodiscard]] int device_attribute(const Api& api, int device, CUdevice_attribute attribute);
 /// Whether the process uses the device through MPS. Source: CUDA Driver API, CU_DEVICE_ATTRIBUTE_MPS_ENABLED.
 [[nodiscard]] bool is_mps_client(const Api& api, int device);
@@ -129,5 +136,22 @@ private:
     const Api& api_;
     CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
+
+/// How long drain() waits, and whether it should go on.
+struct DrainLimits {
+    Clock::time_point captures;                             ///< for captures that can be seen to end
+    Clock::time_point work;                                 ///< for submitted work to end
+    std::function<bool()> keep_going = [] { return true; }; ///< asked between looks
+};
+
+/// Waits until all work submitted to `contexts` is done. A capture on a stream that synchronizes with the
+/// legacy stream is visible, and drain() waits for it. Any other capture is broken: recording an event in the
+/// context breaks it, and the driver does not show it before. Errors: timed_out, capture_in_progress (the
+/// message says whether one was broken), cancelled, context_lost.
+[[nodiscard]] Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts,
+                                 const DrainLimits& limits);
+/// The same for contexts of the program's own, which the caller keeps from being destroyed meanwhile.
+[[nodiscard]] Result<void> drain(const Api& api, const std::vector<CUcontext>& contexts,
+                                 const DrainLimits& limits);
 
 } // namespace gpu_sleep::driver

@@ -5,7 +5,6 @@
 #include "driver/device_session.hpp"
 
 #include "driver/fingerprint_key.hpp"
-#include "driver/kernels/image.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -47,15 +46,19 @@ private:
 DeviceSession::DeviceSession(const Api& api, PrimaryContext context) noexcept
     : api_(api), context_(std::move(context)) {}
 
-Result<std::unique_ptr<DeviceSession>> DeviceSession::open(const Api& api, PrimaryContext context,
-                                                           bool makes_streams) {
+Result<std::unique_ptr<DeviceSession>> DeviceSession::open(const Api& api, PrimaryContext context) {
     std::unique_ptr<DeviceSession> session(new DeviceSession(api, std::move(context)));
-    if (!makes_streams) session->stream_ = session->side_stream_ = session->check_stream_ = CU_STREAM_LEGACY;
     const auto current = session->enter();
-    if (current.status() != CUDA_SUCCESS)
-        return to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
-    if (makes_streams) GPU_SLEEP_TRY(session->make_stream(session->stream_, CU_STREAM_LEGACY));
-    if (makes_streams) GPU_SLEEP_TRY(session->make_stream(session->side_stream_, session->stream_));
+    GPU_SLEEP_TRY(current.check());
+    GPU_SLEEP_TRY(session->make_stream(session->stream_, CU_STREAM_LEGACY));
+    GPU_SLEEP_TRY(session->make_stream(session->side_stream_, session->stream_));
+    return session;
+}
+
+Result<std::unique_ptr<DeviceSession>> DeviceSession::open_without_streams(const Api& api,
+                                                                           PrimaryContext context) {
+    std::unique_ptr<DeviceSession> session(new DeviceSession(api, std::move(context)));
+    session->stream_ = session->side_stream_ = session->check_stream_ = CU_STREAM_LEGACY;
     return session;
 }
 
@@ -136,14 +139,13 @@ Result<std::span<const Fingerprint>>
 DeviceSession::launch_fingerprint(CUfunction kernel, std::span<const FingerprintBlock> blocks,
                                   std::byte* memory, CUstream stream) {
     const StepClock::Timed timed(&steps_, Step::fingerprint);
-    const auto of_process = process_fingerprint_key();
-    if (!of_process) return of_process.error();
+    const auto of_process = GPU_SLEEP_TRY(process_fingerprint_key());
     auto* input = reinterpret_cast<FingerprintBlock*>(memory);
     std::copy(blocks.begin(), blocks.end(), input);
     auto* output = reinterpret_cast<Fingerprint*>(memory + blocks.size_bytes());
 
     std::uint64_t count = blocks.size();
-    FingerprintKey key = **of_process;
+    FingerprintKey key = *of_process;
     void* arguments[] = {&input, &output, &count, &key};
     constexpr std::uint64_t k_max_blocks = 16'384; // several for each multiprocessor of any device
     const auto grid = static_cast<unsigned>(std::min(count, k_max_blocks));
@@ -173,9 +175,7 @@ Result<void> DeviceSession::reserve_fingerprints(std::size_t blocks) {
     const auto needed = fingerprint_bytes(blocks);
     if (buffer_ && buffer_->bytes() >= needed) return {};
     buffer_.reset();
-    auto buffer = MappedBuffer::create(api_, needed);
-    if (!buffer) return std::move(buffer).error();
-    buffer_ = *std::move(buffer);
+    buffer_ = GPU_SLEEP_TRY(MappedBuffer::create(api_, needed));
     return {};
 }
 
@@ -185,9 +185,8 @@ Result<void> DeviceSession::prepare_fingerprints(std::size_t blocks) {
     if (!check_stream_) GPU_SLEEP_TRY(make_stream(check_stream_, stream_));
     const auto needed = fingerprint_bytes(blocks);
     if (!aside_.empty() && aside_.back()->bytes() - aside_used_ >= needed) return {};
-    auto buffer = MappedBuffer::create(api_, needed);
-    if (!buffer) return std::move(buffer).error();
-    aside_.push_back(*std::move(buffer));
+    auto buffer = GPU_SLEEP_TRY(MappedBuffer::create(api_, needed));
+    aside_.push_back(std::move(buffer));
     aside_used_ = 0;
     return {};
 }

@@ -7,7 +7,7 @@
 #include "driver/context.hpp"
 #include "driver/kernels/fingerprint.hpp"
 #include "driver/memory.hpp"
-#include "model/step_clock.hpp"
+#include "model/report.hpp"
 
 #include <cstddef>
 #include <functional>
@@ -26,10 +26,11 @@ class MappedBuffer;
 /// thread at a time, which must have entered the session's context (enter()).
 class DeviceSession {
 public:
-    /// `makes_streams`: false leaves their memory to others, see has_own_stream(). Errors:
-    /// out_of_device_memory, driver_failed, context_lost.
-    [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open(const Api& api, PrimaryContext context,
-                                                                     bool makes_streams = true);
+    /// Errors: out_of_device_memory, driver_failed, context_lost.
+    [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open(const Api& api, PrimaryContext context);
+    /// The same, but leaves the memory of streams to others: see has_own_stream().
+    [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open_without_streams(const Api& api,
+                                                                                     PrimaryContext context);
     DeviceSession(const DeviceSession&) = delete;
     DeviceSession& operator=(const DeviceSession&) = delete;
     ~DeviceSession();

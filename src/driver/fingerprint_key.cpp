@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Random keys, and the one of this process.
+// Random keys, the one of this process, and the kernels, carried inside the library.
 
 #include "driver/fingerprint_key.hpp"
 
@@ -30,13 +30,33 @@ Result<FingerprintKey> make_fingerprint_key(RandomSource source) {
 Result<const FingerprintKey*> process_fingerprint_key() {
     static std::atomic<const FingerprintKey*> of_process{nullptr};
     if (const auto* const key = of_process.load(std::memory_order_acquire)) return key;
-    const auto made = make_fingerprint_key();
-    if (!made) return made.error();
-    std::unique_ptr<const FingerprintKey> mine(new (std::nothrow) FingerprintKey(*made));
+    const auto made = GPU_SLEEP_TRY(make_fingerprint_key());
+    std::unique_ptr<const FingerprintKey> mine(new (std::nothrow) FingerprintKey(made));
     if (!mine) return make_error(ErrorCode::out_of_host_memory, "cannot keep a key for fingerprints");
     const FingerprintKey* first = nullptr;
     if (!of_process.compare_exchange_strong(first, mine.get(), std::memory_order_acq_rel)) return first;
     return mine.release();
+}
+
+} // namespace gpu_sleep::driver
+
+asm(R"(
+    .section .rodata
+    .balign 16
+    .hidden gpu_sleep_kernel_image
+    .globl gpu_sleep_kernel_image
+gpu_sleep_kernel_image:
+    .incbin ")" GPU_SLEEP_FATBIN R"("
+    .byte 0
+    .previous
+)");
+
+extern "C" const unsigned char gpu_sleep_kernel_image[];
+
+namespace gpu_sleep::driver {
+
+const void* kernel_image() noexcept {
+    return gpu_sleep_kernel_image;
 }
 
 } // namespace gpu_sleep::driver

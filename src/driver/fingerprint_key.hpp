@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The key of the fingerprints that this process takes.
+// What the fingerprints that this process takes need besides memory: its key, and the compiled kernels.
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "driver/kernels/fingerprint.hpp"
 
 #include <sys/random.h>
@@ -24,5 +24,11 @@ using RandomSource = ssize_t (*)(void* to, std::size_t bytes, unsigned flags);
 /// child that was forked later has the same. Thread-safe, without a lock that a fork could leave taken.
 /// Errors: io_failed, out_of_host_memory; the next call tries again.
 [[nodiscard]] Result<const FingerprintKey*> process_fingerprint_key();
+
+/// A fat binary for cuModuleLoadData, with machine code for current GPUs and PTX for later ones. Static.
+[[nodiscard]] const void* kernel_image() noexcept;
+
+inline constexpr const char* k_fingerprint_kernel = "gpu_sleep_fingerprint";
+inline constexpr const char* k_copy_kernel = "gpu_sleep_copy";
 
 } // namespace gpu_sleep::driver

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Opening the driver's libraries at run time, and finding functions in them.
+// Opening the driver's libraries at run time. Apart, because hooks use it before a sanitizer is ready.
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/symbols.hpp"
 
 namespace gpu_sleep::driver {

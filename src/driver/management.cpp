@@ -62,9 +62,8 @@ Error failed(const Nvml& nvml, int status, std::string_view call) {
 }
 
 Result<Nvml> load() {
-    const auto library = open_library("libnvidia-ml.so.1", "driver's management library");
-    if (!library) return library.error();
-    Nvml nvml(*library);
+    const auto library = GPU_SLEEP_TRY(open_library("libnvidia-ml.so.1", "driver's management library"));
+    Nvml nvml(library);
     if (!nvml.is_complete())
         return make_error(ErrorCode::no_driver, "the driver's management library is too old");
     if (const int status = nvml.init(); status != k_success) return failed(nvml, status, "nvmlInit");
@@ -96,7 +95,7 @@ const Result<Nvml>& library() {
     return loaded;
 }
 
-/// What `ask` says of the device; 0 where it does not, or is not there.
+/// Returns what `ask` reports about the device, or 0 if it fails or is missing.
 template <class Number>
 int number_of(int (*ask)(Device, Number*), Device device) {
     Number number = 0;
@@ -149,7 +148,7 @@ Result<void> for_each_device(Use&& use) {
     return {};
 }
 
-/// What look_at_gpus() says of one.
+/// Returns one GPU for look_at_gpus().
 Result<Gpu> gpu_of(const Nvml& nvml, unsigned index, Device device) {
     std::array<char, 96> uuid{};
     std::array<char, 96> name{};
@@ -185,12 +184,12 @@ Result<Setup> look_at_setup() {
 
 Result<std::vector<Gpu>> look_at_gpus() {
     std::vector<Gpu> gpus;
-    GPU_SLEEP_TRY(for_each_device([&](const Nvml& nvml, unsigned index, Device device) -> Result<void> {
-        auto gpu = gpu_of(nvml, index, device);
-        if (!gpu) return std::move(gpu).error();
-        gpus.push_back(*std::move(gpu));
+    const auto add = [&](const Nvml& nvml, unsigned index, Device device) -> Result<void> {
+        auto gpu = GPU_SLEEP_TRY(gpu_of(nvml, index, device));
+        gpus.push_back(std::move(gpu));
         return {};
-    }));
+    };
+    GPU_SLEEP_TRY(for_each_device(add));
     return gpus;
 }
 

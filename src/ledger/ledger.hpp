@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/units.hpp"
 #include "model/model.hpp"
 
@@ -75,7 +75,7 @@ private:
 
 struct Tag {
     std::string name;
-    model::Policy policy;
+    model::TagPolicy policy;
     bool is_separable = false; ///< the program does without it while it sleeps, whoever put it to sleep
     Bytes live_bytes = 0;      ///< of its memory, so much is placed in host memory as it is allocated
 };
@@ -104,7 +104,7 @@ public:
     [[nodiscard]] const std::vector<Tag>& tags() const noexcept { return tags_; }
     /// Forgets the tags whose ids are `count` and above, unless a backing has one of them or of those after.
     void forget_tags_from(std::size_t count);
-    void set_policy(TagId id, model::Policy policy) { tags_[id].policy = policy; }
+    void set_policy(TagId id, model::TagPolicy policy) { tags_[id].policy = policy; }
     void set_separable(TagId id, bool is_separable) { tags_[id].is_separable = is_separable; }
     void set_live_bytes(TagId id, Bytes bytes) { tags_[id].live_bytes = bytes; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Allocating and freeing ranges.
+// Allocating and freeing ranges, and parts of them: best fit, neighbours joined.
 
 #include "memory/heap.hpp"
 
@@ -9,8 +9,83 @@
 #include "driver/context.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 namespace gpu_sleep::memory {
+
+SpanAllocator::SpanAllocator(Bytes bytes, Bytes step) : step_(step) {
+    insert_free(0, bytes);
+}
+
+void SpanAllocator::insert_free(Bytes offset, Bytes bytes) {
+    free_.emplace(offset, bytes);
+    by_size_.emplace(bytes, offset);
+}
+
+void SpanAllocator::erase_free(std::map<Bytes, Bytes>::iterator at) {
+    by_size_.erase({at->second, at->first});
+    free_.erase(at);
+}
+
+std::optional<Bytes> SpanAllocator::allocate(Bytes bytes) {
+    const auto rounded = round_up(bytes, step_);
+    const auto fit = by_size_.lower_bound({rounded, 0});
+    if (rounded == 0 || fit == by_size_.end()) return std::nullopt;
+    const auto [length, offset] = *fit;
+    allocated_.emplace(offset,
+                       rounded); // takes all the memory that is needed: where there is none, nothing changes
+    auto size = by_size_.extract(fit);
+    auto span = free_.extract(offset);
+    if (length == rounded) return offset;
+    size.value() = {length - rounded, offset + rounded};
+    by_size_.insert(std::move(size));
+    span.key() = offset + rounded;
+    span.mapped() = length - rounded;
+    free_.insert(std::move(span));
+    return offset;
+}
+
+std::optional<Bytes> SpanAllocator::free(Bytes offset) {
+    const auto at = allocated_.find(offset);
+    if (at == allocated_.end()) return std::nullopt;
+    const auto length = at->second;
+    // The memory first, so that nothing has changed where there is none.
+    auto size = by_size_.extract(by_size_.emplace(length, offset).first);
+    auto span = allocated_.extract(at);
+
+    auto begin = offset;
+    auto end = offset + length;
+    const auto next = free_.lower_bound(offset);
+    if (next != free_.begin()) {
+        const auto previous = std::prev(next);
+        if (previous->first + previous->second == begin) {
+            begin = previous->first;
+            erase_free(previous);
+        }
+    }
+    if (const auto after = free_.find(end); after != free_.end()) {
+        end += after->second;
+        erase_free(after);
+    }
+    span.key() = begin;
+    span.mapped() = end - begin;
+    free_.insert(std::move(span));
+    size.value() = {end - begin, begin};
+    by_size_.insert(std::move(size));
+    return length;
+}
+
+std::optional<Bytes> SpanAllocator::allocated_at(Bytes offset) const {
+    const auto at = allocated_.find(offset);
+    return at == allocated_.end() ? std::nullopt : std::optional(at->second);
+}
+
+std::optional<Bytes> SpanAllocator::allocation_holding(Bytes offset) const {
+    auto after = allocated_.upper_bound(offset);
+    if (after == allocated_.begin()) return std::nullopt;
+    --after;
+    return offset < after->first + after->second ? std::optional(after->first) : std::nullopt;
+}
 
 using driver::AddressSpan;
 using driver::DeviceAddress;
@@ -30,16 +105,13 @@ Error no_place(Bytes bytes) {
 
 Result<Heap::Device*> Heap::device(int ordinal) {
     if (const auto known = devices_.find(ordinal); known != devices_.end()) return &known->second;
-    const auto count = driver::device_count(api_);
-    if (!count) return count.error();
-    if (ordinal < 0 || ordinal >= std::min(*count, driver::k_max_devices))
+    const auto count = GPU_SLEEP_TRY(driver::device_count(api_));
+    if (ordinal < 0 || ordinal >= std::min(count, driver::k_max_devices))
         return make_error(ErrorCode::invalid_argument, "there is no device {}: the process has {}", ordinal,
-                          *count);
-    const auto memory = driver::device_memory(api_, ordinal);
-    if (!memory) return memory.error();
-    auto kind = driver::MemoryKind::of_device(api_, ordinal);
-    if (!kind) return std::move(kind).error();
-    return &devices_.emplace(ordinal, Device{*kind, *memory, {}}).first->second;
+                          count);
+    const auto memory = GPU_SLEEP_TRY(driver::device_memory(api_, ordinal));
+    auto kind = GPU_SLEEP_TRY(driver::MemoryKind::of_device(api_, ordinal));
+    return &devices_.emplace(ordinal, Device{kind, memory, {}}).first->second;
 }
 
 std::vector<int> Heap::devices() const {
@@ -73,18 +145,16 @@ void Heap::unreserve(Pool& pool, DeviceAddress address) {
 
 Result<Backing*> Heap::add_range(Pool& pool, const Device& device, ledger::TagId tag, Bytes bytes,
                                  const driver::MemoryKind& kind) {
-    auto address = reserve(pool, device, bytes);
-    if (!address) return std::move(address).error();
-    auto range = guarded([&] { return back({*address, bytes}, kind, tag); });
+    auto address = GPU_SLEEP_TRY(reserve(pool, device, bytes));
+    auto range = guarded([&] { return back({address, bytes}, kind, tag); });
     if (!range)
-        ignoring_errors([&] { unreserve(pool, *address); }); // else addresses are lost, which are plenty
+        ignoring_errors([&] { unreserve(pool, address); }); // else addresses are lost, which are plenty
     return range;
 }
 
 Result<Backing*> Heap::back(AddressSpan span, const driver::MemoryKind& kind, ledger::TagId tag) {
-    auto memory = kind.create(api_, span.bytes, k_create_patience);
-    if (!memory) return std::move(memory).error();
-    GPU_SLEEP_TRY(driver::map(api_, span, memory->get()));
+    auto memory = GPU_SLEEP_TRY(kind.create(api_, span.bytes, k_create_patience));
+    GPU_SLEEP_TRY(driver::map(api_, span, memory.get()));
     auto added = guarded([&]() -> Result<Backing*> {
         const auto mask = driver::DeviceMask{1} << kind.device();
         GPU_SLEEP_TRY(driver::set_access(api_, span, mask));
@@ -95,12 +165,12 @@ Result<Backing*> Heap::back(AddressSpan span, const driver::MemoryKind& kind, le
         backing.device = kind.device();
         backing.access = mask;
         backing.mapped = true;
-        backing.handle = memory->get();
+        backing.handle = memory.get();
         backing.host_backed = kind.is_of_host();
         return &ledger_.add(std::move(backing));
     });
     if (added)
-        static_cast<void>(memory->release()); // the ledger's now
+        static_cast<void>(memory.release()); // the ledger's now
     else
         ignoring_errors([&] { static_cast<void>(driver::unmap(api_, span)); });
     return added;
@@ -116,9 +186,8 @@ Result<Freed> Heap::remove_range(Pool& pool, Backing& backing) {
 
 Result<DeviceAddress> Heap::allocate(int ordinal, ledger::TagId tag, Bytes bytes) {
     if (bytes == 0) return make_error(ErrorCode::invalid_argument, "cannot allocate zero bytes");
-    auto known = device(ordinal);
-    if (!known) return std::move(known).error();
-    const auto& device = **known;
+    auto known = GPU_SLEEP_TRY(device(ordinal));
+    const auto& device = *known;
     if (bytes > device.memory)
         return make_error(ErrorCode::out_of_device_memory, "cannot allocate {}: GPU {} has {} in all",
                           format_bytes(bytes), ordinal, format_bytes(device.memory));
@@ -127,13 +196,10 @@ Result<DeviceAddress> Heap::allocate(int ordinal, ledger::TagId tag, Bytes bytes
 }
 
 Result<DeviceAddress> Heap::allocate_in_host_memory(int ordinal, ledger::TagId tag, Bytes bytes) {
-    auto known = device(ordinal);
-    if (!known) return std::move(known).error();
-    auto& device = **known;
+    auto known = GPU_SLEEP_TRY(device(ordinal));
+    auto& device = *known;
     if (!device.host_kind) {
-        auto kind = driver::MemoryKind::of_host_near(api_, ordinal);
-        if (!kind) return std::move(kind).error();
-        device.host_kind = *kind;
+        device.host_kind = GPU_SLEEP_TRY(driver::MemoryKind::of_host_near(api_, ordinal));
     }
     return allocate_range(device, tag, bytes, *device.host_kind);
 }
@@ -141,10 +207,10 @@ Result<DeviceAddress> Heap::allocate_in_host_memory(int ordinal, ledger::TagId t
 Result<DeviceAddress> Heap::allocate_range(const Device& device, ledger::TagId tag, Bytes bytes,
                                            const driver::MemoryKind& kind) {
     auto& pool = pools_[{kind.device(), tag}];
-    auto backing = add_range(pool, device, tag, round_up(bytes, device.kind.granularity()), kind);
-    if (!backing) return std::move(backing).error();
-    (*backing)->allocated = bytes;
-    return (*backing)->address;
+    auto* const backing =
+        GPU_SLEEP_TRY(add_range(pool, device, tag, round_up(bytes, device.kind.granularity()), kind));
+    backing->allocated = bytes;
+    return backing->address;
 }
 
 Result<Freed> Heap::free(DeviceAddress address) {
@@ -189,11 +255,10 @@ Result<DeviceAddress> Heap::allocate_in_new_block(Pool& pool, const Device& devi
     const auto offset = spans.allocate(bytes);
     if (!offset) return no_place(bytes);
     std::set<std::pair<Bytes, DeviceAddress>> space{{spans.largest_free(), 0}};
-    auto backing = add_range(pool, device, tag, device.kind.granularity(), device.kind);
-    if (!backing) return std::move(backing).error();
-    const auto address = (*backing)->address;
-    (*backing)->shared = true;
-    (*backing)->allocated = bytes;
+    auto* const backing = GPU_SLEEP_TRY(add_range(pool, device, tag, device.kind.granularity(), device.kind));
+    const auto address = backing->address;
+    backing->shared = true;
+    backing->allocated = bytes;
     auto block_entry = block.extract(block.begin());
     block_entry.key() = address;
     block_entry.mapped().address = address;
@@ -243,15 +308,13 @@ Result<Heap::Place> Heap::locate(DeviceAddress address) {
 }
 
 Result<void> Heap::allow_access(DeviceAddress address, int ordinal) {
-    auto place = locate(address);
-    if (!place) return std::move(place).error();
-    if (auto known = device(ordinal); !known) return std::move(known).error();
-    auto& backing = *place->backing;
+    auto place = GPU_SLEEP_TRY(locate(address));
+    GPU_SLEEP_TRY(device(ordinal));
+    auto& backing = *place.backing;
     const auto mask = backing.access | driver::DeviceMask{1} << ordinal;
     if (ordinal != backing.device) {
-        const auto reaches = driver::can_reach(api_, ordinal, backing.device);
-        if (!reaches) return reaches.error();
-        if (!*reaches)
+        const auto reaches = GPU_SLEEP_TRY(driver::can_reach(api_, ordinal, backing.device));
+        if (!reaches)
             return make_error(ErrorCode::invalid_argument, "GPU {} cannot reach memory of GPU {}", ordinal,
                               backing.device);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// All that the commands, the protocol and the agent share as plain data.
+// All that the commands, the protocol and the agent share as plain data: one include for both files of it.
 
 #pragma once
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a process answers: how it stands and what was done, how far that is, or why it failed.
+// What a process answers: how it stands and what was done, how far that is and how long its steps took, or
+// why it failed.
 
 #pragma once
 
@@ -9,6 +10,8 @@
 #include "model/terms.hpp"
 
 #include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -23,7 +26,7 @@ struct WakeRequest;
 struct TagReport {
     std::string tag;
     int device = 0;
-    Policy policy;
+    TagPolicy policy;
     State state = State::awake;
     std::uint64_t ranges = 0;  ///< backings
     Bytes bytes = 0;           ///< all of them
@@ -283,5 +286,42 @@ template <class T>
 
 /// The exit status of a command after `failure`; see exit_status.
 [[nodiscard]] int exit_status_of(const Failure& failure, Operation asked = Operation::sleep) noexcept;
+
+/// The time that threads have spent at each step, of all threads together. A stamp takes 25 ns. Thread-safe.
+class StepClock {
+public:
+    /// Adds the time from its making to its end. Several may count at once.
+    class Timed {
+    public:
+        /// `clock` may be null: nothing is counted. It outlives this.
+        Timed(StepClock* clock, Step step) noexcept : clock_(clock), step_(step) {}
+        Timed(const Timed&) = delete;
+        Timed& operator=(const Timed&) = delete;
+        ~Timed() {
+            if (clock_) clock_->add(step_, Clock::now() - start_);
+        }
+
+    private:
+        StepClock* clock_;
+        Step step_;
+        Clock::time_point start_ = Clock::now();
+    };
+
+    void add(Step step, Clock::duration time) noexcept {
+        spent_[static_cast<std::size_t>(step)].fetch_add(time.count(), std::memory_order_relaxed);
+    }
+    /// In seconds.
+    [[nodiscard]] StepTimes times() const noexcept {
+        StepTimes times{};
+        for (std::size_t i = 0; i < times.size(); ++i)
+            times[i] =
+                std::chrono::duration<double>(Clock::duration(spent_[i].load(std::memory_order_relaxed)))
+                    .count();
+        return times;
+    }
+
+private:
+    std::array<std::atomic<Clock::rep>, k_steps.size()> spent_{};
+};
 
 } // namespace gpu_sleep::model

@@ -57,9 +57,9 @@ Result<std::map<std::string, Bytes>> parse_live_bytes(std::string_view words, st
         const auto tag = equals == std::string_view::npos ? own_tag : word.substr(0, equals);
         if (!is_valid_tag(tag))
             return make_error(ErrorCode::invalid_argument, "'{}' does not begin with a tag", word);
-        const auto bytes = parse_bytes(word.substr(equals + 1)); // all of it, if there is no sign
-        if (!bytes) return bytes.error();
-        if (!all.emplace(tag, *bytes).second)
+        const auto bytes =
+            GPU_SLEEP_TRY(parse_bytes(word.substr(equals + 1))); // all of it, if there is no sign
+        if (!all.emplace(tag, bytes).second)
             return make_error(ErrorCode::invalid_argument, "'{}' names a second size for the same tag", word);
     }
     return all;

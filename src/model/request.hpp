@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is asked of a process: a sleep, a wake, a move, a release, its status; and what is said while that
-// runs.
+// What is asked of a process: a sleep, a wake, a move, a release, its status, memory that it shares; and
+// what is said while that runs.
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/gpu_pair.hpp"
-#include "base/result.hpp"
 #include "base/units.hpp"
 #include "model/terms.hpp"
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -188,5 +189,20 @@ struct InhibitRequest {
 /// of `own_tag`. Errors: invalid_argument (no such tag or size, or a tag twice).
 [[nodiscard]] Result<std::map<std::string, Bytes>> parse_live_bytes(std::string_view words,
                                                                     std::string_view own_tag);
+
+/// Asks for memory that the other program has shared, by the values in its handle.
+struct SharedMemoryRequest {
+    std::array<std::uint64_t, 2> secret{}; ///< of the process that shares
+    std::uint64_t address = 0;             ///< of the allocation there
+    std::uint64_t allocation = 0;          ///< its number, because addresses are reused
+    friend bool operator==(const SharedMemoryRequest&, const SharedMemoryRequest&) = default;
+};
+
+/// The answer. The memory itself comes with it as a descriptor.
+struct SharedMemory {
+    Bytes bytes = 0;  ///< of the memory
+    Bytes offset = 0; ///< of the allocation in it
+    friend bool operator==(const SharedMemory&, const SharedMemory&) = default;
+};
 
 } // namespace gpu_sleep::model

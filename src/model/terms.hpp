@@ -26,7 +26,7 @@ enum class Retention : std::uint8_t {
     discard = 2,  ///< dropped at every level
 };
 
-struct Policy {
+struct TagPolicy {
     Retention retention = Retention::offload;
     bool refillable = false; ///< the program declared that it can fill the tag again after a drop
 };

@@ -4,7 +4,7 @@
 
 #include "model/unseen_libraries.hpp"
 
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What moves the end of waiting, and what does not.
+// Which events extend the wait, and which do not.
 
 #include "peers/answer_timeout.hpp"
 

@@ -62,7 +62,7 @@ public:
     /// The agent waits for a call of the driver by the command (Progress::Phase::deep), which begins now, and
     /// has a limit of its own.
     void start_call(Clock::time_point now) noexcept;
-    /// That has ended, and the agent goes on.
+    /// The call has ended, and the agent goes on.
     void end_call(Clock::time_point now) noexcept;
 
     /// No call that the agent says it is in is waited for any longer.

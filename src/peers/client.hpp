@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Sending requests to several agents at once, and waiting for their answers, each with a time limit.
+// Finding the agents of other processes of this user by their sockets, as an agent can, and asking agents.
 
 #pragma once
 
+#include "base/error.hpp"
+#include "base/fd.hpp"
+#include "base/process.hpp"
 #include "peers/conversation.hpp"
 #include "peers/together.hpp"
 
@@ -11,13 +14,36 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 namespace gpu_sleep::peers {
 
-/// What withdraws questions; by itself, nothing does. Not thread-safe.
+/// The agents in the directory that this user's processes share. Thread-safe. Takes no lock of the loader's,
+/// and asks no name service.
+class Neighbours {
+public:
+    /// Errors: io_failed (this user has no such directory of the usual name).
+    [[nodiscard]] static Result<Neighbours> open();
+
+    [[nodiscard]] int directory() const noexcept { return directory_.get(); }
+    /// Those of all processes but this one, also of some that have ended. Errors: io_failed.
+    [[nodiscard]] Result<std::vector<ProcessIdentity>> list() const;
+    /// A connected, non-blocking socket, whose peer is of this user. Errors: no_agent (nobody listens there),
+    /// timed_out (it does not accept connections), io_failed.
+    [[nodiscard]] Result<UniqueFd> connect(const ProcessIdentity& process) const;
+
+private:
+    Neighbours(UniqueFd directory, std::string path) noexcept
+        : directory_(std::move(directory)), path_(std::move(path)) {}
+
+    UniqueFd directory_;
+    std::string path_;
+};
+
+/// Withdraws questions; this class itself never does. Not thread-safe.
 class Interruptions {
 public:
     Interruptions() = default;
@@ -48,7 +74,7 @@ struct Joint {
 /// An interruption comes too late for it.
 struct PastReturn {};
 
-/// What has come of a question: what its agent tells, or its answer, once.
+/// An event of a question: progress that its agent reports, or, once, the answer.
 struct Event {
     std::size_t question; ///< its index
     std::variant<model::Progress, PastReturn, Answer> what;
@@ -69,7 +95,7 @@ public:
     explicit Conversations(std::vector<Question> questions, Interruptions* interruptions = nullptr,
                            const Joint* joint = nullptr);
 
-    /// Waits for what comes next, until `until` at most. Nothing: it is time, or all are answered.
+    /// Waits for the next event, at most until `until`. Empty on timeout, or once all are answered.
     [[nodiscard]] std::optional<Event> next(Clock::time_point until = Clock::time_point::max());
     /// Whether all are answered.
     [[nodiscard]] bool are_over() const;

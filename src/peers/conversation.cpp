@@ -44,15 +44,6 @@ const Error* error_of(const Answer& answer) noexcept {
     return failure ? &failure->error : std::get_if<Error>(&answer);
 }
 
-std::string refusal_of(const model::Report& report) {
-    if (!report.refusal.empty()) return report.refusal;
-    // Older agents say so in a note alone: until version 8 of the protocol, which they speak, ends.
-    const auto note = std::find_if(report.notes.begin(), report.notes.end(), [](const std::string& each) {
-        return each.ends_with(": it would fail") || each.ends_with("; refused without --force");
-    });
-    return note == report.notes.end() ? std::string() : *note;
-}
-
 std::string refusal_in(const Answer& answer) {
     if (const auto* const error = error_of(answer)) return error->message;
     const auto& report = std::get<model::Report>(answer);
@@ -61,9 +52,8 @@ std::string refusal_in(const Answer& answer) {
         std::any_of(report.devices.begin(), report.devices.end(), [](const model::DeviceReport& device) {
             return device.released + device.kept + device.dropped + device.relocated > 0;
         });
-    // What has come to nothing says why first.
-    auto refusal = refusal_of(report);
-    return !refusal.empty() || changes || report.notes.empty() ? refusal : report.notes.front();
+    // If nothing came of it, the first note says why.
+    return !report.refusal.empty() || changes || report.notes.empty() ? report.refusal : report.notes.front();
 }
 
 std::optional<model::Report> report_in(std::string_view bytes) {

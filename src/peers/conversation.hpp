@@ -5,8 +5,8 @@
 #pragma once
 
 #include "base/fd.hpp"
+#include "base/threads.hpp"
 #include "peers/answer_timeout.hpp"
-#include "peers/background_call.hpp"
 #include "protocol/messages.hpp"
 
 #include <poll.h>
@@ -25,9 +25,6 @@ using Answer = std::variant<model::Report, model::Failure, Error>;
 
 /// Why it failed, or was not answered; null where it was done.
 [[nodiscard]] const Error* error_of(const Answer& answer) noexcept;
-
-/// Why a report says that what was asked was not done, or would fail; empty: nothing is known against it.
-[[nodiscard]] std::string refusal_of(const model::Report& report);
 
 /// Why there was no sleep, or would be none, where one was asked for, or rehearsed; empty: there was, or
 /// nothing is known against it.
@@ -63,11 +60,11 @@ public:
 
     [[nodiscard]] bool is_over() const noexcept { return answer_.has_value(); }
     [[nodiscard]] bool is_past_return() const noexcept { return timeout_.is_past_return(); }
-    /// Of one that is over: whether its answer, taken or not, is no report.
+    /// Whether the answer, taken or not, is a failure. Only once the conversation is over.
     [[nodiscard]] bool has_failed() const noexcept {
         return !std::holds_alternative<model::Report>(*answer_);
     }
-    /// Of one that is over, once.
+    /// Returns the answer: once, when the conversation is over.
     [[nodiscard]] Answer take_answer() noexcept { return std::move(*answer_); }
     /// When to call keep_time().
     [[nodiscard]] Clock::time_point next_time() const noexcept;

@@ -53,10 +53,9 @@ private:
     }
 
     [[nodiscard]] Result<void> look_again() {
-        auto missing = look_();
-        if (!missing) return std::move(missing).error();
-        std::erase_if(*missing, [](const auto& each) { return each.second == 0; });
-        made_.missing = *std::move(missing);
+        auto missing = GPU_SLEEP_TRY(look_());
+        std::erase_if(missing, [](const auto& each) { return each.second == 0; });
+        made_.missing = std::move(missing);
         return {};
     }
 
@@ -96,9 +95,10 @@ private:
             }
             candidates_[index].against = "it is going to sleep, but did not finish in time";
             asked_.push_back(index);
-            questions.push_back({*std::move(socket),
-                                 &requests_[index],
-                                 {request_.timeout, k_grace, !request_.bounds_all, {}, 1}});
+            questions.push_back(
+                {*std::move(socket),
+                 &requests_[index],
+                 {.answer = request_.timeout, .grace = k_grace, .copies_freely = !request_.bounds_all}});
         }
         return questions;
     }

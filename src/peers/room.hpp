@@ -28,7 +28,7 @@ struct Holder {
 /// `min_awake` ago. Level, stores, limits and whether it is a dry run are the asker's.
 [[nodiscard]] model::SleepRequest room_request(Milliseconds min_awake);
 
-/// What was put to sleep.
+/// A process that was put to sleep.
 struct Slept {
     std::size_t holder = 0; ///< its place in the list
     Answer answer;
@@ -37,7 +37,7 @@ struct Slept {
 struct RoomMade {
     BytesByGpu missing;       ///< still, or none; in a dry run, what is missing without a sleep
     std::vector<Slept> slept; ///< in a dry run the dry runs of those that would be
-    /// Of each holder that does not sleep: what it has, and what stands against its sleep.
+    /// For each holder that stays awake: how much it has, and why it stays awake.
     std::vector<std::string> against;
     /// In how many seconds there may be enough, if some only were woken just now.
     std::optional<double> wait;

@@ -13,7 +13,7 @@
 namespace gpu_sleep::peers {
 namespace {
 
-/// What is still missing once one more sleeps.
+/// How much is still missing once one more process sleeps.
 BytesByGpu less(BytesByGpu missing, const Candidate& candidate) {
     for (const auto& [gpu, bytes] : candidate.frees)
         if (const auto of_gpu = missing.find(gpu); of_gpu != missing.end())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Whom to put to sleep so that a GPU has room: from what processes say of themselves to an order. Asks
-// nobody.
+// Chooses which processes to put to sleep to free GPU memory, and in which order, from what they report.
+// Sends no requests.
 
 #pragma once
 
@@ -34,7 +34,7 @@ struct Candidate {
 /// Of who was woken `seconds` ago and is left alone for another `rest` seconds.
 [[nodiscard]] std::string woken_too_recently(double seconds, double rest);
 
-/// What stands against the sleep of `candidate`, in words; empty: nothing.
+/// Says why `candidate` cannot be put to sleep; empty if it can.
 [[nodiscard]] std::string against(const Candidate& candidate);
 
 /// Those who sleep so that all that is `missing` is there: the least recently used, and none that is not

@@ -47,7 +47,7 @@ public:
     /// before it is taken to wait for others: only then another has its turn, and only who is drained after
     /// that was drained by another.
     static constexpr Milliseconds k_each_takes{3}, k_longest_word{40};
-    /// What a turn lets through at most; twice as much each time that all may have had one.
+    /// How much a turn lets through at most; twice as much each time that all may have had one.
     static constexpr std::uint32_t k_turn = 32;
     static constexpr Milliseconds k_longest_rest{80};
     /// How long before the first round where nobody is drained, and all wait for their devices.
@@ -75,7 +75,7 @@ public:
         model::Directive directive;
         friend bool operator==(const Word&, const Word&) = default;
     };
-    /// What is to be said now.
+    /// The messages to send now.
     [[nodiscard]] std::vector<Word> due(Clock::time_point now);
     /// When due(), or why_not(), may have something new to say, unless a member says something first.
     [[nodiscard]] Clock::time_point next_time(Clock::time_point now) const noexcept;

@@ -8,7 +8,6 @@
 
 #include "model/report.hpp"
 #include "model/request.hpp"
-#include "model/share.hpp"
 
 #include <concepts>
 #include <cstddef>
@@ -40,7 +39,7 @@ inline constexpr std::uint16_t k_type_number<model::CallRequest> = 2;
 template <>
 inline constexpr std::uint16_t k_type_number<model::WakeRequest> = 3;
 template <>
-inline constexpr std::uint16_t k_type_number<model::ShareRequest> = 4;
+inline constexpr std::uint16_t k_type_number<model::SharedMemoryRequest> = 4;
 template <>
 inline constexpr std::uint16_t k_type_number<model::InhibitRequest> = 5;
 template <>
@@ -52,7 +51,7 @@ inline constexpr std::uint16_t k_type_number<model::Report> = 17;
 template <>
 inline constexpr std::uint16_t k_type_number<model::Failure> = 18;
 template <>
-inline constexpr std::uint16_t k_type_number<model::Shared> = 19;
+inline constexpr std::uint16_t k_type_number<model::SharedMemory> = 19;
 
 /// The values from `first` to `last`.
 template <class E>
@@ -218,10 +217,10 @@ auto fields(Is<model::Directive> auto& d) {
 auto fields(Is<model::InhibitRequest> auto& r) {
     return all_fields(must<1>(r.release), must<2>(r.time));
 }
-auto fields(Is<model::ShareRequest> auto& r) {
+auto fields(Is<model::SharedMemoryRequest> auto& r) {
     return all_fields(must<1>(r.secret), must<2>(r.address), must<3>(r.allocation));
 }
-auto fields(Is<model::Shared> auto& s) {
+auto fields(Is<model::SharedMemory> auto& s) {
     return all_fields(must<1>(s.bytes), must<2>(s.offset));
 }
 auto fields(Is<model::Progress> auto& p) {
@@ -272,7 +271,7 @@ auto fields(Is<model::TagReport> auto& t) {
                       may<13>(t.needs_refill, "needs_refill"), may<73>(t.host_backed, "host_backed_bytes"),
                       may<75>(t.in_place, "in_place_bytes"));
 }
-auto fields(Is<model::Policy> auto& p) {
+auto fields(Is<model::TagPolicy> auto& p) {
     return all_fields(may<1>(p.retention, "policy"), may<2>(p.refillable, "refillable"));
 }
 auto fields(Is<model::DeviceReport> auto& d) {

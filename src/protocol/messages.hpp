@@ -1,30 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The messages between command and agent, as frames and back. The format is written down in PROTOCOL.md
-// beside this.
+// The messages between command and agent, and the frames in which they travel: a header with magic,
+// version, type, length and checksum, and a payload. PROTOCOL.md beside this is their description.
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "model/report.hpp"
 #include "model/request.hpp"
-#include "model/share.hpp"
-#include "protocol/frame.hpp"
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
 #include <variant>
 #include <vector>
 
 namespace gpu_sleep::protocol {
 
+/// The version of the frames, and of how their payloads hold numbered fields. A field that is added does not
+/// raise it.
+inline constexpr std::uint16_t k_version = 8;
+
+/// No frame's payload is longer; a peer that announces more is cut off before anything is allocated for it.
+inline constexpr std::uint32_t k_max_payload_bytes = 1U << 20;
+
+inline constexpr std::size_t k_header_bytes = 16;
+
+/// A frame of the payload, header included. One that would be too long is refused: invalid_argument.
+[[nodiscard]] Result<std::vector<std::byte>> make_frame(std::uint16_t type,
+                                                        std::span<const std::byte> payload);
+
+/// Takes bytes as they arrive, in any cut, and gives whole frames. Not thread-safe.
+class FrameReader {
+public:
+    struct Frame {
+        std::uint16_t type = 0;
+        std::vector<std::byte> payload;
+    };
+
+    /// Adds received bytes.
+    void append(std::span<const std::byte> bytes);
+
+    /// The next frame, or nothing while it is not complete. After an error the stream is
+    /// beyond repair: close it. Errors: protocol_mismatch (another magic or version), invalid_argument (too
+    /// long, or a bad checksum).
+    [[nodiscard]] Result<std::optional<Frame>> next();
+
+private:
+    std::vector<std::byte> received_;
+};
+
+/// CRC-32C (Castagnoli) of `bytes`, continued from `before`, the checksum of what precedes them (0 for
+/// nothing). Thread-safe. Source: RFC 3720, appendix B.4.
+[[nodiscard]] std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
+
 /// What a command sends: a request, and Directives while a joint one runs. Those that a field tells come
 /// before the one that has their type number without it.
 using Request =
     std::variant<model::StatusRequest, model::ReleaseRequest, model::LiveRequest, model::CallRequest,
-                 model::IdleSleepRequest, model::SleepRequest, model::WakeRequest, model::ShareRequest,
+                 model::IdleSleepRequest, model::SleepRequest, model::WakeRequest, model::SharedMemoryRequest,
                  model::InhibitRequest, model::Directive>;
-/// What an agent answers: any number of Progress, then one Report, Failure or Shared.
-using Reply = std::variant<model::Progress, model::Report, model::Failure, model::Shared>;
+/// What an agent answers: any number of Progress, then one Report, Failure or SharedMemory.
+using Reply = std::variant<model::Progress, model::Report, model::Failure, model::SharedMemory>;
 
 /// A whole frame, header included. A message that would be too long is refused: invalid_argument.
 [[nodiscard]] Result<std::vector<std::byte>> encode(const Request& request);
@@ -34,5 +72,9 @@ using Reply = std::variant<model::Progress, model::Report, model::Failure, model
 /// cut, too long, or out of range).
 [[nodiscard]] Result<Request> decode_request(const FrameReader::Frame& frame);
 [[nodiscard]] Result<Reply> decode_reply(const FrameReader::Frame& frame);
+
+/// The whole frame of `reply`. A report that is too long is told with fewer rows of tags, and says so in a
+/// note. Errors: those of encode().
+[[nodiscard]] Result<std::vector<std::byte>> encode_what_fits(const Reply& reply);
 
 } // namespace gpu_sleep::protocol

@@ -262,8 +262,4 @@ private:
     std::size_t skipped_ = 0; ///< fields
 };
 
-/// CRC-32C (Castagnoli) of `bytes`, continued from `before`, the checksum of what precedes them (0 for
-/// nothing). Thread-safe. Source: RFC 3720, appendix B.4.
-[[nodiscard]] std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
-
 } // namespace gpu_sleep::protocol

@@ -28,12 +28,6 @@ constexpr Milliseconds k_scrub_patience{500};
 /// How much is copied before others may have the mutex.
 constexpr std::size_t k_slice_blocks = 64 * k_mib / driver::k_fingerprint_block_bytes;
 
-/// In another context, the kernel may not reach the memory, and the program's context would be lost.
-Result<void> check_entered(const driver::Api& api, const driver::CurrentContext& current) {
-    if (current.status() == CUDA_SUCCESS) return {};
-    return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
-}
-
 } // namespace
 
 LiveMove::LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::span<const LivePart> piece,
@@ -93,17 +87,14 @@ Result<void> LiveMove::unmap(AddressSpan span) {
 }
 
 Result<void> LiveMove::create() {
-    auto aside = driver::VaReservation::create(api_, bytes());
-    if (!aside) return std::move(aside).error();
-    aside_ = *std::move(aside);
+    aside_ = GPU_SLEEP_TRY(driver::VaReservation::create(api_, bytes()));
     auto next = aside_->span().address;
     for (auto& part : parts_) {
         const auto bytes = part.what.span.bytes;
         {
             const StepClock::Timed timed(&steps_, Step::create);
-            auto memory = kind_.create(api_, bytes, k_scrub_patience);
-            if (!memory) return std::move(memory).error();
-            part.made = memory->release();
+            auto memory = GPU_SLEEP_TRY(kind_.create(api_, bytes, k_scrub_patience));
+            part.made = memory.release();
         }
         part.aside = std::exchange(next, next + bytes);
         GPU_SLEEP_TRY(map({part.aside, bytes}, part.made));
@@ -157,7 +148,7 @@ Result<void> LiveMove::copy_stale(driver::DeviceSession& session, std::span<cons
 Result<bool> LiveMove::copy(driver::DeviceSession& session, Ledger& ledger) {
     look(ledger);
     const auto current = session.enter();
-    GPU_SLEEP_TRY(check_entered(api_, current));
+    GPU_SLEEP_TRY(current.check());
     const auto rest = std::span<const Block>(blocks_).subspan(copied_);
     const auto slice = rest.first(std::min(rest.size(), k_slice_blocks));
     GPU_SLEEP_TRY(copy_stale(session, slice));
@@ -170,15 +161,14 @@ Result<bool> LiveMove::copy(driver::DeviceSession& session, Ledger& ledger) {
 
 Result<void> LiveMove::seal(driver::DeviceSession& session) {
     const auto current = session.enter();
-    GPU_SLEEP_TRY(check_entered(api_, current));
+    GPU_SLEEP_TRY(current.check());
     return seal_stale(session);
 }
 
 Result<void> LiveMove::seal_stale(driver::DeviceSession& session) {
-    const auto seals = session.fingerprint(stale_blocks(blocks_, Side::new_one));
-    if (!seals) return seals.error();
+    const auto seals = GPU_SLEEP_TRY(session.fingerprint(stale_blocks(blocks_, Side::new_one)));
     GPU_SLEEP_TRY(session.synchronize());
-    auto seal = seals->begin();
+    auto seal = seals.begin();
     for (auto& block : blocks_)
         if (block.is_stale && !parts_[block.part].is_gone) block.seal = *seal++;
     return {};
@@ -186,11 +176,10 @@ Result<void> LiveMove::seal_stale(driver::DeviceSession& session) {
 
 Result<std::vector<Fingerprint>> LiveMove::find_stale(driver::DeviceSession& session) {
     for (auto& block : blocks_) block.is_stale = true;
-    const auto found = session.fingerprint(stale_blocks(blocks_, Side::old_one));
-    if (!found) return found.error();
+    const auto found = GPU_SLEEP_TRY(session.fingerprint(stale_blocks(blocks_, Side::old_one)));
     GPU_SLEEP_TRY(session.synchronize());
     std::vector<Fingerprint> changed;
-    auto now = found->begin();
+    auto now = found.begin();
     for (auto& block : blocks_) {
         if (parts_[block.part].is_gone) continue;
         block.is_stale = *now != block.seal;
@@ -207,19 +196,18 @@ Result<Verdict> LiveMove::swap(driver::DeviceSession& session, Ledger& ledger, c
     for (const auto& part : parts_) bytes += part.is_gone ? 0 : part.what.span.bytes;
     if (bytes == 0) return Verdict::move; // all of it is gone
     const auto current = session.enter();
-    GPU_SLEEP_TRY(check_entered(api_, current));
+    GPU_SLEEP_TRY(current.check());
     auto verdict = kind_.is_of_host() ? compare(session, bytes, round) : copy_all(session);
     if (verdict && *verdict == Verdict::move) GPU_SLEEP_TRY(exchange(contents));
     return verdict;
 }
 
 Result<Verdict> LiveMove::compare(driver::DeviceSession& session, Bytes bytes, int round) {
-    const auto changed = find_stale(session);
-    if (!changed) return changed.error();
+    const auto changed = GPU_SLEEP_TRY(find_stale(session));
     const auto verdict = judge_round(stale_bytes(), bytes, round);
-    if (verdict != Verdict::move || changed->empty()) return verdict;
+    if (verdict != Verdict::move || changed.empty()) return verdict;
     GPU_SLEEP_TRY(copy_stale(session, blocks_));
-    GPU_SLEEP_TRY(check_copies(session, *changed));
+    GPU_SLEEP_TRY(check_copies(session, changed));
     return verdict;
 }
 
@@ -227,10 +215,9 @@ Result<Verdict> LiveMove::copy_all(driver::DeviceSession& session) {
     auto blocks = stale_blocks(blocks_, Side::old_one);
     const auto copies = stale_blocks(blocks_, Side::new_one);
     for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i].copy = copies[i].address;
-    const auto read = session.copy_and_fingerprint(blocks);
-    if (!read) return read.error();
+    const auto read = GPU_SLEEP_TRY(session.copy_and_fingerprint(blocks));
     GPU_SLEEP_TRY(session.synchronize());
-    const std::vector<Fingerprint> copied(read->begin(), read->end()); // which the next call overwrites
+    const std::vector<Fingerprint> copied(read.begin(), read.end()); // which the next call overwrites
     GPU_SLEEP_TRY(check_copies(session, copied));
     return Verdict::move;
 }

@@ -12,7 +12,7 @@
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
-#include "model/step_clock.hpp"
+#include "model/report.hpp"
 #include "sleep/live_plan.hpp"
 
 #include <cstddef>

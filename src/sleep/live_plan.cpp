@@ -49,8 +49,7 @@ constexpr Bytes to_piece(double bytes) noexcept {
 Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction direction,
                                         const std::vector<std::string>& tags, Bytes bytes) {
     if (direction == Direction::to_host)
-        for (const auto& name : tags)
-            if (auto known = ledger.find_tag(name); !known) return std::move(known).error();
+        for (const auto& name : tags) GPU_SLEEP_TRY(ledger.find_tag(name));
     std::vector<LivePart> parts;
     Bytes moved = 0;
     for (const auto& [address, backing] : ledger.backings()) {

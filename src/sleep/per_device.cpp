@@ -10,18 +10,16 @@ Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& a
                                                             model::DeviceReport& report, Bytes needed) {
     // More than streams take, 2 MiB on an H200, and than what the driver calls free and does not give out.
     constexpr Bytes k_spared = 16 * k_mib;
-    auto context = driver::PrimaryContext::retain(api, ordinal);
-    if (!context) return std::move(context).error();
-    const driver::CurrentContext current(api, context->get());
-    if (current.status() != CUDA_SUCCESS)
-        return driver::to_error(api, current.status(), "cuCtxPushCurrent", "cannot enter a context");
-    const auto memory = driver::memory_info(api);
-    if (!memory) return memory.error();
+    auto context = GPU_SLEEP_TRY(driver::PrimaryContext::retain(api, ordinal));
+    const driver::CurrentContext current(api, context.get());
+    GPU_SLEEP_TRY(current.check());
+    const auto memory = GPU_SLEEP_TRY(driver::memory_info(api));
     report.device = ordinal;
-    report.free_before = memory->free;
-    report.total = memory->total;
-    const bool is_tight = needed > 0 && memory->free < needed + k_spared;
-    return driver::DeviceSession::open(api, *std::move(context), !is_tight);
+    report.free_before = memory.free;
+    report.total = memory.total;
+    const bool is_tight = needed > 0 && memory.free < needed + k_spared;
+    return is_tight ? driver::DeviceSession::open_without_streams(api, std::move(context))
+                    : driver::DeviceSession::open(api, std::move(context));
 }
 
 Result<void> unmap_memory(const driver::Api& api, ledger::Backing& backing) {

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/guard.hpp"
-#include "base/quiet_thread.hpp"
+#include "base/threads.hpp"
 #include "contents/progress.hpp"
 #include "driver/device_session.hpp"
 #include "ledger/ledger.hpp"
@@ -47,7 +47,7 @@ template <class State, class Job>
 [[nodiscard]] Result<void> run_side_by_side(std::vector<State>& states, contents::ProgressCounter& progress,
                                             Job&& job);
 
-/// The first error of `results` that says why, as opposed to `cancelled`, which follows from another.
+/// Returns the first error other than `cancelled`, which only follows from another error.
 [[nodiscard]] Result<void> first_cause(std::vector<Result<void>>& results);
 
 template <class State, class Job>

@@ -28,8 +28,7 @@ void add_once(std::vector<T>& items, const T& item) {
 }
 
 Result<void> check_tags(const ledger::Ledger& ledger, const std::vector<std::string>& names) {
-    for (const auto& name : names)
-        if (auto known = ledger.find_tag(name); !known) return std::move(known).error();
+    for (const auto& name : names) GPU_SLEEP_TRY(ledger.find_tag(name));
     return {};
 }
 
@@ -121,14 +120,14 @@ WakeAction wake_action_for(Residence residence, bool is_mendable) noexcept {
     return WakeAction::leave;
 }
 
-bool keeps_contents(const model::SleepRequest& request, std::string_view name, model::Policy policy) {
+bool keeps_contents(const model::SleepRequest& request, std::string_view name, model::TagPolicy policy) {
     if (contains(request.keep, name)) return true;
     if (contains(request.discard, name)) return false;
     if (policy.retention == model::Retention::offload) return request.level == model::Level::keep;
     return policy.retention == model::Retention::preserve;
 }
 
-bool may_be_lost(model::Policy policy) noexcept {
+bool may_be_lost(model::TagPolicy policy) noexcept {
     return policy.refillable || policy.retention == model::Retention::discard;
 }
 
@@ -189,9 +188,13 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
                                             : asked && has_kept && is_elsewhere(backing.kept.range, *asked);
         const bool may_stay = ledger.may_sleep_in_place(backing) && !request.deep &&
                               store_for(request, tag.name) == model::Store::host;
-        const auto action = action_for(backing.residence(), {keep, !backing.preserved.empty(),
-                                                             is_damaged && is_mendable(backing.kept.range),
-                                                             is_to_move, may_stay, is_in_place});
+        const auto action =
+            action_for(backing.residence(), {.keep = keep,
+                                             .has_preserved = !backing.preserved.empty(),
+                                             .is_mendable = is_damaged && is_mendable(backing.kept.range),
+                                             .is_elsewhere = is_to_move,
+                                             .may_stay = may_stay,
+                                             .is_in_place = is_in_place});
         const bool has_all =
             backing.residence() == Residence::kept || (is_damaged && backing.kept.bytes == backing.bytes);
         const bool moves = action == Action::move || action == Action::take_out;

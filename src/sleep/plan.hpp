@@ -62,11 +62,11 @@ enum class WakeAction : std::uint8_t { leave, restore, refuse };
 
 /// Whether `request` keeps contents under `policy` of the tag `name`.
 [[nodiscard]] bool keeps_contents(const model::SleepRequest& request, std::string_view name,
-                                  model::Policy policy);
+                                  model::TagPolicy policy);
 
 /// Whether the contents of a tag with this policy may be lost, and nobody misses them: the program has said
 /// that it fills the tag again, or that no sleep is to keep it.
-[[nodiscard]] bool may_be_lost(model::Policy policy) noexcept;
+[[nodiscard]] bool may_be_lost(model::TagPolicy policy) noexcept;
 
 /// What `request` says of the store of the tag `name`, if it names that.
 [[nodiscard]] std::optional<model::Store> store_named_for(const model::Placement& placement,

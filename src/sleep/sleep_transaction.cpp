@@ -71,9 +71,7 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
         device.report.dropped = bytes_of(all) - device.report.kept;
     }
     for (auto& device : devices_) {
-        auto session = open_session(api_, device.device, device.report);
-        if (!session) return std::move(session).error();
-        device.session = *std::move(session);
+        device.session = GPU_SLEEP_TRY(open_session(api_, device.device, device.report));
     }
     GPU_SLEEP_TRY(map_sleepers());
     contents::ProgressCounter sealing(control, 0);
@@ -96,23 +94,21 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
 }
 
 Result<void> SleepTransaction::await_share(contents::ProgressCounter& progress) const {
-    const auto needed = save_.needs(model::Store::host);
-    if (!needed) return needed.error();
+    const auto needed = GPU_SLEEP_TRY(save_.needs(model::Store::host));
     Bytes ready = 0;
     for (const auto& device : devices_) ready += contents_.prepared(device.device);
-    return contents::Contents::await_share(*needed - std::min(*needed, ready), progress);
+    return contents::Contents::await_share(needed - std::min(needed, ready), progress);
 }
 
 Result<void> SleepTransaction::check_room() const {
     if (!looks_for_room_) return {};
-    const auto needed = save_.needs(model::Store::host);
-    if (!needed) return needed.error();
+    const auto needed = GPU_SLEEP_TRY(save_.needs(model::Store::host));
     const auto& options = contents_.options();
     auto room = options.room_for_contents(options.host_reserve);
     for (const auto& device : devices_) room += std::min(~room, contents_.prepared(device.device));
-    if (*needed <= room) return {};
+    if (needed <= room) return {};
     return make_error(ErrorCode::out_of_host_memory, "needs {} of host memory, and there is room for {}",
-                      format_bytes(*needed), format_bytes(room));
+                      format_bytes(needed), format_bytes(room));
 }
 
 Result<void> SleepTransaction::map_sleepers() {

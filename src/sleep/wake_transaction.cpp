@@ -84,9 +84,8 @@ bool keeps_any(const Run& run) noexcept {
 } // namespace
 
 Result<void> WakeTransaction::open(DeviceWake& device, const WakePlan& plan) {
-    auto session = open_session(api_, device.device, device.report, plan.needs(device.device));
-    if (!session) return std::move(session).error();
-    device.session = *std::move(session);
+    device.session =
+        GPU_SLEEP_TRY(open_session(api_, device.device, device.report, plan.needs(device.device)));
     std::vector<Backing*> kept;
     std::vector<Backing*> others;
     for (auto* backing : plan.devices.at(device.device))
@@ -124,15 +123,14 @@ std::size_t WakeTransaction::count_blocks(const DeviceWake& device) const {
 Result<void> WakeTransaction::bring_back(DeviceWake& device, contents::ProgressCounter& progress) {
     const driver::RelaxedCaptureMode relaxed(api_);
     const auto current = device.session->enter();
-    const auto kinds = kinds_of(device.device);
-    if (!kinds) return kinds.error();
+    const auto kinds = GPU_SLEEP_TRY(kinds_of(device.device));
     contents::Restore restore(contents_, *device.session, progress, devices_.size());
     // Before the first copy, behind which either would wait.
     GPU_SLEEP_TRY(device.session->prepare_fingerprints(count_blocks(device)));
     Bytes mapped = 0;
     auto next = device.runs.begin(); // to fill
     for (auto run = device.runs.begin(); run != device.runs.end();) {
-        GPU_SLEEP_TRY(map_run(device, *kinds, *run));
+        GPU_SLEEP_TRY(map_run(device, kinds, *run));
         GPU_SLEEP_TRY(progress.add(0)); // a sign of life, and an ear
         mapped += run->span().bytes;
         if (++run != device.runs.end() && mapped < device.lead) continue;
@@ -169,10 +167,9 @@ Result<void> WakeTransaction::map_run(DeviceWake& device, const Kinds& kinds, co
         if (backing->handle == 0) {
             const model::StepClock::Timed timed(&device.session->steps(), model::Step::create);
             const bool is_of_host = to_host_.contains(backing);
-            auto memory =
-                (is_of_host ? kinds.host : kinds.gpu).create(api_, backing->bytes, k_create_patience);
-            if (!memory) return std::move(memory).error();
-            backing->handle = memory->release();
+            auto memory = GPU_SLEEP_TRY(
+                (is_of_host ? kinds.host : kinds.gpu).create(api_, backing->bytes, k_create_patience));
+            backing->handle = memory.release();
             backing->host_backed = is_of_host;
             if (!is_of_host) device.report.released += backing->bytes;
         }

@@ -5,7 +5,7 @@
 #include "store/arena_preparer.hpp"
 
 #include "base/guard.hpp"
-#include "base/quiet_thread.hpp"
+#include "base/threads.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -68,10 +68,9 @@ Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& cla
     const auto bytes = task.arena->piece(task.piece).size();
     if (!claim || claim->bytes() < bytes) {
         claim.reset();
-        auto made = claims_.make(
-            bytes, [this] { return missing(); }, [this](Milliseconds time) { return pause(time); }, k_ahead);
-        if (!made) return std::move(made).error();
-        claim.emplace(*std::move(made));
+        auto made = GPU_SLEEP_TRY(claims_.make(
+            bytes, [this] { return missing(); }, [this](Milliseconds time) { return pause(time); }, k_ahead));
+        claim.emplace(std::move(made));
     }
     {
         const model::StepClock::Timed timed(steps_, model::Step::populate);

@@ -5,11 +5,11 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "base/units.hpp"
-#include "model/step_clock.hpp"
+#include "model/report.hpp"
 #include "store/host_arena.hpp"
-#include "store/host_claim.hpp"
+#include "store/host_memory.hpp"
 
 #include <atomic>
 #include <condition_variable>

@@ -4,11 +4,10 @@
 
 #include "store/host_account.hpp"
 
-#include "base/agent_directory.hpp"
 #include "base/guard.hpp"
-#include "base/immortal.hpp"
+#include "base/memory.hpp"
 #include "base/process.hpp"
-#include "store/file_checks.hpp"
+#include "store/own_file.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>

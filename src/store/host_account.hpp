@@ -6,11 +6,11 @@
 
 #pragma once
 
-#include "base/locked_file.hpp"
-#include "base/result.hpp"
+#include "base/error.hpp"
+#include "base/files.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
-#include "store/unshared_fd.hpp"
+#include "store/own_file.hpp"
 
 #include <sys/types.h>
 

@@ -172,12 +172,11 @@ std::unique_ptr<HostArena> HostArena::create_stock(Pinner* pinner) {
 }
 
 Result<void> HostArena::grow() {
-    auto more = create(k_piece_bytes, pinner_);
-    if (!more) return std::move(more).error();
+    auto more = GPU_SLEEP_TRY(create(k_piece_bytes, pinner_));
     pieces_.reserve(pieces_.size() + 1);
-    GPU_SLEEP_TRY((*more)->populate(0));
-    (*more)->pin(0);
-    pieces_.push_back((*more)->take_piece());
+    GPU_SLEEP_TRY(more->populate(0));
+    more->pin(0);
+    pieces_.push_back(more->take_piece());
     bytes_ += k_piece_bytes;
     populated_bytes_ += k_piece_bytes;
     return {};

@@ -7,8 +7,7 @@
 #include "base/fd.hpp"
 #include "base/guard.hpp"
 #include "base/process.hpp"
-#include "base/quiet_thread.hpp"
-#include "store/thread_pool.hpp"
+#include "base/threads.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -57,9 +56,8 @@ Result<void> move_now(const IoRequest& request) noexcept {
 class ThreadQueue final : public IoQueue {
 public:
     static Result<std::unique_ptr<IoQueue>> open(unsigned threads) {
-        auto workers = ThreadPool::start("gpu-sleep-file", threads);
-        if (!workers) return workers.error();
-        return std::unique_ptr<IoQueue>(new ThreadQueue(*std::move(workers)));
+        auto workers = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-file", threads));
+        return std::unique_ptr<IoQueue>(new ThreadQueue(std::move(workers)));
     }
     void submit(IoRequest request) override {
         workers_->post([request = std::move(request)](std::size_t) { request.done(move_now(request)); });
@@ -89,9 +87,9 @@ public:
         queue->is_open_ = true;
         if (queue->file_.get() != queue->ring_.ring_fd) // the library does not know where that was moved
             return make_error(ErrorCode::io_failed, "the program has just closed its standard streams");
-        auto thread = start_quiet_thread("gpu-sleep-file", [raw = queue.get()] { raw->reap(); });
-        if (!thread) return std::move(thread).error();
-        queue->reaper_ = *std::move(thread);
+        auto thread =
+            GPU_SLEEP_TRY(start_quiet_thread("gpu-sleep-file", [raw = queue.get()] { raw->reap(); }));
+        queue->reaper_ = std::move(thread);
         return std::unique_ptr<IoQueue>(std::move(queue));
     }
     UringQueue(const UringQueue&) = delete;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The header: preamble, JSON, rows of chunks. What the JSON says is in snapshot_json.cpp.
+// The header: preamble, JSON, rows of chunks. What the JSON says is in snapshot_description.cpp.
 
 #include "store/snapshot.hpp"
 
 #include "base/checksum.hpp"
 #include "base/text.hpp"
-#include "store/snapshot_json.hpp"
+#include "store/snapshot_description.hpp"
 
 #include <algorithm>
 #include <array>
@@ -121,9 +121,8 @@ Result<Bytes> read_preamble(std::span<const std::byte, k_preamble_bytes> bytes, 
 
 Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes file_bytes) {
     if (bytes.size() < k_preamble_bytes) return damaged("it is too short");
-    const auto header_bytes = read_preamble(bytes.first<k_preamble_bytes>(), file_bytes);
-    if (!header_bytes) return header_bytes.error();
-    if (*header_bytes != bytes.size()) return damaged("its header has the wrong size");
+    const auto header_bytes = GPU_SLEEP_TRY(read_preamble(bytes.first<k_preamble_bytes>(), file_bytes));
+    if (header_bytes != bytes.size()) return damaged("its header has the wrong size");
     Preamble preamble;
     std::memcpy(&preamble, bytes.data(), sizeof(preamble));
     auto rest = bytes.subspan(k_preamble_bytes);
@@ -133,13 +132,13 @@ Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes fil
     auto description = read_json({begin, preamble.json_bytes});
     if (!description) return damaged("its header cannot be understood");
     // What is derived below is written into as many bytes.
-    if (*header_bytes != header_bytes_of(*description)) return damaged("its header has the wrong size");
+    if (header_bytes != header_bytes_of(*description)) return damaged("its header has the wrong size");
     rest = rest.subspan(preamble.json_bytes);
     Bytes rows = 0;
     for (const auto& extent : description->extents) rows += chunk_count(extent.bytes);
     if (rows > rest.size() / sizeof(ChunkRow)) return damaged("its header is too small for its contents");
 
-    SnapshotHeader header{*std::move(description), {}, *header_bytes, file_bytes};
+    SnapshotHeader header{*std::move(description), {}, header_bytes, file_bytes};
     header.rows.resize(static_cast<std::size_t>(rows));
     if (rows > 0) std::memcpy(header.rows.data(), rest.data(), header.rows.size() * sizeof(ChunkRow));
     if (!holds_together(header, places_of(header.description.extents)))

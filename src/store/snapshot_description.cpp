@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Describing what is about to be written.
+// Describing what is about to be written, and its JSON, made and understood again, byte for byte.
 
 #include "store/snapshot_description.hpp"
+
+#include "base/checksum.hpp"
+#include "base/text.hpp"
 
 #include <sys/random.h>
 #include <unistd.h>
@@ -10,7 +13,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <ctime>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <utility>
 
 namespace gpu_sleep::store {
 
@@ -31,10 +39,9 @@ std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents) {
 }
 
 Result<SnapshotDescription> describe_own() {
-    const auto started = own_start_time();
-    if (!started) return started.error();
+    const auto started = GPU_SLEEP_TRY(own_start_time());
     SnapshotDescription description;
-    description.owner = {::getpid(), *started};
+    description.owner = {::getpid(), started};
     description.uid = ::geteuid();
     description.boot = boot_id();
     return description;
@@ -55,6 +62,225 @@ std::string utc_now() {
     ::gmtime_r(&now, &parts);
     return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", parts.tm_year + 1900, parts.tm_mon + 1,
                        parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec);
+}
+
+namespace {
+
+constexpr std::string_view k_format = "gpu-sleep snapshot";
+
+/// What the JSON says of an extent besides its description.
+struct ExtentSummary {
+    unsigned element_width = 0; ///< of most of its chunks; 0 if they are stored as they are
+    Bytes stored_bytes = 0;
+    std::uint64_t checksum = 0; ///< XXH64 of its rows
+};
+
+ExtentSummary summarise(std::span<const ChunkRow> rows) {
+    ExtentSummary summary;
+    std::map<unsigned, std::size_t> widths;
+    for (const auto& row : rows) {
+        summary.stored_bytes += row.stored_bytes;
+        ++widths[row.shape.width];
+    }
+    std::size_t most = 0;
+    for (const auto& [width, count] : widths)
+        if (count > most) {
+            summary.element_width = width;
+            most = count;
+        }
+    summary.checksum = xxh64(std::as_bytes(rows));
+    return summary;
+}
+
+/// What has a letter of its own behind a backslash, and those letters.
+constexpr std::string_view k_short = "\b\f\n\r\t\"\\";
+constexpr std::string_view k_letters = "bfnrt\"\\";
+
+/// Adds `text` as JSON has it. What is no UTF-8 becomes U+FFFD.
+void add_quoted(std::string& json, std::string_view text) {
+    json += '"';
+    while (!text.empty()) {
+        const auto character = first_character(text);
+        const char c = text[0];
+        if (const auto known = k_short.find(c); known != std::string_view::npos)
+            (json += '\\') += k_letters[known];
+        else if (!character.is_valid)
+            json += "\xEF\xBF\xBD";
+        else if (character.code < 0x20)
+            json += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+        else
+            json += text.substr(0, character.bytes);
+        text.remove_prefix(character.bytes);
+    }
+    json += '"';
+}
+
+void add_extent(std::string& json, const SnapshotExtent& extent, std::size_t first_chunk,
+                const ExtentSummary& summary) {
+    json += fmt::format("\n  {{\n   \"address\": \"{:#x}\",\n   \"bytes\": {},\n   \"tag\": ", extent.address,
+                        extent.bytes);
+    add_quoted(json, extent.tag);
+    json += fmt::format(
+        ",\n   \"device\": {},\n   \"first_chunk\": {},\n   \"chunks\": {},\n   \"element_width\": {},\n"
+        "   \"stored_bytes\": {},\n   \"checksum\": \"{:016x}\"\n  }}",
+        extent.device, first_chunk, chunk_count(extent.bytes), summary.element_width, summary.stored_bytes,
+        summary.checksum);
+}
+
+/// `summary(first row, rows)` gives what depends on the contents. Made by hand: objects of JSON take memory
+/// even to be destroyed, and this runs in processes that may have none.
+template <class Summary>
+std::string make_json_with(const SnapshotDescription& description, Bytes file_bytes, Summary&& summary) {
+    auto json =
+        fmt::format("\n{{\n \"format\": \"{}\",\n \"version\": {},\n \"id\": ", k_format, k_snapshot_version);
+    add_quoted(json, description.id);
+    json += ",\n \"created\": ";
+    add_quoted(json, description.created);
+    json += fmt::format(",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}",
+                        description.owner.pid, description.owner.start_time, description.uid);
+    if (!description.boot.empty()) {
+        json += ",\n  \"boot\": ";
+        add_quoted(json, description.boot);
+    }
+    json += fmt::format("\n }},\n \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n"
+                        " \"extents\": [",
+                        description.content_bytes(), file_bytes, codec::k_chunk_bytes);
+    std::size_t chunk = 0;
+    for (const auto& extent : description.extents) {
+        const auto chunks = chunk_count(extent.bytes);
+        if (&extent != &description.extents.front()) json += ',';
+        add_extent(json, extent, chunk, summary(chunk, chunks));
+        chunk += chunks;
+    }
+    return json += description.extents.empty() ? "]\n}\n" : "\n ]\n}\n";
+}
+
+// ---- Reading the JSON: whatever it holds, nothing throws but for want of memory
+// ----------------------------
+
+/// Takes from the front of a text what a header has there. A general parser would have to be bounded in what
+/// it keeps and looks up; this one takes time and memory in proportion to the text.
+class HeaderText {
+public:
+    explicit HeaderText(std::string_view text) : text_(text) {}
+
+    [[nodiscard]] bool is_empty() const noexcept { return text_.empty(); }
+    [[nodiscard]] bool take(std::string_view wanted) {
+        if (!text_.starts_with(wanted)) return false;
+        text_.remove_prefix(wanted.size());
+        return true;
+    }
+    template <class T>
+    [[nodiscard]] bool take_number(T& number, int base = 10) {
+        const auto [end, failure] = std::from_chars(text_.data(), text_.data() + text_.size(), number, base);
+        if (failure != std::errc{}) return false;
+        text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
+        return true;
+    }
+    [[nodiscard]] bool take_quoted(std::string& value) {
+        value.clear();
+        if (!take("\"")) return false;
+        while (!text_.empty() && text_[0] != '"')
+            if (!take_character(value)) return false;
+        return take("\"");
+    }
+
+private:
+    [[nodiscard]] bool take_character(std::string& value) {
+        if (!take("\\")) {
+            value += text_[0];
+            text_.remove_prefix(1);
+            return true;
+        }
+        if (text_.empty()) return false;
+        if (const auto known = k_letters.find(text_[0]); known != std::string_view::npos) {
+            value += k_short[known];
+            text_.remove_prefix(1);
+            return true;
+        }
+        constexpr std::size_t k_digits = 2;
+        unsigned char code = 0;
+        if (!take("u00") || text_.size() < k_digits) return false;
+        const auto* const end = text_.data() + k_digits;
+        if (std::from_chars(text_.data(), end, code, 16).ptr != end) return false;
+        value += static_cast<char>(code);
+        text_.remove_prefix(k_digits);
+        return true;
+    }
+
+    std::string_view text_;
+};
+
+bool take_extent(HeaderText& text, SnapshotExtent& extent) {
+    // What is derived is compared when the header is made again.
+    std::uint64_t derived = 0;
+    std::string checksum;
+    return text.take("\n  {\n   \"address\": \"0x") && text.take_number(extent.address, 16) &&
+           text.take("\",\n   \"bytes\": ") && text.take_number(extent.bytes) &&
+           text.take(",\n   \"tag\": ") && text.take_quoted(extent.tag) && text.take(",\n   \"device\": ") &&
+           text.take_number(extent.device) && text.take(",\n   \"first_chunk\": ") &&
+           text.take_number(derived) && text.take(",\n   \"chunks\": ") && text.take_number(derived) &&
+           text.take(",\n   \"element_width\": ") && text.take_number(derived) &&
+           text.take(",\n   \"stored_bytes\": ") && text.take_number(derived) &&
+           text.take(",\n   \"checksum\": ") && text.take_quoted(checksum) && text.take("\n  }") &&
+           extent.bytes > 0 && extent.bytes <= std::numeric_limits<std::uint64_t>::max() - extent.address;
+}
+
+/// What comes before the first extent.
+bool take_front(HeaderText& text, SnapshotDescription& description) {
+    std::uint64_t derived = 0;
+    std::string format;
+    if (!text.take("\n{\n \"format\": ") || !text.take_quoted(format) || format != k_format ||
+        !text.take(",\n \"version\": ") || !text.take_number(derived) || !text.take(",\n \"id\": ") ||
+        !text.take_quoted(description.id) || !text.take(",\n \"created\": ") ||
+        !text.take_quoted(description.created) || !text.take(",\n \"owner\": {\n  \"pid\": ") ||
+        !text.take_number(description.owner.pid) || !text.take(",\n  \"start_time\": ") ||
+        !text.take_number(description.owner.start_time) || !text.take(",\n  \"uid\": ") ||
+        !text.take_number(description.uid))
+        return false;
+    if (text.take(",\n  \"boot\": ") &&
+        (!text.take_quoted(description.boot) || !is_boot_id(description.boot)))
+        return false;
+    return text.take("\n },\n \"content_bytes\": ") && text.take_number(derived) &&
+           text.take(",\n \"file_bytes\": ") && text.take_number(derived) &&
+           text.take(",\n \"chunk_bytes\": ") && text.take_number(derived) && text.take(",\n \"extents\": [");
+}
+
+} // namespace
+
+std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
+                      std::span<const ChunkRow> rows) {
+    return make_json_with(description, file_bytes, [&](std::size_t first, std::size_t count) {
+        return summarise(rows.subspan(first, count));
+    });
+}
+
+std::size_t max_json_bytes(const SnapshotDescription& description) {
+    constexpr auto k_max = std::numeric_limits<std::uint64_t>::max();
+    return make_json_with(description, k_max,
+                          [](std::size_t, std::size_t) {
+                              return ExtentSummary{0, k_max, k_max};
+                          })
+        .size();
+}
+
+std::optional<SnapshotDescription> read_json(std::string_view whole) {
+    HeaderText text(whole);
+    SnapshotDescription description;
+    if (!take_front(text, description)) return std::nullopt;
+    Bytes total = 0;
+    if (!text.take("]")) {
+        do {
+            SnapshotExtent extent;
+            if (!take_extent(text, extent) || extent.bytes > std::numeric_limits<Bytes>::max() / 2 - total)
+                return std::nullopt;
+            total += extent.bytes;
+            description.extents.push_back(std::move(extent));
+        } while (text.take(","));
+        if (!text.take("\n ]")) return std::nullopt;
+    }
+    if (!text.take("\n}\n") || !text.is_empty()) return std::nullopt;
+    return description;
 }
 
 } // namespace gpu_sleep::store

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the header of a snapshot says: its owner, its extents, and the offset of each chunk of their contents.
+// What the header of a snapshot says: its owner, its extents, and the offset of each chunk of their
+// contents; and the part of it that people can read.
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/process.hpp"
-#include "base/result.hpp"
 #include "base/units.hpp"
 #include "codec/chunk.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::store {
@@ -78,5 +82,17 @@ struct ChunkPlace {
 
 /// The time now, as SnapshotDescription::created has it.
 [[nodiscard]] std::string utc_now();
+
+/// `rows` are those of the chunks of the extents, in order.
+[[nodiscard]] std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
+                                    std::span<const ChunkRow> rows);
+
+/// The longest make_json() for any rows.
+[[nodiscard]] std::size_t max_json_bytes(const SnapshotDescription& description);
+
+/// What the JSON says, but for what depends on the contents; nothing if it cannot be understood: if it
+/// has other members, in another order, or other white space than make_json() writes. Trusts nothing in it;
+/// time and memory are in proportion to the text, and it throws only for want of memory.
+[[nodiscard]] std::optional<SnapshotDescription> read_json(std::string_view text);
 
 } // namespace gpu_sleep::store

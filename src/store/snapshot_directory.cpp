@@ -4,10 +4,9 @@
 
 #include "store/snapshot_directory.hpp"
 
-#include "base/agent_directory.hpp"
-#include "base/careful_path.hpp"
-#include "base/whole_file.hpp"
-#include "store/file_checks.hpp"
+#include "base/files.hpp"
+#include "base/process.hpp"
+#include "store/own_file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -152,27 +151,22 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
 
 Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& named) {
     const auto path = without_slash(named);
-    const auto place = place_of(path);
-    if (!place) return place.error();
-    if (::mkdirat(place->directory.get(), place->name.c_str(), S_IRWXU) != 0 && errno != EEXIST)
+    const auto place = GPU_SLEEP_TRY(place_of(path));
+    if (::mkdirat(place.directory.get(), place.name.c_str(), S_IRWXU) != 0 && errno != EEXIST)
         return file_error(errno, "mkdir", path);
-    auto fd = open_private(*place, path);
-    if (!fd) return std::move(fd).error();
-    return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(*std::move(fd), path));
+    auto fd = GPU_SLEEP_TRY(open_private(place, path));
+    return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(std::move(fd), path));
 }
 
 Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std::filesystem::path& path) {
-    const auto place = place_of(path);
-    if (!place) return place.error();
-    const int parent = place->directory.get();
+    const auto place = GPU_SLEEP_TRY(place_of(path));
+    const int parent = place.directory.get();
     struct stat status = {};
     const bool is_missing =
-        ::fstatat(parent, place->name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT;
+        ::fstatat(parent, place.name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT;
     UniqueFd opened;
     if (!is_missing) {
-        auto fd = open_private(*place, path);
-        if (!fd) return std::move(fd).error();
-        opened = *std::move(fd);
+        opened = GPU_SLEEP_TRY(open_private(place, path));
     }
     const int at = is_missing ? parent : opened.get();
     if (::faccessat(at, ".", W_OK | X_OK, AT_EACCESS) != 0)
@@ -259,10 +253,9 @@ Result<std::vector<SnapshotName>> SnapshotDirectory::remove_leftovers() const {
 }
 
 Result<UniqueFd> open_snapshot(const std::filesystem::path& path) {
-    const auto place = place_of(path);
-    if (!place) return place.error();
-    UniqueFd fd(open_file(place->directory.get(), place->name.c_str(),
-                          O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    const auto place = GPU_SLEEP_TRY(place_of(path));
+    UniqueFd fd(
+        open_file(place.directory.get(), place.name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!fd && errno == ELOOP) return refused(path, "it is a symbolic link");
     if (!fd) return file_error(errno, "open", path);
     struct stat status = {};

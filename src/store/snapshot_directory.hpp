@@ -4,11 +4,11 @@
 
 #pragma once
 
-#include "base/locked_file.hpp"
+#include "base/error.hpp"
+#include "base/files.hpp"
 #include "base/process.hpp"
-#include "base/result.hpp"
 #include "base/units.hpp"
-#include "store/unshared_fd.hpp"
+#include "store/own_file.hpp"
 
 #include <filesystem>
 #include <memory>

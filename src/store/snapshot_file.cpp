@@ -4,8 +4,8 @@
 
 #include "store/snapshot_file.hpp"
 
-#include "base/whole_file.hpp"
-#include "store/file_checks.hpp"
+#include "base/files.hpp"
+#include "store/own_file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -113,9 +113,8 @@ Result<LockedFile> SnapshotFile::open_by_name(const SnapshotDirectory& directory
 }
 
 Result<void> SnapshotFile::open_anew() {
-    auto fd = open_by_name(*directory_);
-    if (!fd) return std::move(fd).error();
-    fd_.renew(*std::move(fd));
+    auto fd = GPU_SLEEP_TRY(open_by_name(*directory_));
+    fd_.renew(std::move(fd));
     return {};
 }
 
@@ -129,9 +128,7 @@ Result<SnapshotFile::Stamp> SnapshotFile::stamp_of(int fd, const SnapshotDirecto
 Result<void> SnapshotFile::leave() {
     if (is_left()) return {};
     GPU_SLEEP_TRY(check_held());
-    auto stamp = stamp_of(fd_.get(), *directory_);
-    if (!stamp) return std::move(stamp).error();
-    as_left_ = *std::move(stamp);
+    as_left_ = GPU_SLEEP_TRY(stamp_of(fd_.get(), *directory_));
     fd_.reset();
     directory_.reset();
     return {};
@@ -139,14 +136,12 @@ Result<void> SnapshotFile::leave() {
 
 Result<void> SnapshotFile::take_up(const std::shared_ptr<const SnapshotDirectory>& directory) {
     if (!is_left()) return {};
-    auto fd = open_by_name(*directory);
-    if (!fd) return std::move(fd).error();
-    const auto stamp = stamp_of(fd->get(), *directory);
-    if (!stamp) return stamp.error();
-    if (*stamp != *as_left_)
+    auto fd = GPU_SLEEP_TRY(open_by_name(*directory));
+    const auto stamp = GPU_SLEEP_TRY(stamp_of(fd.get(), *directory));
+    if (stamp != *as_left_)
         return make_error(ErrorCode::io_failed, "{} was changed in the meantime",
                           (directory->path() / text_).string());
-    fd_ = UnsharedFd(*std::move(fd));
+    fd_ = UnsharedFd(std::move(fd));
     directory_ = directory;
     as_left_.reset();
     return {};

@@ -4,11 +4,11 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "base/process.hpp"
-#include "base/result.hpp"
 #include "base/units.hpp"
+#include "store/own_file.hpp"
 #include "store/snapshot_directory.hpp"
-#include "store/unshared_fd.hpp"
 
 #include <sys/types.h>
 

@@ -7,10 +7,10 @@
 #include "base/checksum.hpp"
 #include "base/guard.hpp"
 #include "base/text.hpp"
-#include "store/buffer_pool.hpp"
+#include "base/threads.hpp"
+#include "store/io_queue.hpp"
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
-#include "store/thread_pool.hpp"
 
 #include <sys/stat.h>
 
@@ -36,9 +36,8 @@ public:
 
     [[nodiscard]] Result<void> run(const std::vector<ChunkPlace>& places, unsigned threads,
                                    std::size_t ahead) {
-        auto workers = ThreadPool::start("gpu-sleep-load", threads);
-        if (!workers) return workers.error();
-        workers_ = workers->get();
+        auto workers = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-load", threads));
+        workers_ = workers.get();
         decoders_.resize(workers_->count());
         auto result = guarded([&] { return stream(places, ahead); });
         stopped_ = true;
@@ -71,11 +70,9 @@ private:
     }
 
     [[nodiscard]] Result<void> start(const ChunkPlace& place) {
-        const auto space = sink_.space(place);
-        if (!space) return space.error();
-        if (space->size() != place.bytes) return make_error(ErrorCode::internal, "space of the wrong size");
-        auto& chunk =
-            chunks_.emplace_back(Chunk{place, *space, {}}); // a deque's elements stay where they are
+        const auto space = GPU_SLEEP_TRY(sink_.space(place));
+        if (space.size() != place.bytes) return make_error(ErrorCode::internal, "space of the wrong size");
+        auto& chunk = chunks_.emplace_back(Chunk{place, space, {}}); // a deque's elements stay where they are
         const auto& row = header_.rows[place.number];
         auto* const buffer = pool_.take();
         auto submitted = guarded([&]() -> Result<void> {
@@ -146,11 +143,10 @@ class Front {
 public:
     /// Errors: damaged (the file is shorter), io_failed, out_of_host_memory.
     [[nodiscard]] static Result<Front> read(int fd, Bytes bytes) {
-        auto memory = BufferPool::create(1, static_cast<std::size_t>(bytes));
-        if (!memory) return memory.error();
-        auto* const data = (*memory)->take();
+        auto memory = GPU_SLEEP_TRY(BufferPool::create(1, static_cast<std::size_t>(bytes)));
+        auto* const data = memory->take();
         GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd, data, static_cast<std::size_t>(bytes), 0));
-        return Front(*std::move(memory), {data, static_cast<std::size_t>(bytes)});
+        return Front(std::move(memory), {data, static_cast<std::size_t>(bytes)});
     }
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
 
@@ -173,28 +169,22 @@ Result<Bytes> size_of(int fd) {
 }
 
 Result<SnapshotHeader> read_header(int fd) {
-    const auto file_bytes = size_of(fd);
-    if (!file_bytes) return file_bytes.error();
-    const auto page = Front::read(fd, k_alignment);
-    if (!page) return page.error();
-    const auto bytes = read_preamble(page->bytes().first<k_preamble_bytes>(), *file_bytes);
-    if (!bytes) return bytes.error();
-    const auto header = Front::read(fd, *bytes);
-    if (!header) return header.error();
-    return decode_header(header->bytes(), *file_bytes);
+    const auto file_bytes = GPU_SLEEP_TRY(size_of(fd));
+    const auto page = GPU_SLEEP_TRY(Front::read(fd, k_alignment));
+    const auto bytes = GPU_SLEEP_TRY(read_preamble(page.bytes().first<k_preamble_bytes>(), file_bytes));
+    const auto header = GPU_SLEEP_TRY(Front::read(fd, bytes));
+    return decode_header(header.bytes(), file_bytes);
 }
 
 /// Errors: damaged, io_failed, out_of_host_memory.
 Result<void> compare_header(int fd, const SnapshotHeader& written) {
-    const auto file_bytes = size_of(fd);
-    if (!file_bytes) return file_bytes.error();
-    if (*file_bytes != written.file_bytes)
+    const auto file_bytes = GPU_SLEEP_TRY(size_of(fd));
+    if (file_bytes != written.file_bytes)
         return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} of {}",
-                          counted(*file_bytes, "byte"), written.file_bytes);
-    const auto front = Front::read(fd, written.header_bytes);
-    if (!front) return front.error();
+                          counted(file_bytes, "byte"), written.file_bytes);
+    const auto front = GPU_SLEEP_TRY(Front::read(fd, written.header_bytes));
     const auto header = encode_header(written);
-    if (!std::equal(header.begin(), header.end(), front->bytes().begin(), front->bytes().end()))
+    if (!std::equal(header.begin(), header.end(), front.bytes().begin(), front.bytes().end()))
         return make_error(ErrorCode::damaged,
                           "the snapshot is damaged: its header was changed or overwritten");
     return {};
@@ -219,17 +209,15 @@ SnapshotReader::SnapshotReader(const SnapshotFile& file, SnapshotHeader header)
     : fd_(file.fd()), file_(&file), header_(std::move(header)) {}
 
 Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
-    auto fd = open_snapshot(path);
-    if (!fd) return fd.error();
-    return open(*std::move(fd));
+    auto fd = GPU_SLEEP_TRY(open_snapshot(path));
+    return open(std::move(fd));
 }
 
 Result<SnapshotReader> SnapshotReader::open(UniqueFd fd) {
     use_direct_io(fd.get()); // nobody reads it twice
-    auto header = guarded([&] { return read_header(fd.get()); });
-    if (!header) return std::move(header).error();
+    auto header = GPU_SLEEP_TRY(guarded([&] { return read_header(fd.get()); }));
     const int number = fd.get();
-    return SnapshotReader(std::move(fd), number, *std::move(header));
+    return SnapshotReader(std::move(fd), number, std::move(header));
 }
 
 Result<SnapshotReader> SnapshotReader::open(const SnapshotFile& file, const SnapshotHeader& written) {
@@ -245,22 +233,19 @@ Result<void> SnapshotReader::read(ChunkSink& sink, const SnapshotReadOptions& op
 }
 
 Result<void> SnapshotReader::read_unguarded(ChunkSink& sink, const SnapshotReadOptions& options) const {
-    const auto places = places_to_read(header_, options.extents);
-    if (!places) return places.error();
+    const auto places = GPU_SLEEP_TRY(places_to_read(header_, options.extents));
     const auto each = codec::k_chunk_bytes + codec::ChunkDecoder::held_bytes();
     const auto most = std::max<std::size_t>(1, static_cast<std::size_t>(options.buffer_bytes / each));
     auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));
     const auto ahead = std::min(options.ahead > 0 ? options.ahead : std::size_t{3} * threads, most);
-    auto pool = BufferPool::create(ahead, static_cast<std::size_t>(codec::k_chunk_bytes));
-    if (!pool) return pool.error();
-    const auto own_queue =
+    auto pool = GPU_SLEEP_TRY(BufferPool::create(ahead, static_cast<std::size_t>(codec::k_chunk_bytes)));
+    const auto own_queue = GPU_SLEEP_TRY(
         options.queue != nullptr
             ? Result<std::unique_ptr<IoQueue>>(nullptr)
-            : open_io_queue(options.io, uses_direct_io(fd_) ? IoUse::direct : IoUse::cached_reads);
-    if (!own_queue) return own_queue.error();
-    auto& queue = options.queue != nullptr ? *options.queue : **own_queue;
-    return Reading(fd_, file_, header_, sink, queue, **pool).run(*places, threads, ahead);
+            : open_io_queue(options.io, uses_direct_io(fd_) ? IoUse::direct : IoUse::cached_reads));
+    auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
+    return Reading(fd_, file_, header_, sink, queue, *pool).run(places, threads, ahead);
 }
 
 } // namespace gpu_sleep::store

@@ -6,9 +6,9 @@
 
 #include "base/checksum.hpp"
 #include "base/guard.hpp"
-#include "store/buffer_pool.hpp"
-#include "store/file_checks.hpp"
-#include "store/thread_pool.hpp"
+#include "base/threads.hpp"
+#include "store/io_queue.hpp"
+#include "store/own_file.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -39,15 +39,14 @@ public:
     }
 
     [[nodiscard]] Result<void> write(unsigned threads) {
-        auto workers = ThreadPool::start("gpu-sleep-pack", threads);
-        if (!workers) return workers.error();
-        encoders_.resize((*workers)->count());
+        auto workers = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-pack", threads));
+        encoders_.resize(workers->count());
         for (const auto& place : places_) {
             if (has_failed_) break;
             under_way_ += room_of(place);
             left_ -= room_of(place);
             reserve_ahead();
-            start(**workers, place);
+            start(*workers, place);
         }
         pool_.wait_for_all();
         const std::lock_guard lock(mutex_);
@@ -66,12 +65,11 @@ public:
         const auto needed = [this, bytes] {
             return "at most " + format_bytes(max_file_bytes(header_.description) - end_ + bytes);
         };
-        auto made = claims_->make(bytes, needed, [this](Milliseconds time) {
+        auto made = GPU_SLEEP_TRY(claims_->make(bytes, needed, [this](Milliseconds time) {
             if (!has_failed_) std::this_thread::sleep_for(time);
             return has_failed_.load();
-        });
-        if (!made) return std::move(made).error();
-        held = std::make_shared<const HostClaim>(*std::move(made));
+        }));
+        held = std::make_shared<const HostClaim>(std::move(made));
         return held;
     }
 
@@ -96,13 +94,12 @@ private:
         auto* const buffer = pool_.take();
         bool is_taken = false;
         auto posted = guarded([&]() -> Result<void> {
-            auto content = source_.take(place);
-            if (!content) return std::move(content).error();
+            auto content = GPU_SLEEP_TRY(source_.take(place));
             is_taken = true;
-            if (content->size() != place.bytes)
+            if (content.size() != place.bytes)
                 return make_error(ErrorCode::internal, "contents of the wrong size");
             workers.post(
-                [=, this, content = *content](std::size_t worker) { pack(worker, place, content, buffer); });
+                [=, this, content = content](std::size_t worker) { pack(worker, place, content, buffer); });
             return {};
         });
         if (posted) return;
@@ -143,11 +140,10 @@ private:
             finish(std::move(written), buffer);
         };
         auto submitted = guarded([&]() -> Result<void> {
-            auto claim = this->claim(row.stored_bytes);
-            if (!claim) return std::move(claim).error();
+            auto claim = GPU_SLEEP_TRY(this->claim(row.stored_bytes));
             GPU_SLEEP_TRY(file_.check_held());
             queue_.submit({IoRequest::Kind::write, file_.fd(), data, row.stored_bytes, row.offset,
-                           [done, held = *std::move(claim)](Result<void> written) mutable {
+                           [done, held = std::move(claim)](Result<void> written) mutable {
                                held.reset();
                                done(std::move(written));
                            }});
@@ -202,12 +198,9 @@ Result<void> write_header(int fd, const SnapshotHeader& header, BufferPool& pool
 Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> directory,
                                  SnapshotDescription description, ChunkSource& source,
                                  const SnapshotWriteOptions& options) {
-    auto id = make_snapshot_id();
-    if (!id) return id.error();
-    description.id = *std::move(id);
+    description.id = GPU_SLEEP_TRY(make_snapshot_id());
     description.created = utc_now();
-    auto file = SnapshotFile::create(std::move(directory), description.owner, options.direct);
-    if (!file) return file.error();
+    auto file = GPU_SLEEP_TRY(SnapshotFile::create(std::move(directory), description.owner, options.direct));
     SnapshotHeader header;
     header.header_bytes = header_bytes_of(description);
     if (header.header_bytes > k_max_header_bytes)
@@ -221,28 +214,25 @@ Result<Snapshot> write_unguarded(std::shared_ptr<const SnapshotDirectory> direct
     auto threads = options.threads > 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
     threads = static_cast<unsigned>(std::min<std::size_t>(threads, most));
     const auto buffers = std::min(options.under_way > 0 ? options.under_way : std::size_t{3} * threads, most);
-    auto pool = BufferPool::create(buffers, bound);
-    if (!pool) return pool.error();
-    const auto own_queue =
+    auto pool = GPU_SLEEP_TRY(BufferPool::create(buffers, bound));
+    const auto own_queue = GPU_SLEEP_TRY(
         options.queue != nullptr
             ? Result<std::unique_ptr<IoQueue>>(nullptr)
-            : open_io_queue(options.io, uses_direct_io(file->fd()) ? IoUse::direct : IoUse::cached_writes);
-    if (!own_queue) return own_queue.error();
-    auto& queue = options.queue != nullptr ? *options.queue : **own_queue;
+            : open_io_queue(options.io, uses_direct_io(file.fd()) ? IoUse::direct : IoUse::cached_writes));
+    auto& queue = options.queue != nullptr ? *options.queue : *own_queue;
     std::optional<HostClaims> claims;
-    if (lies_in_memory(file->fd())) claims.emplace(options.memory);
-    SnapshotWriter writer(*file, header, source, queue, **pool, claims ? &*claims : nullptr);
+    if (lies_in_memory(file.fd())) claims.emplace(options.memory);
+    SnapshotWriter writer(file, header, source, queue, *pool, claims ? &*claims : nullptr);
     GPU_SLEEP_TRY(writer.write(threads));
     options.flushing(true);
-    GPU_SLEEP_TRY(file->cut(header.file_bytes));
+    GPU_SLEEP_TRY(file.cut(header.file_bytes));
     {
-        const auto claim = writer.claim(header.header_bytes);
-        if (!claim) return claim.error();
-        GPU_SLEEP_TRY(write_header(file->fd(), header, **pool));
+        const auto claim = GPU_SLEEP_TRY(writer.claim(header.header_bytes));
+        GPU_SLEEP_TRY(write_header(file.fd(), header, *pool));
     }
-    GPU_SLEEP_TRY(file->commit());
+    GPU_SLEEP_TRY(file.commit());
     options.flushing(false);
-    return Snapshot{*std::move(file), std::move(header)};
+    return Snapshot{std::move(file), std::move(header)};
 }
 
 } // namespace

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "store/host_claim.hpp"
+#include "store/host_memory.hpp"
 #include "store/io_queue.hpp"
 #include "store/snapshot.hpp"
 #include "store/snapshot_directory.hpp"

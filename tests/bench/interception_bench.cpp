@@ -6,8 +6,8 @@
 #include "base/symbols.hpp"
 #include "bench/figures.hpp"
 #include "driver/context.hpp"
+#include "driver/fingerprint_key.hpp"
 #include "driver/kernels/fingerprint.hpp"
-#include "driver/kernels/image.hpp"
 #include "gate/gate.hpp"
 
 #include <CLI/CLI.hpp>

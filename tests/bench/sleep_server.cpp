@@ -5,8 +5,8 @@
 
 #include "base/units.hpp"
 #include "bench/subject.hpp"
+#include "driver/fingerprint_key.hpp"
 #include "driver/kernels/fingerprint.hpp"
-#include "driver/kernels/image.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 
 #include <cuda.h>

@@ -6,7 +6,7 @@
 #include "bench/figures.hpp"
 #include "driver/context.hpp"
 #include "memory/heap.hpp"
-#include "sleep/engine.hpp"
+#include "sleep/transactions.hpp"
 #include "support/simulated_driver/control.h"
 
 #include <CLI/CLI.hpp>
@@ -62,7 +62,7 @@ Result<void> measure_ranges(const driver::Api& api, std::size_t count, unsigned 
     constexpr double k_at_most_us = 2;
     ledger::Ledger ledger;
     memory::Heap heap(api, ledger);
-    sleep::Engine engine(api, ledger, {});
+    sleep::Transactions engine(api, ledger, {});
     sleep::Control control;
     const auto tag = ledger.tag_id("weights");
     std::vector<driver::DeviceAddress> addresses;

@@ -97,7 +97,7 @@ class Documents(unittest.TestCase):
                     self.assertIn(option, known[command])
 
     def test_exit_statuses(self):
-        of_the_code = set(re.findall(r"inline constexpr int \w+ = (\d+);", text_of(TREE / "src/base/exit_status.hpp")))
+        of_the_code = set(re.findall(r"inline constexpr int \w+ = (\d+);", text_of(TREE / "src/base/error.hpp")))
         chapter = text_of(TREE / "cli/man/gpu-sleep.1").partition(".SH EXIT STATUS\n")[2].partition(".SH ")[0]
         self.assertTrue(of_the_code)
         self.assertEqual(of_the_code, set(re.findall(r"^\.B (\d+)$", chapter, re.MULTILINE)))

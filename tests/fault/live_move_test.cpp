@@ -163,7 +163,7 @@ TEST_CASE("Live: what is written all the time stays, and what is freed or sleeps
 }
 
 TEST_CASE("Live: what runs from host memory sleeps, and wakes on the GPU", "[live]") {
-    sleep::Engine::Options options{2, 0};
+    sleep::Transactions::Options options{2, 0};
     options.retained = GENERATE(Bytes{0}, 64 * k_mib);
     EngineFixture fixture(options);
     add_some(fixture);
@@ -232,7 +232,7 @@ TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it m
 }
 
 TEST_CASE("Live: what is in host memory from the start sleeps there", "[live]") {
-    sleep::Engine::Options options{2, 0};
+    sleep::Transactions::Options options{2, 0};
     options.retained = GENERATE(Bytes{0}, 64 * k_mib);
     EngineFixture fixture(options);
     add_some(fixture);
@@ -368,7 +368,7 @@ TEST_CASE("Live: copies and what sleeps in place go to files together, or neithe
     REQUIRE(fixture.sleep(level(1)));
     const Scratch scratch;
     model::Report report;
-    using Scope = sleep::Engine::Scope;
+    using Scope = sleep::Transactions::Scope;
     const auto move = [&](Scope scope) {
         return static_cast<bool>(fixture.engine().sleep(in_files(scratch), fixture.control(), report, scope));
     };
@@ -394,7 +394,7 @@ TEST_CASE("Live: what sleeps in place survives the failure of every driver call"
     // The call alone, it and all after it, or what undoes the rest: only unmapping, or only mapping, fails.
     const auto fails = GENERATE(as<std::string>(), "once", "*", "cuMemUnmap", "cuMemMap", "cuMemSetAccess");
     if (step == "files" && fails == "*") return; // as "deep", in ten times the time
-    sleep::Engine::Options options{2, 0};
+    sleep::Transactions::Options options{2, 0};
     EngineFixture fixture(options);
     for (const int device : {0, 0, 1}) fixture.add(device, "weights", 2 * k_mib);
     start_in_host_memory(fixture);
@@ -487,7 +487,7 @@ TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
 
 TEST_CASE("Live: what sleeps because it cannot be mapped has its own contents, not what was retained",
           "[live]") {
-    sleep::Engine::Options options{2, 0};
+    sleep::Transactions::Options options{2, 0};
     options.retained = 64 * k_mib;
     EngineFixture fixture(options);
     add_some(fixture);

@@ -12,8 +12,8 @@
 namespace gpu_sleep::test {
 
 /// Two devices; `most` bytes are retained.
-[[nodiscard]] inline sleep::Engine::Options retaining(Bytes most = std::numeric_limits<Bytes>::max()) {
-    sleep::Engine::Options options{2, 0};
+[[nodiscard]] inline sleep::Transactions::Options retaining(Bytes most = std::numeric_limits<Bytes>::max()) {
+    sleep::Transactions::Options options{2, 0};
     options.retained = most;
     return options;
 }

@@ -18,8 +18,8 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 using model::Store;
-using Scope = sleep::Engine::Scope;
-using Spill = sleep::Engine::Spill;
+using Scope = sleep::Transactions::Scope;
+using Spill = sleep::Transactions::Spill;
 
 namespace {
 
@@ -38,8 +38,8 @@ struct Short {
         request.spill = true;
         request.directory = scratch.file("sleep");
     }
-    static sleep::Engine::Options options(Bytes retained) {
-        sleep::Engine::Options options{2, 0};
+    static sleep::Transactions::Options options(Bytes retained) {
+        sleep::Transactions::Options options{2, 0};
         options.staging = 0; // so that nothing is left for it
         options.retained = retained;
         options.room_for_retained = [] { return std::numeric_limits<Bytes>::max(); };

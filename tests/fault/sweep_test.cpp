@@ -180,8 +180,8 @@ private:
         return done;
     }
 
-    [[nodiscard]] static sleep::Engine::Options options_of(const Way& way) {
-        sleep::Engine::Options options{2, 0};
+    [[nodiscard]] static sleep::Transactions::Options options_of(const Way& way) {
+        sleep::Transactions::Options options{2, 0};
         options.retained = way.retains ? 64 * k_mib : 0;
         options.relay_threads = way.relays ? 2 : 0;
         options.relay_from = 0;
@@ -340,7 +340,7 @@ TEST_CASE("Sweep: pinning what a sleep has relayed survives the failure of every
 TEST_CASE(
     "Sweep: preparing, and a sleep that takes what is prepared, survive the failure of every driver call",
     "[sweep][sleep]") {
-    sleep::Engine::Options options{2, 0};
+    sleep::Transactions::Options options{2, 0};
     options.relay_threads = 2;
     options.relay_from = GENERATE(Bytes{0}, k_gib);
     EngineFixture fixture(options);

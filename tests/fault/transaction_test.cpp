@@ -90,7 +90,7 @@ TEST_CASE("Transaction: contents go through a ring that is shorter than they are
 TEST_CASE("Transaction: contents that were relayed are pinned after the sleep, relayed back by a wake that "
           "comes before, or pinned by it",
           "[transaction]") {
-    sleep::Engine::Options options{2, 0};
+    sleep::Transactions::Options options{2, 0};
     options.relay_threads = 3;
     options.relay_from = 40 * k_mib;
     const bool has_ring = GENERATE(true, false);
@@ -253,7 +253,7 @@ TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[tr
 }
 
 TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") {
-    sleep::Engine::Options options;
+    sleep::Transactions::Options options;
     options.host_reserve = std::uint64_t{1} << 50; // so much must stay free
     EngineFixture fixture(options);
     fixture.add(0, "weights", 3 * k_mib);
@@ -361,7 +361,7 @@ TEST_CASE("Transaction: a bit that flips on the way out is caught on waking", "[
 
 TEST_CASE("Transaction: a sleep that checks its copies makes good a bit that flips on the way out",
           "[transaction]") {
-    sleep::Engine::Options options{2, 0};
+    sleep::Transactions::Options options{2, 0};
     if (GENERATE(false, true)) options.relay_threads = 2;
     options.relay_from = 0;
     EngineFixture fixture(options);
@@ -384,7 +384,7 @@ TEST_CASE("Transaction: a sleep that checks its copies makes good a bit that fli
 }
 
 TEST_CASE("Transaction: a bit that flips on the way in is caught and copied again", "[transaction]") {
-    sleep::Engine::Options options{2, 0};
+    sleep::Transactions::Options options{2, 0};
     options.relay_threads = GENERATE(0U, 2U);
     options.relay_from = 0;
     EngineFixture fixture(options);

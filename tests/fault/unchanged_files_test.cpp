@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 /// Two tags on two devices that slept in files that stay, and woke.
 struct Woken {
-    explicit Woken(sleep::Engine::Options options = {2, 0}) : fixture(options) {
+    explicit Woken(sleep::Transactions::Options options = {2, 0}) : fixture(options) {
         fixture.add(0, "weights", 5 * k_mib);
         fixture.fill(0, {2 * k_mib, k_mib}, 0);
         fixture.add(0, "weights", 70'000);
@@ -175,7 +175,7 @@ TEST_CASE("Unchanged files: they are not used where another directory, or copyin
 
 TEST_CASE("Unchanged files: what slept in host memory since is not written where it lies already",
           "[unchanged]") {
-    sleep::Engine::Options options{2, 0};
+    sleep::Transactions::Options options{2, 0};
     options.retained = GENERATE(Bytes{0}, 64 * k_mib);
     Woken woken(options);
     REQUIRE(woken.fixture.sleep(level(1)));

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 
 #include <cuda.h>

@@ -3,7 +3,7 @@
 // Room on demand: processes that do not fit together take turns, by touches and by commands.
 
 #include "peer.hpp"
-#include "peers/gpu_line.hpp"
+#include "peers/gpu_queue.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/sanitized.hpp"
@@ -239,7 +239,7 @@ TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else
     const auto gpu = second.host.report(k_uuid);
     const auto path = std::filesystem::path(socket_file(second.host.pid())).parent_path();
     const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    auto other = peers::GpuLine::open(directory.get(), gpu);
+    auto other = peers::GpuQueue::open(directory.get(), gpu);
     REQUIRE(other);
     REQUIRE(other->lock());
     Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--min-awake", "0s"},
@@ -259,7 +259,7 @@ TEST_CASE("Room: gpu-reclaim --need --wait keeps its place before those who come
     const auto gpu = second.host.report(k_uuid);
     const auto path = std::filesystem::path(socket_file(second.host.pid())).parent_path();
     const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    const auto line = peers::GpuLine::open(directory.get(), gpu);
+    const auto line = peers::GpuQueue::open(directory.get(), gpu);
     REQUIRE(line);
     first.request();
     Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--wait", "60s",
@@ -343,7 +343,7 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     };
     const auto path = std::filesystem::path(socket_file(only.host.pid())).parent_path();
     const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    auto line = peers::GpuLine::open(directory.get(), gpu);
+    auto line = peers::GpuQueue::open(directory.get(), gpu);
     REQUIRE(line);
     auto unhurried = begin({"--min-awake", fmt::format("{}s", 7 * k_slowness)}); // less than it waits: 30 s
     pause_for(Milliseconds(5'000));

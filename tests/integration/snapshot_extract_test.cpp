@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot extract: a file that is there whole, or not at all.
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "snapshot_command.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot clean: what ended processes have left goes, and what living ones have stays.
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "snapshot_command.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"

@@ -8,7 +8,7 @@
 #include "contents/host_keeper.hpp"
 #include "driver/context.hpp"
 #include "memory/heap.hpp"
-#include "sleep/engine.hpp"
+#include "sleep/transactions.hpp"
 #include "support/catch.hpp"
 #include "support/result_printing.hpp"
 #include "support/simulated_driver/control.h"
@@ -47,8 +47,8 @@ struct Allocation {
 class EngineFixture {
 public:
     explicit EngineFixture(
-        sleep::Engine::Options options = {2, 0},
-        sleep::Engine::ContextOf own_context_of = [](int) { return nullptr; })
+        sleep::Transactions::Options options = {2, 0},
+        sleep::Transactions::ContextOf own_context_of = [](int) { return nullptr; })
         : api_(load()), heap_(api_, ledger_), engine_(api_, ledger_, options, std::move(own_context_of)) {
         // Contents that a test frees are kept for the next: fresh pages would take half of its time.
         ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
@@ -197,7 +197,7 @@ public:
     [[nodiscard]] model::State state() const { return ledger_.state(); }
     [[nodiscard]] ledger::Ledger& ledger() { return ledger_; }
     [[nodiscard]] memory::Heap& heap() { return heap_; }
-    [[nodiscard]] sleep::Engine& engine() { return engine_; }
+    [[nodiscard]] sleep::Transactions& engine() { return engine_; }
     [[nodiscard]] const driver::Api& api() const { return api_; }
     [[nodiscard]] std::vector<Allocation>& allocations() { return allocations_; }
     [[nodiscard]] sleep::Control& control() { return control_; }
@@ -219,7 +219,7 @@ private:
     driver::Api api_;
     ledger::Ledger ledger_;
     memory::Heap heap_;
-    sleep::Engine engine_;
+    sleep::Transactions engine_;
     sleep::Control control_;
     std::vector<driver::PrimaryContext> contexts_;
     std::vector<Allocation> allocations_;

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Calls beside a poll loop: their end, their result, and those that nobody waits for.
 
-#include "peers/background_call.hpp"
+#include "base/threads.hpp"
 
 #include "base/units.hpp"
 #include "support/catch.hpp"
@@ -14,7 +14,6 @@
 #include <thread>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::peers;
 
 namespace {
 

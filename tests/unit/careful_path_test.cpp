@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Which links are followed on the way to a file, and where the ways lead.
 
-#include "base/careful_path.hpp"
+#include "base/files.hpp"
 
 #include "support/catch.hpp"
 #include "support/other_user.hpp"

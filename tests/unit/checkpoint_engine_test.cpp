@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The steps of the driver's checkpoint in every state, with every failure of the driver.
 
-#include "checkpoint/engine.hpp"
+#include "checkpoint/steps.hpp"
 #include "support/catch.hpp"
 
 #include <array>
@@ -76,7 +76,7 @@ constexpr std::array k_steps{Step::lock,    Step::checkpoint, Step::undo,
                              Step::restore, Step::unlock,     Step::settle};
 
 Result<void> take(Step step, const FakeDriver& driver, Kept kept = Kept::nothing) {
-    const Engine engine(driver, k_pid, kept);
+    const Steps engine(driver, k_pid, kept);
     switch (step) {
     case Step::lock: return engine.lock(Milliseconds(1'000), driver.stands);
     case Step::checkpoint: return engine.checkpoint();

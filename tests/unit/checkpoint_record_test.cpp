@@ -6,7 +6,7 @@
 #include "control/checkpoint_record.hpp"
 
 #include "base/process.hpp"
-#include "peers/gpu_line.hpp"
+#include "peers/gpu_queue.hpp"
 #include "support/catch.hpp"
 #include "support/other_user.hpp"
 #include "support/skip.hpp"
@@ -38,8 +38,8 @@ Process process_of(uid_t user) {
 }
 
 /// Sets room aside on a GPU that has room for one, as long as `lines` live.
-bool has_room(const CheckpointRecord& record, std::vector<peers::GpuLine>& lines) {
-    lines = peers::open_lines(record.directory(), k_needs);
+bool has_room(const CheckpointRecord& record, std::vector<peers::GpuQueue>& lines) {
+    lines = peers::open_queues(record.directory(), k_needs);
     const auto of_others = peers::begin_counting({&lines.front()});
     if (!of_others) return false;
     const auto room = of_others->begin()->second == 0
@@ -70,14 +70,14 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     const auto is_late = [](const auto& done) { return !done && done.error().code == ErrorCode::timed_out; };
     const auto comes_back = [&] {
         auto record = CheckpointRecord::open(other, k_moment);
-        std::vector<peers::GpuLine> lines;
+        std::vector<peers::GpuQueue> lines;
         return record && has_room(*record, lines);
     };
     {
         auto record = CheckpointRecord::open(process, k_moment);
         REQUIRE(record);
         REQUIRE(record->write({k_needs}));
-        std::vector<peers::GpuLine> lines;
+        std::vector<peers::GpuQueue> lines;
         REQUIRE(has_room(*record, lines));
         CHECK(as_user(k_one_user, [&] { return is_late(CheckpointRecord::open(process, k_moment)); }));
         CHECK(as_user(k_one_user, [&] { return CheckpointRecord::open(other, k_moment) && !comes_back(); }));

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Conversations with agents that answer, err, fall silent and vanish; and the exit status of each end.
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "control/tasks.hpp"
 #include "peers/client.hpp"
 
@@ -402,14 +402,11 @@ TEST_CASE("Exit status: of several processes, the worst decides that was not onl
     const Error withdrawn{ErrorCode::cancelled, "", "", 0};
     CHECK(exit_status_of(std::vector<Outcome>{}) == 0);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, model::Report{}}}) == 0);
-    model::Report rehearsed; // as agents without refusal_code say it
+    model::Report rehearsed;
     rehearsed.operation = model::Operation::wake;
     rehearsed.dry_run = true;
     rehearsed.refusal = "too little room";
-    auto& device = rehearsed.devices.emplace_back();
-    device.released = 2;
-    device.free_before = 1;
-    device.total = 4;
+    rehearsed.refusal_code = ErrorCode::out_of_device_memory;
     CHECK(exit_status_of(Outcome{{}, rehearsed}) == 7);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, model::Report{}}, {{}, full}, {{}, late}}) == 4);
     CHECK(exit_status_of(std::vector<Outcome>{{{}, withdrawn}, {{}, late}}) == 4);

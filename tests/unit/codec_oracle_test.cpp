@@ -5,7 +5,6 @@
 
 #include "base/checksum.hpp"
 #include "codec/chunk.hpp"
-#include "codec/planes.hpp"
 #include "support/catch.hpp"
 #include "support/weights.hpp"
 

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Byte planes there and back.
 
-#include "codec/planes.hpp"
+#include "codec/chunk.hpp"
 #include "support/catch.hpp"
 #include "support/weights.hpp"
 

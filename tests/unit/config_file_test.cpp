@@ -74,7 +74,7 @@ exempt = true
 )",
                                           "c.toml", Author::administrator);
     REQUIRE(file);
-    CHECK(file->reclaim.idle == Ladder{{15min, Depth::host}, {4h, Depth::file}});
+    CHECK(file->reclaim.idle == Ladder{{15min, Tier::host}, {4h, Tier::file}});
     CHECK(file->reclaim.min_awake == 1min);
     CHECK(file->reclaim.directory == "/data/{user}");
     CHECK(file->reclaim.spill == true);
@@ -83,7 +83,7 @@ exempt = true
     CHECK(file->user_budget == 64 * k_gib);
     CHECK(file->users.at("alice").exempt == true);
     CHECK(file->users.at("alice").host_budget == k_gib);
-    CHECK(file->commands.at("my server").idle == Ladder{{5min, Depth::host}});
+    CHECK(file->commands.at("my server").idle == Ladder{{5min, Tier::host}});
     CHECK(file->commands.at("notebook").exempt == true);
     CHECK(file->tags.at("weights").store == model::Store::file);
     CHECK(file->tags.at("kv_cache").exempt == true);
@@ -227,7 +227,7 @@ TEST_CASE("Configuration: the example says what holds without it, and all that i
     if (!can_read()) return;
     const auto plain = parse_configuration(example(), "example", Author::administrator);
     REQUIRE(plain);
-    CHECK(plain->reclaim.idle == Ladder{{15min, Depth::host}});
+    CHECK(plain->reclaim.idle == Ladder{{15min, Tier::host}});
     const auto all = parse_configuration(uncommented(example()), "example", Author::administrator);
     INFO((all ? "" : all.error().message));
     REQUIRE(all);
@@ -237,7 +237,7 @@ TEST_CASE("Configuration: the example says what holds without it, and all that i
     CHECK_FALSE(all->users.empty());
     const auto kernel =
         control::program_name({"/usr/bin/python3", "-m", "ipykernel_launcher", "-f", "kernel-1.json"});
-    CHECK(settings_for(*all, {"ann", "", kernel}).idle == Ladder{{1h, Depth::host}});
+    CHECK(settings_for(*all, {"ann", "", kernel}).idle == Ladder{{1h, Tier::host}});
     CHECK_FALSE(all->tags.empty());
 }
 

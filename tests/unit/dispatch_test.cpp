@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What a command does, without a terminal: select, hear, withdraw.
 
-#include "base/exit_status.hpp"
+#include "base/error.hpp"
 #include "find_fixture.hpp"
 
 #include "control/dispatch.hpp"

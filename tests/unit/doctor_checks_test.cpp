@@ -2,9 +2,9 @@
 // Copyright the gpu-sleep authors.
 // What gpu-doctor makes of what it has read: machines and processes that there need not be.
 
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 #include "cli/doctor/diagnosis.hpp"
-#include "doctor/checks.hpp"
+#include "doctor/diagnosis.hpp"
 
 #include "support/catch.hpp"
 #include "support/tree.hpp"
@@ -299,9 +299,11 @@ TEST_CASE("Doctor: what would refuse a sleep is bad", "[doctor]") {
     status_of(process).inhibited_seconds = 60;
     check_bad(process, "inhibitors", "1 min");
     process = good_process();
+    rehearsal_of(process).refusal_code = ErrorCode::unseen_library;
     rehearsal_of(process).refusal =
         "use of the GPU that cannot be seen: video decoding (libnvcuvid.so.1); refused without --force";
     check_bad(process, "reach", "libnvcuvid.so.1");
+    rehearsal_of(process).refusal_code.reset();
     rehearsal_of(process).refusal = "the program holds sleeps back";
     check_bad(process, "sleep", "the program holds sleeps back");
     process = good_process();

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reports of many tags reach the command, cut.
 
-#include "protocol/fitting.hpp"
+#include "protocol/messages.hpp"
 
 #include "support/catch.hpp"
 #include "support/result_printing.hpp"

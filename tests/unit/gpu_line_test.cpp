@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The line for a GPU, which processes stand in. A program of its own: it forks.
 
-#include "peers/gpu_line.hpp"
+#include "peers/gpu_queue.hpp"
 #include "support/child.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
@@ -26,8 +26,8 @@ constexpr const char* k_gpu = "GPU-51302d51";
 struct Place {
     test::Scratch scratch;
     UniqueFd directory{::open(scratch.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-    [[nodiscard]] GpuLine line() const {
-        auto line = GpuLine::open(directory.get(), k_gpu);
+    [[nodiscard]] GpuQueue line() const {
+        auto line = GpuQueue::open(directory.get(), k_gpu);
         REQUIRE(line);
         return *std::move(line);
     }
@@ -35,22 +35,22 @@ struct Place {
 
 /// Another process in the line, which has done `first`.
 struct Other : test::Child {
-    Other(const Place& place, const std::function<bool(GpuLine&)>& first)
+    Other(const Place& place, const std::function<bool(GpuQueue&)>& first)
         : Child([&] {
-              auto& line = *new auto(GpuLine::open(place.directory.get(), k_gpu)); // the child's to its end
+              auto& line = *new auto(GpuQueue::open(place.directory.get(), k_gpu)); // the child's to its end
               return line && first(*line);
           }) {}
 };
 
-bool takes_lock(GpuLine& line) {
+bool takes_lock(GpuQueue& line) {
     return line.lock();
 }
-bool takes_place(GpuLine& line) {
+bool takes_place(GpuQueue& line) {
     return static_cast<bool>(line.stand());
 }
 
 /// Sets `room` aside on `line`, unless too little is left of `free`. Nothing: others are in the way.
-std::optional<bool> take_room(GpuLine& line, Bytes room, Bytes free) {
+std::optional<bool> take_room(GpuQueue& line, Bytes room, Bytes free) {
     const auto of_others = begin_counting({&line});
     if (!of_others) return std::nullopt;
     const bool is_enough = of_others->at(k_gpu) + room <= free;
@@ -60,7 +60,7 @@ std::optional<bool> take_room(GpuLine& line, Bytes room, Bytes free) {
     if (!is_set) return false;
     return *is_set ? std::optional(true) : std::nullopt;
 }
-bool takes_most(GpuLine& line) {
+bool takes_most(GpuQueue& line) {
     return take_room(line, 60 * k_gib, 80 * k_gib) == true;
 }
 
@@ -121,7 +121,7 @@ TEST_CASE("GPU line: a child of fork() has neither place nor lock", "[gpu_line]"
     line.unlock();
     {
         const Other other(place, takes_lock);
-        const Other behind(place, [](GpuLine& its) { return its.before() == 0; });
+        const Other behind(place, [](GpuQueue& its) { return its.before() == 0; });
     }
 }
 
@@ -135,8 +135,9 @@ TEST_CASE("GPU line: several set room aside, for as long as they live, and nobod
         CHECK_FALSE(line.lock());
         CHECK(take_room(line, 30 * k_gib, 80 * k_gib) == std::nullopt); // it may be there soon
         CHECK(take_room(line, 10 * k_gib, 80 * k_gib) == true);
-        const Other second(place, [](GpuLine& its) { return take_room(its, 9 * k_gib, 80 * k_gib) == true; });
-        const Other third(place, [](GpuLine& its) { return !take_room(its, 2 * k_gib, 80 * k_gib); });
+        const Other second(place,
+                           [](GpuQueue& its) { return take_room(its, 9 * k_gib, 80 * k_gib) == true; });
+        const Other third(place, [](GpuQueue& its) { return !take_room(its, 2 * k_gib, 80 * k_gib); });
         line.give_room_back();
         first.kill();
         CHECK_FALSE(line.lock()); // of the second
@@ -145,7 +146,7 @@ TEST_CASE("GPU line: several set room aside, for as long as they live, and nobod
     CHECK(line.lock());
     CHECK(takes_most(line)); // who has the lock has it still when the room is given back
     line.give_room_back();
-    const Other late(place, [](GpuLine& its) { return !its.lock() && !begin_counting({&its}); });
+    const Other late(place, [](GpuQueue& its) { return !its.lock() && !begin_counting({&its}); });
     line.unlock();
     const Other last(place, takes_most);
 }
@@ -153,7 +154,7 @@ TEST_CASE("GPU line: several set room aside, for as long as they live, and nobod
 TEST_CASE("GPU line: four have room at a time", "[gpu_line]") {
     const Place place;
     auto line = place.line();
-    const auto takes_some = [](GpuLine& its) { return take_room(its, 2 * k_gib, 80 * k_gib) == true; };
+    const auto takes_some = [](GpuQueue& its) { return take_room(its, 2 * k_gib, 80 * k_gib) == true; };
     const Other first(place, takes_some);
     const Other second(place, takes_some);
     const Other third(place, takes_some);
@@ -171,10 +172,10 @@ TEST_CASE("GPU line: while one counts no other does", "[gpu_line]") {
     CHECK(line.holds());
     CHECK_FALSE(line.is_shared()); // by others
     {
-        const Other other(place, [](GpuLine& its) { return !its.lock() && its.is_shared(); });
+        const Other other(place, [](GpuQueue& its) { return !its.lock() && its.is_shared(); });
     }
     {
-        const Other other(place, [](GpuLine& its) { return !begin_counting({&its}); });
+        const Other other(place, [](GpuQueue& its) { return !begin_counting({&its}); });
     }
     CHECK(end_counting({&line}, {}, make_error(ErrorCode::driver_failed, "not known")).error().code ==
           ErrorCode::driver_failed);
@@ -193,9 +194,9 @@ TEST_CASE("GPU line: the file is found missing, and is no link", "[gpu_line]") {
     REQUIRE(::unlink(file.c_str()) == 0);
     CHECK_FALSE(line.is_in_place(place.directory.get()));
     REQUIRE(::symlink("/dev/null", file.c_str()) == 0);
-    CHECK_FALSE(GpuLine::open(place.directory.get(), k_gpu));
-    CHECK_FALSE(GpuLine::open(place.directory.get(), ""));
-    CHECK_FALSE(GpuLine::open(place.directory.get(), "../x"));
+    CHECK_FALSE(GpuQueue::open(place.directory.get(), k_gpu));
+    CHECK_FALSE(GpuQueue::open(place.directory.get(), ""));
+    CHECK_FALSE(GpuQueue::open(place.directory.get(), "../x"));
 }
 
 TEST_CASE("GPU line: root makes the file for the owner of the directory", "[gpu_line]") {

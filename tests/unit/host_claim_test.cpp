@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Claims near a limit that several share, and away from it.
 
-#include "store/host_claim.hpp"
+#include "store/host_memory.hpp"
 
 #include "base/fd.hpp"
 #include "support/catch.hpp"

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What is given back of host memory when a budget is exceeded.
 
-#include "control/policy/host_plan.hpp"
+#include "control/policy/decision.hpp"
 
 #include "support/catch.hpp"
 

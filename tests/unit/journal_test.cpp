@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Entries for the journal: their bytes, and that sending one never waits.
 
-#include "base/journal.hpp"
+#include "base/log.hpp"
 
 #include "base/units.hpp"
 #include "support/catch.hpp"

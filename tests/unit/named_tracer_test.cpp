@@ -4,7 +4,7 @@
 
 #include "common/named_tracer.hpp"
 
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 #include "support/child.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What tells processes of one name apart, read from command lines and control groups.
 
-#include "control/origin.hpp"
+#include "control/program_name.hpp"
 
 #include "support/catch.hpp"
 

@@ -71,22 +71,23 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
     };
     for (const auto& row : table) {
         INFO(to_string(row.residence));
-        CHECK(sleep::action_for(row.residence, {true, false, false, false}) == row.keep);
-        CHECK(sleep::action_for(row.residence, {true, true, false, false}) == row.keep);
-        CHECK(sleep::action_for(row.residence, {false, false, false, false}) == row.drop);
-        CHECK(sleep::action_for(row.residence, {false, true, false, false}) == row.drop_with_spans);
+        CHECK(sleep::action_for(row.residence, {.keep = true}) == row.keep);
+        CHECK(sleep::action_for(row.residence, {.keep = true, .has_preserved = true}) == row.keep);
+        CHECK(sleep::action_for(row.residence, {}) == row.drop);
+        CHECK(sleep::action_for(row.residence, {.has_preserved = true}) == row.drop_with_spans);
         CHECK(sleep::wake_action_for(row.residence, false) == row.wake);
-        CHECK(sleep::action_for(row.residence, {false, false, true, false}) == row.drop);
+        CHECK(sleep::action_for(row.residence, {.is_mendable = true}) == row.drop);
         const bool is_damaged = row.residence == Residence::damaged;
-        CHECK(sleep::action_for(row.residence, {false, true, true, false}) ==
+        CHECK(sleep::action_for(row.residence, {.has_preserved = true, .is_mendable = true}) ==
               (is_damaged ? Action::leave : row.drop_with_spans));
         // Elsewhere: what would be left moves, but for what is damaged.
         const auto moved = [&](Action action) {
             return action == Action::leave && !is_damaged ? Action::move : action;
         };
-        CHECK(sleep::action_for(row.residence, {true, false, false, true}) == moved(row.keep));
-        CHECK(sleep::action_for(row.residence, {false, false, false, true}) == moved(row.drop));
-        CHECK(sleep::action_for(row.residence, {false, true, true, true}) ==
+        CHECK(sleep::action_for(row.residence, {.keep = true, .is_elsewhere = true}) == moved(row.keep));
+        CHECK(sleep::action_for(row.residence, {.is_elsewhere = true}) == moved(row.drop));
+        CHECK(sleep::action_for(row.residence,
+                                {.has_preserved = true, .is_mendable = true, .is_elsewhere = true}) ==
               (is_damaged ? Action::leave : moved(row.drop_with_spans)));
         // In host memory of its own it stays, and goes elsewhere from there.
         sleep::Circumstances own{true, false, false, false};

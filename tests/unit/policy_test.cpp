@@ -3,7 +3,7 @@
 // Ladders, and what follows from the administrator's file and the user's own.
 
 #include "control/policy/decision.hpp"
-#include "control/policy/look.hpp"
+#include "control/policy/pass.hpp"
 #include "control/policy/policy.hpp"
 
 #include "support/catch.hpp"
@@ -58,22 +58,22 @@ control::policy::Policy with(Ladder rungs) {
 } // namespace
 
 TEST_CASE("Ladder: rungs are read, and stand in the order of their times", "[policy]") {
-    CHECK(*parse_rung("15m") == Rung{15min, Depth::host});
-    CHECK(*parse_rung("1d:deep") == Rung{24h, Depth::deep});
+    CHECK(*parse_rung("15m") == Rung{15min, Tier::host});
+    CHECK(*parse_rung("1d:deep") == Rung{24h, Tier::deep});
     for (const auto* const text : {"", ":file", "15m:", "15m:hots", "15m:awake", "x:host", "1m:host:file"})
         CHECK_FALSE(parse_rung(text));
-    CHECK(ladder({"4h:file", "15m"}) == Ladder{{15min, Depth::host}, {4h, Depth::file}});
-    CHECK(make_ladder({{1min, Depth::host}, {1min, Depth::file}}).error().message ==
+    CHECK(ladder({"4h:file", "15m"}) == Ladder{{15min, Tier::host}, {4h, Tier::file}});
+    CHECK(make_ladder({{1min, Tier::host}, {1min, Tier::file}}).error().message ==
           "two steps have the same time, 1m");
-    CHECK(make_ladder({{1min, Depth::file}, {2min, Depth::host}}).error().message ==
+    CHECK(make_ladder({{1min, Tier::file}, {2min, Tier::host}}).error().message ==
           "'host' after 2m is no deeper than 'file'");
 }
 
 TEST_CASE("Ladder: what is reached at a time is the lowest rung so far", "[policy]") {
     const auto rungs = ladder({"10s:host", "20s:file"});
     CHECK_FALSE(rung_at(rungs, 9.9));
-    CHECK(rung_at(rungs, 10)->depth == Depth::host);
-    CHECK(rung_at(rungs, 1e6)->depth == Depth::file);
+    CHECK(rung_at(rungs, 10)->tier == Tier::host);
+    CHECK(rung_at(rungs, 1e6)->tier == Tier::file);
     CHECK_FALSE(rung_at({}, 1e6));
     CHECK(policy::to_text(rungs) == "10s host, 20s file");
     CHECK(policy::to_text(Ladder{}) == "never");
@@ -89,7 +89,7 @@ TEST_CASE("Merge: at every time the deeper of two ladders holds", "[policy]") {
                                   ladder({"3m:deep"})};
     const auto depth_at = [](const Ladder& rungs, double seconds) {
         const auto rung = rung_at(rungs, seconds);
-        return rung ? rung->depth : Depth::awake;
+        return rung ? rung->tier : Tier::awake;
     };
     for (const auto& one : all)
         for (const auto& other : all) {
@@ -412,10 +412,10 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     }
     auto sleeper = report(State::asleep, 20, 5);
     sleeper.tags[0].in_files = sleeper.tags[0].kept;
-    CHECK(depth_of(sleeper) == Depth::file);
+    CHECK(tier_of(sleeper) == Tier::file);
     CHECK(decide(policy, sleeper)->request->sleep.deep); // from files, too
     sleeper.deep = true;
-    CHECK(depth_of(sleeper) == Depth::deep);
+    CHECK(tier_of(sleeper) == Tier::deep);
     CHECK(decide(policy, sleeper)->reason == "it is already asleep");
     policy.tags["weights"].exempt = true;
     auto seen = report(State::awake, 20);

@@ -256,7 +256,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                                                             "0180010000000102800400000008000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
                                                             "018001000000010280080000001009000000000000");
-    check_bytes(ShareRequest{{0x61, 0x62}, 0x63, 0x6400000000000001},
+    check_bytes(SharedMemoryRequest{{0x61, 0x62}, 0x63, 0x6400000000000001},
                 "04:"
                 "01801000000061000000000000006200000000000000"
                 "0280080000006300000000000000"
@@ -273,9 +273,9 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                                    "0300050000007772697465040004000000e4ffffff"
                                    "560008000000000000000000b040"
                                    "02000100000002");
-    check_bytes(Shared{0x81, 0x82}, "13:"
-                                    "0180080000008100000000000000"
-                                    "0280080000008200000000000000");
+    check_bytes(SharedMemory{0x81, 0x82}, "13:"
+                                          "0180080000008100000000000000"
+                                          "0280080000008200000000000000");
     check_bytes(report_to_send(),
                 "11:"
                 "010001000000020200010000000203000100000001"
@@ -359,7 +359,7 @@ TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, o
     CHECK(defaults_of<Failure>() == "1{1:0100 } ");
     CHECK(defaults_of<Report>() == "2:01 ");
     for (const auto& all_zero :
-         {defaults_of<StatusRequest>(), defaults_of<ShareRequest>(), defaults_of<InhibitRequest>(),
-          defaults_of<Progress>(), defaults_of<Shared>()})
+         {defaults_of<StatusRequest>(), defaults_of<SharedMemoryRequest>(), defaults_of<InhibitRequest>(),
+          defaults_of<Progress>(), defaults_of<SharedMemory>()})
         CHECK(all_zero.empty());
 }

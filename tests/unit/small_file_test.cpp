@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reading small files.
 
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 
 #include "base/fd.hpp"
 #include "base/units.hpp"

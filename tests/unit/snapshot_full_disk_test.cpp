@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Snapshots on disks that are full, at any point.
 
-#include "base/quiet_thread.hpp"
+#include "base/threads.hpp"
 #include "store/snapshot.hpp"
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"

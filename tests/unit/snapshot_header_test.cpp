@@ -4,7 +4,7 @@
 
 #include "base/checksum.hpp"
 #include "store/snapshot.hpp"
-#include "store/snapshot_json.hpp"
+#include "store/snapshot_description.hpp"
 #include "support/snapshots.hpp"
 
 #include <nlohmann/json.hpp>

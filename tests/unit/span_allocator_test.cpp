@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Dealing out spans of numbers.
 
-#include "memory/span_allocator.hpp"
+#include "memory/heap.hpp"
 
 #include "support/catch.hpp"
 

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // How long steps take.
 
-#include "model/step_clock.hpp"
+#include "model/report.hpp"
 
 #include "support/catch.hpp"
 

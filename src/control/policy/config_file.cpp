@@ -5,7 +5,7 @@
 #include "control/policy/config_file.hpp"
 
 #include "base/fd.hpp"
-#include "base/small_file.hpp"
+#include "base/files.hpp"
 #include "control/policy/config_reader.hpp"
 
 #ifdef GPU_SLEEP_HAVE_TOML
@@ -276,21 +276,20 @@ std::string absolute_variable(const char* name) {
 
 Result<Configuration> parse_configuration(std::string_view text, std::string_view name, Author author,
                                           bool has_directory) {
-    const auto entries = entries_of(text, name);
-    if (!entries) return entries.error();
+    const auto entries = GPU_SLEEP_TRY(entries_of(text, name));
     Configuration file;
     file.name = name;
     const auto at = [&](const Entry& entry) {
         return fmt::format("{}:{}: {}", name, entry.line, fmt::join(entry.path, "."));
     };
-    for (const auto& entry : *entries) {
+    for (const auto& entry : entries) {
         if (const auto problem = put_entry(file, entry, author); !problem.empty())
             return make_error(ErrorCode::invalid_argument, "{}: {}", at(entry), problem);
         for (const auto& warning : unit_warnings(entry))
             file.warnings.push_back(fmt::format("{}: {}", at(entry), warning));
     }
     if (author == Author::administrator || has_directory) return file;
-    for (const auto& entry : *entries)
+    for (const auto& entry : entries)
         if (const auto problem = ladder_problem(file, entry); !problem.empty())
             return make_error(ErrorCode::invalid_argument, "{}: {}", at(entry), problem);
     return file;
@@ -305,9 +304,8 @@ Result<std::optional<Configuration>> read_configuration(const std::filesystem::p
     const auto text = read_open_file(file->get(), k_max_file_bytes);
     if (!text && errno == EFBIG) return refusal(path, "it is longer than " + format_bytes(k_max_file_bytes));
     if (!text) return errno_error(ErrorCode::io_failed, errno, "read", path.string());
-    auto read = parse_configuration(*text, path.string(), author, has_directory);
-    if (!read) return std::move(read).error();
-    return std::optional(*std::move(read));
+    auto read = GPU_SLEEP_TRY(parse_configuration(*text, path.string(), author, has_directory));
+    return std::optional(std::move(read));
 }
 
 std::filesystem::path user_file(uid_t user) {

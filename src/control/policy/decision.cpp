@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// From rungs to requests.
+// Deciding on processes and on host memory.
 
 #include "control/policy/decision.hpp"
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -16,12 +17,12 @@ bool is_asleep(const model::Report& report) noexcept {
     return report.state == model::State::asleep || report.state == model::State::damaged;
 }
 
-/// What the rung asks of a process.
+/// Returns the request that `rung` makes of a process.
 model::IdleSleepRequest request_for(const Rung& rung, const std::string& directory) {
-    auto request = rung.depth < Depth::file || directory.empty() ? model::IdleSleepRequest()
-                                                                 : request_to_move(directory);
+    auto request =
+        rung.tier < Tier::file || directory.empty() ? model::IdleSleepRequest() : request_to_move(directory);
     request.only_if_idle = rung.idle;
-    request.sleep.deep = rung.depth == Depth::deep;
+    request.sleep.deep = rung.tier == Tier::deep;
     return request;
 }
 
@@ -59,11 +60,11 @@ bool sleeps_in_host_memory(const model::Report& report) noexcept {
                                             [](const auto& tag) { return tag.kept > tag.in_files; });
 }
 
-Depth depth_of(const model::Report& report) noexcept {
-    if (!is_asleep(report)) return Depth::awake;
-    if (report.deep) return Depth::deep;
-    // Of what keeps nothing, nothing is in anybody's way.
-    return sleeps_in_host_memory(report) ? Depth::host : Depth::file;
+Tier tier_of(const model::Report& report) noexcept {
+    if (!is_asleep(report)) return Tier::awake;
+    if (report.deep) return Tier::deep;
+    // A process that keeps no host memory is in nobody's way.
+    return sleeps_in_host_memory(report) ? Tier::host : Tier::file;
 }
 
 std::optional<double> unused_seconds(const model::Report& report) noexcept {
@@ -81,9 +82,9 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
         return make_error(ErrorCode::invalid_argument, "{}", k_directory_missing);
     const auto idle = unused_seconds(report);
     if (!idle) return Decision{{}, "it is not known whether it is idle"};
-    const auto depth = depth_of(report);
+    const auto tier = tier_of(report);
     const auto rung = rung_at(policy.ladder, *idle);
-    if (rung ? rung->depth <= depth : depth != Depth::awake) return Decision{{}, "it is already asleep"};
+    if (rung ? rung->tier <= tier : tier != Tier::awake) return Decision{{}, "it is already asleep"};
     if (!rung)
         return Decision{{},
                         *idle == 0 ? "it is not idle"
@@ -92,7 +93,7 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     const auto awake = report.state == model::State::paused // which is no wake
                            ? report.seconds_since_wake.value_or(std::numeric_limits<double>::infinity())
                            : report.state_seconds;
-    if (depth == Depth::awake && awake < min_awake)
+    if (tier == Tier::awake && awake < min_awake)
         return Decision{{}, model::not_yet("awake", awake, min_awake)};
     auto idle_request = request_for(*rung, policy.directory);
     auto& request = idle_request.sleep;
@@ -100,13 +101,13 @@ Result<Decision> decide(const Policy& policy, const model::Report& report) {
     const bool has_exempt = !request.tags.empty(); // only all of a process sleeps deeply
     if (request.deep && (has_exempt || !report.deep_refusal.empty())) {
         request.deep = false;
-        if (depth >= (request.store == model::Store::file ? Depth::file : Depth::host))
+        if (tier >= (request.store == model::Store::file ? Tier::file : Tier::host))
             return Decision{{},
                             has_exempt
                                 ? "it is already asleep, except for exempt tags"
                                 : "it is already asleep, and cannot sleep deeply: " + report.deep_refusal};
     }
-    if (depth == Depth::awake) request.on_touch = model::OnTouch::wake;
+    if (tier == Tier::awake) request.on_touch = model::OnTouch::wake;
     request.spill = policy.spill && request.store == model::Store::host && !policy.directory.empty();
     const bool needs_directory = request.spill || model::uses_files(request);
     if (needs_directory && policy.directory.empty())
@@ -122,7 +123,7 @@ void heed(const Policy& policy, const model::Report& report, model::SleepRequest
     if (policy.directory.empty() || model::uses_files(request)) return;
     auto without_exempt = policy; // whose memory is needed all the same
     for (auto& [name, tag] : without_exempt.tags) tag.exempt.reset();
-    if (!policy.ladder.empty() && policy.ladder.front().depth >= Depth::file)
+    if (!policy.ladder.empty() && policy.ladder.front().tier >= Tier::file)
         request.store = model::Store::file;
     heed_tags(without_exempt, tags_of(report), request);
     request.spill = policy.spill && request.store == model::Store::host;
@@ -135,6 +136,106 @@ model::IdleSleepRequest request_to_move(const std::string& directory) {
     request.sleep.store_is_named = true;
     request.sleep.directory = directory;
     return request;
+}
+
+namespace {
+
+Bytes minus(Bytes from, Bytes what) noexcept {
+    return from - std::min(from, what);
+}
+
+/// Takes off what the holders hold until a budget is kept.
+class Planner {
+public:
+    Planner(const std::vector<Holder>& holders, HostPlan& plan) : holders_(holders), plan_(plan) {}
+
+    /// Over the holders of `user`, or over all.
+    void keep(Bytes budget, std::optional<uid_t> user) {
+        auto chosen = holders_of(user);
+        const auto by = [&](auto&& what) {
+            std::stable_sort(chosen.begin(), chosen.end(),
+                             [&](std::size_t one, std::size_t other) { return what(one) > what(other); });
+        };
+        by([&](std::size_t i) { return holders_[i].retained; });
+        for (const auto i : chosen)
+            if (held(user) + incoming(user) > budget && holders_[i].retained > 0 && !released_[i]) {
+                released_[i] = true;
+                plan_.release.push_back(i);
+            }
+        by([&](std::size_t i) { return holders_[i].unused_seconds; });
+        for (const auto i : chosen)
+            if (held(user) + incoming(user) > budget && holders_[i].can_move && left_of(i) > 0 &&
+                !moved_[i]) {
+                moved_[i] = true;
+                plan_.move.push_back(i);
+            }
+        if (const auto now = held(user); now > budget) plan_.left.push_back({user, budget, now});
+    }
+
+private:
+    [[nodiscard]] std::vector<std::size_t> holders_of(std::optional<uid_t> user) const {
+        std::vector<std::size_t> chosen;
+        for (std::size_t i = 0; i < holders_.size(); ++i)
+            if (!user || holders_[i].user == *user) chosen.push_back(i);
+        return chosen;
+    }
+    /// How much the holder has once the plan is done, without what is incoming.
+    [[nodiscard]] Bytes left_of(std::size_t i) const {
+        const auto& holder = holders_[i];
+        if (moved_[i]) return 0;
+        return released_[i] ? minus(holder.held, holder.retained) : holder.held;
+    }
+    [[nodiscard]] Bytes held(std::optional<uid_t> user) const {
+        Bytes sum = 0;
+        for (const auto i : holders_of(user)) sum += left_of(i);
+        return sum;
+    }
+    [[nodiscard]] Bytes incoming(std::optional<uid_t> user) const {
+        Bytes sum = 0;
+        for (const auto i : holders_of(user)) sum += holders_[i].incoming;
+        return sum;
+    }
+
+    const std::vector<Holder>& holders_;
+    HostPlan& plan_;
+    std::vector<bool> released_ = std::vector<bool>(holders_.size());
+    std::vector<bool> moved_ = std::vector<bool>(holders_.size());
+};
+
+} // namespace
+
+HostPlan plan_host_memory(const std::vector<Holder>& holders, const Budgets& budgets) {
+    HostPlan plan;
+    Planner planner(holders, plan);
+    for (const auto& [user, budget] : budgets.users) planner.keep(budget, user);
+    if (budgets.machine) planner.keep(*budgets.machine, std::nullopt);
+    return plan;
+}
+
+std::vector<bool> find_room(const std::vector<Holder>& holders, const Budgets& budgets) {
+    std::vector<std::size_t> order(holders.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t one, std::size_t other) {
+        return holders[one].unused_seconds > holders[other].unused_seconds;
+    });
+    auto machine = budgets.machine;
+    auto users = budgets.users;
+    for (const auto& holder : holders) {
+        if (machine) machine = minus(*machine, holder.held);
+        if (const auto own = users.find(holder.user); own != users.end())
+            own->second = minus(own->second, holder.held);
+    }
+    std::vector<bool> has_room(holders.size(), true);
+    for (const auto i : order) {
+        const auto incoming = holders[i].incoming;
+        const auto own = users.find(holders[i].user);
+        has_room[i] =
+            incoming <= machine.value_or(incoming) && (own == users.end() || incoming <= own->second);
+        if (!has_room[i]) continue;
+        if (machine) *machine -= incoming;
+        if (own != users.end()) own->second -= incoming;
+    }
+    return has_room;
 }
 
 } // namespace gpu_sleep::control::policy

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a policy does to a process, given what its agent says of it. Pure functions.
+// What its policy does with each process, and which host memory is given back when the budgets for it are
+// exceeded. Pure functions.
 
 #pragma once
 
+#include "base/units.hpp"
 #include "control/policy/policy.hpp"
 #include "model/report.hpp"
 #include "model/request.hpp"
 
+#include <sys/types.h>
+
+#include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace gpu_sleep::control::policy {
 
@@ -17,7 +24,7 @@ namespace gpu_sleep::control::policy {
 [[nodiscard]] bool sleeps_in_host_memory(const model::Report& report) noexcept;
 
 /// How far down the process is: awake if any of it is, otherwise where the nearest of its contents lie.
-[[nodiscard]] Depth depth_of(const model::Report& report) noexcept;
+[[nodiscard]] Tier tier_of(const model::Report& report) noexcept;
 
 /// How long the process has had no use for the GPU: idle or asleep. Nothing where that is not known. 0 while
 /// work waits for it to wake.
@@ -38,5 +45,40 @@ void heed(const Policy& policy, const model::Report& report, model::SleepRequest
 
 /// Moves what sleeps to files beneath `directory`, whenever it went to sleep, unless it wakes meanwhile.
 [[nodiscard]] model::IdleSleepRequest request_to_move(const std::string& directory);
+
+/// How much host memory a process uses.
+struct Holder {
+    uid_t user = 0;
+    Bytes held = 0;            ///< for contents, all of it
+    Bytes retained = 0;        ///< of that, contents of what is awake: it can go at any time
+    Bytes incoming = 0;        ///< that the same pass is about to add
+    double unused_seconds = 0; ///< asleep or idle
+    bool can_move = false;     ///< asleep, and there is a directory for its contents
+};
+
+struct Budgets {
+    std::optional<Bytes> machine; ///< of all users together
+    std::map<uid_t, Bytes> users; ///< of all processes of one
+};
+
+/// What to do with the processes, each given by its place among the holders.
+struct HostPlan {
+    std::vector<std::size_t> release; ///< give back what they retain
+    std::vector<std::size_t> move;    ///< move what they keep in host memory to files
+    struct Excess {
+        std::optional<uid_t> user; ///< whose budget it is; unset: the machine's
+        Bytes budget = 0;
+        Bytes held = 0; ///< once all of the plan is done
+    };
+    std::vector<Excess> left; ///< budgets that stay exceeded, whatever comes
+};
+
+/// Retained memory goes first, the largest of it first; then what has slept for longest moves to files. No
+/// more than the budgets ask for, with what is incoming: first each user's, then the machine's. What finds no
+/// room then does not come: find_room().
+[[nodiscard]] HostPlan plan_host_memory(const std::vector<Holder>& holders, const Budgets& budgets);
+
+/// Whether there is room within all budgets for what each holder is about to add; the longest unused first.
+[[nodiscard]] std::vector<bool> find_room(const std::vector<Holder>& holders, const Budgets& budgets);
 
 } // namespace gpu_sleep::control::policy

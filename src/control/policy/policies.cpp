@@ -39,10 +39,9 @@ Result<void> Policies::load(const Sources& sources) {
     if (!limits) return std::move(limits).error();
     if (*limits) limits_ = **std::move(limits);
     const auto mine = user_file(own);
-    auto wishes = mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
-                               : read(mine, Author::user, own, names_directory(limits_));
-    if (!wishes) return std::move(wishes).error();
-    wishes_[own] = wishes->value_or(Configuration());
+    auto wishes = GPU_SLEEP_TRY(mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
+                                             : read(mine, Author::user, own, names_directory(limits_)));
+    wishes_[own] = wishes.value_or(Configuration());
     return {};
 }
 

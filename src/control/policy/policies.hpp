@@ -6,7 +6,7 @@
 #pragma once
 
 #include "control/policy/config_file.hpp"
-#include "control/policy/host_plan.hpp"
+#include "control/policy/decision.hpp"
 #include "control/process_info.hpp"
 
 #include <filesystem>

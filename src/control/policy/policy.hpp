@@ -1,21 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a configuration says, and the policy that follows from it for one process. Plain data and pure
-// functions: config_file.hpp reads it.
+// What a configuration says, the ladder down which it leads a process the longer that is idle, and the
+// policy that follows for one process. Plain data and pure functions: config_file.hpp reads it.
 
 #pragma once
 
-#include "control/policy/ladder.hpp"
+#include "base/units.hpp"
 #include "control/program_name.hpp"
 #include "model/terms.hpp"
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::control::policy {
+
+[[nodiscard]] inline double seconds_of(Milliseconds time) noexcept {
+    return std::chrono::duration<double>(time).count();
+}
+
+/// Where the contents of a process that is not used are, each further from the GPU than the one before.
+enum class Tier : std::uint8_t {
+    awake = 0, ///< on the GPU
+    host = 1,  ///< in host memory
+    file = 2,
+    deep = 3, ///< in files, and nothing is left on the GPU
+};
+
+[[nodiscard]] std::string_view to_string(Tier tier) noexcept;
+
+struct Rung {
+    Milliseconds idle{0}; ///< from when on
+    Tier tier = Tier::host;
+    friend bool operator==(const Rung&, const Rung&) = default;
+};
+
+/// By time, each rung deeper than the one before. Empty: it stays awake.
+using Ladder = std::vector<Rung>;
+
+/// Reads "15m", which is for host memory, or "4h:file". Errors: invalid_argument.
+[[nodiscard]] Result<Rung> parse_rung(std::string_view text);
+
+/// Puts the rungs in their order. Errors: invalid_argument (two for one time, or a later one that is no
+/// deeper).
+[[nodiscard]] Result<Ladder> make_ladder(std::vector<Rung> rungs);
+
+/// The lowest rung that has been reached after so many seconds; nothing before the first.
+[[nodiscard]] std::optional<Rung> rung_at(const Ladder& ladder, double idle_seconds) noexcept;
+
+/// At every time as deep as the deeper of the two.
+[[nodiscard]] Ladder deeper_of(const Ladder& one, const Ladder& other);
+
+/// Whether it cannot be gone down without a directory.
+[[nodiscard]] bool leads_to_files(const Ladder& ladder) noexcept;
+
+/// The error of a ladder that leads to files although no directory is set.
+inline constexpr const char* k_directory_missing =
+    "idle moves contents to files, but no directory is set: add, for example, directory = "
+    "\"/var/tmp/gpu-sleep-{user}\" below it";
+
+/// As a person would write it: "15m".
+[[nodiscard]] std::string to_text(Milliseconds time);
+/// "15m host, 4h file", or "never".
+[[nodiscard]] std::string to_text(const Ladder& ladder);
 
 /// Who has written a file, which decides what it may say.
 enum class Author { administrator, user };
@@ -30,7 +82,7 @@ struct Grounds {
     void note(const std::string& key, const std::string& setting);
 };
 
-/// What a section says of processes. Unset: it says nothing of that.
+/// The settings of a section. Unset: the section does not mention them.
 struct Settings {
     std::optional<Ladder> idle;
     std::optional<Milliseconds> min_awake;
@@ -42,13 +94,13 @@ struct Settings {
     Grounds grounds;                  ///< of settings_for()
 };
 
-/// What a file says of one tag.
+/// The settings of a file for one tag.
 struct TagSettings {
     std::optional<model::Store> store;
     std::optional<bool> exempt; ///< it stays on the GPU
 };
 
-/// What one file says.
+/// The contents of one configuration file.
 struct Configuration {
     std::string name; ///< of the file
     Settings reclaim;
@@ -60,7 +112,7 @@ struct Configuration {
     std::vector<std::string> warnings;   ///< of what the next release will refuse, with file and line
 };
 
-/// Whom a policy is for.
+/// The process that a policy applies to.
 struct Subject {
     std::string user;
     std::string name; ///< that the process has, or empty
@@ -72,7 +124,7 @@ struct Subject {
 /// A section that exempts the user goes before all.
 [[nodiscard]] Settings settings_for(const Configuration& file, const Subject& subject);
 
-/// What holds for one process.
+/// The policy that applies to one process.
 struct Policy {
     Ladder ladder;           ///< empty: it is left alone
     std::string exempt_by{}; ///< where that is because it is exempt, the setting that says so
@@ -85,7 +137,7 @@ struct Policy {
     Grounds grounds;
 };
 
-/// What one file alone comes to.
+/// Returns the policy that follows from one file alone.
 [[nodiscard]] Policy policy_of(const Configuration& file, const Subject& subject);
 
 /// What holds where the administrator's file comes to `limits` and the user's own to `wishes`. The user's may

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Reading what the kernel says in /proc, /sys and /dev, and asking the driver and a file system, apart;
+// their answers come as JSON.
+
+#include "doctor/facts.hpp"
+
+#include "base/files.hpp"
+#include "base/guard.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+namespace gpu_sleep::doctor {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The number at the beginning of `text`, after blanks.
+template <class Number>
+std::optional<Number> number_in(std::string_view text, int base = 10) {
+    text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+    Number number{};
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number, base);
+    return failure == std::errc{} ? std::optional(number) : std::nullopt;
+}
+
+template <class Number>
+std::optional<Number> number_of(const fs::path& file) {
+    const auto text = read_small_file(file);
+    return text ? number_in<Number>(*text) : std::nullopt;
+}
+
+/// What follows `key` in the line of `text` that begins with it.
+std::optional<std::string> line_after(std::string_view text, std::string_view key) {
+    while (const auto line = take_line(text))
+        if (line->starts_with(key)) return std::string(line->substr(key.size()));
+    return {};
+}
+
+/// The first word of `text` that looks like a version of the driver: "580.159.03".
+std::optional<std::string> version_in(std::string_view text) {
+    constexpr std::string_view k_blanks = " \t\n";
+    while (!text.empty()) {
+        text.remove_prefix(std::min(text.find_first_not_of(k_blanks), text.size()));
+        const auto word = text.substr(0, text.find_first_of(k_blanks));
+        const bool is_version = word.find('.') != std::string_view::npos &&
+                                word.find_first_not_of("0123456789.") == std::string_view::npos;
+        if (is_version) return std::string(word);
+        text.remove_prefix(word.size());
+    }
+    return {};
+}
+
+KernelFacts::Access access_to(const fs::path& device) {
+    if (::access(device.c_str(), R_OK | W_OK) == 0) return KernelFacts::Access::granted;
+    return errno == ENOENT || errno == ENOTDIR ? KernelFacts::Access::absent : KernelFacts::Access::denied;
+}
+
+/// The word in brackets: "always [madvise] never".
+std::string chosen_in(std::string_view text) {
+    const auto begin = text.find('[');
+    const auto end = text.find(']', std::min(begin, text.size()));
+    return end == std::string_view::npos ? std::string()
+                                         : std::string(text.substr(begin + 1, end - begin - 1));
+}
+
+void read_memory(KernelFacts& facts, const fs::path& proc) {
+    const auto text = read_small_file(proc / "meminfo").value_or("");
+    const auto figure = [&](std::string_view key) {
+        const auto line = line_after(text, key);
+        return line ? number_in<Bytes>(*line).value_or(0) : 0;
+    };
+    facts.host_total = figure("MemTotal:") * k_kib;
+    facts.reserved_huge_pages = figure("HugePages_Free:") * figure("Hugepagesize:") * k_kib;
+}
+
+} // namespace
+
+KernelFacts read_kernel(const fs::path& root) {
+    constexpr unsigned k_sys_ptrace = 19; // CAP_SYS_PTRACE
+    const auto proc = root / "proc";
+    KernelFacts facts;
+    if (const auto text = read_small_file(proc / "driver/nvidia/version"))
+        facts.module_version = version_in(*text);
+    facts.control_device = access_to(root / "dev/nvidiactl");
+    facts.ptrace_scope = number_of<int>(proc / "sys/kernel/yama/ptrace_scope");
+    const auto status = read_small_file(proc / "self/status").value_or("");
+    const auto effective = number_in<std::uint64_t>(line_after(status, "CapEff:").value_or(""), 16);
+    facts.may_trace = effective && ((*effective >> k_sys_ptrace) & 1U) != 0;
+    facts.max_mappings = number_of<std::uint64_t>(proc / "sys/vm/max_map_count");
+    facts.huge_pages =
+        chosen_in(read_small_file(root / "sys/kernel/mm/transparent_hugepage/enabled").value_or(""));
+    read_memory(facts, proc);
+    facts.headroom = store::host_headroom({proc, root / "sys/fs/cgroup"});
+    std::error_code ignored;
+    facts.has_mps_daemon = fs::exists(root / "tmp/nvidia-mps/control", ignored);
+    return facts;
+}
+
+ProcessKernelFacts read_process(pid_t pid, const fs::path& root) {
+    const auto proc = root / "proc";
+    const auto own = proc / std::to_string(pid);
+    ProcessKernelFacts facts;
+    const auto state = line_after(read_small_file(own / "status").value_or(""), "State:").value_or("");
+    facts.is_stopped = state.find_first_of("Tt") == state.find_first_not_of(" \t") && !state.empty();
+    if (const auto mappings = read_small_file(own / "maps")) {
+        facts.mappings = static_cast<std::uint64_t>(std::count(mappings->begin(), mappings->end(), '\n'));
+        facts.unseen = model::unseen_libraries(*mappings);
+    }
+    facts.headroom = store::host_headroom({proc, root / "sys/fs/cgroup", std::to_string(pid)});
+    return facts;
+}
+
+} // namespace gpu_sleep::doctor
+
+// Each beside its type, where the library looks for it.
+namespace gpu_sleep::driver {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuSetup, index, uuid, name, is_persistent, is_divided, is_exclusive,
+                                   is_prohibited, link_generation, link_width, max_link_generation,
+                                   max_link_width)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setup, driver_version, gpus)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DeviceCapabilities, device, name, uuid, compute_major, compute_minor,
+                                   has_virtual_memory, uses_mps, total, maps_host_memory)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Capabilities, cuda_version, has_checkpoint, devices)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LinkSpeed, to_host, to_device)
+} // namespace gpu_sleep::driver
+namespace gpu_sleep::store {
+static void to_json(nlohmann::json& json, const SnapshotDirectory::FreeSpace& space) {
+    json = {space.bytes, space.in_memory};
+}
+static void from_json(const nlohmann::json& json, SnapshotDirectory::FreeSpace& space) {
+    space = {json.at(0).get<Bytes>(), json.at(1).get<bool>()};
+}
+} // namespace gpu_sleep::store
+
+namespace gpu_sleep::doctor {
+namespace {
+
+/// What `ask`, a function that returns a Result<Value>, gives apart. Errors: those of AskApart.
+template <class Value, class Ask>
+Result<Value> asked(const AskApart& apart, Milliseconds limit, Ask&& ask) {
+    constexpr auto k_replace = nlohmann::json::error_handler_t::replace;
+    const auto text = GPU_SLEEP_TRY(apart(limit, [&]() -> Result<std::string> {
+        const Result<Value> answer = ask();
+        if (!answer) return answer.error();
+        return nlohmann::json(*answer).dump(-1, ' ', false, k_replace);
+    }));
+    const auto value = nlohmann::json::parse(text, nullptr, false);
+    if (value.is_discarded()) return make_error(ErrorCode::internal, "its answer cannot be read");
+    return guarded([&]() -> Result<Value> { return value.template get<Value>(); });
+}
+
+std::vector<Result<driver::LinkSpeed>> measure(const driver::Capabilities& capabilities,
+                                               const AskApart& apart, Milliseconds limit) {
+    std::vector<Result<driver::LinkSpeed>> links;
+    for (const auto& each : capabilities.devices)
+        links.push_back(
+            asked<driver::LinkSpeed>(apart, limit, [&] { return driver::measure_link(each.device); }));
+    return links;
+}
+
+/// Of a process that has no agent.
+Result<checkpoint::State> ask_checkpoint(pid_t pid, const AskApart& apart, Milliseconds limit) {
+    const auto state = asked<int>(apart, limit, [&]() -> Result<int> {
+        const auto loaded = GPU_SLEEP_TRY(driver::Checkpoint::load());
+        const auto stands = GPU_SLEEP_TRY(loaded.state(pid));
+        return static_cast<int>(stands);
+    });
+    if (!state) return state.error();
+    return static_cast<checkpoint::State>(*state);
+}
+
+} // namespace
+
+MachineFacts examine_machine(const MachineQuestions& questions, const AskApart& apart) {
+    const auto limit = questions.timeout;
+    MachineFacts facts{read_kernel(),
+                       asked<driver::Setup>(apart, limit, driver::look_at_setup),
+                       asked<driver::Capabilities>(apart, limit, driver::look_at_capabilities),
+                       {},
+                       {}};
+    if (questions.measures && facts.capabilities) facts.links = measure(*facts.capabilities, apart, limit);
+    if (!questions.directory.empty()) {
+        using Space = store::SnapshotDirectory::FreeSpace;
+        const auto look = [&] { return store::SnapshotDirectory::free_space_in(questions.directory); };
+        facts.directory = DirectoryFacts{questions.directory, asked<Space>(apart, limit, look)};
+    }
+    return facts;
+}
+
+ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome, Milliseconds timeout,
+                             const AskApart& apart) {
+    ProcessFacts facts{outcome.process, read_process(outcome.process.pid), std::move(outcome.answer), {}, {}};
+    facts.rehearsal = facts.status;
+    facts.how_to_go_on = finder.proc().how_to_go_on(facts.process);
+    const auto* const error = std::get_if<Error>(&facts.status);
+    if (error && error->code == ErrorCode::no_agent && !facts.kernel.is_stopped)
+        facts.checkpoint = ask_checkpoint(facts.process.pid, apart, timeout);
+    if (!std::holds_alternative<model::Report>(facts.status)) return facts;
+    model::SleepRequest request;
+    request.dry_run = true;
+    request.ignore_inhibitors = true; // whether there are any, the status says
+    request.timeout = timeout / 2;    // to wait for another operation
+    model::WakeRequest wake;
+    wake.dry_run = true;
+    wake.timeout = request.timeout;
+    const auto rehearsed = [&](const protocol::Request& asked) -> peers::Answer {
+        auto socket = GPU_SLEEP_TRY(finder.connect(facts.process));
+        control::Targets target;
+        target.reached.push_back({facts.process, std::move(socket)});
+        return ask_each(finder, std::move(target), asked, timeout).front().answer;
+    };
+    facts.rehearsal = rehearsed(request);
+    facts.wake = rehearsed(wake);
+    return facts;
+}
+
+} // namespace gpu_sleep::doctor

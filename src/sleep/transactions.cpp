@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// From a request to a transaction and its report.
+
+#include "sleep/transactions.hpp"
+
+#include "base/guard.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "driver/context.hpp"
+#include "sleep/sleep_transaction.hpp"
+#include "sleep/wake_transaction.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+
+namespace gpu_sleep::sleep {
+
+using ledger::Backing;
+
+namespace {
+
+/// Has each keeper open what `choice` wants of its store. Adds to `notes` what its user should know of it.
+/// Errors: those of Keeper::open().
+Result<contents::SaveOptions> open_stores(contents::Contents& contents, const model::Choice& choice,
+                                          std::vector<std::string>& notes) {
+    contents::SaveOptions options;
+    for (const auto store : contents::k_stores)
+        GPU_SLEEP_TRY(contents.keeper(store).open(choice, options, notes));
+    return options;
+}
+
+bool is_asked_for(const model::Choice& request, const std::string& tag) {
+    return request.tags.empty() ||
+           std::find(request.tags.begin(), request.tags.end(), tag) != request.tags.end();
+}
+
+Bytes kept_if_dropped(const Backing& backing) noexcept {
+    Bytes sum = 0;
+    for (const auto& span : backing.preserved) sum += span.bytes;
+    return sum;
+}
+
+void describe_plan(const SleepPlan& plan, model::Report& report) {
+    for (const auto& [ordinal, part] : plan.devices) {
+        auto& device = report.devices.emplace_back();
+        device.device = ordinal;
+        for (const auto* backing : part.keep) {
+            device.released += backing->host_backed ? 0 : backing->bytes;
+            device.kept += backing->bytes;
+        }
+        for (const auto* backing : part.drop) {
+            device.released += backing->host_backed ? 0 : backing->bytes;
+            device.kept += kept_if_dropped(*backing);
+            device.dropped += backing->bytes - kept_if_dropped(*backing);
+        }
+        for (const auto* backing : part.stay) device.kept += backing->bytes;
+    }
+}
+
+void describe_plan(const WakePlan& plan, model::Report& report) {
+    for (const auto& [ordinal, backings] : plan.devices) {
+        auto& device = report.devices.emplace_back();
+        device.device = ordinal;
+        device.released = plan.needs(ordinal);
+        for (const auto* backing : backings) {
+            device.kept += backing->bytes - backing->lost();
+            device.dropped += backing->lost();
+        }
+    }
+}
+
+Bytes free_after_sleep(Bytes free, Bytes released) noexcept {
+    return free + released;
+}
+
+Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
+    return free - std::min(free, taken);
+}
+
+/// Contents that were given up without touching the device belong in the report too.
+void add_given_up(const SleepPlan& plan, model::Report& report) {
+    for (const auto* backing : plan.give_up) device_in(report, backing->device).dropped += backing->bytes;
+}
+
+/// When it ends, nothing is copied any more.
+class Protecting {
+public:
+    explicit Protecting(contents::Contents& contents) noexcept : contents_(contents) {}
+    Protecting(const Protecting&) = delete;
+    Protecting& operator=(const Protecting&) = delete;
+    ~Protecting() { contents_.protect(); }
+
+private:
+    contents::Contents& contents_;
+};
+
+/// What may go to host memory when the rest goes to files, whose writing takes some, too: a ring, and twice
+/// as much in buffers.
+Bytes room_beside_files(const contents::SaveOptions& save, const contents::HostUse& options) {
+    // Files in host memory take of the same, and are smaller.
+    if (save.directory->is_in_memory()) return 0;
+    const auto space = options.room_for_contents(options.host_reserve);
+    return space - std::min(3 * options.staging, space / 4);
+}
+
+} // namespace
+
+Result<void> Transactions::sleep(const model::SleepRequest& request, const Control& control,
+                                 model::Report& report, Scope scope, Spill spill) {
+    auto plan = GPU_SLEEP_TRY(plan_sleep(request));
+    if (scope == Scope::deep)
+        GPU_SLEEP_TRY(plan.leave_gpu(request.deep));
+    else if (scope != Scope::all)
+        plan.move_only();
+    if (scope == Scope::copies) plan.devices.clear();
+    report.dropped_without_refill = plan.without_refill;
+    if (request.dry_run) {
+        GPU_SLEEP_TRY(rehearse(request, plan, report));
+        // Who only moves contents takes no GPU memory, and may be out of the driver's reach.
+        return scope != Scope::all ? Result<void>() : add_memory(free_after_sleep, report);
+    }
+    if (plan.is_empty()) return {};
+    auto opened = static_cast<const model::Choice&>(request);
+    if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
+    const auto open = [&] { return open_stores(contents_, opened, report.notes); };
+    // A directory's leftovers are removed.
+    auto options =
+        GPU_SLEEP_TRY(model::uses_files(opened) ? telling_of_call(control.progress, open) : open());
+    if (spill == Spill::rest) options.room_in_host = room_beside_files(options, contents_.options());
+    const Protecting protecting(contents_);
+    MoveTransaction move(contents_, plan, options);
+    SleepTransaction transaction(api_, contents_, plan, std::move(options),
+                                 request.spill && spill == Spill::nothing);
+    const auto start = Clock::now();
+    GPU_SLEEP_TRY(transaction.prepare(control));
+    GPU_SLEEP_TRY(move.prepare(control));
+    report.times.transfer = seconds_since(start);
+    GPU_SLEEP_TRY(pass_point_of_no_return(control));
+    report.devices.reserve(report.devices.size() + plan.devices.size() + plan.give_up.size() +
+                           plan.move.size());
+    const auto prepared = Clock::now();
+    GPU_SLEEP_TRY(telling_of_call(
+        control.progress, [&] { return transaction.commit(); }, model::Progress::Phase::release));
+    move.commit();
+    report.times.release = seconds_since(prepared);
+    report.changed = true;
+    // It sleeps: no shortage makes a failure of that.
+    transaction.describe(report);
+    move.describe(report);
+    add_given_up(plan, report);
+    return {};
+}
+
+Result<void> Transactions::rehearse(const model::SleepRequest& request, const SleepPlan& plan,
+                                    model::Report& report) {
+    describe_plan(plan, report);
+    add_given_up(plan, report);
+    contents::Save save(contents_, {}, plan.devices.size());
+    static_cast<void>(draft(plan, save));
+    save.lay_out();
+    for (auto& device : report.devices) {
+        device.stored = save.stored(device.device);
+        device.copied = save.copied(device.device);
+    }
+    for (const auto& [ordinal, part] : plan.devices) // how much of it is zero is not known
+        for (const auto* backing : part.take_out) add_taken_out(report, ordinal, backing->bytes);
+    note_in_place(plan, report);
+    const MoveTransaction move(contents_, plan, {});
+    move.describe(report);
+    for (const auto store : contents::k_stores) {
+        const auto saved = save.needs(store);
+        const auto moved = move.needs(store);
+        if (!saved || !moved) return saved ? moved.error() : saved.error();
+        contents_.keeper(store).note_needs(*saved + *moved, {request, false, contents_.options()}, report);
+    }
+    if (request.spill) {
+        // At most all of it: how much is zero is not known.
+        const auto in_host = GPU_SLEEP_TRY(save.needs(model::Store::host));
+        contents::Save spilled(contents_, {}, plan.devices.size());
+        static_cast<void>(draft(plan, spilled, model::Store::file));
+        spilled.lay_out();
+        const auto in_files = GPU_SLEEP_TRY(spilled.needs(model::Store::file));
+        if (in_host > 0)
+            contents_.keeper(model::Store::file)
+                .note_needs(in_files, {request, true, contents_.options()}, report);
+    }
+    return {};
+}
+
+void Transactions::adjust_asleep(const model::SleepRequest& request, model::Report& report) {
+    std::map<std::string, std::string_view> elsewhere;
+    std::set<std::string> directories;
+    std::vector<contents::Number> asleep;
+    for (const auto& [address, backing] : ledger_.backings()) {
+        const auto& tag = ledger_.tag(backing.tag).name;
+        if (!backing.is_asleep() || backing.kept.range == 0 || !is_asked_for(request, tag)) continue;
+        asleep.push_back(backing.kept.range);
+        const auto* const keeper = contents_.keeper_of(backing.kept.range);
+        if (!keeper) continue;
+        const auto asked = store_asked_for(request, tag);
+        const bool is_damaged = backing.residence() == model::Residence::damaged;
+        if (is_damaged && asked && contents_.is_elsewhere(*asked, backing.kept.range))
+            elsewhere[tag] = keeper->where();
+        if (asked == model::Store::file) directories.merge(contents_.directories(backing.kept.range));
+    }
+    for (const auto& [tag, where] : elsewhere)
+        report.notes.push_back(
+            fmt::format("tag '{}' stays in {}: its kept contents are damaged", tag, where));
+    for (const auto& directory : directories)
+        if (std::error_code ignored; !std::filesystem::equivalent(directory, request.directory, ignored))
+            report.notes.push_back(fmt::format("files stay in {}: naming another directory moves nothing; "
+                                               "wake it first",
+                                               directory));
+    if (!request.keep_files || request.dry_run) return;
+    const auto kept = contents_.keep_files(asleep);
+    if (!kept)
+        report.notes.push_back("existing files may be removed when the process wakes: " +
+                               kept.error().message);
+    else
+        report.changed |= *kept;
+}
+
+Bytes Transactions::forget_retained_beside(const model::SleepRequest& request) {
+    const auto plan = plan_sleep(request);
+    if (!plan) return 0;
+    std::set<contents::Number> used;
+    const auto add = [&](const ledger::Backing& backing) {
+        if (store_for(request, ledger_.tag(backing.tag).name) == model::Store::host)
+            used.insert(backing.kept.range);
+    };
+    for (const auto& [ordinal, part] : plan->devices) {
+        for (const auto* backing : part.keep) add(*backing);
+        for (const auto* backing : part.drop)
+            if (!backing->preserved.empty()) add(*backing);
+    }
+    // What lies in kept files takes no memory, and may be used as it is.
+    const auto is_in_the_way = [&](const ledger::Backing& backing) {
+        return !backing.is_asleep() && !used.contains(backing.kept.range) &&
+               contents_.find_retained(backing.kept.range) &&
+               contents_.bytes_in(model::Store::host, backing.kept.range) > 0;
+    };
+    const auto before = contents_.retained();
+    for (auto& [address, backing] : ledger_.backings())
+        if (is_in_the_way(backing)) contents_.forget(std::exchange(backing.kept, {}).range);
+    return before - contents_.retained();
+}
+
+Result<SleepPlan> Transactions::plan_sleep(const model::SleepRequest& request) {
+    return sleep::plan_sleep(
+        ledger_, request, [this](contents::Number range) { return contents_.is_mendable(range); },
+        [this](contents::Number range, model::Store store) { return contents_.is_elsewhere(store, range); });
+}
+
+Result<WakePlan> Transactions::plan_wake(const model::WakeRequest& request) {
+    return sleep::plan_wake(ledger_, request,
+                            [this](contents::Number range) { return contents_.is_mendable(range); });
+}
+
+Result<Woken> Transactions::wake(const model::WakeRequest& request, const Control& control,
+                                 model::Report& report) {
+    auto plan = GPU_SLEEP_TRY(plan_wake(request));
+    auto has_host_memory = count_host_backed_by(plan, request, report);
+    if (request.dry_run) {
+        if (!has_host_memory)
+            refuse(report, has_host_memory.error().message + ": it would fail", has_host_memory.error().code);
+        describe_plan(plan, report);
+        GPU_SLEEP_TRY(add_memory(free_after_wake, report));
+        note_short_devices(request, report);
+        for (const auto& [tag, why] : plan.spoiled) { // all others would wake
+            report.notes.push_back(why.message + ": it would stay asleep");
+            if (!report.refusal_code) report.refusal_code = why.code;
+        }
+        return Woken{};
+    }
+    if (plan.is_empty()) return woken_but(plan.spoiled, plan);
+
+    GPU_SLEEP_TRY(std::move(has_host_memory));
+    WakeTransaction transaction(api_, contents_);
+    const auto start = Clock::now();
+    auto spoiled = plan.spoiled;
+    Woken woken;
+    auto prepared = guarded([&]() -> Result<void> {
+        GPU_SLEEP_TRY(transaction.prepare(plan, control));
+        spoiled.insert(transaction.spoiled().begin(), transaction.spoiled().end());
+        // What takes memory comes first: what is awake must be told of.
+        woken = woken_but(spoiled, plan);
+        report.devices.reserve(report.devices.size() + plan.devices.size());
+        return pass_point_of_no_return(control);
+    });
+    if (!prepared) {
+        if (transaction.undo()) contents_.protect(); // or it is read still
+        static_cast<void>(count_host_backed());      // which takes no more
+        return std::move(prepared).error();
+    }
+    transaction.commit();
+    contents_.protect();
+    static_cast<void>(count_host_backed()); // without what stays asleep
+    report.times.transfer = seconds_since(start);
+    report.changed = transaction.has_changed();
+    transaction.describe(report);
+    return woken;
+}
+
+Result<void> Transactions::check_free_memory(const model::WakeRequest& request) {
+    const auto plan = GPU_SLEEP_TRY(plan_wake(request));
+    return check_free_memory(plan);
+}
+
+Result<void> Transactions::check_free_memory(const WakePlan& plan) const {
+    for (const auto& [device, backings] : plan.devices) {
+        const auto memory = GPU_SLEEP_TRY(memory_of(device));
+        if (memory) GPU_SLEEP_TRY(sleep::check_free_memory(plan, device, *memory));
+    }
+    return {};
+}
+
+Result<std::optional<driver::MemoryInfo>> Transactions::memory_of(int device) const {
+    const auto primary = GPU_SLEEP_TRY(driver::active_context(api_, device));
+    auto* const context = primary ? primary->get() : own_context_of_(device);
+    if (!context) return std::optional<driver::MemoryInfo>();
+    const driver::CurrentContext current(api_, context);
+    const bool is_there = current.status() == CUDA_SUCCESS && driver::current_device(api_) == device;
+    // What has failed in one of the program's own contexts is no matter of ours.
+    if (!primary && !is_there) return std::optional<driver::MemoryInfo>();
+    const auto memory = driver::memory_info(api_);
+    if (!memory && primary) return memory.error();
+    return memory ? std::optional(*memory) : std::nullopt;
+}
+
+Result<void> Transactions::add_memory(Bytes (*estimate)(Bytes free, Bytes moved),
+                                      model::Report& report) const {
+    for (auto& device : report.devices) {
+        const auto memory = GPU_SLEEP_TRY(memory_of(device.device));
+        if (!memory) continue;
+        device.total = memory->total;
+        device.free_before = memory->free;
+        device.free_after = estimate(device.free_before, device.released);
+    }
+    return {};
+}
+
+Result<void> Transactions::leave_host_memory() {
+    for (auto& [address, backing] : ledger_.backings())
+        if (backing.is_asleep() && backing.host_backed && !backing.holds_contents)
+            GPU_SLEEP_TRY(release_memory(api_, backing));
+    static_cast<void>(count_host_backed());
+    const auto left = ledger_.host_backed();
+    if (left == 0) return {};
+    return make_error(ErrorCode::driver_failed,
+                      "{} of it are in host memory, which the driver may not bring back", format_bytes(left));
+}
+
+Result<void> Transactions::check_room_in_host(Bytes more) {
+    const auto room = contents_.options().room_for_contents(contents_.options().host_reserve);
+    if (more <= room) return {};
+    return make_error(ErrorCode::out_of_host_memory, "needs {} of host memory, and there is room for {}",
+                      format_bytes(more), format_bytes(room));
+}
+
+Result<void> Transactions::count_host_backed(Bytes more, Bytes made) {
+    if (more > 0) GPU_SLEEP_TRY(check_room_in_host(more));
+    return contents_.count_host_backed(ledger_.host_backed() + made + more);
+}
+
+Result<void> Transactions::count_host_backed_by(WakePlan& plan, const model::WakeRequest& request,
+                                                model::Report& report) {
+    const auto more = plan.needs_of_host();
+    if (more == 0) return {};
+    auto has_room = request.dry_run ? check_room_in_host(more) : count_host_backed(more);
+    if (has_room || request.live_bytes == 0) return has_room;
+    auto on_gpu = plan;
+    on_gpu.to_host.clear();
+    if (!check_free_memory(on_gpu)) return has_room;
+    report.notes.push_back(
+        "all wakes on the GPU: running from host memory needs more of it, besides the kept contents; " +
+        has_room.error().message);
+    plan = std::move(on_gpu);
+    return {};
+}
+
+Woken Transactions::woken_but(const Spoiled& spoiled, const WakePlan& plan) const {
+    Woken woken;
+    const auto add = [&](std::vector<std::string>& names, const std::vector<ledger::TagId>& tags) {
+        for (const auto tag : tags)
+            if (!spoiled.contains(tag)) names.push_back(ledger_.tag(tag).name);
+    };
+    add(woken.tags, plan.tags);
+    add(woken.dropped_tags, plan.dropped_tags);
+    if (spoiled.empty()) return woken;
+    std::vector<std::string> asleep;
+    for (const auto& [tag, why] : spoiled) asleep.push_back(ledger_.tag(tag).name);
+    woken.left = spoiled.begin()->second;
+    woken.left->message += fmt::format("; asleep: {}", fmt::join(asleep, ", "));
+    if (!woken.tags.empty())
+        woken.left->message += fmt::format("; awake now: {}", fmt::join(woken.tags, ", "));
+    return woken;
+}
+
+Result<void> pass_point_of_no_return(const contents::Control& control) {
+    if (Clock::now() >= control.deadline)
+        return make_error(ErrorCode::timed_out, "time ran out when all was ready, and everything was undone");
+    const auto is_told = GPU_SLEEP_TRY(control.wait_for_others());
+    if (control.progress({model::Progress::Phase::release, 0, 0}) || is_told) return {};
+    return make_error(ErrorCode::cancelled, "the request was withdrawn");
+}
+
+} // namespace gpu_sleep::sleep
