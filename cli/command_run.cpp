@@ -6,11 +6,11 @@
 
 #include "base/exit_status.hpp"
 #include "base/text.hpp"
-#include "cli/json.hpp"
-#include "cli/output.hpp"
-#include "cli/progress.hpp"
-#include "cli/render.hpp"
-#include "cli/render_lines.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/progress.hpp"
+#include "cli/show/render.hpp"
+#include "cli/show/render_lines.hpp"
 #include "cli/signals.hpp"
 #include "control/gpus.hpp"
 

@@ -5,9 +5,9 @@
 #include "cli/need.hpp"
 
 #include "base/exit_status.hpp"
-#include "cli/json.hpp"
-#include "cli/output.hpp"
-#include "cli/render.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
 #include "control/gpus.hpp"
 #include "peers/room.hpp"
 

@@ -6,9 +6,9 @@
 
 #include "base/exit_status.hpp"
 #include "base/text.hpp"
-#include "cli/json.hpp"
-#include "cli/output.hpp"
-#include "cli/render.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
 #include "control/process_info.hpp"
 
 #include <CLI/CLI.hpp>

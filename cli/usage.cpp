@@ -4,7 +4,7 @@
 
 #include "cli/usage.hpp"
 
-#include "cli/output.hpp"
+#include "cli/show/output.hpp"
 #include "protocol/frame.hpp"
 #include "store/snapshot_description.hpp"
 

@@ -5,7 +5,7 @@
 #include "cli/doctor/diagnosis.hpp"
 
 #include "base/text.hpp"
-#include "cli/json_value.hpp"
+#include "cli/show/json_value.hpp"
 
 #include <algorithm>
 #include <cstddef>

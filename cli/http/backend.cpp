@@ -5,8 +5,8 @@
 #include "cli/http/backend.hpp"
 
 #include "base/exit_status.hpp"
-#include "cli/json_value.hpp"
-#include "cli/metrics.hpp"
+#include "cli/show/json_value.hpp"
+#include "cli/show/metrics.hpp"
 #include "driver/management.hpp"
 
 #include <algorithm>

@@ -157,8 +157,8 @@ constexpr int k_columns = 80;
     def test_commands_print_through_one_file(self):
         for body in ('void f() { std::cerr << "x"; }', 'void f() { std::puts("x"); }', 'void f() { fprintf(f, "x"); }'):
             with self.subTest(body=body):
-                self.assert_found("cli/x.cpp", body, "prints past cli/output.cpp")
-                self.assert_clean("cli/output.cpp", body)
+                self.assert_found("cli/x.cpp", body, "prints past cli/show/output.cpp")
+                self.assert_clean("cli/show/output.cpp", body)
 
 
 if __name__ == "__main__":

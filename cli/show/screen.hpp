@@ -6,7 +6,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "cli/output.hpp"
+#include "cli/show/output.hpp"
 
 #include <csignal>
 #include <string_view>

@@ -2,12 +2,12 @@
 // Copyright the gpu-sleep authors.
 // What a sleep or a wake came to, and what went wrong.
 
-#include "cli/render.hpp"
+#include "cli/show/render.hpp"
 
 #include "base/text.hpp"
-#include "cli/advice.hpp"
-#include "cli/render_lines.hpp"
-#include "cli/table.hpp"
+#include "cli/show/advice.hpp"
+#include "cli/show/render_lines.hpp"
+#include "cli/show/table.hpp"
 
 #include <algorithm>
 

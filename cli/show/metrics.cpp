@@ -2,10 +2,10 @@
 // Copyright the gpu-sleep authors.
 // Which metrics there are, what of a report each takes, and how they are written, line by line.
 
-#include "cli/metrics.hpp"
+#include "cli/show/metrics.hpp"
 
 #include "base/text.hpp"
-#include "cli/table.hpp"
+#include "cli/show/table.hpp"
 
 #include <algorithm>
 #include <concepts>

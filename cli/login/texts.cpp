@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Writing and reading the texts.
 
-#include "cli/login_texts.hpp"
+#include "cli/login/texts.hpp"
 
 #include "base/small_file.hpp"
 #include "model/environment.hpp"

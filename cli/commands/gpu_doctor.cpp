@@ -5,10 +5,10 @@
 
 #include "cli/doctor/child.hpp"
 #include "cli/doctor/diagnosis.hpp"
-#include "cli/json.hpp"
 #include "cli/options.hpp"
-#include "cli/output.hpp"
-#include "cli/render.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
 
 using namespace gpu_sleep;
 

@@ -2,13 +2,13 @@
 // Copyright the gpu-sleep authors.
 // Writing to standard output.
 
-#include "cli/output.hpp"
+#include "cli/show/output.hpp"
 
 #include "base/pipe_signal.hpp"
 #include "base/small_file.hpp"
 #include "base/text.hpp"
-#include "cli/render.hpp"
-#include "cli/table.hpp"
+#include "cli/show/render.hpp"
+#include "cli/show/table.hpp"
 
 #include <poll.h>
 #include <unistd.h>

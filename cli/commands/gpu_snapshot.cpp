@@ -5,11 +5,11 @@
 #include "base/exit_status.hpp"
 #include "base/text.hpp"
 #include "base/whole_file.hpp"
-#include "cli/json.hpp"
 #include "cli/options.hpp"
-#include "cli/output.hpp"
-#include "cli/render.hpp"
-#include "cli/snapshot_listing.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
+#include "cli/show/snapshot_listing.hpp"
 #include "store/snapshot_reader.hpp"
 
 #include <unistd.h>

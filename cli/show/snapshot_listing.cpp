@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // Headers of snapshots as tables and as JSON.
 
-#include "cli/snapshot_listing.hpp"
+#include "cli/show/snapshot_listing.hpp"
 
 #include "base/text.hpp"
-#include "cli/json_value.hpp"
-#include "cli/table.hpp"
+#include "cli/show/json_value.hpp"
+#include "cli/show/table.hpp"
 #include "store/snapshot_reader.hpp"
 
 #include <fcntl.h>

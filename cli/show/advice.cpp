@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Exceptions from the table of errors.
 
-#include "cli/advice.hpp"
+#include "cli/show/advice.hpp"
 
 namespace gpu_sleep::cli {
 std::string advice_from(std::string_view program, ErrorCode code, const control::Outcome* outcome) {

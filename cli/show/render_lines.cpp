@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // In plain words.
 
-#include "cli/render_lines.hpp"
+#include "cli/show/render_lines.hpp"
 
 #include "base/text.hpp"
 #include "base/units.hpp"
-#include "cli/table.hpp"
+#include "cli/show/table.hpp"
 
 #include <fmt/ranges.h>
 

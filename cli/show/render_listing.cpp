@@ -3,9 +3,9 @@
 // What gpu-ps lists of each process.
 
 #include "base/text.hpp"
-#include "cli/render.hpp"
-#include "cli/render_lines.hpp"
-#include "cli/table.hpp"
+#include "cli/show/render.hpp"
+#include "cli/show/render_lines.hpp"
+#include "cli/show/table.hpp"
 
 #include <fmt/ranges.h>
 

@@ -3,10 +3,10 @@
 // gpu-enable: has every login load the agent, of this user or of all users, and takes that back.
 
 #include "base/text.hpp"
-#include "cli/login_environment.hpp"
+#include "cli/login/environment.hpp"
 #include "cli/options.hpp"
-#include "cli/output.hpp"
 #include "cli/preload.hpp"
+#include "cli/show/output.hpp"
 #include "model/report.hpp"
 
 #include <unistd.h>

@@ -2,13 +2,13 @@
 // Copyright the gpu-sleep authors.
 // The JSON schema: of messages, from their description.
 
-#include "cli/json.hpp"
+#include "cli/show/json.hpp"
 
 #include "base/exit_status.hpp"
 #include "base/text.hpp"
-#include "cli/advice.hpp"
-#include "cli/json_value.hpp"
-#include "cli/render_lines.hpp"
+#include "cli/show/advice.hpp"
+#include "cli/show/json_value.hpp"
+#include "cli/show/render_lines.hpp"
 #include "protocol/fields.hpp"
 
 #include <type_traits>

@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // One line for each process.
 
-#include "cli/live_table.hpp"
+#include "cli/show/live_table.hpp"
 
 #include "base/small_file.hpp"
 #include "base/text.hpp"
-#include "cli/table.hpp"
+#include "cli/show/table.hpp"
 
 #include <algorithm>
 #include <map>

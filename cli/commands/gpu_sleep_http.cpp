@@ -8,7 +8,7 @@
 #include "cli/http/options.hpp"
 #include "cli/http/server.hpp"
 #include "cli/options.hpp"
-#include "cli/output.hpp"
+#include "cli/show/output.hpp"
 #include "cli/signals.hpp"
 
 #include <fmt/format.h>

@@ -2,8 +2,8 @@
 // Copyright the gpu-sleep authors.
 // What is said of processes that go together.
 
-#include "cli/render.hpp"
-#include "cli/render_lines.hpp"
+#include "cli/show/render.hpp"
+#include "cli/show/render_lines.hpp"
 
 namespace gpu_sleep::cli {
 namespace {

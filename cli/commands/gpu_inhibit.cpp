@@ -4,9 +4,9 @@
 
 #include "base/text.hpp"
 #include "cli/command_run.hpp"
-#include "cli/output.hpp"
 #include "cli/program_file.hpp"
-#include "cli/render.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
 #include "model/environment.hpp"
 
 #include <unistd.h>

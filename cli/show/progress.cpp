@@ -2,10 +2,10 @@
 // Copyright the gpu-sleep authors.
 // Drawing progress.
 
-#include "cli/progress.hpp"
+#include "cli/show/progress.hpp"
 
 #include "base/text.hpp"
-#include "cli/table.hpp"
+#include "cli/show/table.hpp"
 
 #include <sys/ioctl.h>
 #include <unistd.h>

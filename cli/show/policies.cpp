@@ -2,10 +2,10 @@
 // Copyright the gpu-sleep authors.
 // What the policies are, for people and as JSON.
 
-#include "cli/json_value.hpp"
-#include "cli/output.hpp"
 #include "cli/pass.hpp"
-#include "cli/render.hpp"
+#include "cli/show/json_value.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
 #include "control/listing.hpp"
 #include "control/policy/look.hpp"
 

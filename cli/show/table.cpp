@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Lining up columns.
 
-#include "cli/table.hpp"
+#include "cli/show/table.hpp"
 
 #include "base/text.hpp"
 

@@ -2,10 +2,10 @@
 // Copyright the gpu-sleep authors.
 // Our members of a kernel's specification: two variables of "env", and "gpu-sleep" of "metadata".
 
-#include "cli/kernel_spec.hpp"
+#include "cli/login/kernel_spec.hpp"
 
-#include "cli/json_value.hpp"
 #include "cli/preload.hpp"
+#include "cli/show/json_value.hpp"
 #include "model/environment.hpp"
 
 namespace gpu_sleep::cli {

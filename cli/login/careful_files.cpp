@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reading, replacing and removing, in the directory that a careful walk leads to.
 
-#include "cli/careful_files.hpp"
+#include "cli/login/careful_files.hpp"
 
 #include "base/careful_path.hpp"
 #include "base/fd.hpp"

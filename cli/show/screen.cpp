@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The alternate screen, and the signals that it must not outlive.
 
-#include "cli/screen.hpp"
+#include "cli/show/screen.hpp"
 
 #include <poll.h>
 #include <sys/ioctl.h>

@@ -9,10 +9,10 @@
 #include "cli/http/options.hpp"
 #include "cli/need.hpp"
 #include "cli/options.hpp"
-#include "cli/output.hpp"
 #include "cli/preload.hpp"
 #include "cli/program_file.hpp"
 #include "cli/rules_file.hpp"
+#include "cli/show/output.hpp"
 #include "model/environment.hpp"
 #include "model/request.hpp"
 

@@ -2,11 +2,11 @@
 // Copyright the gpu-sleep authors.
 // Where the files lie, and in which order they are written: what is noted comes first, and goes last.
 
-#include "cli/login_environment.hpp"
+#include "cli/login/environment.hpp"
 
-#include "cli/careful_files.hpp"
-#include "cli/kernel_spec.hpp"
-#include "cli/login_texts.hpp"
+#include "cli/login/careful_files.hpp"
+#include "cli/login/kernel_spec.hpp"
+#include "cli/login/texts.hpp"
 #include "cli/program_file.hpp"
 
 #include <sys/stat.h>
