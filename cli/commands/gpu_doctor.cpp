@@ -3,7 +3,6 @@
 // gpu-doctor: says what this machine, its driver and a process can and cannot do, why, and what to do about
 // it.
 
-#include "cli/doctor/child.hpp"
 #include "cli/doctor/diagnosis.hpp"
 #include "cli/options.hpp"
 #include "cli/show/json.hpp"
@@ -27,14 +26,14 @@ constexpr const char* k_statuses =
     "wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 asleep and "
     "cannot wake, 8 not enough host memory or disk space.";
 
-struct Options {
+struct DoctorOptions {
     std::string target;
     std::optional<uid_t> user;
     cli::OutputOptions output;
     doctor::MachineQuestions questions;
 };
 
-usage::Table table_of(Options& options) {
+usage::Table table_of(DoctorOptions& options) {
     return {
         k_program,
         "Says what keeps processes of this machine, or one process, from sleeping, and what to do about it. "
@@ -55,7 +54,7 @@ usage::Table table_of(Options& options) {
         k_statuses};
 }
 
-int examine(const Options& options) {
+int examine(const DoctorOptions& options) {
     control::raise_descriptor_limit();
     const auto diagnosis =
         doctor::diagnose(options.target, options.user, options.questions, cli::doctor::run_in_child);
@@ -68,7 +67,7 @@ int examine(const Options& options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    Options options;
+    DoctorOptions options;
     if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
     return examine(options);
 }

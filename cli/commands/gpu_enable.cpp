@@ -28,13 +28,13 @@ constexpr const char* k_examples =
 constexpr const char* k_exit_statuses =
     "0 done, 1 failed, 2 wrong usage, or a file that gpu-sleep did not write is in the way, 5 not permitted.";
 
-struct Options {
+struct EnableOptions {
     std::string whose; ///< "user", "machine", or empty for both
     bool off = false, show = false;
     std::string root; ///< empty for that of the machine
 };
 
-usage::Table table_of(Options& options) {
+usage::Table table_of(EnableOptions& options) {
     const auto set_whose = [&options](const std::string& word) { options.whose = word; };
     auto whose = usage::choice("user|machine", set_whose);
     whose.name.clear();
@@ -120,7 +120,7 @@ std::string shown(const cli::LoginScope& scope) {
 } // namespace
 
 int main(int argc, char** argv) {
-    Options options;
+    EnableOptions options;
     if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
     if (options.off && options.show)
         return cli::usage_error(k_program, "--off and --show cannot be used together", false);

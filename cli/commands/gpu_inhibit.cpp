@@ -4,7 +4,7 @@
 
 #include "base/text.hpp"
 #include "cli/command_run.hpp"
-#include "cli/program_file.hpp"
+#include "cli/preload.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 #include "model/environment.hpp"
@@ -31,7 +31,7 @@ constexpr const char* k_statuses =
     "0 done, 2 wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted. With COMMAND: "
     "that of COMMAND, 126 if it cannot be executed, 127 if there is no such command.";
 
-struct Options {
+struct InhibitOptions {
     std::vector<std::string> targets; ///< none: all, if takes_all
     bool takes_all = false;
     std::optional<uid_t> user;
@@ -39,7 +39,7 @@ struct Options {
     cli::OutputOptions output;
 };
 
-usage::Table table_of(Options& options) {
+usage::Table table_of(InhibitOptions& options) {
     return {
         "gpu-inhibit",
         "Keeps others from putting a GPU process to sleep: for a time, or while COMMAND runs.",
@@ -56,7 +56,7 @@ usage::Table table_of(Options& options) {
 }
 
 /// What is wrong with options that are good one by one, or nothing.
-std::string problem(const Options& options, bool has_command) {
+std::string problem(const InhibitOptions& options, bool has_command) {
     if (options.request.release && options.request.time) return "--release and --for cannot be used together";
     const bool has_target = !options.targets.empty() || options.takes_all;
     if (!has_command) return has_target ? "" : "PID or COMMAND is missing";
@@ -78,7 +78,7 @@ int execute(const model::InhibitRequest& request, char** command) {
     return reason == ENOENT ? cli::k_status_not_found : cli::k_status_cannot_execute;
 }
 
-int ask(const Options& options) {
+int ask(const InhibitOptions& options) {
     constexpr Milliseconds k_timeout{5'000};
     control::raise_descriptor_limit();
     control::Finder finder;
@@ -94,7 +94,7 @@ int ask(const Options& options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    Options options;
+    InhibitOptions options;
     char** const end = argv + argc;
     char** const marker =
         std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });

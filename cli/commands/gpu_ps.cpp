@@ -11,7 +11,7 @@
 #include "cli/show/metrics.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
-#include "cli/show/screen.hpp"
+#include "cli/show/terminal.hpp"
 #include "control/gpus.hpp"
 #include "control/listing.hpp"
 #include "doctor/checks.hpp"
@@ -47,7 +47,7 @@ constexpr const char* k_nobody = "no process that can sleep; start one with: gpu
 constexpr Milliseconds k_timeout{5'000};
 constexpr Milliseconds k_live_timeout{1'000}; // the table would stand still for longer
 
-struct Options {
+struct ListOptions {
     std::string target;
     std::optional<uid_t> user;
     cli::OutputOptions output;
@@ -59,7 +59,7 @@ struct Options {
     std::string metrics; ///< the file for metrics, or "-"; empty to list
 };
 
-usage::Table table_of(Options& options) {
+usage::Table table_of(ListOptions& options) {
     const auto set_order = [&options](const std::string& word) { options.order = cli::parse_order(word); };
     return {
         "gpu-ps",
@@ -117,7 +117,7 @@ Listed write(const std::string& text, int status, bool is_empty) {
 }
 
 /// A word behind --watch or --prometheus is the name of a process, also where somebody means its value.
-Error explained(const Options& options, Error error) {
+Error explained(const ListOptions& options, Error error) {
     if (error.code != ErrorCode::no_process) return error;
     if (!options.watch.empty() && parse_duration(options.target))
         error.message += fmt::format(" (the interval is written --watch={})", options.target);
@@ -128,13 +128,13 @@ Error explained(const Options& options, Error error) {
 }
 
 /// Asks whoever is selected. Errors: those of control::list().
-Result<std::vector<control::Outcome>> ask(const Options& options) {
+Result<std::vector<control::Outcome>> ask(const ListOptions& options) {
     auto outcomes = control::list(options.target, options.user, *options.timeout);
     return outcomes ? std::move(outcomes) : explained(options, std::move(outcomes).error());
 }
 
 /// Whether each process has one line, without its tags.
-bool is_short(const Options& options) noexcept {
+bool is_short(const ListOptions& options) noexcept {
     return options.target.empty() && !options.is_long;
 }
 
@@ -155,7 +155,7 @@ double link_rate(const std::vector<control::Outcome>& outcomes) {
 
 /// For people, `columns` wide where each process has one line. Of what was asked for by pid or name, all is
 /// told.
-std::string text_of(const Options& options, const std::vector<control::Outcome>& outcomes,
+std::string text_of(const ListOptions& options, const std::vector<control::Outcome>& outcomes,
                     std::size_t columns) {
     if (outcomes.empty()) return k_nobody;
     if (is_short(options)) return cli::render_live(outcomes, columns);
@@ -164,7 +164,7 @@ std::string text_of(const Options& options, const std::vector<control::Outcome>&
 }
 
 /// Lists once.
-Listed list(const Options& options) {
+Listed list(const ListOptions& options) {
     const int indent = options.watch.empty() ? 2 : -1;
     auto outcomes = ask(options);
     if (!outcomes) {
@@ -204,7 +204,7 @@ Result<void> replace_file(const std::filesystem::path& path, std::string_view te
 }
 
 /// Writes metrics once. Who does not answer is counted there.
-int write_metrics(const Options& options) {
+int write_metrics(const ListOptions& options) {
     const auto outcomes = ask(options);
     auto written = outcomes ? Result<void>() : Result<void>(outcomes.error());
     if (outcomes) {
@@ -219,7 +219,7 @@ int write_metrics(const Options& options) {
 
 /// Lists again and again, until the command is ended, or nobody reads any more, or there is nothing to list
 /// of what was asked for.
-int repeat(const Options& options, Milliseconds interval) {
+int repeat(const ListOptions& options, Milliseconds interval) {
     for (;;) {
         const auto listed = list(options);
         const bool is_over = listed.is_empty && !options.target.empty() && !options.awaits;
@@ -229,7 +229,7 @@ int repeat(const Options& options, Milliseconds interval) {
 }
 
 /// What a terminal shows, `columns` wide: of one process its tags, too.
-std::string live_text(const Options& options, const Result<std::vector<control::Outcome>>& outcomes,
+std::string live_text(const ListOptions& options, const Result<std::vector<control::Outcome>>& outcomes,
                       std::size_t columns) {
     if (!outcomes) return cli::render_error("gpu-ps", "", outcomes.error());
     const auto text = text_of(options, *outcomes, columns);
@@ -237,7 +237,7 @@ std::string live_text(const Options& options, const Result<std::vector<control::
 }
 
 /// The same on a terminal, in place, and at once after a change of its size.
-int watch(const Options& options, Milliseconds interval) {
+int watch(const ListOptions& options, Milliseconds interval) {
     std::optional<cli::Screen> screen(std::in_place);
     control::GpuNumbers numbers;
     for (;;) {
@@ -265,7 +265,7 @@ int watch(const Options& options, Milliseconds interval) {
 } // namespace
 
 int main(int argc, char** argv) {
-    Options options;
+    ListOptions options;
     if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
     const bool is_live = !options.watch.empty() && !options.output.json && cli::Screen::is_possible();
     if (!options.timeout) options.timeout = is_live ? k_live_timeout : k_timeout;

@@ -5,12 +5,10 @@
 #include "base/agent_directory.hpp"
 #include "base/exit_status.hpp"
 #include "base/text.hpp"
-#include "cli/http/beside.hpp"
-#include "cli/http/options.hpp"
-#include "cli/need.hpp"
+#include "cli/command_run.hpp"
+#include "cli/http/door.hpp"
 #include "cli/options.hpp"
 #include "cli/preload.hpp"
-#include "cli/program_file.hpp"
 #include "cli/rules_file.hpp"
 #include "cli/show/output.hpp"
 #include "model/environment.hpp"
@@ -47,7 +45,7 @@ constexpr const char* k_exit_statuses =
     "be executed, 127 if there is no such command.";
 
 /// What was typed before the command.
-struct Options {
+struct RunOptions {
     std::optional<std::string> name, group, tag;
     std::string rules_file; ///< empty for none
     std::optional<Bytes> min_size, retain, host_budget, need;
@@ -60,7 +58,7 @@ struct Options {
     cli::TypedStores stores;
     bool share = false, make_room = false;
     std::string on_stop; ///< empty for the default
-    cli::http::Options door;
+    cli::http::DoorOptions door;
     bool prepare = false, keep_gil = false, no_capture = false, audit = false;
 };
 
@@ -72,7 +70,7 @@ usage::ReadText reader(std::optional<std::string>& value, std::string (*problem)
     };
 }
 
-usage::Table table_of(Options& options) {
+usage::Table table_of(RunOptions& options) {
     const auto set_on_stop = [&options](const std::string& word) { options.on_stop = word; };
     return {
         "gpu-run",
@@ -170,7 +168,7 @@ std::size_t find_command(const usage::Table& table, const std::vector<std::strin
 }
 
 /// The agent's part of the environment.
-Result<std::map<const char*, std::string>> agent_environment(const Options& options) {
+Result<std::map<const char*, std::string>> agent_environment(const RunOptions& options) {
     std::map<const char*, std::string> variables{{environment::k_capture, options.no_capture ? "0" : "1"}};
     if (options.name) variables[environment::k_name] = *options.name;
     if (options.group) variables[environment::k_group] = *options.group;
@@ -222,7 +220,7 @@ int execute(const std::string& file, std::vector<std::string> words) {
 }
 
 /// Opens a door to the program that this process becomes, in `directory`. Errors: those of start_beside().
-Result<void> open_door(const Options& options, const std::filesystem::path& directory) {
+Result<void> open_door(const RunOptions& options, const std::filesystem::path& directory) {
     auto door = options.door;
     const bool is_chosen = !door.address->is_unix() && door.address->endpoint.port == 0;
     if (is_chosen) // here, so that a door which is started again has the same port
@@ -239,7 +237,7 @@ Result<void> open_door(const Options& options, const std::filesystem::path& dire
 }
 
 /// Prepares the environment, and starts `command`. Returns the exit status if that fails.
-int run(const Options& options, std::vector<std::string> command) {
+int run(const RunOptions& options, std::vector<std::string> command) {
     constexpr const char* k_default_path = "/bin:/usr/bin"; // as execvp has it
     const char* path = std::getenv("PATH");
     auto program = cli::find_program(command.front(), path ? path : k_default_path);
@@ -277,7 +275,7 @@ int run(const Options& options, std::vector<std::string> command) {
 }
 
 /// Puts in what follows from other options. Returns what is wrong with them, or nothing.
-std::string complete(Options& options) {
+std::string complete(RunOptions& options) {
     if (options.share && options.on_touch.value_or(model::OnTouch::wake) != model::OnTouch::wake)
         return "--share means --on-touch wake, and excludes other values of it";
     options.make_room |= options.share;
@@ -304,7 +302,7 @@ std::string complete(Options& options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    Options options;
+    RunOptions options;
     auto table = table_of(options);
     const std::vector<std::string> words(argv, argv + argc);
     const auto begin = find_command(table, words);

@@ -53,7 +53,7 @@ usage::Table table_of(Typed& typed) {
           {usage::brief({"--tags", cli::tags(request.tags),
                          "Only these tags. The program waits when it next uses the GPU; --gate checked "
                          "lets work that does not name them pass"}),
-           usage::brief(cli::level_row(request.level, true)),
+           usage::brief(cli::level_row(request.level)),
            {"--keep", cli::tags(request.keep), "Keep the contents of these tags, whatever their policy"},
            {"--discard", cli::tags(request.discard),
             "Drop the contents of these tags, whatever their policy"},

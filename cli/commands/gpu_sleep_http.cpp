@@ -5,11 +5,11 @@
 #include "base/exit_status.hpp"
 #include "base/process.hpp"
 #include "base/small_file.hpp"
-#include "cli/http/options.hpp"
+#include "cli/command_run.hpp"
+#include "cli/http/door.hpp"
 #include "cli/http/server.hpp"
 #include "cli/options.hpp"
 #include "cli/show/output.hpp"
-#include "cli/signals.hpp"
 
 #include <fmt/format.h>
 
@@ -38,15 +38,15 @@ constexpr const char* k_examples =
 constexpr const char* k_exit_statuses =
     "0 the process has ended, or the door was told to; 1 it cannot listen, 2 wrong usage, 3 no such process.";
 
-struct Options {
+struct ServeOptions {
     std::string target;
     control::Selection whom;
-    http::Options door;
+    http::DoorOptions door;
     std::optional<Milliseconds> wait, min_awake;
     bool make_room = false;
 };
 
-usage::Table table_of(Options& options) {
+usage::Table table_of(ServeOptions& options) {
     return {k_name,
             "Puts a program to sleep and wakes it when controllers of model servers ask for that by HTTP.",
             {"[OPTION]... --http ADDRESS PID", "[OPTION]... --http ADDRESS --group GROUP"},
@@ -65,7 +65,7 @@ usage::Table table_of(Options& options) {
             k_exit_statuses};
 }
 
-std::string complete(Options& options) {
+std::string complete(ServeOptions& options) {
     if (!options.target.empty()) options.whom.words = {options.target};
     if (auto text = cli::selection_problem(options.whom); !text.empty()) return text;
     if (!options.door.address) return "--http is missing";
@@ -89,11 +89,9 @@ void await_end(cli::Signals& signals, const UniqueFd& process) {
     while (!signals.has_come() && polled[1].revents == 0) ::poll(polled.data(), polled.size(), -1);
 }
 
-int run(Options& options) {
+int run(ServeOptions& options) {
     const auto fail = [](const Error& error) { return cli::tell_failure(k_name, {}, error); };
     auto& door = options.door;
-    std::vector<http::Network> open;
-    for (const auto& each : door.open) open.push_back(*http::parse_network(each));
     constexpr Milliseconds k_wait_for_room{10'000}; // as gpu-wake
     const auto wait = options.wait.value_or(options.make_room ? k_wait_for_room : Milliseconds(0));
     http::Backend backend(
@@ -111,9 +109,9 @@ int run(Options& options) {
     const auto owner =
         http::known_owner(::geteuid(), overflow_uid(), read_small_file("/proc/self/uid_map").value_or(""));
     const auto user_of = is_unix ? http::user_by_tables : http::way_to_users(door.address->endpoint);
-    const auto server = http::serve(
-        *std::move(listener),
-        http::Admission(is_unix, owner, std::move(door.token), std::move(open), user_of), std::move(backend));
+    const auto server =
+        http::serve(*std::move(listener), http::Admission(is_unix, owner, std::move(door.token), user_of),
+                    std::move(backend));
     if (!server) return fail(server.error());
     static_cast<void>(cli::write_result(fmt::format("listening on {}\n", to_string(*door.address))));
     await_end(signals, *process);
@@ -124,7 +122,7 @@ int run(Options& options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    Options options;
+    ServeOptions options;
     if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
     if (const auto text = complete(options); !text.empty()) return cli::usage_error(k_name, text, false);
     return cli::end_beside_driver(run(options));

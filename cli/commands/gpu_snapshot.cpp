@@ -36,7 +36,7 @@ constexpr const char* k_examples =
 constexpr const char* k_exit_statuses = "0 done, 1 failed, 2 wrong usage or no such extent, 5 not permitted, "
                                         "6 a snapshot is damaged, 8 not enough host memory or disk space.";
 
-struct Options {
+struct SnapshotOptions {
     std::string path;
     bool json = false;
     std::optional<std::size_t> extent;
@@ -54,7 +54,7 @@ bool is_directory(const fs::path& path) {
 }
 
 /// Removes what processes that have ended left in the directory, and says which files.
-int clean(const Options& options) {
+int clean(const SnapshotOptions& options) {
     const auto fail = [&](const Error& error) {
         return cli::tell_failure(k_program, {.json = options.json}, error);
     };
@@ -104,7 +104,7 @@ Result<void> read_all(const fs::path& file) {
 }
 
 /// Looks at the headers; or reads all, too, and says of each whether it is good.
-int look(const Options& options, bool verifies) {
+int look(const SnapshotOptions& options, bool verifies) {
     const auto files = cli::find_snapshots(options.path);
     if (!files) return cli::tell_failure(k_program, {.json = options.json}, files.error());
     std::vector<cli::SnapshotFacts> found;
@@ -159,7 +159,7 @@ private:
 };
 
 /// Returns how many bytes the extent has.
-Result<Bytes> extract_to(const Options& options, int fd) {
+Result<Bytes> extract_to(const SnapshotOptions& options, int fd) {
     const auto reader = store::SnapshotReader::open(options.path);
     if (!reader) return reader.error();
     FileSink sink(fd, options.output);
@@ -170,7 +170,7 @@ Result<Bytes> extract_to(const Options& options, int fd) {
     return reader->header().description.extents[*options.extent].bytes;
 }
 
-Result<Bytes> extract_to_output(const Options& options) {
+Result<Bytes> extract_to_output(const SnapshotOptions& options) {
     if (options.output == "-") {
         auto bytes = extract_to(options, STDOUT_FILENO);
         if (bytes) GPU_SLEEP_TRY(flush_and_close(UniqueFd(::dup(STDOUT_FILENO)), "standard output"));
@@ -184,7 +184,7 @@ Result<Bytes> extract_to_output(const Options& options) {
     return bytes;
 }
 
-int extract(const Options& options) {
+int extract(const SnapshotOptions& options) {
     if (options.json && options.output == "-")
         return cli::usage_error(k_program, "--json and --output - both write to standard output", true);
     const auto bytes = extract_to_output(options);
@@ -201,22 +201,22 @@ int extract(const Options& options) {
 }
 
 /// Takes the number of an extent. Returns what is wrong with it, or nothing.
-std::string read_extent(const std::string& text, Options& options) {
+std::string read_extent(const std::string& text, SnapshotOptions& options) {
     options.extent = parse_number<std::size_t>(text);
     if (options.extent) return {};
     return fmt::format("'{}' is not the number of an extent; gpu-snapshot ls FILE shows them", text);
 }
 
-usage::Row path_row(Options& options) {
+usage::Row path_row(SnapshotOptions& options) {
     return usage::required(usage::word_row("PATH", options.path, "a snapshot, or a directory of them",
                                            "A snapshot, or a directory of them"));
 }
 
-usage::Row json_row(Options& options) {
+usage::Row json_row(SnapshotOptions& options) {
     return usage::brief({"--json", usage::flag(options.json), "Print JSON, sizes in bytes"});
 }
 
-usage::Table table_of(Options& options) {
+usage::Table table_of(SnapshotOptions& options) {
     const auto read = [&options](const std::string& text) { return read_extent(text, options); };
     return {k_program,
             "Looks at snapshots: files with the contents of processes that gpu-sleep has put to sleep.",
@@ -254,7 +254,7 @@ usage::Table table_of(Options& options) {
 } // namespace
 
 int main(int argc, char** argv) {
-    Options options;
+    SnapshotOptions options;
     std::string subcommand;
     if (const auto status = cli::parse(table_of(options), argc, argv, &subcommand)) return *status;
     if (subcommand == "extract") return extract(options);

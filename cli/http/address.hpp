@@ -37,17 +37,6 @@ struct Endpoint {
 /// All zero of what is no address of the internet.
 [[nodiscard]] Endpoint endpoint_of(const sockaddr* address) noexcept;
 
-/// All addresses that begin with the same bits.
-struct Network {
-    Ip ip;
-    unsigned bits = 0; ///< of the 128
-
-    [[nodiscard]] bool contains(const Ip& other) const noexcept;
-};
-
-/// Reads "10.0.0.0/8", "fd00::/8", or one address. Errors: invalid_argument.
-[[nodiscard]] Result<Network> parse_network(std::string_view text);
-
 /// Where the door listens.
 struct Address {
     std::string path; ///< of a Unix socket; empty where it is the endpoint

@@ -5,9 +5,11 @@
 #include "cli/http/backend.hpp"
 
 #include "base/exit_status.hpp"
-#include "cli/show/json_value.hpp"
+#include "cli/show/json.hpp"
 #include "cli/show/metrics.hpp"
 #include "driver/management.hpp"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <ctime>

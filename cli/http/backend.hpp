@@ -5,7 +5,6 @@
 #pragma once
 
 #include "base/units.hpp"
-#include "cli/http/answer.hpp"
 #include "cli/http/routes.hpp"
 #include "control/dispatch.hpp"
 

@@ -4,8 +4,7 @@
 
 #include "cli/http/server.hpp"
 
-#include "cli/http/connections.hpp"
-#include "cli/http/lane.hpp"
+#include "cli/http/admission.hpp"
 
 #include <fmt/ranges.h>
 #include <microhttpd.h>

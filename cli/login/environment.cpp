@@ -5,9 +5,8 @@
 #include "cli/login/environment.hpp"
 
 #include "cli/login/careful_files.hpp"
-#include "cli/login/kernel_spec.hpp"
 #include "cli/login/texts.hpp"
-#include "cli/program_file.hpp"
+#include "cli/preload.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>

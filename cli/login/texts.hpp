@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The texts that a login environment's files are made of.
+// The texts that a login environment is made of: scripts, variables, and specifications of Jupyter kernels
+// (kernel.json). Text to text. Source of the latter: jupyter_client, "Making kernels for Jupyter".
 
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,5 +40,13 @@ struct LoginRecords {
 [[nodiscard]] std::string with_login_line(std::string_view profile, const std::filesystem::path& script);
 /// `profile` without such lines, wherever they are now.
 [[nodiscard]] std::string without_login_line(std::string_view profile);
+
+/// `text` with `library` in the environment of the kernel, and what it was before in its metadata. Nothing if
+/// it is no specification of a Python kernel.
+[[nodiscard]] std::optional<std::string> enabled_kernel(const std::string& text, const std::string& library);
+
+/// What enabled_kernel() has changed, taken back: the very text that was there, or, if it has been edited
+/// since, that without our members. Nothing if it was not changed by us.
+[[nodiscard]] std::optional<std::string> disabled_kernel(const std::string& text);
 
 } // namespace gpu_sleep::cli

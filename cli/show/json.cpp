@@ -6,10 +6,10 @@
 
 #include "base/exit_status.hpp"
 #include "base/text.hpp"
-#include "cli/show/advice.hpp"
-#include "cli/show/json_value.hpp"
-#include "cli/show/render_lines.hpp"
+#include "cli/show/render.hpp"
 #include "protocol/fields.hpp"
+
+#include <nlohmann/json.hpp>
 
 #include <type_traits>
 

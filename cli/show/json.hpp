@@ -4,8 +4,11 @@
 
 #pragma once
 
+#include "base/error.hpp"
 #include "control/need.hpp"
 #include "control/outcome.hpp"
+
+#include <nlohmann/json_fwd.hpp>
 
 #include <optional>
 #include <string>
@@ -32,5 +35,22 @@ inline constexpr int k_json_schema = 1;
 /// The outcomes of those that were to sleep for it, the GPU, and why that was not enough if it was not.
 [[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   const control::GpuRoom& room, const std::optional<Error>& error);
+
+using OrderedJson = nlohmann::ordered_json;
+
+/// `outcome`: see advice_from().
+[[nodiscard]] OrderedJson error_value(std::string_view program, const Error& error,
+                                      const control::Outcome* outcome = nullptr);
+
+/// The members that come first, and the empty list of what `program` is about: "snapshots" for gpu-snapshot,
+/// "processes" for all others.
+[[nodiscard]] OrderedJson document(std::string_view program, int exit_status);
+
+/// The same with what became of each process.
+[[nodiscard]] OrderedJson document_of(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                                      int exit_status);
+
+/// Text that is not UTF-8 is made so, and what a terminal would not show is escaped.
+[[nodiscard]] std::string written(const OrderedJson& value, int indent = 2);
 
 } // namespace gpu_sleep::cli

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a sleep or a wake came to, and what went wrong.
+// What a sleep or a wake came to, what went wrong, and the advice for that.
 
 #include "cli/show/render.hpp"
 
 #include "base/text.hpp"
-#include "cli/show/advice.hpp"
-#include "cli/show/render_lines.hpp"
 #include "cli/show/table.hpp"
 
 #include <algorithm>
@@ -96,6 +94,50 @@ std::string files_line(const Report& report) {
     return fmt::format("contents in files in {}: {}, {} on disk", cli::joined(report.directories),
                        format_bytes(in_files(report)), format_bytes(report.file_bytes));
 }
+
+/// "3 processes are", "1 process is".
+std::string subject(std::size_t count, std::string_view one, std::string_view several) {
+    return count == 1 ? fmt::format("1 process {}", one) : fmt::format("{} processes {}", count, several);
+}
+
+/// What has become of all.
+struct Sum {
+    std::size_t count;
+    std::size_t done = 0;
+    std::size_t asleep = 0; ///< of a sleep, also those that did not go deep
+    std::size_t deep = 0;
+    std::size_t paused = 0;
+    Bytes moved = 0;
+    bool is_known = true;
+    bool has_changed = false;
+    bool is_rehearsal = false;
+    bool would_fail = false;
+
+    explicit Sum(const std::vector<control::Outcome>& outcomes) : count(outcomes.size()) {
+        for (const auto& outcome : outcomes) {
+            if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
+                add(*report);
+            } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {
+                asleep += failure->state == model::State::asleep;
+            } else {
+                is_known = is_known && peers::error_of(outcome.answer)->code != ErrorCode::outcome_unknown;
+            }
+        }
+    }
+
+private:
+    void add(const model::Report& report) {
+        ++done;
+        ++asleep;
+        deep += report.deep;
+        paused += report.state == model::State::paused || rehearses_pause(report);
+        has_changed |= report.changed;
+        is_rehearsal |= report.dry_run;
+        would_fail |= report.refusal_code && !report.refusal.empty();
+        moved += released(report);
+        if (report.changed) moved += report.deep_bytes;
+    }
+};
 
 } // namespace
 
@@ -224,6 +266,79 @@ Error without(const std::string& subject, Error error) {
     for (auto at = message.find(again); at != std::string::npos; at = message.find(again, at))
         message.replace(at, again.size(), "it");
     return error;
+}
+
+std::string render_together(const std::vector<control::Outcome>& outcomes, const model::SleepRequest* sleep) {
+    const bool pauses = sleep && sleep->level == model::Level::pause; // of which some may sleep already
+    const Sum sum(outcomes);
+    const auto size = format_bytes(sum.moved);
+    const auto all = subject(sum.count, "is", "are");
+    const bool paused = sum.paused == sum.count;
+    const auto* const state = !sleep ? "awake" : paused ? "paused" : pauses ? "paused or asleep" : "asleep";
+    const auto* const deed = !sleep   ? "wake"
+                             : paused ? "be paused"
+                             : pauses ? "be paused or asleep"
+                                      : "sleep";
+    if (sum.would_fail)
+        return fmt::format("none of {} {}; nothing was changed\n", subject(sum.count, "would", "would"),
+                           deed);
+    if (sum.done == sum.count && sum.is_rehearsal)
+        return fmt::format("{} {}; {} of GPU memory would be {}; nothing was changed\n",
+                           subject(sum.count, "would", "would"), deed, size, sleep ? "freed" : "taken");
+    if (sum.done == sum.count)
+        return fmt::format("{} {}; {} of GPU memory {}\n", all,
+                           sleep && sum.deep == sum.count ? "deeply asleep" : state, size,
+                           sleep ? "freed" : "taken");
+    if (sleep && sleep->deep && sum.asleep == sum.count)
+        return fmt::format("{} asleep, {} of them deeply; the same command continues from there\n", all,
+                           sum.deep);
+    if (!sum.has_changed && sum.is_known)
+        return fmt::format("none of {} {}\n", subject(sum.count, "was", "was"),
+                           !sleep   ? "woken"
+                           : pauses ? "paused"
+                                    : "put to sleep");
+    return fmt::format("{} of {} {}; the same command completes it\n", sleep ? sum.asleep : sum.done,
+                       subject(sum.count, "is known to be", "are known to be"), state);
+}
+
+std::string advice_from(std::string_view program, ErrorCode code, const control::Outcome* outcome) {
+    if (outcome && code == ErrorCode::stopped)
+        return "to resume it: " + control::ProcFs().how_to_go_on(outcome->process);
+    const bool is_door = program == "gpu-sleep-http";
+    const bool is_wake = outcome && outcome->asked == model::Operation::wake;
+    const bool lacks_room = outcome && code == ErrorCode::out_of_device_memory;
+    const bool is_by_driver = lacks_room && outcome->by_driver && is_wake;
+    if (is_door && (is_by_driver || (lacks_room && outcome->has_made_room)))
+        return "free GPU memory, or start the door with a longer --wait";
+    if (lacks_room && outcome->has_made_room)
+        return peers::error_of(outcome->answer)->retry_seconds
+                   ? "free GPU memory, or give gpu-wake a longer --wait, or --min-awake 0s"
+                   : "free GPU memory, or give gpu-wake a longer --wait";
+    if (is_by_driver || (lacks_room && outcome->nobody_can_sleep && !is_door))
+        return outcome->has_waited ? "free GPU memory, or give gpu-wake a longer --wait"
+                                   : "free GPU memory, or retry for longer with --wait 60s";
+    if (is_door && is_wake && code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, or start the door with --make-room or a longer --wait";
+    if (outcome && outcome->has_waited && code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, or give gpu-wake --make-room or a longer --wait";
+    if ((program == "gpu-sleep" || program == "gpu-reclaim" || is_door) &&
+        code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, and try again"; // which the copying takes a little of
+    if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
+        return "end what holds it, or ask for less with --need";
+    const bool has_timeout = program != "gpu-run" && program != "gpu-inhibit" && !is_door;
+    if (!has_timeout && code == ErrorCode::timed_out) return "try again";
+    const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
+    if ((program == "gpu-run" || program == "gpu-snapshot" || is_door) && lacks_host_memory)
+        return "free host memory"; // they have no --level
+    // Do not advise to drop what is asleep because there is too little memory to wake it.
+    if (program == "gpu-wake" && lacks_host_memory)
+        return "free host memory, or raise the process's limit, and wake it again";
+    const bool takes_all = program == "gpu-sleep" || program == "gpu-wake" || program == "gpu-inhibit";
+    if (takes_all && code == ErrorCode::ambiguous_name) return "name one by its pid, or all of them by --all";
+    // It reads files of whatever origin, and changes no process.
+    if (program == "gpu-snapshot" && code != ErrorCode::out_of_disk && code != ErrorCode::internal) return {};
+    return std::string(traits(code).advice);
 }
 
 } // namespace gpu_sleep::cli

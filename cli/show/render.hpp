@@ -1,17 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Outcomes as text for people. Nothing is printed here.
+// Outcomes as text for people: what was done, how processes stand, what went wrong, and what to do then.
+// Nothing is printed here.
 
 #pragma once
 
 #include "control/outcome.hpp"
+#include "control/process_info.hpp"
+#include "model/report.hpp"
+#include "model/request.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace gpu_sleep::cli {
+
+/// The longest that a name or a command is shown.
+inline constexpr std::size_t k_label_columns = 40;
+
+[[nodiscard]] std::string_view state_words(model::State state) noexcept;
+[[nodiscard]] std::string_view state_words(const model::Report& report) noexcept;
+/// The name that it was given, or else its program's; see display_name().
+[[nodiscard]] std::string label(const control::Process& process, const model::Report& report);
+[[nodiscard]] std::string joined(const std::vector<std::string>& words);
+/// Whether it is the dry run of a pause, or of the wake of one, that would not be in vain.
+[[nodiscard]] bool rehearses_pause(const model::Report& report) noexcept;
+/// Whether something was done, or would be.
+[[nodiscard]] bool does_something(const model::Report& report) noexcept;
+/// What its devices say is released, all together.
+[[nodiscard]] Bytes released(const model::Report& report);
+
+/// "gate shut: work on the GPU waits; 3 threads wait, the last in cuLaunchKernel; held 17 times so far".
+/// Where `request` is of some tags, also what lets the rest of the program work.
+[[nodiscard]] std::string gate_line(const model::Report& report,
+                                    const model::SleepRequest* request = nullptr);
+/// "sleeps are inhibited for another 3 h 59 min".
+[[nodiscard]] std::string inhibition_line(const model::Report& report);
+/// "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)".
+[[nodiscard]] std::string residual_line(const model::Residual& residual);
+/// What the process keeps in files.
+[[nodiscard]] Bytes in_files(const model::Report& report);
+/// "13.0 GiB of host memory is retained for the next sleep".
+[[nodiscard]] std::string retained_line(const model::Report& report);
+/// "the driver has also removed the rest from the GPU: 524.0 MiB".
+[[nodiscard]] std::string deep_line(const model::Report& report);
 
 /// What a sleep or a wake did, or would do: a line, a table of devices, and notes. `request`: the sleep that
 /// was asked for, if that is known; `is_live`: what was asked for is a move to host memory.
@@ -60,5 +95,10 @@ enum class Detail : std::uint8_t {
 
 /// `error` with "it" in place of `subject` (a title() or a file), for a sentence that has named it already.
 [[nodiscard]] Error without(const std::string& subject, Error error);
+
+/// One line for the person who ran `program`; may be empty. That of the table of errors, unless it does
+/// not apply to this command, or to what a process was asked for, `outcome`, null where none was.
+[[nodiscard]] std::string advice_from(std::string_view program, ErrorCode code,
+                                      const control::Outcome* outcome = nullptr);
 
 } // namespace gpu_sleep::cli

@@ -5,9 +5,11 @@
 #include "cli/show/snapshot_listing.hpp"
 
 #include "base/text.hpp"
-#include "cli/show/json_value.hpp"
+#include "cli/show/json.hpp"
 #include "cli/show/table.hpp"
 #include "store/snapshot_reader.hpp"
+
+#include <nlohmann/json.hpp>
 
 #include <fcntl.h>
 

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The process between the program and its door.
+// Rows, their check, and the process between a program and its door.
 
-#include "cli/http/beside.hpp"
+#include "cli/http/door.hpp"
 
 #include "base/exit_status.hpp"
 #include "base/fd.hpp"
+#include "base/small_file.hpp"
 #include "base/units.hpp"
+
+#include <fmt/format.h>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -25,6 +28,16 @@
 
 namespace gpu_sleep::cli::http {
 namespace {
+
+/// The first line of the file into `token`. Returns what is wrong with it, or nothing.
+std::string read_token(const std::string& file, std::string& token) {
+    const auto text = read_small_file(file);
+    if (!text) return fmt::format("{} cannot be read: {}", file, std::strerror(errno));
+    std::string_view rest = *text;
+    token = take_line(rest).value_or("");
+    const auto problem = token_problem(token);
+    return problem.empty() ? problem : fmt::format("{}: {}", file, problem);
+}
 
 UniqueFd watch(pid_t pid) {
     return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
@@ -118,6 +131,46 @@ void leave_program(std::array<int, 2> kept) {
 }
 
 } // namespace
+
+std::string token_problem(std::string_view token) {
+    constexpr std::size_t k_shortest = 16;
+    if (token.size() < k_shortest)
+        return fmt::format("a token has at least {} characters, such as those of: openssl rand -hex 32",
+                           k_shortest);
+    const bool is_plain = std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 0x7F; });
+    return is_plain ? "" : "a token has no spaces and no other characters than those of ASCII";
+}
+
+std::vector<usage::Row> rows(DoorOptions& options) {
+    const auto set_token = [&options](const std::string& file) {
+        options.token_file = file;
+        return read_token(file, options.token);
+    };
+    return {
+        usage::brief({"--http", usage::parsed("ADDRESS", parse_address, options.address),
+                      "Answer requests by HTTP on this port of this machine, as in 8080, on a Unix socket, "
+                      "unix:/PATH, or on an address and a port"}),
+        {"--http-token", usage::text("FILE", set_token),
+         "File with a token that opens the door to whoever sends it"}};
+}
+
+std::string complete(DoorOptions& options) {
+    if (!options.address)
+        return options.token_file.empty() ? "" : "--http-token can be used only with --http";
+    if (const auto* const token = std::getenv(k_token_variable); token && options.token.empty()) {
+        options.token = token;
+        const auto problem = options.token.empty() ? "" : token_problem(options.token);
+        if (!problem.empty()) return fmt::format("{}: {}", k_token_variable, problem);
+    }
+    if (options.address->is_local() || !options.token.empty()) return "";
+    return "--http: others reach this address, too: give a token, by --http-token";
+}
+
+std::vector<std::string> words_of(const DoorOptions& options) {
+    std::vector<std::string> words{"--http=" + to_string(*options.address)};
+    if (!options.token_file.empty()) words.push_back("--http-token=" + options.token_file);
+    return words;
+}
 
 Result<void> start_beside(std::vector<std::string> words) {
     std::vector<char*> arguments;
