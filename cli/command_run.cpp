@@ -23,13 +23,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <cstdlib>
 #include <iostream>
-#include <string_view>
-#include <utility>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::cli {
 namespace {

@@ -9,12 +9,6 @@
 #include "control/dispatch.hpp"
 #include "control/need.hpp"
 
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::cli {
 
 /// Carries `command` out. Prints each result on standard output as it arrives, or all together as JSON, and

@@ -20,8 +20,6 @@
 #include <sstream>
 #include <system_error>
 #include <unistd.h>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::cli {
 namespace {

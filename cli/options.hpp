@@ -9,11 +9,7 @@
 #include "control/command.hpp"
 #include "model/request.hpp"
 
-#include <optional>
-#include <string>
-#include <string_view>
 #include <sys/types.h>
-#include <vector>
 
 namespace gpu_sleep::cli {
 

@@ -17,11 +17,7 @@
 
 #include <unistd.h>
 
-#include <optional>
 #include <set>
-#include <utility>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::cli {
 

@@ -7,11 +7,6 @@
 
 #include "base/result.hpp"
 
-#include <optional>
-#include <string>
-#include <string_view>
-#include <variant>
-
 namespace gpu_sleep::cli {
 
 /// The agent that belongs to the program in `directory`: in the directory for libraries beside it. Errors:

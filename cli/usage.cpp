@@ -14,8 +14,6 @@
 #include <algorithm>
 #include <memory>
 #include <sstream>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::cli::usage {
 namespace {

@@ -7,10 +7,7 @@
 
 #include "base/units.hpp"
 
-#include <cstdint>
 #include <functional>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace CLI {

@@ -11,8 +11,6 @@
 
 #include <unistd.h>
 
-#include <filesystem>
-
 using namespace gpu_sleep;
 
 namespace {

@@ -24,11 +24,7 @@
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
-#include <optional>
-#include <string_view>
 #include <thread>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 

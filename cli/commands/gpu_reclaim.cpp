@@ -10,12 +10,6 @@
 #include "control/listing.hpp"
 #include "control/policy/decision.hpp"
 
-#include <map>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 using namespace gpu_sleep;
 
 namespace {

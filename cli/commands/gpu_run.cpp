@@ -25,7 +25,6 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <utility>
 
 using namespace gpu_sleep;
 

@@ -21,9 +21,11 @@ constexpr const char* k_examples =
     "  gpu-sleep 4242 --on-touch wake            until it uses the GPU again\n"
     "  gpu-sleep 4242 --engine driver            a process without an agent\n";
 
-/// What was typed, as far as it is not read into the command at once.
+/// What was typed.
 struct Typed {
-    control::Command command{.request = model::SleepRequest()};
+    control::Selection whom;
+    Engine engine = Engine::agent;
+    model::SleepRequest sleep;
     bool releases = false;
     bool runs_on = false;
     std::optional<Bytes> live_bytes;
@@ -34,13 +36,10 @@ struct Typed {
 };
 
 usage::Table table_of(Typed& typed) {
-    auto& command = typed.command;
-    auto& whom = command.whom;
-    auto& request = std::get<model::SleepRequest>(command.request);
-    const auto set_engine = [&command](const std::string& word) {
-        command.engine = word == "auto"     ? Engine::automatic
-                         : word == "driver" ? Engine::driver
-                                            : Engine::agent;
+    auto& whom = typed.whom;
+    auto& request = typed.sleep;
+    const auto set_engine = [&typed](const std::string& word) {
+        typed.engine = word == "auto" ? Engine::automatic : word == "driver" ? Engine::driver : Engine::agent;
     };
     return {
         k_program,
@@ -121,8 +120,8 @@ bool asks_for_sleep(model::SleepRequest request) {
 
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const Typed& typed) {
-    const auto& request = std::get<model::SleepRequest>(typed.command.request);
-    const bool is_by_agent = typed.command.engine == Engine::agent;
+    const auto& request = typed.sleep;
+    const bool is_by_agent = typed.engine == Engine::agent;
     if (const auto* tag = contradiction(request))
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
     if (!is_by_agent && (asks_for_more(request) || typed.releases || typed.runs_on))
@@ -137,33 +136,35 @@ std::string problem(const Typed& typed) {
         return "--live puts nothing to sleep, and cannot be used with the options of a sleep";
     if (typed.live_bytes && !typed.runs_on) return "--bytes can be used only with --live";
     if (const auto possible = model::check_pause(request); !possible) return possible.error().message;
-    return cli::touch_problem(request.on_touch, request.touch_limit);
+    if (auto text = cli::touch_problem(request.on_touch, request.touch_limit); !text.empty()) return text;
+    if (!is_by_agent && typed.whom.is_joint())
+        return "--engine driver and --engine auto are for single processes, without --tree or --group";
+    if (!is_by_agent && typed.whom.words.empty())
+        return "PID is missing: --engine driver and --engine auto need it";
+    return {};
+}
+
+/// The request that was typed, of an operation that sleeps or of one that does not.
+protocol::Request request_of(const Typed& typed) {
+    auto sleep = typed.sleep;
+    sleep.bounds_all = typed.timeout.has_value();
+    sleep.timeout = typed.timeout.value_or(sleep.timeout);
+    sleep.joint = typed.whom.is_joint() && !sleep.dry_run;
+    if (typed.releases) return model::ReleaseRequest{sleep};
+    if (!typed.runs_on) return sleep;
+    return model::LiveRequest{sleep, sleep.tags, typed.live_bytes.value_or(model::k_all_bytes), sleep.force,
+                              sleep.ignore_inhibitors};
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
     Typed typed;
-    auto& [command, releases, runs_on, live_bytes, timeout, stores, accepts_losses, output] = typed;
-    auto& request = std::get<model::SleepRequest>(command.request);
     if (const auto status = cli::parse(table_of(typed), argc, argv)) return *status;
-    const bool is_by_agent = command.engine == Engine::agent;
-    auto text = cli::selection_problem(command.whom);
-    if (text.empty()) text = cli::read_stores(stores, request);
+    auto text = cli::selection_problem(typed.whom);
+    if (text.empty()) text = cli::read_stores(typed.stores, typed.sleep);
     if (text.empty()) text = problem(typed);
-    if (text.empty() && !is_by_agent && command.whom.is_joint())
-        text = "--engine driver and --engine auto are for single processes, without --tree or --group";
-    if (text.empty() && !is_by_agent && command.whom.words.empty())
-        text = "PID is missing: --engine driver and --engine auto need it";
-    if (!text.empty()) return cli::usage_error(k_program, text, output.json);
-    request.bounds_all = timeout.has_value();
-    request.timeout = timeout.value_or(request.timeout);
-    request.joint = command.whom.is_joint() && !request.dry_run;
-    const auto terms = static_cast<const model::Terms&>(request); // a copy: what follows destroys the request
-    if (releases)
-        command.request = model::ReleaseRequest{terms};
-    else if (runs_on)
-        command.request = model::LiveRequest{terms, request.tags, live_bytes.value_or(model::k_all_bytes),
-                                             request.force, request.ignore_inhibitors};
-    return cli::run(k_program, std::move(command), output, accepts_losses);
+    if (!text.empty()) return cli::usage_error(k_program, text, typed.output.json);
+    return cli::run(k_program, {typed.whom, request_of(typed), typed.engine}, typed.output,
+                    typed.accepts_losses);
 }

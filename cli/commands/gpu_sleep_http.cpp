@@ -17,11 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <array>
 #include <csignal>
-#include <string>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 

@@ -22,13 +22,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
-#include <optional>
 #include <span>
-#include <string_view>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::cli::doctor {
 

@@ -9,7 +9,6 @@
 #include "doctor/diagnosis.hpp"
 
 #include <functional>
-#include <string>
 
 namespace gpu_sleep::cli::doctor {
 

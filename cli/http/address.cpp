@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <optional>
 
 namespace gpu_sleep::cli::http {
 namespace {

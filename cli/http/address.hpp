@@ -8,10 +8,6 @@
 #include "base/result.hpp"
 
 #include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
 
 #include <sys/socket.h>
 

@@ -14,11 +14,8 @@
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
 #include <cstring>
 #include <sstream>
 

@@ -15,12 +15,8 @@
 #include <cstddef>
 #include <list>
 #include <mutex>
-#include <optional>
 #include <stop_token>
-#include <string>
-#include <string_view>
 #include <thread>
-#include <vector>
 
 namespace gpu_sleep::cli::http {
 

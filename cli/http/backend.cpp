@@ -14,8 +14,6 @@
 #include <algorithm>
 #include <ctime>
 #include <set>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::cli::http {
 namespace {

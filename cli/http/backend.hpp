@@ -8,11 +8,6 @@
 #include "cli/http/routes.hpp"
 #include "control/dispatch.hpp"
 
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::cli::http {
 
 inline constexpr std::string_view k_program = "gpu-sleep-http";

@@ -8,11 +8,6 @@
 #include "cli/http/address.hpp"
 #include "cli/usage.hpp"
 
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::cli::http {
 
 /// Has a token for a door; see gpu-sleep-http(1).

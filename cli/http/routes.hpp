@@ -9,12 +9,7 @@
 #include "base/result.hpp"
 #include "model/model.hpp"
 
-#include <cstdint>
 #include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::cli::http {
 

@@ -4,20 +4,12 @@
 
 #include "cli/http/server.hpp"
 
-#include "cli/http/admission.hpp"
-
 #include <fmt/ranges.h>
 #include <microhttpd.h>
 
 #include <sys/eventfd.h>
 
 #include <atomic>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::cli::http {
 namespace {

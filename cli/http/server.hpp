@@ -10,13 +10,9 @@
 #include "cli/http/admission.hpp"
 #include "cli/http/backend.hpp"
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <stop_token>
-#include <thread>
 
 namespace gpu_sleep::cli::http {
 

@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <utility>
 
 namespace gpu_sleep::cli {
 namespace fs = std::filesystem;

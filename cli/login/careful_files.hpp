@@ -10,9 +10,6 @@
 #include <sys/types.h>
 
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::cli {

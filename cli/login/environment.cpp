@@ -14,9 +14,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
-#include <optional>
-#include <string_view>
-#include <variant>
 
 namespace gpu_sleep::cli {
 namespace {

@@ -11,7 +11,6 @@
 #include "base/result.hpp"
 
 #include <filesystem>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::cli {

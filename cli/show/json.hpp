@@ -10,11 +10,6 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::cli {
 
 /// Rises whenever a member changes its meaning or goes away; members may be added without that.

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
-#include <utility>
 
 namespace gpu_sleep::cli {
 namespace {

@@ -6,13 +6,6 @@
 
 #include "control/targets.hpp"
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::cli {
 
 enum class Order : std::uint8_t {

@@ -12,7 +12,6 @@
 #include <fmt/format.h>
 #include <initializer_list>
 #include <map>
-#include <string_view>
 
 namespace gpu_sleep::cli {
 namespace {

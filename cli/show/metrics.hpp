@@ -7,10 +7,6 @@
 #include "control/outcome.hpp"
 #include "driver/management.hpp"
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::cli {
 
 /// All families of metrics, each with its HELP and TYPE, also those that nobody has. gpu-ps(1) describes

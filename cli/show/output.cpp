@@ -17,8 +17,6 @@
 #include <cerrno>
 #include <cstring>
 #include <iostream>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::cli {
 namespace {

@@ -9,7 +9,6 @@
 #include "base/result.hpp"
 
 #include <cstddef>
-#include <string_view>
 
 namespace gpu_sleep::cli {
 

@@ -10,12 +10,6 @@
 #include "model/report.hpp"
 #include "model/request.hpp"
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::cli {
 
 /// The longest that a name or a command is shown.

@@ -11,9 +11,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <iterator>
-#include <set>
 
 namespace gpu_sleep::cli {
 

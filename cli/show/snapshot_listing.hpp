@@ -8,9 +8,6 @@
 #include "store/snapshot_directory.hpp"
 
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::cli {
 

@@ -13,10 +13,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdlib>
 #include <ctime>
-#include <utility>
 
 namespace gpu_sleep::cli {
 namespace {

@@ -12,10 +12,7 @@
 #include <sys/types.h>
 
 #include <csignal>
-#include <cstddef>
 #include <map>
-#include <string>
-#include <string_view>
 
 namespace gpu_sleep::cli {
 
