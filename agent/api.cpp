@@ -7,7 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "common/tag_scope.hpp"
-#include "life/agent.hpp"
+#include "lifecycle/agent.hpp"
 
 #include <cstddef>
 #include <cstring>

@@ -1,28 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// From the command line's request to the exit status: results on standard output, failures on standard error.
+// Results on standard output, failures on standard error: of a request, and of making room. Signals as a
+// descriptor.
 
 #include "cli/command_run.hpp"
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "cli/json.hpp"
-#include "cli/output.hpp"
-#include "cli/progress.hpp"
-#include "cli/render.hpp"
-#include "cli/render_lines.hpp"
-#include "cli/signals.hpp"
+#include "base/threads.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
+#include "cli/show/terminal.hpp"
+#include "client/room.hpp"
 #include "control/gpus.hpp"
 
 #include <fmt/ranges.h>
+
 #include <strings.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <iostream>
-#include <utility>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -86,7 +88,7 @@ public:
 
     void ended(const control::Outcome& outcome) override {
         bar_.end(outcome.process.pid);
-        if (const auto* const error = peers::error_of(outcome.answer)) {
+        if (const auto* const error = client::error_of(outcome.answer)) {
             has_told_ = true;
             return print_error(render_failure(program_, purpose(command_.request, error->code), outcome));
         }
@@ -133,6 +135,71 @@ private:
     bool has_told_ = false;       ///< of a process
 };
 
+constexpr const char* k_program = "gpu-reclaim";
+
+/// "1.5 GB (1.40 GiB)" of a size that was given in powers of ten.
+std::string words_for(Bytes bytes) {
+    constexpr Bytes k_megabyte = 1'000'000;
+    if (bytes == 0 || bytes % k_megabyte != 0 || bytes % k_mib == 0) return format_bytes(bytes);
+    const auto megabytes = static_cast<double>(bytes) / static_cast<double>(k_megabyte);
+    const bool is_large = megabytes >= 1'000;
+    return fmt::format("{:.12g} {} ({})", is_large ? megabytes / 1'000 : megabytes, is_large ? "GB" : "MB",
+                       format_bytes(bytes));
+}
+
+std::string words(const control::Need& need, const control::Made& done) {
+    std::string text;
+    control::GpuNumbers numbers;
+    for (const auto& outcome : done.outcomes)
+        if (const auto* const report = std::get_if<model::Report>(&outcome.answer))
+            text += render_operation(outcome.process, numbers.in(*report));
+    text += render_total(done.outcomes);
+    if (!done.error)
+        text += fmt::format("GPU {}{} {} of {} free\n", done.room.gpu.index,
+                            need.request.dry_run && !done.outcomes.empty() ? " now has" : " has",
+                            format_bytes(done.room.gpu.free), format_bytes(done.room.gpu.total));
+    return text;
+}
+
+/// Prints why processes did not sleep, and what is missing. Returns the exit status.
+int print_errors(const std::string& program, const control::Need& need, const control::Made& done) {
+    for (const auto& outcome : done.outcomes)
+        print_error(render_failure(program, "put {} to sleep", outcome));
+    if (!done.error) return exit_status::done;
+    constexpr double k_least = 10; // who follows the advice is to have room then, also on a busy machine
+    constexpr double k_margin = 5;
+    const bool is_too_little = done.error->code == ErrorCode::out_of_device_memory;
+    const auto purpose =
+        fmt::format("{} {} on GPU {}", is_too_little ? "free" : "find out whether there is room for",
+                    words_for(need.bytes), done.room.gpu.index);
+    if (need.bytes > done.room.gpu.total)
+        print_error(fmt::format("{}: cannot {}: {}; ask for less\n", program, purpose, done.error->message));
+    else if (program != k_program && done.wait.value_or(0) > 0)
+        print_error(fmt::format("{}: cannot {}: {}; wait with --wait {:.0f}s, or give --min-awake 0s\n",
+                                program, purpose, done.error->message,
+                                std::max(k_least, std::ceil(*done.wait) + k_margin)));
+    else
+        print_error(render_error(program, purpose, *done.error));
+    return traits(done.error->code).exit_status;
+}
+
+/// Of the signals that ask to end, those that would. Blocked ones that are ignored could be taken, too.
+sigset_t wanted_signals() noexcept {
+    sigset_t wanted;
+    ::sigemptyset(&wanted);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+        struct sigaction now {};
+        if (::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_DFL)
+            ::sigaddset(&wanted, number);
+    }
+    return wanted;
+}
+
+UniqueFd open_signals() noexcept {
+    const auto wanted = wanted_signals();
+    return UniqueFd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
 } // namespace
 
 int run(const std::string& program, control::Command command, const OutputOptions& output,
@@ -161,6 +228,97 @@ int tell_all(const std::string& program, const OutputOptions& output,
     }
     if (output.json) text = to_json(program, outcomes) + '\n';
     return print_result(program, text, exit_status_of(outcomes));
+}
+
+usage::Row wait_row(std::optional<Milliseconds>& wait, std::string_view standard) {
+    return {"--wait", usage::duration(wait),
+            fmt::format("With --need: how long to try again while too little can be freed (default: {})",
+                        standard)};
+}
+
+int run_need(const control::Need& need, const OutputOptions& output) {
+    control::raise_descriptor_limit();
+    const auto done = make_room(need);
+    // Of all that is chosen, only a GPU can be a wrong word: a PID or a name is found or is not.
+    if (!done && done.error().code == ErrorCode::invalid_argument)
+        return usage_error(k_program, "--gpu: " + done.error().message, output.json);
+    if (!done) return tell_failure(k_program, output, done.error());
+    const int status = print_errors(k_program, need, *done);
+    std::string text;
+    if (output.json)
+        text = to_json(k_program, done->outcomes, done->room, done->error) + '\n';
+    else if (!output.quiet)
+        text = words(need, *done);
+    return print_result(k_program, text, status);
+}
+
+int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,
+                          std::optional<Milliseconds> wait) {
+    const auto failed = [](int status) {
+        return status == exit_status::usage ? status : exit_status::failed_awake;
+    };
+    const auto gpus =
+        control::visible_gpus(std::getenv("CUDA_VISIBLE_DEVICES"), std::getenv("CUDA_DEVICE_ORDER"));
+    if (!gpus) return failed(tell_failure(program, {}, gpus.error()));
+    control::Need need;
+    need.bytes = bytes;
+    need.until = Clock::now() + wait.value_or(Milliseconds(0));
+    if (!wait) need.until_for_time = Clock::now() + model::WakeRequest().min_awake;
+    bool is_told = false;
+    need.waits_for_time = [&](const control::Made& done) {
+        if (!std::exchange(is_told, true))
+            print_error(fmt::format("{}: waits for {} on GPU {}: {}\n", program, words_for(bytes),
+                                    done.room.gpu.index, done.error->message));
+    };
+    need.request = client::room_request(min_awake);
+    const auto make_all = [&](bool dry_run) {
+        need.request.dry_run = dry_run;
+        for (const auto& gpu : *gpus) {
+            need.gpu = gpu.uuid;
+            const auto done = make_room(need);
+            if (!done) return tell_failure(program, {}, done.error());
+            if (!dry_run && !done->outcomes.empty()) print_error(words(need, *done));
+            if (const int status = print_errors(program, need, *done); status != exit_status::done)
+                return status;
+        }
+        return exit_status::done;
+    };
+    // Nobody sleeps for a command that one of several GPUs has no room for.
+    int status = gpus->size() > 1 ? make_all(true) : exit_status::done;
+    if (status == exit_status::done) status = make_all(false);
+    return status == exit_status::done ? status : failed(status);
+}
+
+Signals::Signals() noexcept : Interruptions(open_signals()) {
+    const auto wanted = wanted_signals();
+    if (fd() >= 0) ::sigprocmask(SIG_BLOCK, &wanted, nullptr);
+}
+
+Signals::~Signals() {
+    restore();
+}
+
+void Signals::restore() noexcept {
+    const auto wanted = wanted_signals();
+    if (fd() >= 0) ::sigprocmask(SIG_UNBLOCK, &wanted, nullptr);
+}
+
+bool Signals::has_come() noexcept {
+    signalfd_siginfo taken{};
+    const bool is_taken = ::read(fd(), &taken, sizeof(taken)) == sizeof(taken);
+    if (is_taken && first_ == 0) first_ = static_cast<int>(taken.ssi_signo);
+    return first_ != 0;
+}
+
+void Signals::end_by_first() noexcept {
+    if (first_ == 0) return;
+    restore();
+    ::raise(first_);
+}
+
+int end_beside_driver(int status) noexcept {
+    if (BackgroundCall::is_any_under_way()) ::_exit(status); // all is written: nothing is buffered
+    return status;
 }
 
 } // namespace gpu_sleep::cli

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Running gpu-sleep, gpu-wake or gpu-reclaim: control does it, and the results are printed.
+// Running what a command line asks for, from the request to the exit status; signals while it waits.
 
 #pragma once
 
 #include "cli/options.hpp"
+#include "control/command.hpp"
 #include "control/dispatch.hpp"
-
-#include <functional>
-#include <string>
-#include <vector>
+#include "control/need.hpp"
 
 namespace gpu_sleep::cli {
 
@@ -26,5 +24,39 @@ using Words = std::function<std::string(const control::Process&, const model::Re
 /// Says what became of each, or all together as JSON; failures on standard error. Returns the exit status.
 int tell_all(const std::string& program, const OutputOptions& output,
              const std::vector<control::Outcome>& outcomes, const Words& words);
+
+/// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.
+[[nodiscard]] int run_need(const control::Need& need, const OutputOptions& output);
+
+/// `standard`: what holds without it.
+[[nodiscard]] usage::Row wait_row(std::optional<Milliseconds>& wait, std::string_view standard);
+
+/// The same before a command starts, on each GPU that it will see by CUDA_VISIBLE_DEVICES and
+/// CUDA_DEVICE_ORDER. Speaks on standard error, as `program`. Returns the exit status: 0 if each of them has
+/// so much free; otherwise nobody was put to sleep, unless somebody else took the room meanwhile. Tries for
+/// as long as `wait`; unset: for up to half a minute if processes only have not been awake for long enough.
+[[nodiscard]] int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,
+                                        std::optional<Milliseconds> wait);
+
+/// While it lives, SIGINT, SIGTERM and SIGHUP do not end the command, but can be taken one by one;
+/// ignored ones stay ignored. If that fails, they end the command as usual. Made before any other thread is.
+class Signals : public control::Interruptions {
+public:
+    Signals() noexcept;
+    ~Signals() override;
+
+    bool has_come() noexcept override;
+    /// Ends the command by the first signal that was taken; returns if none was.
+    void end_by_first() noexcept;
+
+private:
+    void restore() noexcept;
+
+    int first_ = 0; ///< signal; 0 before one was taken
+};
+
+/// Returns `status`, with which the command is to end; ends it here where a call of the driver was given up
+/// and goes on, for the driver's exit handlers would meet it.
+[[nodiscard]] int end_beside_driver(int status) noexcept;
 
 } // namespace gpu_sleep::cli

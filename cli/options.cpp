@@ -6,9 +6,9 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "cli/json.hpp"
-#include "cli/output.hpp"
-#include "cli/render.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
 #include "control/process_info.hpp"
 
 #include <CLI/CLI.hpp>
@@ -20,8 +20,6 @@
 #include <sstream>
 #include <system_error>
 #include <unistd.h>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -89,7 +87,6 @@ std::string likely_meant(const CLI::App& app, std::string_view word) {
     for (const auto* each : all_of(app))
         for (const auto* option : each->get_options())
             for (const std::string_view name : option->get_lnames()) {
-                if (option->get_group() == usage::k_unseen) continue;
                 known.push_back(name);
                 if (meant.empty() && (name.starts_with(word) || word.starts_with(name))) meant = name;
             }
@@ -329,13 +326,12 @@ std::optional<int> parse(usage::Table table, int argc, const char* const* argv, 
     return std::nullopt;
 }
 
-usage::Row level_row(model::Level& level, bool may_pause) {
+usage::Row level_row(model::Level& level) {
     const auto assign = [&level](const std::string& word) {
         level = static_cast<model::Level>(word.front() - '0');
     };
-    return {"--level", usage::choice(may_pause ? "0|1|2" : "1|2", assign),
-            std::string("1 keeps contents (default), 2 drops them unless a tag's policy preserves them") +
-                (may_pause ? ", 0 only pauses" : "")};
+    return {"--level", usage::choice("0|1|2", assign),
+            "1 keeps contents (default), 2 drops them unless a tag's policy preserves them, 0 only pauses"};
 }
 
 usage::Row store_row(TypedStores& typed) {

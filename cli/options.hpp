@@ -9,11 +9,7 @@
 #include "control/command.hpp"
 #include "model/request.hpp"
 
-#include <optional>
-#include <string>
-#include <string_view>
 #include <sys/types.h>
-#include <vector>
 
 namespace gpu_sleep::cli {
 
@@ -98,8 +94,7 @@ struct TypedStores {
     std::string spill; ///< of gpu-sleep alone
 };
 
-/// `may_pause`: level 0 is one of them.
-[[nodiscard]] usage::Row level_row(model::Level& level, bool may_pause);
+[[nodiscard]] usage::Row level_row(model::Level& level);
 [[nodiscard]] usage::Row store_row(TypedStores& typed);
 [[nodiscard]] usage::Row dir_row(TypedStores& typed);
 

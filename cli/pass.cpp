@@ -1,20 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is told of a pass.
+// What is told of a pass, and of the policies: for people and as JSON.
 
 #include "cli/pass.hpp"
 
 #include "base/error.hpp"
-#include "cli/json.hpp"
-#include "cli/output.hpp"
-#include "cli/render.hpp"
-#include "cli/render_lines.hpp"
-#include "cli/signals.hpp"
+#include "cli/command_run.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
 #include "control/gpus.hpp"
+#include "control/listing.hpp"
+#include "control/policy/pass.hpp"
 
-#include <variant>
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <set>
 
 namespace gpu_sleep::cli {
+
+namespace policy = control::policy;
 
 namespace policy = control::policy;
 
@@ -54,6 +61,120 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
     return print_result(options.program, text, status);
 }
 
+std::string words_for(const policy::Policy& policy, const std::string& user) {
+    auto text = to_text(policy.ladder);
+    if (!policy.directory.empty()) text += fmt::format("; files in {}", policy.directory);
+    if (policy.spill) text += "; spills";
+    if (policy.min_awake)
+        text += fmt::format("; awake for at least {}", format_seconds(policy::seconds_of(*policy.min_awake)));
+    if (policy.host_budget)
+        text += fmt::format("; {} of host memory for {} in all", format_bytes(*policy.host_budget), user);
+    for (const auto& [tag, settings] : policy.tags) {
+        if (settings.exempt.value_or(false))
+            text += fmt::format("; tag {} is exempt", tag);
+        else if (settings.store)
+            text += fmt::format("; tag {} in {}", tag, model::to_string(*settings.store));
+    }
+    return text;
+}
+
+/// What a pass does now, and which settings have no effect: in lines.
+std::string lines_for(const policy::Decision& decision, const policy::Policy& policy) {
+    auto text = "  nothing now: " + decision.reason + '\n';
+    if (const auto& request = decision.request)
+        text = fmt::format("  now: to {}{}\n",
+                           request->sleep.store == model::Store::file ? "files" : "host memory",
+                           request->sleep.deep ? ", deep" : "");
+    for (const auto& each : policy.grounds.overridden) text += fmt::format("  overridden: {}\n", each);
+    return text;
+}
+
+OrderedJson json_of(const policy::Seen& seen) {
+    OrderedJson rungs = OrderedJson::array();
+    for (const auto& [idle, depth] : seen.policy.ladder)
+        rungs.push_back({{"idle_seconds", policy::seconds_of(idle)}, {"place", to_string(depth)}});
+    OrderedJson tags = OrderedJson::object();
+    for (const auto& [name, tag] : seen.policy.tags)
+        tags[name] = {{"store", tag.store ? OrderedJson(model::to_string(*tag.store)) : OrderedJson()},
+                      {"exempt", tag.exempt.value_or(false)}};
+    const auto& policy = seen.policy;
+    return {{"pid", seen.process.pid},
+            {"user", control::user_name(seen.process.uid)},
+            {"idle", std::move(rungs)},
+            {"min_awake_seconds",
+             policy.min_awake ? OrderedJson(policy::seconds_of(*policy.min_awake)) : OrderedJson()},
+            {"directory", policy.directory},
+            {"spill", policy.spill},
+            {"user_host_budget_bytes", policy.host_budget ? OrderedJson(*policy.host_budget) : OrderedJson()},
+            {"tags", std::move(tags)},
+            {"overridden", policy.grounds.overridden},
+            {"acts_now", seen.decision.request.has_value()},
+            {"reason", seen.decision.reason}};
+}
+
+std::string as_json(const PassOptions& options, const policy::Look& look, const policy::Policies& policies,
+                    const policy::Budgets& budgets) {
+    auto all = document(options.program, exit_status_of(look.failed));
+    all["files"] = policies.files();
+    all["host_budget_bytes"] = budgets.machine ? OrderedJson(*budgets.machine) : OrderedJson();
+    for (const auto& each : look.seen) all["processes"].push_back(json_of(each));
+    return written(all) + '\n';
+}
+
+std::string as_text(const policy::Look& look, const policy::Policies& policies,
+                    const policy::Budgets& budgets) {
+    std::string text;
+    for (const auto& file : policies.files()) text += fmt::format("read {}\n", file);
+    if (budgets.machine)
+        text += fmt::format("{} of host memory for all processes\n", format_bytes(*budgets.machine));
+    for (const auto& [process, report, policy, decision] : look.seen) {
+        const auto user = control::user_name(process.uid);
+        text += fmt::format("{} of {}: {}\n{}", title(process), user, words_for(policy, user),
+                            lines_for(decision, policy));
+    }
+    return text;
+}
+
+/// What is said where no process was found.
+std::string words_for_nobody(const PassOptions& options, const policy::Policies& policies) {
+    const auto& sources = options.sources;
+    const bool has_rule = sources.ladder || !policies.files().empty();
+    const auto user = options.request.whom.user.value_or(::geteuid());
+    const bool is_one_users = options.request.whom.user || user != 0;
+    return fmt::format(
+        "{}no process{} has an agent; gpu-enable(1) says how they get one\n",
+        has_rule ? std::string()
+                 : fmt::format("no configuration file: what is idle for {} sleeps, in host memory\n",
+                               policy::to_text(sources.otherwise.front().idle)),
+        is_one_users ? " of " + control::user_name(user) : "");
+}
+
+/// Looks, and says what is wrong with files, and of which processes nothing is known, and why.
+Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies& policies) {
+    control::Finder finder;
+    auto found = look(finder, policies, options.request.whom);
+    tell_complaints(options.program, policies);
+    if (!found) return found;
+    heed_refusals(finder, found->seen);
+    for (const auto& each : found->failed) {
+        const auto purpose = fmt::format("say what becomes of {}", title(each.process));
+        print_error(render_error(options.program, purpose, *client::error_of(each.answer)));
+    }
+    return found;
+}
+
+/// Adds those without an agent, whom no policy reaches.
+void add_without_agent(std::optional<uid_t> user, policy::Look& look) {
+    std::set<pid_t> known;
+    for (const auto& each : look.seen) known.insert(each.process.pid);
+    for (const auto& each : look.failed) known.insert(each.process.pid);
+    for (auto& other : control::find_without_agent(control::Finder(), user, known)) {
+        const auto* const error = client::error_of(other.answer);
+        auto why = error ? error->message : std::get<model::Report>(other.answer).notes.front();
+        look.seen.push_back({std::move(other.process), {}, {}, {{}, std::move(why)}});
+    }
+}
+
 } // namespace
 
 int run_pass(const PassOptions& options) {
@@ -64,6 +185,60 @@ int run_pass(const PassOptions& options) {
     tell_complaints(options.program, *policies);
     if (passed) return end_beside_driver(tell(options, *passed));
     return tell_failure(options.program, options.output, passed.error());
+}
+
+void tell_complaints(const std::string& program, policy::Policies& policies) {
+    for (const auto& complaint : policies.take_complaints())
+        print_error(fmt::format("{}: {}\n", program, complaint));
+}
+
+Result<policy::Policies> load_policies(const std::string& program, const policy::Sources& sources) {
+    policy::Policies policies;
+    auto loaded = policies.load(sources);
+    tell_complaints(program, policies);
+    if (loaded) return policies;
+    const auto& message = loaded.error().message;
+    const bool is_named = sources.config && message.starts_with(sources.config->native());
+    const bool is_contents = loaded.error().code == ErrorCode::invalid_argument;
+    return make_error(ErrorCode::invalid_argument, "{}{}{}", is_named ? "--config: " : "", message,
+                      is_contents ? "; see man gpu-sleep.toml"
+                      : is_named  ? fmt::format("; see {} --help", program)
+                                  : std::string());
+}
+
+int show_policies(const PassOptions& options) {
+    control::raise_descriptor_limit();
+    auto policies = load_policies(options.program, options.sources);
+    if (!policies) return tell_failure(options.program, options.output, policies.error());
+    auto found = look_and_tell(options, *policies);
+    if (!found) return tell_failure(options.program, {}, found.error());
+    const auto& whom = options.request.whom;
+    const bool has_agents = !found->seen.empty() || !found->failed.empty();
+    const auto budgets = policies->budgets(processes_of(*found));
+    if (whom.is_for_all()) {
+        add_without_agent(whom.user, *found);
+        for (const auto& each : found->seen)
+            if (each.report.name.empty()) static_cast<void>(policies->of(each.process, each.process.name));
+        policies->complain_of_unused();
+        tell_complaints(options.program, *policies);
+    }
+    auto text = options.output.json ? as_json(options, *found, *policies, budgets)
+                                    : as_text(*found, *policies, budgets);
+    if (!options.output.json && !has_agents) text += words_for_nobody(options, *policies);
+    return print_result(options.program, text, exit_status_of(found->failed));
+}
+
+Result<std::map<pid_t, std::string>> describe_policies(const PassOptions& options) {
+    auto policies = load_policies(options.program, options.sources);
+    if (!policies) return std::move(policies).error();
+    std::map<pid_t, std::string> lines;
+    const auto found = look_and_tell(options, *policies);
+    if (!found) return lines; // who asks about the process itself says why
+    for (const auto& [process, report, policy, decision] : found->seen)
+        lines[process.pid] =
+            fmt::format("  policy: {}\n{}", words_for(policy, control::user_name(process.uid)),
+                        lines_for(decision, policy));
+    return lines;
 }
 
 } // namespace gpu_sleep::cli

@@ -7,10 +7,7 @@
 #include "cli/options.hpp"
 #include "control/policy/pass.hpp"
 
-#include <sys/types.h>
-
 #include <map>
-#include <string>
 
 namespace gpu_sleep::cli {
 

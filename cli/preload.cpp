@@ -1,11 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Paths of the agent.
+// Paths of the agent; searching PATH, and reading the headers of scripts and ELF files.
 
 #include "cli/preload.hpp"
 
+#include "base/error.hpp"
+#include "base/fd.hpp"
+
+#include <fmt/format.h>
+
+#include <elf.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 namespace gpu_sleep::cli {
@@ -63,6 +76,116 @@ bool is_agent(std::string_view entry) {
     return is_library(entry, k_agent) || is_library(entry, k_login);
 }
 
+#if defined(__x86_64__)
+constexpr Elf64_Half k_machine = EM_X86_64;
+#elif defined(__aarch64__)
+constexpr Elf64_Half k_machine = EM_AARCH64;
+#else
+#error "say which machine the agent is built for"
+#endif
+
+/// The part of a script's first line that the kernel reads. Source: execve(2), "Interpreter scripts".
+constexpr std::size_t k_script_line_bytes = 255;
+/// More interpreters of interpreters than the kernel follows. Source: execve(2), ELOOP.
+constexpr int k_max_interpreters = 5;
+constexpr std::string_view k_default_shell = "/bin/sh";
+constexpr std::size_t k_max_segments = 4096;
+
+Refusal cannot_execute(const std::string& file, std::string_view reason) {
+    return {k_status_cannot_execute, fmt::format("cannot run {}: {}", file, reason)};
+}
+
+Refusal cannot_preload(const std::string& file, std::string_view reason) {
+    return {exit_status::usage, fmt::format("cannot load the agent into {}: {}", file, reason)};
+}
+
+/// Why `file` cannot be executed: an errno, or 0.
+int obstacle(const std::string& file) {
+    struct stat status {};
+    if (::stat(file.c_str(), &status) != 0) return errno;
+    if (S_ISDIR(status.st_mode)) return EISDIR;
+    if (!S_ISREG(status.st_mode) || ::faccessat(AT_FDCWD, file.c_str(), X_OK, AT_EACCESS) != 0) return EACCES;
+    return 0;
+}
+
+/// Up to `size` bytes of the file from `offset` on.
+std::string read_at(int file, std::size_t offset, std::size_t size) {
+    std::string bytes(size, '\0');
+    std::size_t got = 0;
+    while (got < size) {
+        const auto more = ::pread(file, bytes.data() + got, size - got, static_cast<off_t>(offset + got));
+        if (more < 0 && errno == EINTR) continue;
+        if (more <= 0) break;
+        got += static_cast<std::size_t>(more);
+    }
+    bytes.resize(got);
+    return bytes;
+}
+
+template <class T>
+std::optional<T> read_object(int file, std::size_t offset) {
+    const auto bytes = read_at(file, offset, sizeof(T));
+    T object{};
+    if (bytes.size() != sizeof(T)) return std::nullopt;
+    std::memcpy(&object, bytes.data(), sizeof(T));
+    return object;
+}
+
+/// The interpreter that a script's first line names, or nothing.
+std::string interpreter_of(std::string_view first_bytes) {
+    auto line = first_bytes.substr(0, first_bytes.find('\n'));
+    line.remove_prefix(2);
+    line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+    return std::string(line.substr(0, line.find_first_of(std::string_view(" \t\0", 3))));
+}
+
+/// The dynamic loader that an ELF file asks for, or nothing if it is linked statically.
+std::optional<std::string> loader_of(int file, const Elf64_Ehdr& header) {
+    for (std::size_t i = 0; i < header.e_phnum && i < k_max_segments; ++i) {
+        const auto segment = read_object<Elf64_Phdr>(file, header.e_phoff + i * header.e_phentsize);
+        if (!segment || segment->p_type != PT_INTERP) continue;
+        auto path = read_at(file, segment->p_offset, std::min<std::size_t>(segment->p_filesz, 4096));
+        path.resize(std::strlen(path.c_str()));
+        return path;
+    }
+    return std::nullopt;
+}
+
+std::optional<Refusal> check_elf(int file, const std::string& name) {
+    const auto header = read_object<Elf64_Ehdr>(file, 0);
+    if (!header) return cannot_execute(name, "its ELF header is cut short");
+    if (header->e_ident[EI_CLASS] != ELFCLASS64)
+        return cannot_preload(name, "it is a 32-bit program, and the agent is 64-bit");
+    if (header->e_ident[EI_DATA] != ELFDATA2LSB || header->e_machine != k_machine)
+        return cannot_preload(name,
+                              fmt::format("it is for another machine (ELF machine {})", header->e_machine));
+    const auto loader = loader_of(file, *header);
+    if (!loader)
+        return cannot_preload(name, "it is statically linked, and nothing can be loaded into such a program "
+                                    "from outside; link the agent into it, or link it dynamically");
+    if (loader->find("/ld-musl-") != std::string::npos)
+        return cannot_preload(name, "it uses the C library musl, but the agent needs the GNU C library");
+    return std::nullopt;
+}
+
+std::optional<Refusal> check_privileges(int file, const std::string& name) {
+    struct stat status {};
+    if (::fstat(file, &status) != 0) return std::nullopt;
+    constexpr std::string_view k_why = "the loader ignores LD_PRELOAD for such a program";
+    if ((status.st_mode & S_ISUID) != 0)
+        return cannot_preload(name, fmt::format("it is set-user-id, and {}", k_why));
+    if ((status.st_mode & S_ISGID) != 0 && (status.st_mode & S_IXGRP) != 0)
+        return cannot_preload(name, fmt::format("it is set-group-id, and {}", k_why));
+    if (::fgetxattr(file, "security.capability", nullptr, 0) > 0)
+        return cannot_preload(name, fmt::format("it has file capabilities, and {}", k_why));
+    return std::nullopt;
+}
+
+/// Joins a directory of PATH and a name.
+std::string joined(std::string_view directory, const std::string& name) {
+    return directory.empty() ? "./" + name : fmt::format("{}/{}", directory, name);
+}
+
 } // namespace
 
 Result<std::string> find_agent(const std::string& directory) {
@@ -108,6 +231,53 @@ std::string without_agent(std::string_view before) {
 std::string with_audit(const std::string& audit, std::string_view before) {
     return put_first(
         audit, [](std::string_view entry) { return is_library(entry, k_audit); }, before, ":");
+}
+
+std::variant<std::string, Refusal> find_program(const std::string& name, std::string_view search_path) {
+    const auto not_found = [&](std::string_view where) {
+        return Refusal{k_status_not_found, fmt::format("there is no command {}{}", name, where)};
+    };
+    if (name.find('/') != std::string::npos) {
+        const int why = obstacle(name);
+        if (why == ENOENT || why == ENOTDIR) return not_found("");
+        if (why == EACCES)
+            return cannot_execute(name, "it is not executable, or a directory in its path is closed");
+        if (why != 0) return cannot_execute(name, std::strerror(why));
+        return name;
+    }
+    if (name.empty()) return not_found("with an empty name");
+    std::optional<Refusal> refusal;
+    for (std::size_t begin = 0; begin <= search_path.size();) {
+        const auto end = std::min(search_path.find(':', begin), search_path.size());
+        auto file = joined(search_path.substr(begin, end - begin), name);
+        const int why = obstacle(file);
+        if (why == 0) return file;
+        if (why == EACCES && !refusal) refusal = cannot_execute(file, "it is not executable");
+        begin = end + 1;
+    }
+    if (refusal) return *std::move(refusal);
+    return not_found(" in PATH");
+}
+
+std::optional<Refusal> check_preloadable(const std::string& file) {
+    std::string name = file;
+    for (int depth = 0; depth <= k_max_interpreters; ++depth) {
+        const UniqueFd opened(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+        if (!opened) return std::nullopt;
+        const auto start = read_at(opened.get(), 0, k_script_line_bytes);
+        if (start.starts_with(ELFMAG)) {
+            if (auto refusal = check_privileges(opened.get(), name)) return refusal;
+            return check_elf(opened.get(), name);
+        }
+        auto interpreter = start.starts_with("#!") ? interpreter_of(start) : std::string(k_default_shell);
+        if (interpreter.empty()) return cannot_execute(name, "it names no interpreter after #!");
+        if (const int why = obstacle(interpreter); why != 0)
+            return Refusal{
+                why == ENOENT ? k_status_not_found : k_status_cannot_execute,
+                fmt::format("cannot run {}: its interpreter {}: {}", name, interpreter, std::strerror(why))};
+        name = std::move(interpreter);
+    }
+    return cannot_execute(file, "its interpreters form a loop");
 }
 
 } // namespace gpu_sleep::cli

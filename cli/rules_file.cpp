@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <optional>
 #include <set>
 
 namespace gpu_sleep::cli {

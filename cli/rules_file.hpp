@@ -6,9 +6,6 @@
 
 #include "model/allocation_rules.hpp"
 
-#include <string>
-#include <string_view>
-
 namespace gpu_sleep::cli {
 
 /// Reads {"rules": [{"min_size": "64MiB", "max_size": "1GiB", "library": "libtorch_cuda", "tag": "weights"},

@@ -4,7 +4,7 @@
 
 #include "cli/usage.hpp"
 
-#include "cli/output.hpp"
+#include "cli/show/output.hpp"
 #include "protocol/messages.hpp"
 #include "store/snapshot_description.hpp"
 
@@ -14,8 +14,6 @@
 #include <algorithm>
 #include <memory>
 #include <sstream>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::cli::usage {
 namespace {
@@ -68,13 +66,11 @@ void add_usages(std::string& page, const Table& table) {
     }
 }
 
-void add_rows(std::string& page, const std::vector<Row>& rows, Shown least) {
+void add_rows(std::string& page, const std::vector<Row>& rows) {
     constexpr std::size_t k_most_of_names = 26;
     std::size_t widest = 0;
-    for (const auto& row : rows)
-        if (row.shown <= least) widest = std::max(widest, std::min(k_most_of_names, spelling(row).size()));
+    for (const auto& row : rows) widest = std::max(widest, std::min(k_most_of_names, spelling(row).size()));
     for (const auto& row : rows) {
-        if (row.shown > least) continue;
         page += "  " + spelling(row);
         add_words(page, row.help, widest + 4);
     }
@@ -88,14 +84,15 @@ std::string help(const Table& table, bool is_full) {
     add_usages(page, table);
     std::vector<Row> used_most;
     for (const auto& group : table.groups) {
-        used_most.insert(used_most.end(), group.rows.begin(), group.rows.end());
+        for (const auto& row : group.rows)
+            if (row.is_brief) used_most.push_back(row);
         if (!is_full) continue;
         page += fmt::format("\n{}:\n", group.heading);
-        add_rows(page, group.rows, Shown::fully);
+        add_rows(page, group.rows);
     }
     if (!is_full) {
         page += '\n';
-        add_rows(page, used_most, Shown::brief);
+        add_rows(page, used_most);
     }
     if (!is_full && !table.examples.empty()) page += "\nExamples:\n" + table.examples;
     page += '\n';
@@ -116,8 +113,7 @@ std::string describe(const Table& table) {
     add_usages(text, table);
     for (const auto& group : table.groups) {
         text += group.heading + ":\n";
-        for (const auto& row : group.rows)
-            if (row.shown != Shown::never) text += fmt::format("{}\n    {}\n", spelling(row), row.help);
+        for (const auto& row : group.rows) text += fmt::format("{}\n    {}\n", spelling(row), row.help);
     }
     return text;
 }
@@ -153,15 +149,10 @@ void add(CLI::App& app, Table table) {
     for (const auto& group : table.groups)
         for (const auto& row : group.rows)
             if (auto* const option = add_row(app, row))
-                option->group(row.shown == Shown::never ? k_unseen : group.heading)
-                    ->required(row.is_required);
+                option->group(group.heading)->required(row.is_required);
     for (const auto& [option, other] : table.needs) app.get_option(option)->needs(app.get_option(other));
     for (const auto& [option, other] : table.excludes)
         app.get_option(option)->excludes(app.get_option(other));
-    const auto is_old = [](const Row& row) { return row.shown == Shown::never; };
-    std::erase_if(table.groups, [is_old](const Group& group) {
-        return std::all_of(group.rows.begin(), group.rows.end(), is_old);
-    });
     app.set_help_flag("-h,--help")->disable_flag_override();
     app.set_help_all_flag("--help-all")->disable_flag_override();
     Group information{"Help",
@@ -179,7 +170,7 @@ void add(CLI::App& app, Table table) {
     Group subcommands{"Subcommands", {}};
     for (const auto& each : table.subcommands) {
         auto* const command = app.add_subcommand(each.name.substr(each.name.rfind(' ') + 1));
-        subcommands.rows.push_back({command->get_name(), {}, each.purpose, Shown::brief});
+        subcommands.rows.push_back({command->get_name(), {}, each.purpose, true});
         add(*command, each);
     }
     if (!subcommands.rows.empty()) table.groups.insert(table.groups.begin(), std::move(subcommands));
@@ -192,17 +183,12 @@ void add(CLI::App& app, Table table) {
 }
 
 Row brief(Row row) {
-    row.shown = Shown::brief;
+    row.is_brief = true;
     return row;
 }
 
 Row required(Row row) {
     row.is_required = true;
-    return row;
-}
-
-Row old(Row row) {
-    row.shown = Shown::never;
     return row;
 }
 

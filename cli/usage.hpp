@@ -7,10 +7,7 @@
 
 #include "base/units.hpp"
 
-#include <cstdint>
 #include <functional>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace CLI {
@@ -36,18 +33,12 @@ struct Value {
     char separator = '\0'; ///< of several values in one word
 };
 
-/// Where an option is shown: in --help, in --help-all and the manual page alone, or nowhere.
-enum class Shown : std::uint8_t { brief, fully, never };
-
-/// CLI11's group of the options that are never shown; in one without a name they would lose theirs.
-inline constexpr const char* k_unseen = "unseen";
-
 /// A row of the table.
 struct Row {
     std::string names; ///< "-q,--quiet"; without dashes: a word that is no option
     Value value;
-    std::string help; ///< a sentence or two, without the last full stop
-    Shown shown = Shown::fully;
+    std::string help;      ///< a sentence or two, without the last full stop
+    bool is_brief = false; ///< in --help, too, and not in --help-all and the manual page alone
     bool is_required = false;
 };
 
@@ -77,8 +68,6 @@ void add(CLI::App& app, Table table);
 [[nodiscard]] Row brief(Row row);
 /// `row`, without which the command line is wrong.
 [[nodiscard]] Row required(Row row);
-/// `row`, which goes on working until 0.3, and is shown nowhere.
-[[nodiscard]] Row old(Row row);
 
 [[nodiscard]] Value flag(bool& value);
 /// One text of the kind `name`.

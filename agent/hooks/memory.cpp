@@ -11,7 +11,7 @@
 #include "intercepted/pool_table.hpp"
 #include "intercepted/pools.hpp"
 #include "intercepted/residual_records.hpp"
-#include "life/start.hpp"
+#include "lifecycle/start.hpp"
 
 #include <optional>
 
@@ -24,7 +24,7 @@ using intercepted::ResidualCause;
 template <class Size, class Ours, class Theirs>
 CUresult allocate(CUdeviceptr* address, const Size& size, const Ours& ours, const Theirs& theirs) {
     ResidualCause cause;
-    if (agent::life::intercepts_allocations())
+    if (agent::lifecycle::intercepts_allocations())
         if (const auto answer = ours(cause)) return *answer;
     const auto status = theirs();
     if (status == CUDA_SUCCESS) intercepted::allocated_by_driver(*address, size(), cause);

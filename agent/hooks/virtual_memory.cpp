@@ -6,7 +6,7 @@
 #include "hooks/driver_table.hpp"
 #include "intercepted/residual.hpp"
 #include "intercepted/residual_records.hpp"
-#include "life/start.hpp"
+#include "lifecycle/start.hpp"
 
 #include <functional>
 
@@ -33,7 +33,7 @@ CUresult made_to_stay(CUresult status, CUdeviceptr address, std::size_t bytes, c
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
                      const CUmemAllocationProp* properties, unsigned long long flags) {
-    if (agent::life::intercepts_allocations())
+    if (agent::lifecycle::intercepts_allocations())
         if (const auto answer = intercepted::create(handle, bytes, properties, flags)) return *answer;
     return with_reference(real<Entry::cuMemCreate>()(handle, bytes, properties, flags), handle);
 }

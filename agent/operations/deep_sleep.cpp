@@ -371,11 +371,11 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
     return needs;
 }
 
-Result<peers::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request,
-                                               const peers::BytesByGpu& of_others) {
+Result<client::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request,
+                                                const client::BytesByGpu& of_others) {
     const auto needs = this->needs(request);
     if (!needs) return needs.error();
-    peers::BytesByGpu room;
+    client::BytesByGpu room;
     for (const auto& need : *needs) {
         const auto free = checkpoint::free_besides(of_others, need.uuid, need.free_before);
         if (free < need.released)

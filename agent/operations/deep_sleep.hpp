@@ -12,13 +12,13 @@
 #include "base/thread_safety.hpp"
 #include "checkpoint/room.hpp"
 #include "checkpoint/steps.hpp"
+#include "client/room_plan.hpp"
 #include "common/lock_order.hpp"
 #include "driver/checkpoint.hpp"
 #include "gate/gate.hpp"
 #include "model/model.hpp"
 #include "model/unseen_libraries.hpp"
 #include "operations/outside.hpp"
-#include "peers/room_plan.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/request_queue.hpp"
 
@@ -123,8 +123,8 @@ public:
     }
     /// What it needs of each of them to come back and to wake. Errors: out_of_device_memory (that is not free
     /// besides what others have set aside), driver_failed, context_lost (the driver has lost the process).
-    [[nodiscard]] Result<peers::BytesByGpu> find_room(const model::WakeRequest& request,
-                                                      const peers::BytesByGpu& of_others);
+    [[nodiscard]] Result<client::BytesByGpu> find_room(const model::WakeRequest& request,
+                                                       const client::BytesByGpu& of_others);
     /// It is deep: brings back what the driver has taken, before a wake by `request`. The caller has set the
     /// room for both aside, which find_room() says. Errors: driver_failed, invalid_argument (the driver does
     /// not restore it on these GPUs: deep as before); context_lost (the driver's restore has lost the

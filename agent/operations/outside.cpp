@@ -8,8 +8,8 @@
 #include "base/process.hpp"
 #include "base/symbols.hpp"
 #include "base/units.hpp"
+#include "client/answer_timeout.hpp"
 #include "common/named_tracer.hpp"
-#include "peers/answer_timeout.hpp"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -350,7 +350,7 @@ Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function
     auto line = run->next_line(deadline + k_grace, goes_on);
     if (!line) return not_done(*run, "lock");
     if (*line == "locked") {
-        line = run->next_line(Clock::now() + peers::AnswerTimeout::k_checkpoint, goes_on);
+        line = run->next_line(Clock::now() + client::AnswerTimeout::k_checkpoint, goes_on);
         if (!line) return not_done(*run, "checkpoint");
     }
     if (*line != k_last_line) return make_error(ErrorCode::driver_failed, "{}", *line);

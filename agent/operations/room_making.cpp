@@ -13,8 +13,8 @@
 
 namespace gpu_sleep::agent::operations {
 
+using client::BytesByGpu;
 using model::Report;
-using peers::BytesByGpu;
 
 namespace {
 
@@ -79,7 +79,7 @@ GpuLines::Entry* GpuLines::find(int directory, const std::string& gpu) {
         known != lines_.end() && (known->second.line.holds() || known->second.line.is_in_place(directory));
     if (is_good) return &known->second;
     if (known != lines_.end()) lines_.erase(known);
-    auto line = peers::GpuQueue::open(directory, gpu);
+    auto line = client::GpuQueue::open(directory, gpu);
     return line ? &lines_.emplace(gpu, Entry{*std::move(line)}).first->second : nullptr;
 }
 
@@ -103,25 +103,25 @@ std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<s
 
 Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string>& gpus,
                                     const CountRoom& count) {
-    std::vector<peers::GpuQueue*> lines; // they stay while they count
-    std::optional<peers::BytesByGpu> of_others;
+    std::vector<client::GpuQueue*> lines; // they stay while they count
+    std::optional<client::BytesByGpu> of_others;
     {
         const MutexLock lock(mutex_);
         for (const auto& gpu : gpus)
             if (auto* const line = find(directory, gpu)) lines.push_back(&line->line);
-        of_others = peers::begin_counting(lines);
+        of_others = client::begin_counting(lines);
     }
     if (!of_others) return false;
     const auto room = guarded([&] { return count(*of_others); });
     const MutexLock lock(mutex_);
-    return peers::end_counting(lines, *of_others, room);
+    return client::end_counting(lines, *of_others, room);
 }
 
 Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& gpus, const CountRoom& count,
                                                Clock::time_point deadline,
                                                const std::function<bool()>& keep_going) {
     constexpr Milliseconds k_look{5};
-    const auto neighbours = peers::Neighbours::open();
+    const auto neighbours = client::Neighbours::open();
     for (;;) {
         const auto is_done = try_for_room(neighbours ? neighbours->directory() : -1, gpus, count);
         if (!is_done) return is_done.error();
@@ -161,7 +161,7 @@ std::optional<GpuLines::Locks> RoomMaking::take_turn(int directory, const std::v
     return locks;
 }
 
-std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& neighbours) {
+std::vector<client::Holder> RoomMaking::ask_neighbours(const client::Neighbours& neighbours) {
     const auto listed = neighbours.list();
     if (!listed) return {};
     const auto now = Clock::now();
@@ -172,7 +172,7 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
     };
     const protocol::Request request = model::StatusRequest();
     std::vector<ProcessIdentity> asked;
-    std::vector<peers::Question> questions;
+    std::vector<client::Question> questions;
     for (const auto& process : *listed) {
         if (is_silent(process)) continue;
         auto socket = neighbours.connect(process);
@@ -180,10 +180,10 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
         asked.push_back(process);
         questions.push_back({*std::move(socket), &request, {k_status_patience}});
     }
-    auto answers = peers::ask_all(std::move(questions));
-    std::vector<peers::Holder> holders;
+    auto answers = client::ask_all(std::move(questions));
+    std::vector<client::Holder> holders;
     for (std::size_t i = 0; i < asked.size(); ++i) {
-        const auto* const error = peers::error_of(answers[i]);
+        const auto* const error = client::error_of(answers[i]);
         if (error && error->code == ErrorCode::timed_out)
             silent_.emplace_back(asked[i], now + k_between_asking_silent);
         if (error) continue;
@@ -196,15 +196,15 @@ std::vector<peers::Holder> RoomMaking::ask_neighbours(const peers::Neighbours& n
     return holders;
 }
 
-Result<std::string> RoomMaking::make_room(const peers::Neighbours& neighbours,
+Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
                                           const std::function<Result<BytesByGpu>()>& look,
                                           Milliseconds min_awake, std::vector<std::string>& notes) {
     constexpr double k_longest_rest = 0.5;
     if (Clock::now() < next_asking_ && min_awake >= against_within_) return against_;
     const auto holders = ask_neighbours(neighbours);
-    auto request = peers::room_request(min_awake);
+    auto request = client::room_request(min_awake);
     request.timeout = k_sleep_patience;
-    const auto made = peers::make_room(holders, look, request);
+    const auto made = client::make_room(holders, look, request);
     if (!made) return made.error();
     if (made->error) return *made->error;
     for (const auto& slept : made->slept)
@@ -229,7 +229,7 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
     auto rehearsed = wake(dry);
     if (!rehearsed) return rehearsed;
     const auto gpus = needs(*rehearsed);
-    const auto neighbours = peers::Neighbours::open();
+    const auto neighbours = client::Neighbours::open();
     if (gpus.empty() || !neighbours) return wake(request);
     const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake);
     if (!locks) {
@@ -270,23 +270,23 @@ RoomMaking::Holders RoomMaking::holders(const Wake& wake, const model::WakeReque
 }
 
 RoomMaking::Holders RoomMaking::holders(const BytesByGpu& gpus) {
-    const auto neighbours = peers::Neighbours::open();
+    const auto neighbours = client::Neighbours::open();
     if (!neighbours) return {};
     const auto others = ask_neighbours(*neighbours);
-    std::vector<peers::Candidate> candidates;
+    std::vector<client::Candidate> candidates;
     candidates.reserve(others.size());
-    for (const auto& other : others) candidates.push_back(peers::candidate_of(other.status, {}));
-    const auto frees_any_of = [&](const peers::Candidate& candidate) {
+    for (const auto& other : others) candidates.push_back(client::candidate_of(other.status, {}));
+    const auto frees_any_of = [&](const client::Candidate& candidate) {
         return std::any_of(gpus.begin(), gpus.end(), [&](const auto& gpu) {
             const auto its = candidate.frees.find(gpu.first);
             return its != candidate.frees.end() && its->second > 0;
         });
     };
     const bool could_sleep =
-        std::any_of(candidates.begin(), candidates.end(), [&](const peers::Candidate& candidate) {
-            return frees_any_of(candidate) && peers::against(candidate).empty();
+        std::any_of(candidates.begin(), candidates.end(), [&](const client::Candidate& candidate) {
+            return frees_any_of(candidate) && client::against(candidate).empty();
         });
-    return {joined(peers::describe(others, candidates, gpus)), could_sleep};
+    return {joined(client::describe(others, candidates, gpus)), could_sleep};
 }
 
 } // namespace gpu_sleep::agent::operations

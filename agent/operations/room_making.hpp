@@ -9,11 +9,11 @@
 #include "base/process.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
+#include "client/client.hpp"
+#include "client/gpu_queue.hpp"
+#include "client/room.hpp"
 #include "common/lock_order.hpp"
 #include "model/model.hpp"
-#include "peers/client.hpp"
-#include "peers/gpu_queue.hpp"
-#include "peers/room.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -72,9 +72,9 @@ public:
         });
     }
 
-    using CountRoom = std::function<Result<peers::BytesByGpu>(const peers::BytesByGpu& of_others)>;
+    using CountRoom = std::function<Result<client::BytesByGpu>(const client::BytesByGpu& of_others)>;
     /// Sets room aside on all `gpus`, of which `count` says how much, while nobody else counts: see
-    /// peers::begin_counting(). Waits for others to be done. `keep_going` is asked meanwhile. Errors:
+    /// client::begin_counting(). Waits for others to be done. `keep_going` is asked meanwhile. Errors:
     /// out_of_device_memory (others are not done at the deadline), cancelled, those of `count`.
     [[nodiscard]] Result<Room> wait_for_room(const std::vector<std::string>& gpus, const CountRoom& count,
                                              Clock::time_point deadline,
@@ -82,7 +82,7 @@ public:
 
 private:
     struct Entry {
-        peers::GpuQueue line;
+        client::GpuQueue line;
         unsigned locks = 0; ///< how many times this process has its lock
     };
 
@@ -139,7 +139,7 @@ public:
     /// On the GPUs of the wake. Takes up to half a second.
     [[nodiscard]] Holders holders(const Wake& wake, const model::WakeRequest& request);
     /// The same on these GPUs.
-    [[nodiscard]] Holders holders(const peers::BytesByGpu& gpus);
+    [[nodiscard]] Holders holders(const client::BytesByGpu& gpus);
 
 private:
     /// The locks of all `gpus`, if it is this process's turn.
@@ -149,10 +149,10 @@ private:
     [[nodiscard]] bool is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept;
     /// Has others sleep, and adds to `notes` who does. Empty: there is room. Otherwise what stands against
     /// it. Errors: those of `look`.
-    [[nodiscard]] Result<std::string> make_room(const peers::Neighbours& neighbours,
-                                                const std::function<Result<peers::BytesByGpu>()>& look,
+    [[nodiscard]] Result<std::string> make_room(const client::Neighbours& neighbours,
+                                                const std::function<Result<client::BytesByGpu>()>& look,
                                                 Milliseconds min_awake, std::vector<std::string>& notes);
-    [[nodiscard]] std::vector<peers::Holder> ask_neighbours(const peers::Neighbours& neighbours);
+    [[nodiscard]] std::vector<client::Holder> ask_neighbours(const client::Neighbours& neighbours);
 
     GpuLines& lines_;
     std::atomic<std::uint32_t> place_{0};

@@ -5,11 +5,11 @@
 #include "operations/sleep_operation.hpp"
 
 #include "base/guard.hpp"
+#include "client/room_plan.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
 #include "operations/quiesce.hpp"
-#include "peers/room_plan.hpp"
 #include "sleep/transactions.hpp"
 
 namespace gpu_sleep::agent::operations {
@@ -262,7 +262,7 @@ std::string SleepOperation::why_too_early() const {
     const auto awake = parts_.status.seconds_since_wake();
     if (!request_.min_awake || !awake) return {};
     const auto wanted = std::chrono::duration<double>(*request_.min_awake).count();
-    return *awake < wanted ? peers::woken_too_recently(*awake, wanted - *awake) : std::string();
+    return *awake < wanted ? client::woken_too_recently(*awake, wanted - *awake) : std::string();
 }
 
 bool SleepOperation::moves_to_files() const noexcept {

@@ -165,7 +165,7 @@ Result<Report> WakeOperation::rehearse_deep() {
 }
 
 Result<void> WakeOperation::end_deep() {
-    const auto find_room = [this](const peers::BytesByGpu& of_others) {
+    const auto find_room = [this](const client::BytesByGpu& of_others) {
         return parts_.deep.find_room(request_, of_others);
     };
     // The first look takes 20 ms and more, for which nobody else is kept from counting. What it finds missing

@@ -1,14 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The findings of gpu-doctor as text and as JSON. Nothing is printed here.
+// How gpu-doctor asks what may hang or crash, such as a broken driver, and shows what it has found.
 
 #pragma once
 
+#include "base/error.hpp"
+#include "base/units.hpp"
 #include "doctor/diagnosis.hpp"
 
-#include <string>
+#include <functional>
 
 namespace gpu_sleep::cli::doctor {
+
+/// What `ask` gives in a child of this process, which ends with it. The child is killed at the limit; one
+/// that the kernel does not let go is left behind. Call it while the process has no other thread. Errors:
+/// those of `ask`; timed_out; driver_failed (the child has crashed); io_failed, out_of_threads (there is no
+/// child).
+[[nodiscard]] Result<std::string> run_in_child(Milliseconds limit,
+                                               const std::function<Result<std::string>()>& ask);
 
 /// Lines "ok|warn|bad  SUBJECT: FINDING; ADVICE", the findings below each other. The subjects of a process
 /// begin with its pid. `bad_only` leaves the others out.

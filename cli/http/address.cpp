@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <optional>
 
 namespace gpu_sleep::cli::http {
 namespace {
@@ -33,12 +32,6 @@ Ip mapped(const in_addr& v4) noexcept {
     std::copy(k_v4_prefix.begin(), k_v4_prefix.end(), ip.bytes.begin());
     std::memcpy(ip.bytes.data() + k_v4_prefix.size(), &v4, sizeof(v4));
     return ip;
-}
-
-/// The first bit is the highest of the first byte.
-bool has_bit(const Ip& ip, unsigned bit) noexcept {
-    constexpr unsigned k_byte = 8;
-    return (ip.bytes.at(bit / k_byte) >> (k_byte - 1 - bit % k_byte) & 1) != 0;
 }
 
 /// The address for the system, and its length.
@@ -130,31 +123,6 @@ Endpoint endpoint_of(const sockaddr* address) noexcept {
     std::memcpy(endpoint.ip.bytes.data(), &v6.sin6_addr, endpoint.ip.bytes.size());
     endpoint.port = ntohs(v6.sin6_port);
     return endpoint;
-}
-
-bool Network::contains(const Ip& other) const noexcept {
-    for (unsigned bit = 0; bit < bits; ++bit)
-        if (has_bit(ip, bit) != has_bit(other, bit)) return false;
-    return ip.is_v4() == other.is_v4(); // those of IPv6 would contain what is mapped
-}
-
-Result<Network> parse_network(std::string_view text) {
-    const auto slash = text.find('/');
-    const auto ip = parse_ip(text.substr(0, slash));
-    if (!ip) return ip.error();
-    constexpr unsigned k_all = 128;
-    const unsigned skipped = ip->is_v4() ? 8 * static_cast<unsigned>(k_v4_prefix.size()) : 0;
-    if (slash == std::string_view::npos) return Network{*ip, k_all};
-    const auto bits = parse_number<unsigned>(text.substr(slash + 1));
-    if (!bits || *bits > k_all - skipped)
-        return make_error(ErrorCode::invalid_argument, "'{}' is not a network, such as 10.0.0.0/8", text);
-    const Network network{*ip, *bits + skipped};
-    for (unsigned bit = network.bits; bit < k_all; ++bit)
-        if (has_bit(*ip, bit))
-            return make_error(ErrorCode::invalid_argument,
-                              "'{}' is a machine's address, not a network's: its last {} bits are not all 0",
-                              text, k_all - network.bits);
-    return network;
 }
 
 Result<Address> parse_address(std::string_view text) {

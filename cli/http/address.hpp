@@ -8,10 +8,6 @@
 #include "base/fd.hpp"
 
 #include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
 
 #include <sys/socket.h>
 
@@ -36,17 +32,6 @@ struct Endpoint {
 
 /// All zero of what is no address of the internet.
 [[nodiscard]] Endpoint endpoint_of(const sockaddr* address) noexcept;
-
-/// All addresses that begin with the same bits.
-struct Network {
-    Ip ip;
-    unsigned bits = 0; ///< of the 128
-
-    [[nodiscard]] bool contains(const Ip& other) const noexcept;
-};
-
-/// Reads "10.0.0.0/8", "fd00::/8", or one address. Errors: invalid_argument.
-[[nodiscard]] Result<Network> parse_network(std::string_view text);
 
 /// Where the door listens.
 struct Address {

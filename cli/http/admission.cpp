@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Users of connections, secrets, and names of this machine.
+// Users of connections, secrets, and names of this machine. One look at all connections, a few times a second
+// while there are any.
 
 #include "cli/http/admission.hpp"
 
@@ -15,8 +16,6 @@
 #include <netinet/in.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
 #include <cstring>
 #include <sstream>
 
@@ -141,10 +140,7 @@ bool is_own_host(std::string_view host) {
 
 bool Admission::knows(const Ends& ends) const {
     if (is_unix_) return true;
-    const auto& ip = ends.client.ip;
-    if (std::any_of(open_.begin(), open_.end(), [&](const Network& each) { return each.contains(ip); }))
-        return true;
-    if (!ip.is_loopback()) return false;
+    if (!ends.client.ip.is_loopback()) return false;
     const auto user = user_of_(ends);
     return user && (user == owner_ || *user == 0);
 }
@@ -165,16 +161,58 @@ std::optional<Answer> Admission::check(bool is_known, const Headers& headers) co
     const auto& site = headers.fetch_site;
     if (!site.empty() && site != "none" && site != "same-origin") return refusal(k_forbidden, k_is_page);
     if (!is_known && token_.empty())
-        return refusal(
-            k_forbidden,
-            "only its owner and root, by localhost, and the networks of --http-open may call this door",
-            "call it by localhost as its owner, or start it with --http-token");
+        return refusal(k_forbidden, "only its owner and root, by localhost, may call this door",
+                       "call it by localhost as its owner, or start it with --http-token");
     if (!is_known)
         return refusal(k_unauthorized,
                        has_token ? "this is not the token of this door" : "this door needs its token");
     if (is_unix_ || is_own_host(headers.host)) return std::nullopt;
     return refusal(k_forbidden,
                    "this door is called by its address, by localhost, or by this machine's name");
+}
+
+Connection* Connections::add(int socket, bool is_known, Milliseconds limit) {
+    const std::lock_guard guard(mutex_);
+    all_.push_back({socket, is_known, !is_known, Clock::now() + limit});
+    const auto is_stranger = [](const Connection& each) { return each.is_stranger; };
+    if (!is_known &&
+        static_cast<std::size_t>(std::count_if(all_.begin(), all_.end(), is_stranger)) > most_strangers_) {
+        auto& oldest = *std::find_if(all_.begin(), all_.end(), is_stranger);
+        oldest.is_stranger = false; // the library is about to close it
+        ::shutdown(oldest.socket, SHUT_RDWR);
+    }
+    changed_.notify_one();
+    return &all_.back();
+}
+
+void Connections::remove(Connection* connection) {
+    const std::lock_guard guard(mutex_);
+    std::erase_if(all_, [=](const Connection& each) { return &each == connection; });
+}
+
+void Connections::admit(Connection& connection) {
+    const std::lock_guard guard(mutex_);
+    connection.is_stranger = false;
+}
+
+void Connections::limit(Connection& connection, std::optional<Milliseconds> time) {
+    const std::lock_guard guard(mutex_);
+    connection.deadline = time ? Clock::now() + *time : Clock::time_point::max();
+}
+
+void Connections::run(const std::stop_token& stop) {
+    constexpr Milliseconds k_between{200};
+    std::unique_lock guard(mutex_);
+    while (changed_.wait(guard, stop, [&] { return !all_.empty(); })) {
+        changed_.wait_for(guard, stop, k_between, [] { return false; });
+        if (stop.stop_requested()) return;
+        const auto now = Clock::now();
+        for (auto& each : all_) {
+            if (each.deadline > now) continue;
+            ::shutdown(each.socket, SHUT_RDWR); // the library sees its end, and closes it
+            each.deadline = Clock::time_point::max();
+        }
+    }
 }
 
 } // namespace gpu_sleep::cli::http

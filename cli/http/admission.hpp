@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Who may call: the owner of a door on this machine, who knows its token, and networks that it is open to.
+// Who may call: the owner of a door on this machine, and who knows its token. How long each connection may
+// keep the door waiting.
 
 #pragma once
 
+#include "base/units.hpp"
 #include "cli/http/address.hpp"
-#include "cli/http/answer.hpp"
+#include "cli/http/routes.hpp"
 
 #include <sys/types.h>
 
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
+#include <condition_variable>
+#include <cstddef>
+#include <list>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 
 namespace gpu_sleep::cli::http {
 
@@ -63,10 +67,8 @@ using UserOf = std::optional<uid_t> (*)(const Ends& ends);
 /// Decides on requests. Immutable; thread-safe.
 class Admission {
 public:
-    Admission(bool is_unix, std::optional<uid_t> owner, std::string token, std::vector<Network> open,
-              UserOf user_of)
-        : is_unix_(is_unix), owner_(owner), token_(std::move(token)), open_(std::move(open)),
-          user_of_(user_of) {}
+    Admission(bool is_unix, std::optional<uid_t> owner, std::string token, UserOf user_of)
+        : is_unix_(is_unix), owner_(owner), token_(std::move(token)), user_of_(user_of) {}
 
     /// Whether the other end of a connection is one of those that need no token; to be asked once.
     [[nodiscard]] bool knows(const Ends& ends) const;
@@ -77,8 +79,40 @@ private:
     bool is_unix_;
     std::optional<uid_t> owner_; ///< nothing: none is told from others
     std::string token_;          ///< empty for none
-    std::vector<Network> open_;
     UserOf user_of_;
+};
+
+/// A connection. Only its thread, the library's, uses what is not said to be shared.
+struct Connection {
+    int socket = -1;
+    bool is_known = false;      ///< its other end, to Admission
+    bool is_stranger = false;   ///< shared, by Connections: it is not, and has sent no token
+    Clock::time_point deadline; ///< shared, by Connections
+};
+
+/// Cuts off connections that do not say or take what is due. The library's own limit begins anew with each
+/// byte, so that one byte a second would hold a connection for ever. Strangers get some of the places only,
+/// and the oldest of them makes way for the next, who may have the token. Has a thread. Thread-safe.
+class Connections {
+public:
+    explicit Connections(std::size_t most_strangers) : most_strangers_(most_strangers) {}
+
+    /// The connection stays where it is until it is removed, before `socket` is closed, and this ends.
+    [[nodiscard]] Connection* add(int socket, bool is_known, Milliseconds limit);
+    void remove(Connection* connection);
+    /// It has sent the token.
+    void admit(Connection& connection);
+    /// The time begins anew. Unset: no limit, for it is our turn.
+    void limit(Connection& connection, std::optional<Milliseconds> time);
+
+private:
+    void run(const std::stop_token& stop);
+
+    const std::size_t most_strangers_;
+    std::mutex mutex_; ///< of all but the thread
+    std::condition_variable_any changed_;
+    std::list<Connection> all_;
+    std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }}; // the last: it uses the others
 };
 
 } // namespace gpu_sleep::cli::http

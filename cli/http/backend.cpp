@@ -5,15 +5,15 @@
 #include "cli/http/backend.hpp"
 
 #include "base/error.hpp"
-#include "cli/json_value.hpp"
-#include "cli/metrics.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/metrics.hpp"
 #include "driver/management.hpp"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <ctime>
 #include <set>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::cli::http {
 namespace {
@@ -48,7 +48,7 @@ std::vector<model::Report> reports_in(const std::vector<control::Outcome>& outco
 /// The first, where not all have answered.
 const control::Outcome* failed_in(const std::vector<control::Outcome>& outcomes) {
     const auto found = std::find_if(outcomes.begin(), outcomes.end(), [](const control::Outcome& each) {
-        return peers::error_of(each.answer) != nullptr;
+        return client::error_of(each.answer) != nullptr;
     });
     return found == outcomes.end() ? nullptr : &*found;
 }
@@ -123,7 +123,7 @@ Answer confirmation(const Route& route, const Plan& plan, const std::vector<cont
     if (failed && status == exit_status::done) status = exit_status::failed_awake; // it was withdrawn
     auto value = document_of(k_program, outcomes, status);
     if (failed) {
-        value["error"] = error_value(k_program, *peers::error_of(failed->answer), failed);
+        value["error"] = error_value(k_program, *client::error_of(failed->answer), failed);
         return answer_with(value, http_status_of(status));
     }
     add_figures(route, plan, reports, value);
@@ -150,7 +150,7 @@ Answer results(const model::CallRequest& request, bool is_optional,
     const auto status = control::exit_status_of(outcomes);
     auto value = document_of(k_program, outcomes, status);
     if (const auto* const failed = failed_in(outcomes)) {
-        const auto& error = *peers::error_of(failed->answer);
+        const auto& error = *client::error_of(failed->answer);
         value["error"] = error_value(k_program, error);
         return answer_with(value, http_status_of(traits(error.code).exit_status));
     }
@@ -186,7 +186,7 @@ Backend::Outcomes Backend::ask() const {
 
 Answer Backend::look(const Route& route, const Outcomes& outcomes) {
     if (!outcomes) return answer_of(outcomes.error());
-    if (const auto* const failed = failed_in(*outcomes)) return answer_of(*peers::error_of(failed->answer));
+    if (const auto* const failed = failed_in(*outcomes)) return answer_of(*client::error_of(failed->answer));
     const auto reports = reports_in(*outcomes);
     if (route.action == Action::memory_status) return answer_with(memory_status(*route.dialect, reports));
     const auto* const name = route.action == Action::is_paused ? "is_paused" : "is_sleeping";
@@ -278,7 +278,7 @@ std::optional<Answer> Backend::abort(control::Interruptions& interruptions) cons
     if (!outcomes) return answer_of(outcomes.error());
     control::Selection awake{.user = whom_.user};
     for (const auto& outcome : *outcomes) {
-        if (const auto* const error = peers::error_of(outcome.answer)) return answer_of(*error);
+        if (const auto* const error = client::error_of(outcome.answer)) return answer_of(*error);
         if (std::get<model::Report>(outcome.answer).state != State::asleep)
             awake.words.push_back(std::to_string(outcome.process.pid));
     }

@@ -5,14 +5,8 @@
 #pragma once
 
 #include "base/units.hpp"
-#include "cli/http/answer.hpp"
 #include "cli/http/routes.hpp"
 #include "control/dispatch.hpp"
-
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace gpu_sleep::cli::http {
 

@@ -4,21 +4,12 @@
 
 #include "cli/http/server.hpp"
 
-#include "cli/http/connections.hpp"
-#include "cli/http/lane.hpp"
-
 #include <fmt/ranges.h>
 #include <microhttpd.h>
 
 #include <sys/eventfd.h>
 
 #include <atomic>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::cli::http {
 namespace {

@@ -94,7 +94,7 @@ struct ErrorTraits {
     std::string_view name;   ///< stable word used in JSON output
     int exit_status;         ///< status when the process is awake afterwards
     int exit_status_asleep;  ///< status when anything of it is asleep afterwards
-    std::string_view advice; ///< one line for the person at the terminal; may be empty; see cli/advice.hpp
+    std::string_view advice; ///< one line for the person at the terminal; may be empty; see advice_from()
 };
 
 /// Every known error, ordered by code.

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // How much memory of a GPU a process needs to come back, by what its checkpoint has made free there, and how
 // several set room aside on it. A restore that finds less loses the process. Who keeps the locks that tell of
-// room is peers::GpuQueue.
+// room is client::GpuQueue.
 
 #pragma once
 

@@ -31,12 +31,12 @@ bool is_gone(ErrorCode code) noexcept {
 }
 
 bool is_passed_over(const Outcome& outcome) noexcept {
-    const auto* const error = peers::error_of(outcome.answer);
+    const auto* const error = client::error_of(outcome.answer);
     return error && (is_gone(error->code) || error->code == ErrorCode::unknown_tag);
 }
 
 bool is_withdrawn(const Outcome& outcome) noexcept {
-    const auto* const error = peers::error_of(outcome.answer);
+    const auto* const error = client::error_of(outcome.answer);
     return error && error->code == ErrorCode::cancelled;
 }
 
@@ -48,7 +48,7 @@ void drop_ended(std::vector<Outcome>& outcomes) {
 }
 
 const char* silence(const Outcome& outcome) noexcept {
-    const auto* const error = peers::error_of(outcome.answer);
+    const auto* const error = client::error_of(outcome.answer);
     return error && error->code == ErrorCode::stopped ? "stopped" : "no answer";
 }
 
@@ -121,7 +121,7 @@ void use_published(Finder& finder, Outcome& outcome) {
     struct stat its = {};
     if (::fstat(file.get(), &its) != 0 || !S_ISREG(its.st_mode) || its.st_uid != process.uid) return;
     const auto text = read_open_file(file.get(), k_most);
-    auto report = text ? peers::report_in(*text) : std::nullopt;
+    auto report = text ? client::report_in(*text) : std::nullopt;
     const bool is_awake = report && report->state == model::State::awake;
     if (!report || report->pid != process.inner_pid || is_awake != (state == "awake")) return;
     const auto age = static_cast<double>(std::max<std::time_t>(0, std::time(nullptr) - its.st_mtime));
@@ -152,8 +152,8 @@ Error with_last_state(Finder& finder, const Process& process, Error failure) {
     return failure;
 }
 
-peers::Question question_for(Finder& finder, Target& target, const protocol::Request& request,
-                             const peers::AnswerTimeout::Limits& limits) {
+client::Question question_for(Finder& finder, Target& target, const protocol::Request& request,
+                              const client::AnswerTimeout::Limits& limits) {
     return {std::move(target.socket),
             &request,
             limits,
@@ -164,11 +164,11 @@ peers::Question question_for(Finder& finder, Target& target, const protocol::Req
 
 std::vector<Outcome> ask_each(Finder& finder, Targets targets, const protocol::Request& request,
                               Milliseconds timeout) {
-    std::vector<peers::Question> questions;
+    std::vector<client::Question> questions;
     questions.reserve(targets.reached.size());
     for (auto& target : targets.reached)
         questions.push_back(question_for(finder, target, request, {.answer = timeout}));
-    auto answers = peers::ask_all(std::move(questions));
+    auto answers = client::ask_all(std::move(questions));
     std::vector<Outcome> outcomes;
     for (std::size_t i = 0; i < answers.size(); ++i) {
         auto& process = targets.reached[i].process;

@@ -5,17 +5,17 @@
 
 #pragma once
 
+#include "client/client.hpp"
+#include "client/conversation.hpp"
 #include "control/find.hpp"
 #include "control/process_info.hpp"
-#include "peers/client.hpp"
-#include "peers/conversation.hpp"
 
 #include <optional>
 #include <vector>
 
 namespace gpu_sleep::control {
 
-using peers::Answer;
+using client::Answer;
 
 /// A process and what its agent answered.
 struct Outcome {
@@ -77,10 +77,10 @@ struct Targets {
 };
 
 /// A question to `target`, whose connection it takes. All three outlive it.
-[[nodiscard]] peers::Question question_for(Finder& finder, Target& target, const protocol::Request& request,
-                                           const peers::AnswerTimeout::Limits& limits);
-peers::Question question_for(Finder&, Target&, protocol::Request&&,
-                             const peers::AnswerTimeout::Limits&) = delete;
+[[nodiscard]] client::Question question_for(Finder& finder, Target& target, const protocol::Request& request,
+                                            const client::AnswerTimeout::Limits& limits);
+client::Question question_for(Finder&, Target&, protocol::Request&&,
+                              const client::AnswerTimeout::Limits&) = delete;
 
 /// Asks each target by `request`, which is answered at once; the outcomes are in the same order, those that
 /// were not reached last. no_process stands for one that has ended meanwhile, no_agent for one that runs

@@ -7,8 +7,8 @@
 
 #include "base/files.hpp"
 #include "base/units.hpp"
+#include "client/room_plan.hpp"
 #include "control/process_info.hpp"
-#include "peers/room_plan.hpp"
 
 #include <set>
 #include <string>
@@ -17,8 +17,8 @@ namespace gpu_sleep::control {
 
 /// What a record says.
 struct Recorded {
-    peers::BytesByGpu needs{}; ///< empty where they are not known
-    bool is_lost = false;      ///< a restore has found too little: the driver tries no other
+    client::BytesByGpu needs{}; ///< empty where they are not known
+    bool is_lost = false;       ///< a restore has found too little: the driver tries no other
 };
 
 /// The file /tmp/gpu-sleep-UID/PID-STARTTIME-NAMESPACE.checkpoint of the process's owner, whoever asks,

@@ -4,9 +4,9 @@
 
 #pragma once
 
+#include "client/client.hpp"
 #include "control/ask.hpp"
 #include "control/gpu_moves.hpp"
-#include "peers/client.hpp"
 
 #include <sys/types.h>
 
@@ -17,7 +17,7 @@
 
 namespace gpu_sleep::control {
 
-using peers::Interruptions;
+using client::Interruptions;
 
 /// Which processes a command is for.
 struct Selection {

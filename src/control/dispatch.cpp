@@ -71,7 +71,7 @@ std::optional<Error> error_of_tags(const std::vector<Outcome>& outcomes) {
     std::optional<Error> found;
     std::size_t count = 0;
     for (const auto& outcome : outcomes) {
-        const auto* const error = peers::error_of(outcome.answer);
+        const auto* const error = client::error_of(outcome.answer);
         if (!error || !is_passed_over(outcome)) return std::nullopt;
         if (error->code != ErrorCode::unknown_tag || ++count > 1) continue;
         found = *error;
@@ -182,12 +182,12 @@ Result<void> Dispatch::plan_moves() {
     if (count != 1)
         return make_error(ErrorCode::invalid_argument, "only one process can move, but there are {}", count);
     const auto outcome = std::move(ask(model::StatusRequest(), k_patience).front());
-    if (const auto* const error = peers::error_of(outcome.answer)) return *error;
+    if (const auto* const error = client::error_of(outcome.answer)) return *error;
     const auto gpus = driver::look_at_gpus();
     if (!gpus)
         return make_error(gpus.error().code, "cannot find out which GPUs there are ({})",
                           gpus.error().message);
-    peers::BytesByGpu needs;
+    client::BytesByGpu needs;
     for (const auto& device : std::get<model::Report>(outcome.answer).devices)
         if (!device.uuid.empty()) needs[device.uuid] = 0; // it looks for room itself
     if (needs.empty())
@@ -284,8 +284,8 @@ std::vector<Outcome> Dispatch::ask_together(Listener& listener, Interruptions& i
         members.push_back(target.process);
         tasks.push_back({std::move(target), &command_.request});
     }
-    const peers::Joint joint{sleep_of(command_) != nullptr, end_of(command_),
-                             [&] { return check_members(members); }};
+    const client::Joint joint{sleep_of(command_) != nullptr, end_of(command_),
+                              [&] { return check_members(members); }};
     return control::carry_out(finder_, std::move(tasks), {.joint = &joint}, listener, interruptions);
 }
 

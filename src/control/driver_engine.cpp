@@ -7,11 +7,11 @@
 #include "base/files.hpp"
 #include "checkpoint/room.hpp"
 #include "checkpoint/steps.hpp"
+#include "client/gpu_queue.hpp"
 #include "control/checkpoint_record.hpp"
 #include "control/gpus.hpp"
 #include "driver/management.hpp"
 #include "model/unseen_libraries.hpp"
-#include "peers/gpu_queue.hpp"
 
 #include <unistd.h>
 
@@ -42,8 +42,8 @@ struct Look {
 };
 
 /// Returns how much memory of each GPU `pid` uses, as far as NVML tells.
-peers::BytesByGpu used_by(pid_t pid, const Look& look) {
-    peers::BytesByGpu used;
+client::BytesByGpu used_by(pid_t pid, const Look& look) {
+    client::BytesByGpu used;
     for (const auto& gpu : look.gpus)
         for (const auto& process : gpu.processes)
             if (process.pid == pid && process.bytes) used.emplace(gpu.uuid, *process.bytes);
@@ -51,8 +51,8 @@ peers::BytesByGpu used_by(pid_t pid, const Look& look) {
 }
 
 /// What a restore takes of each GPU that the process was known to use; where none is known, of all.
-peers::BytesByGpu needs_of(const peers::BytesByGpu& used, const Look& before, const Look& after) {
-    peers::BytesByGpu needs;
+client::BytesByGpu needs_of(const client::BytesByGpu& used, const Look& before, const Look& after) {
+    client::BytesByGpu needs;
     for (const auto& gpu : after.gpus) {
         const auto known = used.find(gpu.uuid);
         const auto* const earlier = find_gpu(before.gpus, gpu.uuid);
@@ -157,14 +157,14 @@ private:
         }
         times_.transfer = seconds_since(begin_);
         if (auto unlocked = engine_->unlock(); !unlocked) return failure(std::move(unlocked).error());
-        auto done = report(State::awake, true, restores ? needs : peers::BytesByGpu(), before, Look());
+        auto done = report(State::awake, true, restores ? needs : client::BytesByGpu(), before, Look());
         if (!restores)
             done.notes.emplace_back(
                 "a command that ended too early had left it locked, with all of its memory on the GPU");
         return done;
     }
 
-    [[nodiscard]] model::Report rehearsal(bool restores, const peers::BytesByGpu& needs,
+    [[nodiscard]] model::Report rehearsal(bool restores, const client::BytesByGpu& needs,
                                           const Look& look) const {
         auto rehearsed = report(State::asleep, true, needs, look, look);
         if (!restores || command_.force) return rehearsed;
@@ -178,7 +178,8 @@ private:
     }
 
     /// The list for the driver; empty where nothing is to move. Errors: invalid_argument, driver_failed.
-    Result<std::vector<GpuPair>> plan_moves(bool restores, const peers::BytesByGpu& needs, const Look& look) {
+    Result<std::vector<GpuPair>> plan_moves(bool restores, const client::BytesByGpu& needs,
+                                            const Look& look) {
         if (command_.moves.empty()) return std::vector<GpuPair>{};
         if (!restores)
             return make_error(ErrorCode::invalid_argument,
@@ -212,12 +213,12 @@ private:
 
     /// Waits for as long as asked until there is room for all, and sets that aside. A restore that finds too
     /// little ends the process.
-    Result<void> wait_for_room(const peers::BytesByGpu& needs) {
+    Result<void> wait_for_room(const client::BytesByGpu& needs) {
         if (command_.force) {
             auto gpus = needs;
             if (gpus.empty())
                 for (const auto& gpu : Look().gpus) gpus[gpu.uuid] = 0;
-            lines_ = peers::open_queues(record_->directory(), gpus);
+            lines_ = client::open_queues(record_->directory(), gpus);
             for (auto& line : lines_) static_cast<void>(line.lock()); // as far as they can be had
             return {};
         }
@@ -240,18 +241,18 @@ private:
 
     /// Sets aside what `needs` says, as the owner's agents do while they come back from deep sleeps. False:
     /// somebody else is in the way, and may be done soon. Errors: those of check_room().
-    Result<bool> set_room_aside(const peers::BytesByGpu& needs) {
-        lines_ = peers::open_queues(record_->directory(), needs);
-        std::vector<peers::GpuQueue*> lines;
+    Result<bool> set_room_aside(const client::BytesByGpu& needs) {
+        lines_ = client::open_queues(record_->directory(), needs);
+        std::vector<client::GpuQueue*> lines;
         for (auto& line : lines_) lines.push_back(&line);
-        const auto of_others = peers::begin_counting(lines);
+        const auto of_others = client::begin_counting(lines);
         if (!of_others) return false;
         const auto checked = check_room(needs, *of_others);
-        return peers::end_counting(lines, *of_others,
-                                   checked ? Result<peers::BytesByGpu>(needs) : checked.error());
+        return client::end_counting(lines, *of_others,
+                                    checked ? Result<client::BytesByGpu>(needs) : checked.error());
     }
 
-    static Result<void> check_room(const peers::BytesByGpu& needs, const peers::BytesByGpu& of_others) {
+    static Result<void> check_room(const client::BytesByGpu& needs, const client::BytesByGpu& of_others) {
         if (needs.empty())
             return make_error(
                 ErrorCode::driver_failed,
@@ -278,7 +279,7 @@ private:
     // ---- What is said
 
     /// Has an error of too little GPU memory say who has it.
-    [[nodiscard]] Error with_holders(Error error, const peers::BytesByGpu& needs) const {
+    [[nodiscard]] Error with_holders(Error error, const client::BytesByGpu& needs) const {
         if (error.code != ErrorCode::out_of_device_memory) return error;
         const auto holders = holders_beside(process_, false, {}, needs);
         if (!holders.text.empty()) error.message += "; " + holders.text;
@@ -309,7 +310,7 @@ private:
                               now == checkpoint::State::running ? State::awake : State::asleep};
     }
 
-    [[nodiscard]] model::Report report(State state, bool changed, const peers::BytesByGpu& moved,
+    [[nodiscard]] model::Report report(State state, bool changed, const client::BytesByGpu& moved,
                                        const Look& before, const Look& after) const {
         model::Report report;
         report.operation = wake_ ? Operation::wake : Operation::sleep;
@@ -341,7 +342,7 @@ private:
     std::optional<Checkpoint> checkpoint_;
     std::optional<checkpoint::Steps> engine_; ///< that drives checkpoint_
     std::optional<CheckpointRecord> record_;
-    std::vector<peers::GpuQueue> lines_; ///< with room set aside, until this dies
+    std::vector<client::GpuQueue> lines_; ///< with room set aside, until this dies
     model::PhaseTimes times_;
     const Clock::time_point begin_ = Clock::now();
 };

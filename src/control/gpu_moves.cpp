@@ -70,7 +70,7 @@ void complete(Places& places) {
 
 /// Whether what was typed goes with what the process has. Errors: invalid_argument.
 Result<void> check_needs(const Places& typed, const Places& places, const std::vector<Gpu>& gpus,
-                         const peers::BytesByGpu& needs) {
+                         const client::BytesByGpu& needs) {
     if (needs.empty()) return {};
     const auto is_needed = [&](std::size_t gpu) { return needs.contains(gpus[gpu].uuid); };
     for (std::size_t i = 0; i < gpus.size(); ++i)
@@ -101,7 +101,7 @@ Result<GpuMove> parse_gpu_move(const std::string& text) {
 }
 
 Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves, const std::vector<Gpu>& gpus,
-                                            const peers::BytesByGpu& needs) {
+                                            const client::BytesByGpu& needs) {
     const auto typed = GPU_SLEEP_TRY(places_of(moves, gpus));
     auto places = typed;
     complete(places);
@@ -111,8 +111,8 @@ Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves, c
     return pairs;
 }
 
-peers::BytesByGpu moved(const peers::BytesByGpu& needs, const std::vector<GpuPair>& pairs) {
-    peers::BytesByGpu there;
+client::BytesByGpu moved(const client::BytesByGpu& needs, const std::vector<GpuPair>& pairs) {
+    client::BytesByGpu there;
     for (const auto& [uuid, bytes] : needs) there[place_of(uuid, pairs)] = bytes;
     return there;
 }

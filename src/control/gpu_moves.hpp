@@ -7,8 +7,8 @@
 
 #include "base/error.hpp"
 #include "base/gpu_pair.hpp"
+#include "client/room_plan.hpp"
 #include "driver/management.hpp"
-#include "peers/room_plan.hpp"
 
 #include <string>
 #include <vector>
@@ -35,9 +35,9 @@ struct GpuMove {
 /// TO has something that would have to go elsewhere).
 [[nodiscard]] Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves,
                                                           const std::vector<driver::Gpu>& gpus,
-                                                          const peers::BytesByGpu& needs);
+                                                          const client::BytesByGpu& needs);
 
 /// `needs` where `pairs` puts them.
-[[nodiscard]] peers::BytesByGpu moved(const peers::BytesByGpu& needs, const std::vector<GpuPair>& pairs);
+[[nodiscard]] client::BytesByGpu moved(const client::BytesByGpu& needs, const std::vector<GpuPair>& pairs);
 
 } // namespace gpu_sleep::control

@@ -6,8 +6,8 @@
 
 #include "base/process.hpp"
 #include "base/text.hpp"
+#include "client/room.hpp"
 #include "control/gpu_moves.hpp"
-#include "peers/room.hpp"
 
 #include <algorithm>
 #include <array>
@@ -202,11 +202,11 @@ Result<driver::Gpu> Gpus::ask_agent(const std::string& uuid) const {
     const auto requests = rehearsals();
     for (const auto& process : processes_) {
         if (!device_of(process.answer, uuid)) continue;
-        std::vector<peers::Question> questions;
+        std::vector<client::Question> questions;
         for (const auto& request : requests)
             if (auto socket = finder_.connect(process.process))
                 questions.push_back({*std::move(socket), &request, {.answer = k_agent_patience}});
-        for (const auto& answer : peers::ask_all(std::move(questions))) {
+        for (const auto& answer : client::ask_all(std::move(questions))) {
             const auto* const device = device_of(answer, uuid);
             if (!device || device->total == 0) continue;
             gpu.total = device->total;
@@ -294,12 +294,12 @@ std::vector<std::string> holders_without_agent(const Finder& finder, const drive
 }
 
 Holders holders_beside(const Process& process, bool others_alone, const std::vector<GpuPair>& moves,
-                       peers::BytesByGpu gpus) {
+                       client::BytesByGpu gpus) {
     Finder finder;
     const auto outcomes = ask_all(finder, {}, k_agent_patience);
     if (!outcomes) return {};
-    std::vector<peers::Holder> holders;
-    std::vector<peers::Candidate> candidates;
+    std::vector<client::Holder> holders;
+    std::vector<client::Candidate> candidates;
     const auto asker = finder.proc().read(process.pid);
     Holders found;
     for (const auto& outcome : *outcomes) {
@@ -308,7 +308,7 @@ Holders holders_beside(const Process& process, bool others_alone, const std::vec
         if (outcome.process.pid == process.pid)
             for (const auto& device : report->devices) gpus[place_of(device.uuid, moves)] = 0;
         else {
-            auto candidate = peers::candidate_of(*report, model::WakeRequest().min_awake);
+            auto candidate = client::candidate_of(*report, model::WakeRequest().min_awake);
             if (others_alone) candidate.against = asker ? why_not_asked(finder, *asker, outcome.process) : "";
             if (others_alone && candidate.against.empty()) continue;
             holders.push_back({title(outcome.process), *report, {}});
@@ -320,7 +320,7 @@ Holders holders_beside(const Process& process, bool others_alone, const std::vec
                std::any_of(candidate.frees.begin(), candidate.frees.end(),
                            [&](const auto& each) { return gpus.contains(each.first); });
     });
-    auto lines = peers::describe(holders, candidates, gpus);
+    auto lines = client::describe(holders, candidates, gpus);
     if (const auto looked = driver::look_at_gpus())
         for (const auto& [uuid, bytes] : gpus)
             if (const auto* const gpu = find_gpu(*looked, uuid)) {

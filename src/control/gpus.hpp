@@ -5,9 +5,9 @@
 
 #pragma once
 
+#include "client/room_plan.hpp"
 #include "control/targets.hpp"
 #include "driver/management.hpp"
-#include "peers/room_plan.hpp"
 
 #include <sys/types.h>
 
@@ -80,7 +80,7 @@ struct Holders {
 /// `others_alone`: only those that its agent cannot ask. `moves`: the GPUs that it is to come back to, as in
 /// a WakeRequest.
 [[nodiscard]] Holders holders_beside(const Process& process, bool others_alone,
-                                     const std::vector<GpuPair>& moves, peers::BytesByGpu gpus = {});
+                                     const std::vector<GpuPair>& moves, client::BytesByGpu gpus = {});
 
 /// Why the agent of `asker` cannot ask that of `other`; empty: it can. An agent asks those of its own user
 /// whose sockets lie in the same directory.

@@ -160,7 +160,7 @@ Result<std::vector<Outcome>> rehearse(const std::string& target, std::optional<u
         auto* const report =
             std::get_if<model::Report>(&outcomes.emplace_back(said ? outcome : *verdict).answer);
         if (!report) continue;
-        report->refusal = peers::refusal_in(verdict->answer);
+        report->refusal = client::refusal_in(verdict->answer);
         report->refusal_code = said->refusal_code;
         if (report->refusal.empty()) continue;
         std::erase(report->notes, report->refusal);

@@ -4,9 +4,9 @@
 
 #include "control/need.hpp"
 
+#include "client/gpu_queue.hpp"
+#include "client/room.hpp"
 #include "control/gpus.hpp"
-#include "peers/gpu_queue.hpp"
-#include "peers/room.hpp"
 
 #include <fmt/ranges.h>
 #include <sys/stat.h>
@@ -70,7 +70,7 @@ private:
             const auto known = lines_.find(key);
             if (known != lines_.end() && known->second.is_in_place(socket->directory.get())) continue;
             if (known != lines_.end()) lines_.erase(known);
-            auto line = peers::GpuQueue::open(socket->directory.get(), gpu);
+            auto line = client::GpuQueue::open(socket->directory.get(), gpu);
             if (line) lines_.emplace(key, *std::move(line));
         }
     }
@@ -80,7 +80,7 @@ private:
     }
 
     /// By GPU and directory: in the same order for all who take several.
-    std::map<Key, peers::GpuQueue> lines_;
+    std::map<Key, client::GpuQueue> lines_;
 };
 
 Result<std::vector<Outcome>> ask_processes(Finder& finder, const Need& need) {
@@ -99,10 +99,11 @@ Result<std::optional<std::set<pid_t>>> selected(Finder& finder, const Need& need
 }
 
 /// Those of `processes` that may be asked to sleep, and in the same order the processes.
-std::vector<peers::Holder> holders_of(Finder& finder, const Need& need, const std::vector<Outcome>& processes,
-                                      const std::optional<std::set<pid_t>>& only,
-                                      std::vector<const Process*>& asked) {
-    std::vector<peers::Holder> holders;
+std::vector<client::Holder> holders_of(Finder& finder, const Need& need,
+                                       const std::vector<Outcome>& processes,
+                                       const std::optional<std::set<pid_t>>& only,
+                                       std::vector<const Process*>& asked) {
+    std::vector<client::Holder> holders;
     for (const auto& each : processes) {
         const auto* const report = std::get_if<model::Report>(&each.answer);
         if (!report || (only && !only->contains(each.process.pid))) continue;
@@ -141,20 +142,20 @@ Result<Made> try_to_make_room(const Need& need, Lines& lines) {
     }
     Made done;
     done.room.needed = need.bytes;
-    const auto look = [&]() -> Result<peers::BytesByGpu> {
+    const auto look = [&]() -> Result<client::BytesByGpu> {
         done.room.gpu = GPU_SLEEP_TRY(gpus.look(gpu.uuid));
         const auto missing = need.bytes - std::min(need.bytes, done.room.gpu.free);
-        return peers::BytesByGpu{{gpu.uuid, missing}};
+        return client::BytesByGpu{{gpu.uuid, missing}};
     };
     std::vector<const Process*> asked;
     const auto holders = holders_of(finder, need, processes, only, asked);
-    auto made = GPU_SLEEP_TRY(peers::make_room(holders, look, need.request));
+    auto made = GPU_SLEEP_TRY(client::make_room(holders, look, need.request));
     for (auto& slept : made.slept) done.outcomes.push_back({*asked[slept.holder], std::move(slept.answer)});
     done.error = std::move(made.error);
     if (done.error) return done;
     const bool would_do = need.request.dry_run && !done.outcomes.empty() &&
                           std::all_of(done.outcomes.begin(), done.outcomes.end(), [](const Outcome& each) {
-                              return peers::refusal_in(each.answer).empty();
+                              return client::refusal_in(each.answer).empty();
                           });
     if (made.is_enough() || would_do) return done;
     done.wait = made.wait;

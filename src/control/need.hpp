@@ -22,7 +22,7 @@ struct Need {
     std::string gpu{};                          ///< a number or a UUID; empty: the only one
     std::string target{};                       ///< a pid or a name: only these processes sleep; empty: all
     std::optional<uid_t> user{};                ///< whose processes; unset: all that may be asked
-    model::SleepRequest request{};              ///< see peers::room_request()
+    model::SleepRequest request{};              ///< see client::room_request()
     std::optional<Milliseconds> only_if_idle{}; ///< only those sleep that have been idle for so long
     /// When not to try again any more while there is too little, or a look at the GPU fails after somebody
     /// has been asked.

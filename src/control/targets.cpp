@@ -164,7 +164,7 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
             if (report->name == name) named.push_back(std::move(outcome.process));
             continue;
         }
-        const auto& reason = *peers::error_of(outcome.answer);
+        const auto& reason = *client::error_of(outcome.answer);
         if (may_be_renamed(finder, outcome.process)) {
             // Asked last: who ends loses its thread, or that thread's name, first.
             if (!is_ending(finder, outcome.process))

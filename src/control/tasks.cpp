@@ -20,18 +20,18 @@ namespace gpu_sleep::control {
 namespace {
 
 /// Whether the agent has not had the last word.
-bool is_lost(const peers::Answer& answer) noexcept {
+bool is_lost(const client::Answer& answer) noexcept {
     const auto* error = std::get_if<Error>(&answer);
     return error && (error->code == ErrorCode::connection_lost || error->code == ErrorCode::timed_out ||
                      error->code == ErrorCode::outcome_unknown);
 }
 
-peers::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
+client::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
     // The agent keeps the request's own limit, and then undoes what it did.
     constexpr Milliseconds k_grace{5'000};
     const auto& terms = *model::terms_in(request);
     const auto* const wake = std::get_if<model::WakeRequest>(&request);
-    peers::AnswerTimeout::Limits limits{
+    client::AnswerTimeout::Limits limits{
         .answer = terms.timeout, .grace = k_grace, .copies_freely = !terms.bounds_all};
     if (wake) {
         limits.answer += wake->wait;
@@ -44,7 +44,7 @@ peers::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
 /// What a process of this machine can have to copy: no more than its GPUs have, or its host memory holds.
 Bytes machine_bytes() {
     const auto gpus = driver::look_at_gpus();
-    if (!gpus) return peers::AnswerTimeout::k_max_bytes;
+    if (!gpus) return client::AnswerTimeout::k_max_bytes;
     Bytes bytes = 0;
     for (const auto& gpu : *gpus) bytes += gpu.total;
     const auto pages = ::sysconf(_SC_PHYS_PAGES);
@@ -68,10 +68,10 @@ void add_holders(const protocol::Request& request, Outcome& outcome) {
 
 std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Manner& manner,
                                Listener& listener, Interruptions& interruptions) {
-    std::vector<peers::Question> questions;
+    std::vector<client::Question> questions;
     questions.reserve(tasks.size());
     std::optional<DeepLocker> locker;
-    const auto most = manner.end ? machine_bytes() : peers::AnswerTimeout::k_max_bytes;
+    const auto most = manner.end ? machine_bytes() : client::AnswerTimeout::k_max_bytes;
     for (auto& [target, request] : tasks) {
         auto limits = limits_of(*request);
         limits.bytes = most;
@@ -86,7 +86,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     };
     std::vector<Outcome> outcomes(tasks.size());
     std::set<std::size_t> untold;
-    peers::Conversations conversations(std::move(questions), &interruptions, manner.joint);
+    client::Conversations conversations(std::move(questions), &interruptions, manner.joint);
     auto end = manner.end.value_or(Clock::time_point::max());
     for (;;) {
         auto event = conversations.next(end);
@@ -101,8 +101,8 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
         const auto& [target, request] = tasks[event->question];
         if (const auto* const progress = std::get_if<model::Progress>(&event->what))
             listener.progress(target.process, *progress);
-        if (std::holds_alternative<peers::PastReturn>(event->what)) listener.past_return(target.process);
-        auto* const answer = std::get_if<peers::Answer>(&event->what);
+        if (std::holds_alternative<client::PastReturn>(event->what)) listener.past_return(target.process);
+        auto* const answer = std::get_if<client::Answer>(&event->what);
         if (!answer) continue;
         auto& outcome = outcomes[event->question];
         outcome = outcome_of(finder, *request, target.process, std::move(*answer));
@@ -118,7 +118,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     return outcomes;
 }
 
-Outcome outcome_of(Finder& finder, const protocol::Request& request, Process process, peers::Answer answer) {
+Outcome outcome_of(Finder& finder, const protocol::Request& request, Process process, client::Answer answer) {
     const auto* const wake = std::get_if<model::WakeRequest>(&request);
     if (auto* const error = std::get_if<Error>(&answer))
         *error = with_last_state(finder, process, std::move(*error));

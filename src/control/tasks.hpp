@@ -20,8 +20,8 @@ struct Task {
 
 /// Settings that apply to all of several tasks.
 struct Manner {
-    const peers::Joint* joint = nullptr; ///< they go together
-    bool passes_over = false;            ///< nothing is said of one that is_passed_over()
+    const client::Joint* joint = nullptr; ///< they go together
+    bool passes_over = false;             ///< nothing is said of one that is_passed_over()
     /// When those of a pass that are not done are withdrawn; nothing where nobody else waits for the pass.
     std::optional<Clock::time_point> end = {};
 };
@@ -37,7 +37,7 @@ inline constexpr Milliseconds k_limit_of_pass{900'000};
 
 /// What `answer` says of a process that `request`, an operation, was for.
 [[nodiscard]] Outcome outcome_of(Finder& finder, const protocol::Request& request, Process process,
-                                 peers::Answer answer);
+                                 client::Answer answer);
 
 /// Asks the processes whose connection was lost, or that did not answer in time, for their state, all at
 /// once: they may have ended or may have no agent any more. Does not ask those that are stopped or whose

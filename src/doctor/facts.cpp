@@ -212,7 +212,7 @@ ProcessFacts examine_process(control::Finder& finder, control::Outcome outcome, 
     model::WakeRequest wake;
     wake.dry_run = true;
     wake.timeout = request.timeout;
-    const auto rehearsed = [&](const protocol::Request& asked) -> peers::Answer {
+    const auto rehearsed = [&](const protocol::Request& asked) -> client::Answer {
         auto socket = GPU_SLEEP_TRY(finder.connect(facts.process));
         control::Targets target;
         target.reached.push_back({facts.process, std::move(socket)});

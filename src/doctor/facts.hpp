@@ -63,11 +63,11 @@ struct ProcessKernelFacts {
 struct ProcessFacts {
     control::Process process;
     ProcessKernelFacts kernel;
-    peers::Answer status;    ///< of its agent
-    peers::Answer rehearsal; ///< of a sleep of all of it at level 1, whatever inhibits it
+    client::Answer status;    ///< of its agent
+    client::Answer rehearsal; ///< of a sleep of all of it at level 1, whatever inhibits it
     /// By the driver; missing where it was not asked: the agent is to be.
     std::optional<Result<checkpoint::State>> checkpoint;
-    peers::Answer wake{};       ///< the rehearsal of one of all of it
+    client::Answer wake{};      ///< the rehearsal of one of all of it
     std::string how_to_go_on{}; ///< if it is stopped
 };
 

@@ -13,9 +13,9 @@
 namespace gpu_sleep::doctor {
 namespace {
 
+using client::error_of;
 using model::DeviceReport;
 using model::Report;
-using peers::error_of;
 
 const Report* status_of(const ProcessFacts& process) noexcept {
     return std::get_if<Report>(&process.status);

@@ -99,6 +99,7 @@ class Run:
                             "GPU_SLEEP_SIM_STATE": str(scratch / "devices"), "GPU_SLEEP_SIM_DEVICES": "1",
                             "GPU_SLEEP_SIM_MEMORY": str(1 << 30), "GPU_SLEEP_SIM_CONTEXT_BYTES": str(MIB)}
         self.scratch = scratch
+        (scratch / "awake.toml").write_text('[reclaim]\nmin-awake = "0s"\n', encoding="utf-8")
         self.left = options.commands
         self.counts = collections.Counter()
         self.failures = []
@@ -116,7 +117,7 @@ class Run:
             sleep + ["--tree", "--deep"], sleep + ["--timeout", "50ms"], ["gpu-wake", target], ["gpu-wake", target],
             ["gpu-wake", target, "--tags", "default"], ["gpu-wake", target, "--timeout", "20ms"],
             ["gpu-ps", "--json"], ["gpu-ps", target, "--json"], ["gpu-reclaim", "--idle", "10ms"],
-            ["gpu-reclaim", "--need", "64MiB", "--min-awake", "0s"], ["gpu-snapshot", "ls", self.scratch / "files"],
+            ["gpu-reclaim", "--need", "64MiB", "--config", self.scratch / "awake.toml"], ["gpu-snapshot", "ls", self.scratch / "files"],
             ["gpu-doctor", target], ["gpu-wake", "--all"]])
 
     def command(self, dice, program):

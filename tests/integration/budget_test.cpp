@@ -5,6 +5,7 @@
 #include "empty_tmp.hpp"
 #include "place.hpp"
 #include "support/catch.hpp"
+#include "support/configuration.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 
@@ -60,6 +61,18 @@ std::vector<std::unique_ptr<Host>> programs_apart(int count, Arguments environme
         all.back()->tell(fmt::format("alloc weights {} 0", k_each));
     }
     return all;
+}
+
+/// A pass over them with a budget for all, and with these lines on when they sleep, and where.
+Output pass_within(Bytes budget, const std::string& reclaim = {}, const Arguments& more = {}) {
+    const Configuration within(
+        fmt::format("[host]\nbudget = \"{}MiB\"\n[reclaim]\n{}", budget / k_mib, reclaim));
+    return run({with({command_file("gpu-reclaim"), own_programs(), "--config", within.file()}, more)});
+}
+
+/// The line of a configuration by which files go there.
+std::string files_in(const Place& place) {
+    return fmt::format("directory = \"{}\"\n", place.path().native());
 }
 
 /// gpu-ps of all programs of this test.
@@ -150,20 +163,15 @@ TEST_CASE("Budget: who sleeps within a budget has what others only retain", "[po
 
 TEST_CASE("Budget: a pass puts no more to sleep into host memory than the budget has room for",
           "[quick][policy]") {
+    if (!reads_configurations()) return;
     const Place place;
     const auto all = programs(3);
     for (const auto& host : all) become_idle(*host);
-    const auto pass = [&](Arguments more) {
-        Launch launch{{command_file("gpu-reclaim"), own_programs(), "--idle", "10ms", "--host-budget",
-                       std::to_string(2 * k_each)}};
-        launch.command.insert(launch.command.end(), more.begin(), more.end());
-        return run(launch);
-    };
-    auto output = pass({});
+    auto output = pass_within(2 * k_each, "idle = \"10ms\"\n");
     CHECK(output.status == 0);
     CHECK_THAT(output.out, mentions("it does not fit into the host memory budget"));
     CHECK(count_asleep() == 2);
-    output = pass({"--dir", place.path()});
+    output = pass_within(2 * k_each, "idle = \"10ms\"\n" + files_in(place));
     CHECK(succeeded(output));
     CHECK(count_asleep() == 3);
     CHECK(held_by_all() == 2 * k_each);
@@ -172,25 +180,21 @@ TEST_CASE("Budget: a pass puts no more to sleep into host memory than the budget
 }
 
 TEST_CASE("Budget: beyond the budget what is retained goes first, then what sleeps moves", "[policy]") {
+    if (!reads_configurations()) return;
     const Place place;
     const auto all = programs(2);
     for (const auto& host : all) REQUIRE(host->command("gpu-sleep").status == 0);
     REQUIRE(all[1]->command("gpu-wake").status == 0);
     CHECK(bytes_held(*all[1]) == k_each); // retained
-    const auto pass = [&](Bytes budget, Arguments more = {}) {
-        Launch launch{{command_file("gpu-reclaim"), own_programs(), "--host-budget", std::to_string(budget)}};
-        launch.command.insert(launch.command.end(), more.begin(), more.end());
-        return run(launch);
-    };
-    CHECK(pass(k_each).status == 0);
+    CHECK(pass_within(k_each).status == 0);
     CHECK(becomes_true([&] { return bytes_held(*all[1]) == 0; }));
-    const auto refused = pass(k_each / 2);
+    const auto refused = pass_within(k_each / 2);
     CHECK(refused.status == 8);
     CHECK_THAT(refused.err, mentions("cannot keep to the budget of 8.00 MiB for the host memory of all "
                                      "processes: 16.0 MiB would still be held"));
-    CHECK(pass(k_each / 2, {"--json"}).json("/exit_status") == "8");
+    CHECK(pass_within(k_each / 2, {}, {"--json"}).json("/exit_status") == "8");
     CHECK(held_by_all() == k_each);
-    CHECK(pass(k_each / 2, {"--dir", place.path()}).status == 0);
+    CHECK(pass_within(k_each / 2, files_in(place)).status == 0);
     CHECK(held_by_all() == 0);
     CHECK(count_asleep() == 1);
     check_bytes_after_wake(all);

@@ -397,9 +397,6 @@ class Callers(unittest.TestCase):
                         self.assertEqual(self.ask_as_nobody(door, headers, "/health"), 200)  # probes have no token
                     self.assertEqual(self.ask_as_nobody(door, {"Origin": "http://localhost"}, "/health"), 403)
                     self.assertEqual(self.ask_as_nobody(door, {"Host": "evil.example"}, "/health"), 403)
-            for network, expected in (("127.0.0.1/32", 200), ("127.0.0.2/32", 403), ("::/0", 403)):
-                with Door(host.pid, "--http-open", network, address="0.0.0.0:0") as door:
-                    self.assertEqual(self.ask_as_nobody(door), expected)
             with Door(host.pid) as door:
                 self.assertEqual(self.ask_as_nobody(door), 403)
                 self.assertEqual(door.ask("GET", "/health")[0], 200)

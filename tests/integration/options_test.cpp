@@ -82,8 +82,6 @@ const std::map<std::string, Kind>& kinds() {
           {"x", "=1", "a=", "a=x", "a=-1", "a b=1", "1,1", "a=1,a=2"},
           true}},
         {"--keep-files", {{}, {}, false, {"--spill", "/nonexistent"}}},
-        {"gpu-reclaim --idle", kind({"15m", "15m:host", "4h:file", "1d:deep"},
-                                    {":host", "15m:", "15m:x", "15m:host:file", "15m,4h:file"})},
         {"gpu-run --idle", kind({"1s", "250ms"}, {"0", "0s", "x", "15m:host", "15m,4h:file"})},
         {"gpu-run --deep", {{}, {}, false, {"--idle", "1h"}}},
         {"gpu-run --store",
@@ -96,8 +94,6 @@ const std::map<std::string, Kind>& kinds() {
         {"ADDRESS",
          {{"0"},
           {k_garbage, " ", "x", "-1", "65536", ":80", "::1", "host:80", "unix:a", std::string(300, '/')}}},
-        {"CIDR,...", {{"10.0.0.0/8", "::1", "10.0.0.1,fd00::/8"}, {"x", "10.0.0.0/33", "10.0.0.0/"}, true}},
-        {"gpu-run --http-open", {{"::1"}, {"x"}, true, {"--http", "0"}}},
         {"--min-awake", with_needs(duration, {"--make-room"})},
         {"gpu-run --wait", with_needs(duration, {"--need", "1B"})},
         {"gpu-reclaim --wait", with_needs(duration, {"--need", "1B"})},
@@ -417,29 +413,6 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
              {{"gpu-run", "--no-capture", "--tag", "a", "true"}, "--no-capture"},
              {{"gpu-run", "--no-capture", "--rules", "/x", "true"}, "--no-capture"}}) {
         check_refused(Command{words, {}}.run_with({}), {words, {}}, named);
-    }
-}
-
-TEST_CASE("Options: spellings of the release before work, and are shown nowhere", "[options]") {
-    const auto all = all_commands("");
-    const auto named = [&](const std::string& name) {
-        return *std::find_if(all.begin(), all.end(),
-                             [&](const auto& each) { return each.words.front() == name; });
-    };
-    for (const auto& [name, option] : std::vector<std::pair<std::string, Arguments>>{
-             {"gpu-reclaim", {"--idle", "1h", "--tags", "a"}},
-             {"gpu-reclaim", {"--idle", "1h", "--store", "a=host"}},
-             {"gpu-reclaim", {"--host-budget", "1GiB"}},
-             {"gpu-reclaim", {"--idle", "15m:host"}},
-             {"gpu-reclaim", {"--default-idle", "1h"}},
-             {"gpu-reclaim", {"--show-config"}},
-             {"gpu-reclaim", {"--idle", "1h", "--level", "2"}},
-             {"gpu-reclaim", {"--idle", "1h", "--dir", "/nonexistent"}}}) {
-        const auto command = named(name);
-        INFO(name << ' ' << option.back());
-        check_done(command.run_with(option), command.status);
-        if (option.back() != "15m:host")
-            CHECK_FALSE(options_of(command).contains(option[option.size() > 1 ? option.size() - 2 : 0]));
     }
 }
 

@@ -5,6 +5,7 @@
 #include "place.hpp"
 #include "stage.hpp"
 #include "support/catch.hpp"
+#include "support/configuration.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
@@ -13,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -34,23 +36,25 @@ Output reclaim_with(const std::filesystem::path& home, Arguments words) {
     return run(launch);
 }
 
-/// Whether this build reads configuration files.
-bool reads_files() {
-    const Scratch home;
-    const auto file = home.path() / "c.toml";
-    write_file(file, "");
-    return run({{command_file("gpu-reclaim"), "--config", file, "999999999"}}).status == 3;
+/// The member of the process in what gpu-reclaim --why --json says of all.
+std::string said_of(const std::string& pid, const Output& all, const std::string& member) {
+    const auto pids = all.of_all("/pid");
+    const auto found = std::find(pids.begin(), pids.end(), pid);
+    REQUIRE(found != pids.end());
+    return all.json(fmt::format("/processes/{}/{}", found - pids.begin(), member));
 }
 
 } // namespace
 
 TEST_CASE("Policy: what stays idle moves from host memory to files without waking", "[quick][policy]") {
+    if (!reads_configurations()) return;
     const Place place;
     LoadedHost host(captured());
     become_idle(host);
     const auto pass = [&](const char* file) {
-        const auto output = host.command(
-            "gpu-reclaim", {"--idle", "10ms:host", "--idle", file, "--dir", place.path(), "--json"});
+        const Configuration ladder(fmt::format(
+            "[reclaim]\nidle = [\"10ms:host\", \"{}\"]\ndirectory = \"{}\"\n", file, place.path().native()));
+        const auto output = host.command("gpu-reclaim", {"--config", ladder.file(), "--json"});
         REQUIRE(succeeded(output));
         return output;
     };
@@ -75,12 +79,14 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
 }
 
 TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does not move", "[policy]") {
+    if (!reads_configurations()) return;
     const Place place;
+    const Configuration files(
+        fmt::format("[reclaim]\nidle = \"1ms:file\"\ndirectory = \"{}\"\n", place.path().native()));
     LoadedHost host(captured());
     REQUIRE(host.command("gpu-sleep").status == 0);
     const auto note = [&] {
-        const auto output =
-            host.command("gpu-reclaim", {"--idle", "0s", "--store", "file", "--dir", place.path(), "--json"});
+        const auto output = host.command("gpu-reclaim", {"--config", files.file(), "--json"});
         CHECK(output.status == 0);
         CHECK(output.json("/processes/0/report/changed") == "false");
         return output.json("/processes/0/report/notes/0");
@@ -90,7 +96,7 @@ TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does n
     REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
     host.process().send("spin 1"); // which waits
     CHECK(host.waits_at_the_gate());
-    CHECK(note() == "work waits for it to wake");
+    CHECK(note() == "it is already asleep"); // the time while work waits does not count
     CHECK(place.files().empty());
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.process().read_line().starts_with("ok"));
@@ -99,7 +105,7 @@ TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does n
 
 TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for whom they do not name",
           "[policy]") {
-    if (!reads_files()) return;
+    if (!reads_configurations()) return;
     const Scratch home;
     CHECK(reclaim_with(home.path(), {"--why", "--user", "61235"}).out ==
           "no configuration file: what is idle for 15m sleeps, in host memory\n"
@@ -116,13 +122,14 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
                mentions(home.file("gpu-sleep.toml")) && mentions(pid) && mentions("now: to host memory"));
     CHECK_THAT(reclaim_with(home.path(), {pid, "--why"}).out,
                mentions("nothing prevents it") && mentions("now: to host memory"));
-    CHECK(reclaim_with(home.path(), {pid, "--show-config", "--json"}).json("/processes/0/acts_now") ==
-          "true");
+    const auto said = [&](const std::string& member) {
+        return said_of(pid, reclaim_with(home.path(), {"--why", "--json"}), member);
+    };
+    CHECK(said("acts_now") == "true");
     const auto says_no = [&](const char* reason) {
         CHECK_THAT(reclaim_with(home.path(), {"--why"}).out, mentions(std::string("nothing now: ") + reason));
-        const auto json = reclaim_with(home.path(), {pid, "--show-config", "--json"});
-        CHECK(json.json("/processes/0/acts_now") == "false");
-        CHECK(json.json("/processes/0/reason") == reason);
+        CHECK(said("acts_now") == "false");
+        CHECK(said("reason") == reason);
     };
     host.tell("hold");
     says_no("the program holds sleeps back (gpu_sleep_hold)");
@@ -148,13 +155,13 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     REQUIRE(host.command("gpu-wake").status == 0);
     become_idle(host);
     write_file(home.path() / "gpu-sleep.toml", "[command.the-server]\nexempt = true\n");
-    output = reclaim_with(home.path(), {pid, "--default-idle", "10ms"});
+    output = reclaim_with(home.path(), {pid});
     CHECK(output.status == 0);
     CHECK_THAT(output.out,
                mentions(fmt::format("it is exempt by command.the-server.exempt of {}/gpu-sleep.toml",
                                     home.path().string())));
-    write_file(home.path() / "gpu-sleep.toml", "");
-    CHECK(reclaim_with(home.path(), {pid, "--default-idle", "10ms"}).status == 0);
+    write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidle = \"10ms\"\n");
+    CHECK(reclaim_with(home.path(), {pid}).status == 0);
     CHECK(host.state() == "asleep");
     host.tell("spin 1");
     CHECK(host.tell("check_all") == "intact");
@@ -162,7 +169,7 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
 
 TEST_CASE("Policy: one user is exempt from a rule for a program, and what has no effect is named",
           "[policy]") {
-    if (!reads_files()) return;
+    if (!reads_configurations()) return;
     const Scratch home;
     const auto config = home.file("admin.toml");
     auto me = run({{"id", "-un"}}).out;
@@ -195,7 +202,7 @@ TEST_CASE("Policy: one user is exempt from a rule for a program, and what has no
     CHECK_THAT(all.err, mentions("[command.nothing] of " + config + " fits no process\n") &&
                             mentions("[user.nobody-at-all] of " + config + " fits no user\n") &&
                             !mentions("[user." + me + "]") && !mentions("[command.integration_host]"));
-    CHECK_THAT(asked({pid, "--show-config", "--json"}).json("/processes/0/overridden/1"),
+    CHECK_THAT(said_of(pid, asked({"--json"}), "overridden/1"),
                mentions("command.integration_host.idle of ") && mentions(by));
     write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidle = \"10ms\"\n"); // the user's own
     CHECK(reclaim_with(home.path(), {"--config", config, pid}).status == 0);
@@ -204,12 +211,12 @@ TEST_CASE("Policy: one user is exempt from a rule for a program, and what has no
 }
 
 TEST_CASE("Policy: what is wrong with a file is said also where nothing comes of a pass", "[policy]") {
-    if (!reads_files()) return;
+    if (!reads_configurations()) return;
     const Scratch home;
     const auto config = home.file("admin.toml");
     write_file(config, "[reclaim]\nidle = \"900\"\n");
     const auto warned = mentions("admin.toml:2: ");
-    const auto* const option = GENERATE("--show-config", "--dry-run", "--need=1B");
+    const auto* const option = GENERATE("--quiet", "--dry-run", "--need=1B");
     auto output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
     CHECK(output.status == 3);
     CHECK_THAT(output.err, warned);
@@ -224,7 +231,7 @@ TEST_CASE("Policy: what is wrong with a file is said also where nothing comes of
 }
 
 TEST_CASE("Policy: of two files of the same name the one that is wrong is named", "[policy]") {
-    if (!reads_files()) return;
+    if (!reads_configurations()) return;
     const Scratch home;
     const Scratch other;
     write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidel = \"1h\"\n");
@@ -237,7 +244,7 @@ TEST_CASE("Policy: of two files of the same name the one that is wrong is named"
 
 TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that cannot be kept among it",
           "[policy]") {
-    if (!reads_files()) return;
+    if (!reads_configurations()) return;
     const Scratch home;
     const auto config = home.file("admin.toml");
     write_file(config, "[host]\nbudget = \"1MiB\"\n[command.idler]\nidle = \"10ms:file\"\n");
@@ -256,7 +263,7 @@ TEST_CASE(
     "Policy: root's pass judges each process by its owner's file, which cannot loosen the administrator's",
     "[policy]") {
     if (::geteuid() != 0) return skip_without_right("be two users");
-    if (!reads_files()) return;
+    if (!reads_configurations()) return;
     const Stage stage;
     const Scratch scratch;
     std::filesystem::permissions(scratch.path(), std::filesystem::perms(0755));

@@ -4,6 +4,7 @@
 
 #include "empty_tmp.hpp"
 #include "support/catch.hpp"
+#include "support/configuration.hpp"
 #include "support/host.hpp"
 #include "support/skip.hpp"
 #include "support/tree.hpp"
@@ -128,9 +129,12 @@ TEST_CASE("Idle: is not known of a program whose calls are not intercepted", "[r
     CHECK(output.json(k_note) == "it is not known whether it is idle");
     CHECK(host.state() == "awake");
     host.tell("sleep 1");
+    if (!reads_configurations()) return;
     const Scratch place; // asleep counts as idle, and its contents move
+    const Configuration files(
+        fmt::format("[reclaim]\nidle = \"10ms:file\"\ndirectory = \"{}\"\n", place.file("files")));
     CHECK(becomes_true([&] {
-        return reclaim(host, {"--store", "file", "--dir", place.file("files")}).json(k_changed) == "true";
+        return host.command("gpu-reclaim", {"--config", files.file(), "--json"}).json(k_changed) == "true";
     }));
 }
 

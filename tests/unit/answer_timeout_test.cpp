@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What an agent may say without end, and how soon it is given up all the same.
 
-#include "peers/answer_timeout.hpp"
+#include "client/answer_timeout.hpp"
 
 #include "support/catch.hpp"
 
@@ -10,7 +10,7 @@
 #include <utility>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::peers;
+using namespace gpu_sleep::client;
 using namespace std::chrono_literals;
 
 namespace {

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Files of others: read and replaced.
 
-#include "cli/careful_files.hpp"
+#include "cli/login/careful_files.hpp"
 
 #include "support/catch.hpp"
 #include "support/files_of.hpp"

@@ -6,7 +6,7 @@
 #include "control/checkpoint_record.hpp"
 
 #include "base/process.hpp"
-#include "peers/gpu_queue.hpp"
+#include "client/gpu_queue.hpp"
 #include "support/catch.hpp"
 #include "support/other_user.hpp"
 #include "support/skip.hpp"
@@ -27,7 +27,7 @@ using namespace gpu_sleep::test;
 namespace {
 
 constexpr Milliseconds k_moment{50};
-const peers::BytesByGpu k_needs{{"GPU-51302d52", 5 * k_gib}};
+const client::BytesByGpu k_needs{{"GPU-51302d52", 5 * k_gib}};
 
 Process process_of(uid_t user) {
     Process process;
@@ -38,14 +38,14 @@ Process process_of(uid_t user) {
 }
 
 /// Sets room aside on a GPU that has room for one, as long as `lines` live.
-bool has_room(const CheckpointRecord& record, std::vector<peers::GpuQueue>& lines) {
-    lines = peers::open_queues(record.directory(), k_needs);
-    const auto of_others = peers::begin_counting({&lines.front()});
+bool has_room(const CheckpointRecord& record, std::vector<client::GpuQueue>& lines) {
+    lines = client::open_queues(record.directory(), k_needs);
+    const auto of_others = client::begin_counting({&lines.front()});
     if (!of_others) return false;
     const auto room = of_others->begin()->second == 0
-                          ? Result<peers::BytesByGpu>(k_needs)
+                          ? Result<client::BytesByGpu>(k_needs)
                           : make_error(ErrorCode::out_of_device_memory, "another has it");
-    const auto done = peers::end_counting({&lines.front()}, *of_others, room);
+    const auto done = client::end_counting({&lines.front()}, *of_others, room);
     return done && *done;
 }
 
@@ -70,14 +70,14 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     const auto is_late = [](const auto& done) { return !done && done.error().code == ErrorCode::timed_out; };
     const auto comes_back = [&] {
         auto record = CheckpointRecord::open(other, k_moment);
-        std::vector<peers::GpuQueue> lines;
+        std::vector<client::GpuQueue> lines;
         return record && has_room(*record, lines);
     };
     {
         auto record = CheckpointRecord::open(process, k_moment);
         REQUIRE(record);
         REQUIRE(record->write({k_needs}));
-        std::vector<peers::GpuQueue> lines;
+        std::vector<client::GpuQueue> lines;
         REQUIRE(has_room(*record, lines));
         CHECK(as_user(k_one_user, [&] { return is_late(CheckpointRecord::open(process, k_moment)); }));
         CHECK(as_user(k_one_user, [&] { return CheckpointRecord::open(other, k_moment) && !comes_back(); }));
@@ -115,7 +115,7 @@ TEST_CASE("Checkpoint record: what cannot be written changes nothing, or leaves 
         const auto written = record->write({.is_lost = true});
         ::setrlimit(RLIMIT_FSIZE, &before);
         CHECK_FALSE(written);
-        CHECK(record->read().needs == (most == 0 ? k_needs : peers::BytesByGpu()));
+        CHECK(record->read().needs == (most == 0 ? k_needs : client::BytesByGpu()));
     }
     std::signal(SIGXFSZ, handler);
     record->remove();

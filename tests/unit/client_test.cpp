@@ -3,8 +3,8 @@
 // Conversations with agents that answer, err, fall silent and vanish; and the exit status of each end.
 
 #include "base/error.hpp"
+#include "client/client.hpp"
 #include "control/tasks.hpp"
-#include "peers/client.hpp"
 
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
@@ -25,7 +25,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;
-using namespace gpu_sleep::peers;
+using namespace gpu_sleep::client;
 using namespace std::chrono_literals;
 
 namespace {

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What the command does for agents in the phase deep, beside all conversations.
 
-#include "peers/client.hpp"
+#include "client/client.hpp"
 
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
@@ -22,7 +22,7 @@
 #include <vector>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::peers;
+using namespace gpu_sleep::client;
 using namespace std::chrono_literals;
 
 namespace {

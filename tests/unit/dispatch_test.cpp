@@ -159,7 +159,7 @@ TEST_CASE("Dispatch: an interruption withdraws it, and comes too late past the p
     const auto outcomes = dispatch->carry_out(heard, interrupted);
     REQUIRE(outcomes);
     CHECK(heard.past_returns == (is_late ? 1 : 0));
-    const auto* const error = peers::error_of(outcomes->front().answer);
+    const auto* const error = client::error_of(outcomes->front().answer);
     if (is_late)
         CHECK_FALSE(error);
     else
@@ -194,7 +194,7 @@ TEST_CASE("Dispatch: a pass withdraws what is not done by its end, whatever agen
     const auto start = Clock::now();
     const auto outcomes = carry_out(finder, std::move(tasks), {.end = start + k_limit}, heard, none);
     CHECK(Clock::now() - start < Milliseconds(20'000));
-    const auto* const error = peers::error_of(outcomes.front().answer);
+    const auto* const error = client::error_of(outcomes.front().answer);
     CHECK((error == nullptr) == is_past_return); // what cannot be undone any more is waited for
     if (!error) return;
     CHECK(error->code == ErrorCode::timed_out);
@@ -237,8 +237,8 @@ TEST_CASE("Dispatch: where one of those that go together cannot be asked, nobody
     REQUIRE(outcomes);
     CHECK(process.requests().empty());
     REQUIRE(heard.outcomes.size() == 2);
-    CHECK(peers::error_of(heard.outcomes[0].answer)->code == ErrorCode::agent_unreachable);
-    CHECK(peers::error_of(heard.outcomes[1].answer)->code == ErrorCode::cancelled);
+    CHECK(client::error_of(heard.outcomes[0].answer)->code == ErrorCode::agent_unreachable);
+    CHECK(client::error_of(heard.outcomes[1].answer)->code == ErrorCode::cancelled);
 }
 
 TEST_CASE("Dispatch: without a thread to open the driver on, a deep sleep's first step opens it",

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What gpu-doctor reads of the kernel, on machines that are made of files; and asking in a child process.
 
-#include "cli/doctor/child.hpp"
+#include "cli/doctor/diagnosis.hpp"
 #include "doctor/facts.hpp"
 
 #include "support/catch.hpp"

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The line for a GPU, which processes stand in. A program of its own: it forks.
 
-#include "peers/gpu_queue.hpp"
+#include "client/gpu_queue.hpp"
 #include "support/child.hpp"
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
@@ -16,7 +16,7 @@
 #include <utility>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::peers;
+using namespace gpu_sleep::client;
 
 namespace {
 

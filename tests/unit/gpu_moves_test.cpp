@@ -25,7 +25,7 @@ std::vector<driver::Gpu> machine(int count) {
 
 /// Why `moves` are refused.
 std::string refusal(const std::vector<GpuMove>& moves, const std::vector<driver::Gpu>& gpus,
-                    const peers::BytesByGpu& needs = {}) {
+                    const client::BytesByGpu& needs = {}) {
     const auto pairs = plan_gpu_moves(moves, gpus, needs);
     REQUIRE_FALSE(pairs);
     CHECK(pairs.error().code == ErrorCode::invalid_argument);
@@ -47,7 +47,7 @@ TEST_CASE("GPU moves: FROM=TO", "[gpu_moves]") {
 }
 
 TEST_CASE("GPU moves: the list has every GPU once on each side", "[gpu_moves]") {
-    const peers::BytesByGpu on_first{{"GPU-a", k_gib}};
+    const client::BytesByGpu on_first{{"GPU-a", k_gib}};
     auto pairs = plan_gpu_moves({{"0", "1"}}, machine(2), on_first);
     REQUIRE(pairs);
     CHECK(*pairs == std::vector<GpuPair>{{"GPU-a", "GPU-b"}, {"GPU-b", "GPU-a"}});
@@ -84,8 +84,8 @@ TEST_CASE("GPU moves: what cannot be meant is refused", "[gpu_moves]") {
 
 TEST_CASE("GPU moves: what is needed is looked for where it goes", "[gpu_moves]") {
     const std::vector<GpuPair> pairs{{"GPU-a", "GPU-b"}, {"GPU-b", "GPU-a"}};
-    const peers::BytesByGpu needs{{"GPU-a", 1}, {"GPU-b", 2}, {"GPU-c", 3}};
-    CHECK(moved(needs, pairs) == peers::BytesByGpu{{"GPU-b", 1}, {"GPU-a", 2}, {"GPU-c", 3}});
+    const client::BytesByGpu needs{{"GPU-a", 1}, {"GPU-b", 2}, {"GPU-c", 3}};
+    CHECK(moved(needs, pairs) == client::BytesByGpu{{"GPU-b", 1}, {"GPU-a", 2}, {"GPU-c", 3}});
     CHECK(moved(needs, {}) == needs);
 }
 

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The JSON schema.
 
-#include "cli/json.hpp"
+#include "cli/show/json.hpp"
 
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Specifications of kernels: what is added, and how it is taken back.
 
-#include "cli/kernel_spec.hpp"
+#include "cli/login/texts.hpp"
 
 #include "support/catch.hpp"
 

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The door's threads: apart from its other tests, for these are what the thread sanitizer can see.
 
-#include "cli/http/lane.hpp"
+#include "cli/http/server.hpp"
 #include "support/catch.hpp"
 
 #include <atomic>

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The table of gpu-ps --watch: its width, its order, and what it says of a process.
 
-#include "cli/live_table.hpp"
+#include "cli/show/live_table.hpp"
 
 #include "base/text.hpp"
 #include "support/catch.hpp"

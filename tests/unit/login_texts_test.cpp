@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The login environment's texts, and what is read back of them.
 
-#include "cli/login_texts.hpp"
+#include "cli/login/texts.hpp"
 
 #include "support/catch.hpp"
 

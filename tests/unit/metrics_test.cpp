@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reports as metrics: what is added up, what is not, and strangers' texts.
 
-#include "cli/metrics.hpp"
+#include "cli/show/metrics.hpp"
 
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"

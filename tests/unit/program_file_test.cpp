@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Which file a command is, and which files the agent cannot be loaded into.
 
-#include "cli/program_file.hpp"
+#include "cli/preload.hpp"
 
 #include "support/catch.hpp"
 #include "support/files_of.hpp"

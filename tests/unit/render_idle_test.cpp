@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What people read of idleness, of consent, and of why a process sleeps or not.
 
-#include "cli/render.hpp"
+#include "cli/show/render.hpp"
 
 #include "support/catch.hpp"
 #include "support/printed.hpp"

@@ -2,10 +2,9 @@
 // Copyright the gpu-sleep authors.
 // What people read: two goldens for the layout, and the rest by meaning.
 
-#include "cli/advice.hpp"
-#include "cli/progress.hpp"
-#include "cli/render.hpp"
-#include "cli/table.hpp"
+#include "cli/show/render.hpp"
+#include "cli/show/table.hpp"
+#include "cli/show/terminal.hpp"
 
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"

@@ -2,13 +2,13 @@
 // Copyright the gpu-sleep authors.
 // Whom to put to sleep for room.
 
-#include "peers/room_plan.hpp"
+#include "client/room_plan.hpp"
 #include "support/catch.hpp"
 
 #include <limits>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::peers;
+using namespace gpu_sleep::client;
 
 namespace {
 

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Making room with agents that sleep, refuse and vanish.
 
-#include "peers/room.hpp"
+#include "client/room.hpp"
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
 #include "support/scratch.hpp"
@@ -21,7 +21,7 @@
 #include <vector>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::peers;
+using namespace gpu_sleep::client;
 
 namespace {
 
@@ -32,7 +32,7 @@ struct Crowd {
     test::Scratch scratch;
     std::atomic<Bytes> free{0};
     std::deque<test::FakeAgent> agents;
-    std::vector<peers::Holder> holders;
+    std::vector<client::Holder> holders;
 
     /// A process with `bytes`, idle for `idle` seconds, that answers a sleep by `answer`.
     void add(const char* title, Bytes bytes, double idle, const protocol::Reply& answer,
@@ -54,7 +54,7 @@ struct Crowd {
     void add(const char* title, Bytes bytes, double idle, test::FakeAgent::Script script) {
         const auto path = scratch.file(title);
         agents.emplace_back(path, std::move(script));
-        peers::Holder holder{
+        client::Holder holder{
             title, {}, [path]() -> Result<UniqueFd> {
                 UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
                 sockaddr_un address{};
@@ -79,7 +79,7 @@ struct Crowd {
         const auto look = [&]() -> Result<BytesByGpu> {
             return BytesByGpu{{k_crowded_gpu, needed - std::min<Bytes>(needed, free)}};
         };
-        auto made = peers::make_room(holders, look, request);
+        auto made = client::make_room(holders, look, request);
         REQUIRE(made);
         return *std::move(made);
     }
@@ -214,7 +214,7 @@ TEST_CASE("Room: who sleeps is told of also where nobody can look any more", "[r
         if (crowd.free == 0) return BytesByGpu{{k_crowded_gpu, 4 * k_gib}};
         return make_error(ErrorCode::no_driver, "the GPU has gone");
     };
-    const auto made = peers::make_room(crowd.holders, look, room_request(Milliseconds(0)));
+    const auto made = client::make_room(crowd.holders, look, room_request(Milliseconds(0)));
     REQUIRE(made);
     CHECK(made->slept.size() == 1);
     CHECK_FALSE(made->is_enough());
@@ -241,7 +241,7 @@ TEST_CASE("Room: who was woken just now is waited for", "[room]") {
     crowd.add("first", 10, 0, slept());
     crowd.holders[0].status.seconds_since_wake = 1;
     auto request = room_request(Milliseconds(3'000));
-    const auto made = peers::make_room(
+    const auto made = client::make_room(
         crowd.holders,
         [] {
             return Result<BytesByGpu>(BytesByGpu{{k_crowded_gpu, 5}});
@@ -250,7 +250,7 @@ TEST_CASE("Room: who was woken just now is waited for", "[room]") {
     REQUIRE(made);
     CHECK(made->slept.empty());
     CHECK(made->wait == 2.);
-    const auto failed = peers::make_room(
+    const auto failed = client::make_room(
         crowd.holders, []() -> Result<BytesByGpu> { return make_error(ErrorCode::driver_failed, "no"); },
         request);
     REQUIRE_FALSE(failed);

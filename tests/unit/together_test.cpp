@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Who is told what, and when, of processes that go together: a member at a time, and ranks of a job.
 
-#include "peers/together.hpp"
+#include "client/together.hpp"
 #include "support/catch.hpp"
 
 #include <algorithm>
@@ -13,16 +13,16 @@
 #include <vector>
 
 using namespace gpu_sleep;
-using namespace gpu_sleep::peers;
+using namespace gpu_sleep::client;
 using Phase = model::Progress::Phase;
 using Kind = Together::Kind;
 using Words = std::vector<Together::Word>;
 
-namespace gpu_sleep::peers {
+namespace gpu_sleep::client {
 std::ostream& operator<<(std::ostream& out, const Together::Word& word) {
     return out << word.member << ":" << static_cast<int>(word.directive.kind);
 }
-} // namespace gpu_sleep::peers
+} // namespace gpu_sleep::client
 
 namespace {
 

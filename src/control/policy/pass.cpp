@@ -79,7 +79,7 @@ Result<Look> look(Finder& finder, Policies& policies, const Selection& whom, Mil
 void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patience) {
     std::vector<Decision*> asked;
     std::deque<protocol::Request> requests;
-    std::vector<peers::Question> questions;
+    std::vector<client::Question> questions;
     for (auto& each : seen) {
         if (!each.decision.request) continue;
         auto request = *each.decision.request;
@@ -92,10 +92,10 @@ void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patienc
         asked.push_back(&each.decision);
         questions.push_back({*std::move(socket), &requests.emplace_back(std::move(request)), {patience}});
     }
-    const auto answers = peers::ask_all(std::move(questions));
+    const auto answers = client::ask_all(std::move(questions));
     for (std::size_t i = 0; i < answers.size(); ++i)
         if (!std::holds_alternative<Error>(answers[i]))
-            if (auto reason = peers::refusal_in(answers[i]); !reason.empty())
+            if (auto reason = client::refusal_in(answers[i]); !reason.empty())
                 *asked[i] = {{}, std::move(reason)};
 }
 

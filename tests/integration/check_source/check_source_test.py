@@ -44,7 +44,7 @@ class CheckSource(unittest.TestCase):
                              ("src/contents/x.cpp", "ledger/ledger.hpp"), ("src/sleep/x.cpp", "store/host_arena.hpp"),
                              ("src/protocol/x.cpp", "ledger/ledger.hpp"), ("cli/x.cpp", "driver/api.hpp"),
                              ("agent/gate/x.cpp", "program_memory/program_memory.hpp"),
-                             ("agent/intercepted/x.cpp", "life/agent.hpp"), ("agent/server/x.cpp", "driver/api.hpp"),
+                             ("agent/intercepted/x.cpp", "lifecycle/agent.hpp"), ("agent/server/x.cpp", "driver/api.hpp"),
                              ("agent/hooks/x.cpp", "operations/parts.hpp")):
             with self.subTest(path=path):
                 self.assert_found(path, f'#include "{header}"\n', "")
@@ -52,7 +52,7 @@ class CheckSource(unittest.TestCase):
     def test_dependencies_that_are_allowed(self):
         for path, header in (("src/model/x.hpp", '"base/units.hpp"'), ("src/sleep/x.cpp", '"contents/save.hpp"'),
                              ("src/store/x.cpp", "<memory>"), ("src/store/x.cpp", '"store/host_arena.hpp"'),
-                             ("agent/intercepted/x.cpp", '"gate/gate.hpp"'), ("agent/x.cpp", '"life/agent.hpp"'),
+                             ("agent/intercepted/x.cpp", '"gate/gate.hpp"'), ("agent/x.cpp", '"lifecycle/agent.hpp"'),
                              ("src/doctor/x.cpp", '"driver/checkpoint.hpp"'), ("tests/unit/x.cpp", '"sleep/plan.hpp"')):
             with self.subTest(path=path):
                 self.assert_clean(path, f"#include {header}\n")
@@ -88,7 +88,7 @@ class CheckSource(unittest.TestCase):
 
     def test_the_driver_is_called_where_it_may_be(self):
         for body in ("int x = api.cuCtxGetCurrent(&y);", 'GPU_SLEEP_DRIVER_TRY(api, cuInit, "x", 0);'):
-            self.assert_found("agent/life/x.cpp", body, "agent/life calls the driver")
+            self.assert_found("agent/lifecycle/x.cpp", body, "agent/lifecycle calls the driver")
             self.assert_found("src/sleep/x.cpp", body, "src/sleep calls the driver")
             self.assert_clean("agent/intercepted/x.cpp", body)
 
@@ -160,8 +160,8 @@ constexpr int k_columns = 80;
     def test_commands_print_through_one_file(self):
         for body in ('void f() { std::cerr << "x"; }', 'void f() { std::puts("x"); }', 'void f() { fprintf(f, "x"); }'):
             with self.subTest(body=body):
-                self.assert_found("cli/x.cpp", body, "prints past cli/output.cpp")
-                self.assert_clean("cli/output.cpp", body)
+                self.assert_found("cli/x.cpp", body, "prints past cli/show/output.cpp")
+                self.assert_clean("cli/show/output.cpp", body)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 #include "deep_machine.hpp"
 
 #include "support/catch.hpp"
+#include "support/configuration.hpp"
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
@@ -60,8 +61,10 @@ TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]
         process.signal(SIGSTOP);
         CHECK(machine.command("gpu-wake", {"--timeout", "300ms"}).status == 4); // the sleep is under way
         const Scratch place;
-        const Arguments to_files{"--host-budget", "1MiB", "--dir", place.file("files")};
-        CHECK(machine.command("gpu-reclaim", to_files).status == 0);
+        const Configuration to_files(
+            fmt::format("[host]\nbudget = \"1MiB\"\n[reclaim]\ndirectory = \"{}\"\n", place.file("files")));
+        if (reads_configurations())
+            CHECK(machine.command("gpu-reclaim", {"--config", to_files.file()}).status == 0);
         CHECK_FALSE(std::filesystem::exists(place.file("files"))); // a pass leaves it alone
         process.signal(SIGKILL);
         CHECK(process.wait() == 128 + SIGKILL);

@@ -5,6 +5,7 @@
 #include "deep_machine.hpp"
 
 #include "support/catch.hpp"
+#include "support/configuration.hpp"
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
@@ -53,8 +54,10 @@ TEST_CASE("Deep move: a process wakes on another GPU, lives there, and moves bac
         return has_gpus || (text.find("GPU 1") != text.npos && text.find("GPU 0") == text.npos);
     };
     CHECK(names_it("gpu-ps", {}));
-    CHECK(names_it("gpu-reclaim",
-                   {"--need", "54MiB", "--gpu", machine.uuid(1), "--min-awake", "0s", "--dry-run"}));
+    const Configuration always("[reclaim]\nmin-awake = \"0s\"\n");
+    if (reads_configurations())
+        CHECK(names_it("gpu-reclaim", {"--need", "54MiB", "--gpu", machine.uuid(1), "--config", always.file(),
+                                       "--dry-run"}));
     CHECK(names_it("gpu-sleep", {"--deep"}));
     const auto back = machine.command("gpu-wake", {"--gpu", "1=0"});
     CHECK(back.status == 7);

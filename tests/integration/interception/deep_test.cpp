@@ -6,8 +6,11 @@
 #include "deep_machine.hpp"
 
 #include "support/catch.hpp"
+#include "support/configuration.hpp"
 #include "support/scratch.hpp"
 #include "support/tree.hpp"
+
+#include <fmt/format.h>
 
 #include <csignal>
 #include <filesystem>
@@ -383,27 +386,31 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
 }
 
 TEST_CASE("Deep: what is kept goes to files where a budget for host memory has no room for it", "[deep]") {
+    if (!reads_configurations()) return;
     const Scratch place;
     DeepMachine machine;
     machine.fall_asleep();
-    const auto pass = [&](const Arguments& more = {}) {
-        auto output = machine.command("gpu-reclaim", with({"--host-budget", "1MiB"}, more));
+    const auto pass = [&](const std::string& reclaim = "") {
+        const Configuration within("[host]\nbudget = \"1MiB\"\n" + reclaim);
+        auto output = machine.command("gpu-reclaim", {"--config", within.file()});
         CHECK(output.json("/exit_status") == std::to_string(output.status));
         return output.status;
     };
     CHECK(pass() == 8);
-    CHECK(pass({"--dir", place.file("files")}) == 0);
+    CHECK(pass(fmt::format("[reclaim]\ndirectory = \"{}\"\n", place.file("files"))) == 0);
     CHECK(machine.is_deep());
     CHECK(machine.command("gpu-ps").json("/processes/0/report/host_bytes") == "0");
     machine.wake_whole();
 }
 
 TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the others", "[deep]") {
+    if (!reads_configurations()) return;
     const Scratch place;
     DeepMachine machine;
     const auto pass = [&](const std::string& last) {
-        const auto output = machine.command(
-            "gpu-reclaim", {"--idle", "10ms:host", "--idle", last, "--dir", place.file("files")});
+        const Configuration ladder(fmt::format(
+            "[reclaim]\nidle = [\"10ms:host\", \"{}\"]\ndirectory = \"{}\"\n", last, place.file("files")));
+        const auto output = machine.command("gpu-reclaim", {"--config", ladder.file()});
         CHECK(succeeded(output));
         return output.json("/processes/0/report/changed") == "true";
     };

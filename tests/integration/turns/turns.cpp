@@ -93,8 +93,7 @@ private:
         if (options_.by_requests) {
             const auto bytes = options_.ranges * options_.range_bytes + 2 * k_mib; // and its context
             static_cast<void>(
-                command({"gpu-reclaim", "--need", std::to_string(bytes), "--min-awake", "0s", "--quiet"})
-                    .finish());
+                command({"gpu-run", "--need", std::to_string(bytes), "--min-awake", "0s", "true"}).finish());
             return;
         }
         const Server* first = nullptr;

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The hooks of initialisation, contexts, streams and captures: a few lines each, no policy.
+
+#include "hooks/deep_answers.hpp"
+#include "hooks/driver_table.hpp"
+#include "intercepted/captures.hpp"
+#include "intercepted/contexts.hpp"
+#include "intercepted/freeing.hpp"
+#include "intercepted/peers.hpp"
+#include "intercepted/pools.hpp"
+#include "lifecycle/start.hpp"
+
+#include <unwind.h>
+
+#include <functional>
+#include <tuple>
+
+namespace gpu_sleep::hooks::own {
+
+CUresult cuInit(unsigned flags) {
+    check_interception_setting();
+    // The unwinder that is linked into this library knows the registers from its first use on, and a thread
+    // that is cancelled in the driver first meets that of the C library, which then needs ours for our
+    // frames.
+    _Unwind_Backtrace([](_Unwind_Context*, void*) { return _URC_END_OF_STACK; }, nullptr);
+    return noted(real<Entry::cuInit>()(flags), [] { agent::lifecycle::start(); });
+}
+
+namespace {
+
+/// Calls the driver's function of the same name and notes the context that it made.
+template <Entry entry, class... Arguments>
+CUresult create_context(CUcontext* context, Arguments... arguments) {
+    const auto call = [=] { return real<entry>()(context, arguments...); };
+    // By reference: a std::function of so large a copy would allocate.
+    return intercepts() ? intercepted::make_context(context, std::cref(call)) : call();
+}
+
+/// Calls the driver's function of the same name, and `ends` around it.
+template <Entry entry, auto ends, class Subject>
+CUresult end_with(Subject subject) {
+    const auto call = [=] { return real<entry>()(subject); };
+    return intercepts() ? ends(subject, call) : call();
+}
+
+/// The mode of a capture is the last argument; the first entry point of the kind has none.
+CUstreamCaptureMode capture_mode() {
+    return CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
+template <class... Arguments>
+CUstreamCaptureMode capture_mode(Arguments... arguments) {
+    return std::get<sizeof...(Arguments) - 1>(std::tuple(arguments...));
+}
+
+template <Entry entry, class... Arguments>
+CUresult begin_capture(CUstream stream, Arguments... arguments) {
+    const bool is_intercepted = intercepts();
+    const bool nests = is_intercepted && intercepted::has_capture_open();
+    const gate::Passage passage(nests ? gate::Touch::nests : k_touch<entry>, k_name<entry>);
+    if (!passage.admitted()) return refused();
+    if (!is_intercepted) return real<entry>()(stream, arguments...);
+    // Noted first: once it has begun, no free may wait for the device.
+    const bool any_may_end = capture_mode(arguments...) == CU_STREAM_CAPTURE_MODE_RELAXED;
+    const auto number = intercepted::capture_begins(stream, k_per_thread<entry>, any_may_end);
+    if (!number) return CUDA_ERROR_OUT_OF_MEMORY;
+    const auto status = real<entry>()(stream, arguments...);
+    if (status != CUDA_SUCCESS) intercepted::capture_failed(stream, k_per_thread<entry>, *number);
+    return status;
+}
+
+template <Entry entry>
+CUresult end_capture(CUstream stream, CUgraph* graph) {
+    if (!intercepts()) return real<entry>()(stream, graph);
+    const auto number = intercepted::capture_ends(stream, k_per_thread<entry>);
+    const auto status = real<entry>()(stream, graph);
+    intercepted::capture_ended(stream, k_per_thread<entry>, number, status);
+    return status;
+}
+
+/// Where pools give back what exceeds their thresholds.
+template <Entry entry, class... Arguments>
+CUresult synchronize(Arguments... arguments) {
+    return noted(real<entry>()(arguments...), [] { intercepted::synchronized(); });
+}
+
+} // namespace
+
+GPU_SLEEP_SHARE(cuCtxCreate, create_context)
+GPU_SLEEP_SHARE(cuCtxCreate_v2, create_context)
+GPU_SLEEP_SHARE(cuCtxCreate_v3, create_context)
+#ifdef GPU_SLEEP_HAS_cuCtxCreate_v4
+GPU_SLEEP_SHARE(cuCtxCreate_v4, create_context)
+#endif
+
+GPU_SLEEP_SHARE(cuCtxDestroy, end_with, intercepted::end_context)
+GPU_SLEEP_SHARE(cuCtxDestroy_v2, end_with, intercepted::end_context)
+GPU_SLEEP_SHARE(cuCtxDetach, end_with, intercepted::detach_context)
+GPU_SLEEP_SHARE(cuGreenCtxDestroy, end_with, intercepted::end_green_context)
+GPU_SLEEP_SHARE(cuDevicePrimaryCtxRelease, end_with, intercepted::release_primary_context)
+GPU_SLEEP_SHARE(cuDevicePrimaryCtxRelease_v2, end_with, intercepted::release_primary_context)
+GPU_SLEEP_SHARE(cuDevicePrimaryCtxReset, end_with, intercepted::reset_primary_context)
+GPU_SLEEP_SHARE(cuDevicePrimaryCtxReset_v2, end_with, intercepted::reset_primary_context)
+GPU_SLEEP_SHARE(cuStreamDestroy, end_with, intercepted::end_stream)
+GPU_SLEEP_SHARE(cuStreamDestroy_v2, end_with, intercepted::end_stream)
+
+GPU_SLEEP_SHARE(cuStreamBeginCapture, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCapture_ptsz, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCapture_v2, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCapture_v2_ptsz, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCaptureToGraph, begin_capture)
+GPU_SLEEP_SHARE(cuStreamBeginCaptureToGraph_ptsz, begin_capture)
+GPU_SLEEP_SHARE(cuStreamEndCapture, end_capture)
+GPU_SLEEP_SHARE(cuStreamEndCapture_ptsz, end_capture)
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+    const auto wanted = mode ? *mode : t_capture_mode.own;
+    const auto status = real<Entry::cuThreadExchangeStreamCaptureMode>()(mode);
+    if (status == CUDA_SUCCESS) t_capture_mode = {wanted, wanted};
+    return status;
+}
+
+GPU_SLEEP_SHARE(cuStreamSynchronize, synchronize)
+GPU_SLEEP_SHARE(cuStreamSynchronize_ptsz, synchronize)
+GPU_SLEEP_SHARE(cuEventSynchronize, synchronize)
+GPU_SLEEP_SHARE(cuCtxSynchronize, synchronize)
+#ifdef GPU_SLEEP_HAS_cuCtxSynchronize_v2
+GPU_SLEEP_SHARE(cuCtxSynchronize_v2, synchronize)
+#endif
+
+CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
+    const auto call = [=] { return real<Entry::cuGreenCtxCreate>()(context, resources, device, flags); };
+    if (!intercepts()) return call();
+    // Converted at once, for its streams say which context it is, too. By reference, as above.
+    return intercepted::make_green_context(context, device, std::cref(call), [=](CUcontext* converted) {
+        return real<Entry::cuCtxFromGreenCtx>()(converted, *context);
+    });
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    const auto call = [=] { return real<Entry::cuDevicePrimaryCtxRetain>()(context, device); };
+    return intercepts() ? intercepted::retain_primary_context(device, call) : call();
+}
+
+// Access stays granted when the program disables it: taking it back would unmap memory that others may still
+// use.
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+    return noted(real<Entry::cuCtxEnablePeerAccess>()(peer, flags),
+                 [=] { intercepted::peer_access_enabled(peer); });
+}
+
+} // namespace gpu_sleep::hooks::own

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The environment's settings, and when it is time to sleep.
+
+#include "lifecycle/idle_timer.hpp"
+
+#include "base/log.hpp"
+#include "common/settings.hpp"
+#include "model/environment.hpp"
+
+#include <fmt/format.h>
+
+namespace gpu_sleep::agent::lifecycle {
+namespace {
+
+constexpr Milliseconds k_second{1'000};
+
+std::string words_of(Milliseconds time) {
+    return format_seconds(std::chrono::duration<double>(time).count());
+}
+
+constexpr std::string_view k_idle_words = "a number of milliseconds, from 1 to 10000 days";
+/// At least one.
+std::optional<Milliseconds> parse_idle(std::string_view text) noexcept {
+    const auto limit = parse_limit(text);
+    return limit && limit->count() > 0 ? limit : std::nullopt;
+}
+
+/// Where it is to keep contents; nothing where that makes no sense.
+std::optional<model::Placement> parse_stores(std::string_view words) {
+    model::Placement placement;
+    for (bool is_last = false; !is_last;) {
+        const auto comma = words.find(',');
+        is_last = comma == std::string_view::npos;
+        if (!model::add_store(words.substr(0, comma), placement)) return std::nullopt;
+        if (!is_last) words.remove_prefix(comma + 1);
+    }
+    return placement;
+}
+
+model::SleepRequest request_of_environment() {
+    namespace environment = model::environment;
+    model::SleepRequest request;
+    if (auto placement = parsed_setting(environment::k_idle_store,
+                                        "host or file, or TAG=STORE, separated by commas", parse_stores))
+        static_cast<model::Placement&>(request) = *std::move(placement);
+    const auto parse_directory = [](std::string_view text) {
+        return text.starts_with('/') ? std::optional(std::string(text)) : std::nullopt;
+    };
+    if (auto directory = parsed_setting(environment::k_idle_directory, "an absolute path", parse_directory))
+        request.directory = *std::move(directory);
+    if (!request.directory.empty() && setting(environment::k_idle_store).empty())
+        request.store = model::Store::file; // who names a directory means files
+    request.deep = switch_setting(environment::k_idle_deep).value_or(false);
+    // It sleeps until it is used again, unless it was said what its touches do.
+    if (setting(environment::k_on_touch).empty()) request.on_touch = model::OnTouch::wake;
+    return request;
+}
+
+} // namespace
+
+IdleTimer::IdleTimer() : after_(parsed_setting(model::environment::k_idle, k_idle_words, parse_idle)) {
+    if (!after_) return;
+    wanted_ = {request_of_environment(), *after_};
+}
+
+Milliseconds IdleTimer::pause_between_looks() const noexcept {
+    if (!after_) return Milliseconds::max();
+    const auto may_be_late = std::max(k_second, *after_ / 10);
+    return may_be_late / 4; // idleness is known up to two looks late, and this is one more
+}
+
+bool IdleTimer::is_due(double idle_seconds) const noexcept {
+    if (!after_ || idle_seconds < std::chrono::duration<double>(*after_).count()) return false;
+    const MutexLock lock(mutex_);
+    return Clock::now() >= next_try_;
+}
+
+model::IdleSleepRequest IdleTimer::request() const {
+    auto request = wanted_;
+    const MutexLock lock(mutex_);
+    request.sleep.deep &= !goes_less_deep_;
+    return request;
+}
+
+void IdleTimer::note_end(const server::Outcome& outcome, bool was_deep) {
+    const auto* const failed = std::get_if<model::Failure>(&outcome);
+    const auto trouble = failed ? failed->error.message : std::string();
+    const bool has_slept = !failed && std::get<model::Report>(outcome).changed;
+    MutexLock lock(mutex_);
+    // One that is refused for being deep is tried again at once, without that.
+    goes_less_deep_ = failed && was_deep && model::is_resident(failed->state) &&
+                      failed->error.code == ErrorCode::driver_failed;
+    next_try_ = has_slept || goes_less_deep_ ? Clock::time_point()
+                                             : Clock::now() + std::clamp(*after_, k_second, 60 * k_second);
+    trouble_ = trouble;
+    if (!failed || told_ == trouble) return;
+    told_ = trouble;
+    lock.unlock();
+    log::warning("idle for {}, but it could not go to sleep as asked: {}", words_of(*after_), trouble);
+}
+
+std::string IdleTimer::note(bool knows_idleness) const {
+    if (!after_) return {};
+    auto words = fmt::format("it sleeps after {} without work on the GPU (--idle)", words_of(*after_));
+    if (!knows_idleness) words += ", but the agent cannot tell now whether it is idle";
+    const MutexLock lock(mutex_);
+    if (!trouble_.empty()) words += "; the last time it could not go to sleep as asked: " + trouble_;
+    return words;
+}
+
+} // namespace gpu_sleep::agent::lifecycle

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// A process that goes to sleep by itself once it has had no work on the GPU for so long: `gpu-run --idle`.
+
+#pragma once
+
+#include "base/thread_safety.hpp"
+#include "base/units.hpp"
+#include "common/lock_order.hpp"
+#include "model/model.hpp"
+#include "server/request_queue.hpp"
+
+#include <optional>
+#include <string>
+
+namespace gpu_sleep::agent::lifecycle {
+
+/// Decides when, and with what request; it has no thread, and others look at it now and then. Thread-safe.
+class IdleTimer {
+public:
+    /// As the environment has it.
+    IdleTimer();
+
+    [[nodiscard]] bool is_set() const noexcept { return after_.has_value(); }
+    /// How often to look, so that a sleep is late by a second at most, or by a tenth of the time.
+    [[nodiscard]] Milliseconds pause_between_looks() const noexcept;
+    /// Whether it is time: the process is awake, at least in part, and has been idle for so long.
+    [[nodiscard]] bool is_due(double idle_seconds) const noexcept;
+    /// The request: deep if that is wanted, and the last try was not refused for it.
+    [[nodiscard]] model::IdleSleepRequest request() const;
+    /// Notes how the sleep ended, and whether it was to be deep.
+    void note_end(const server::Outcome& outcome, bool was_deep);
+
+    /// A sentence for a person: when it sleeps, and why it could not. Empty where it is not set.
+    [[nodiscard]] std::string note(bool knows_idleness) const;
+
+private:
+    std::optional<Milliseconds> after_;
+    model::IdleSleepRequest wanted_; ///< as the environment has it
+
+    mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::string trouble_ GPU_SLEEP_GUARDED_BY(mutex_);         ///< why the last try failed; empty: it did not
+    std::string told_ GPU_SLEEP_GUARDED_BY(mutex_);            ///< of these, what was logged last
+    bool goes_less_deep_ GPU_SLEEP_GUARDED_BY(mutex_) = false; ///< the last try was refused for being deep
+    Clock::time_point next_try_ GPU_SLEEP_GUARDED_BY(mutex_){}; ///< after one that came to nothing
+};
+
+} // namespace gpu_sleep::agent::lifecycle

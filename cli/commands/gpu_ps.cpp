@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-ps: lists the processes that can be put to sleep, and how they stand.
+
+#include "base/error.hpp"
+#include "base/fd.hpp"
+#include "base/files.hpp"
+#include "cli/options.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/live_table.hpp"
+#include "cli/show/metrics.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
+#include "cli/show/terminal.hpp"
+#include "control/gpus.hpp"
+#include "control/listing.hpp"
+#include "doctor/diagnosis.hpp"
+#include "driver/management.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+#include <filesystem>
+#include <thread>
+
+using namespace gpu_sleep;
+
+namespace {
+
+namespace usage = cli::usage;
+
+constexpr const char* k_examples =
+    "  gpu-ps                         all processes that this user may put to sleep\n"
+    "  gpu-ps --long                  the same with their tags and devices\n"
+    "  gpu-ps 4242 --json             one of them, for a program to read\n"
+    "  gpu-ps llama --watch --await   one of them, even before it starts\n";
+
+constexpr const char* k_nobody = "no process that can sleep; start one with: gpu-run -- COMMAND\n";
+
+constexpr Milliseconds k_timeout{5'000};
+constexpr Milliseconds k_live_timeout{1'000}; // the table would stand still for longer
+
+struct ListOptions {
+    std::string target;
+    std::optional<uid_t> user;
+    cli::OutputOptions output;
+    bool is_long = false; ///< with tags and devices also without a target
+    std::optional<Milliseconds> timeout;
+    std::string watch;   ///< the interval; empty to list once
+    bool awaits = false; ///< goes on while there is no such process
+    std::optional<cli::Order> order;
+    std::string metrics; ///< the file for metrics, or "-"; empty to list
+};
+
+usage::Table table_of(ListOptions& options) {
+    const auto set_order = [&options](const std::string& word) { options.order = cli::parse_order(word); };
+    return {
+        "gpu-ps",
+        "Lists the processes that gpu-sleep can put to sleep, and where their memory is.",
+        {"[OPTION]... [PID]"},
+        {{"Which processes",
+          {cli::target_row(options.target),
+           cli::user_row(options.user),
+           {"--timeout", usage::duration(options.timeout),
+            fmt::format("How long a process may take to answer (default: {} s)", k_timeout.count() / 1000)}}},
+         {"Display",
+          {usage::brief({"--sort", usage::choice(std::string(cli::k_order_words), set_order),
+                         "Sort by GPU or host memory, idle time, pid or name (default: pid)"}),
+           usage::brief(
+               {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of all processes"}),
+           usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
+                         "Refresh every two seconds, or at the interval of --watch=500ms"}),
+           usage::brief({"--await", usage::flag(options.awaits),
+                         "With --watch and PID: wait while there is no such process"}),
+           usage::brief(cli::json_row(options.output.json)),
+           usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
+                         "Write metrics for Prometheus, to a file if one is given"})}}},
+        k_examples,
+        "0 done, 1 failed, 2 wrong usage, 3 no such process or no agent in it, 4 no answer in time, 5 not "
+        "permitted."};
+}
+
+std::string errors_in(const std::vector<control::Outcome>& outcomes) {
+    std::string errors;
+    for (const auto& outcome : outcomes) errors += cli::render_failure("gpu-ps", "ask {}", outcome);
+    return errors;
+}
+
+/// How a listing ended.
+struct Listed {
+    int status = exit_status::done;
+    bool is_lost = false;  ///< standard output takes no more
+    bool is_empty = false; ///< of what was asked for by pid or name, nothing is there
+};
+
+bool is_absent(const control::Outcome& outcome) {
+    const auto* error = std::get_if<Error>(&outcome.answer);
+    return error && traits(error->code).exit_status == exit_status::no_process;
+}
+
+bool is_all_absent(const std::vector<control::Outcome>& outcomes) {
+    return std::all_of(outcomes.begin(), outcomes.end(), is_absent);
+}
+
+/// Writes a listing of `status`.
+Listed write(const std::string& text, int status, bool is_empty) {
+    const int written = cli::print_result("gpu-ps", text);
+    const bool is_lost = written != exit_status::done;
+    return {status == exit_status::done ? written : status, is_lost, is_empty};
+}
+
+/// A word behind --watch or --prometheus is the name of a process, also where somebody means its value.
+Error explained(const ListOptions& options, Error error) {
+    if (error.code != ErrorCode::no_process) return error;
+    if (!options.watch.empty() && parse_duration(options.target))
+        error.message += fmt::format(" (the interval is written --watch={})", options.target);
+    const bool is_file = options.target == "-" || options.target.find_first_of("./") != std::string::npos;
+    if (!options.metrics.empty() && is_file)
+        error.message += fmt::format(" (the file is written --prometheus={})", options.target);
+    return error;
+}
+
+/// Asks whoever is selected. Errors: those of control::list().
+Result<std::vector<control::Outcome>> ask(const ListOptions& options) {
+    auto outcomes = control::list(options.target, options.user, *options.timeout);
+    return outcomes ? std::move(outcomes) : explained(options, std::move(outcomes).error());
+}
+
+/// Whether each process has one line, without its tags.
+bool is_short(const ListOptions& options) noexcept {
+    return options.target.empty() && !options.is_long;
+}
+
+/// What the fastest GPU's link can do, by NVML; 0 where it does not say, or nobody needs it.
+double link_rate(const std::vector<control::Outcome>& outcomes) {
+    double best = 0;
+    const bool is_needed = std::any_of(outcomes.begin(), outcomes.end(), [](const auto& outcome) {
+        const auto* const report = std::get_if<model::Report>(&outcome.answer);
+        return report && std::any_of(report->tags.begin(), report->tags.end(),
+                                     [](const auto& tag) { return tag.host_backed != 0; });
+    });
+    if (!is_needed) return best;
+    if (const auto setup = driver::look_at_setup())
+        for (const auto& gpu : setup->gpus)
+            best = std::max(best, doctor::pcie_bytes_per_second(gpu.max_link_generation, gpu.max_link_width));
+    return best;
+}
+
+/// For people, `columns` wide where each process has one line. Of what was asked for by pid or name, all is
+/// told.
+std::string text_of(const ListOptions& options, const std::vector<control::Outcome>& outcomes,
+                    std::size_t columns) {
+    if (outcomes.empty()) return k_nobody;
+    if (is_short(options)) return cli::render_live(outcomes, columns);
+    if (options.target.empty()) return cli::render_listing(outcomes);
+    return cli::render_listing(outcomes, cli::Detail::all, link_rate(outcomes));
+}
+
+/// Lists once.
+Listed list(const ListOptions& options) {
+    const int indent = options.watch.empty() ? 2 : -1;
+    auto outcomes = ask(options);
+    if (!outcomes) {
+        cli::print_error(cli::render_error("gpu-ps", "", outcomes.error()));
+        const auto text =
+            options.output.json ? cli::to_json("gpu-ps", outcomes.error(), indent) + '\n' : std::string();
+        const int status = traits(outcomes.error().code).exit_status;
+        return write(text, status, status == exit_status::no_process);
+    }
+    if (options.order) cli::sort(*outcomes, *options.order);
+    control::note_gpu_use(*outcomes);
+    if (!options.output.json) control::GpuNumbers().put_into(*outcomes);
+    const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
+                                          : text_of(options, *outcomes, cli::Screen::size().columns);
+    const auto listed = write(text, control::exit_status_of(*outcomes), is_all_absent(*outcomes));
+    cli::print_error(errors_in(*outcomes));
+    return listed;
+}
+
+/// Makes `text` all that the file holds, with mode 0644. Whoever reads it finds the old text or the new one:
+/// it is written again and again, and not flushed. Errors: invalid_argument (the name is that of something
+/// else, such as a link or a device), not_permitted, out_of_disk, io_failed: the old file is as it was.
+Result<void> replace_file(const std::filesystem::path& path, std::string_view text) {
+    constexpr mode_t k_readable_by_all = S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH;
+    struct stat status = {};
+    if (::lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+        return make_error(ErrorCode::invalid_argument, "{} exists and is not a regular file", path.string());
+    const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+    UniqueFd directory(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!directory) return file_error(errno, "open", path);
+    // Collectors read what ends in .prom, and its temporary name does not.
+    auto file = WholeFile::replace(std::move(directory), path.filename().string(), path);
+    if (!file) return std::move(file).error();
+    GPU_SLEEP_TRY(file->write(text));
+    if (::fchmod(file->fd(), k_readable_by_all) != 0) return file_error(errno, "fchmod", path);
+    return file->commit(false);
+}
+
+/// Writes metrics once. Who does not answer is counted there.
+int write_metrics(const ListOptions& options) {
+    const auto outcomes = ask(options);
+    auto written = outcomes ? Result<void>() : Result<void>(outcomes.error());
+    if (outcomes) {
+        const auto gpus = driver::look_at_gpus();
+        const auto text =
+            cli::render_metrics(*outcomes, gpus ? *gpus : std::vector<driver::Gpu>(), std::time(nullptr));
+        if (options.metrics == "-") return cli::print_result("gpu-ps", text);
+        written = replace_file(options.metrics, text);
+    }
+    return written ? exit_status::done : cli::tell_failure("gpu-ps", {}, written.error());
+}
+
+/// Lists again and again, until the command is ended, or nobody reads any more, or there is nothing to list
+/// of what was asked for.
+int repeat(const ListOptions& options, Milliseconds interval) {
+    for (;;) {
+        const auto listed = list(options);
+        const bool is_over = listed.is_empty && !options.target.empty() && !options.awaits;
+        if (listed.is_lost || is_over) return listed.status;
+        std::this_thread::sleep_for(interval);
+    }
+}
+
+/// What a terminal shows, `columns` wide: of one process its tags, too.
+std::string live_text(const ListOptions& options, const Result<std::vector<control::Outcome>>& outcomes,
+                      std::size_t columns) {
+    if (!outcomes) return cli::render_error("gpu-ps", "", outcomes.error());
+    const auto text = text_of(options, *outcomes, columns);
+    return is_short(options) ? text : text + errors_in(*outcomes);
+}
+
+/// The same on a terminal, in place, and at once after a change of its size.
+int watch(const ListOptions& options, Milliseconds interval) {
+    std::optional<cli::Screen> screen(std::in_place);
+    control::GpuNumbers numbers;
+    for (;;) {
+        auto outcomes = ask(options);
+        if (outcomes) cli::sort(*outcomes, options.order.value_or(cli::Order::gpu));
+        if (outcomes && !is_short(options)) { // the table does not show it
+            control::note_gpu_use(*outcomes);
+            numbers.put_into(*outcomes);
+        }
+        const bool is_absent = outcomes
+                                   ? is_all_absent(*outcomes)
+                                   : traits(outcomes.error().code).exit_status == exit_status::no_process;
+        if (is_absent && !options.target.empty() && !options.awaits) {
+            screen.reset();
+            return list(options).status;
+        }
+        const auto next = Clock::now() + interval;
+        do {
+            const auto shown = screen->show(live_text(options, outcomes, cli::Screen::size().columns));
+            if (!shown) return traits(shown.error().code).exit_status; // nobody is there to read why
+        } while (!screen->wait_until(next));
+    }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    ListOptions options;
+    if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
+    const bool is_live = !options.watch.empty() && !options.output.json && cli::Screen::is_possible();
+    if (!options.timeout) options.timeout = is_live ? k_live_timeout : k_timeout;
+    control::raise_descriptor_limit();
+    const auto refuse = [&](const std::string& problem) {
+        return cli::usage_error("gpu-ps", problem, options.output.json);
+    };
+    if (options.awaits && (options.watch.empty() || options.target.empty()))
+        return refuse("--await can be used only with --watch and PID");
+    if (!options.metrics.empty() && (options.output.json || !options.watch.empty()))
+        return refuse("--prometheus cannot be used together with --json or --watch");
+    if (!options.metrics.empty()) return write_metrics(options);
+    if (options.watch.empty()) return list(options).status;
+    const auto interval = parse_duration(options.watch);
+    if (!interval) return refuse("--watch: " + interval.error().message);
+    constexpr Milliseconds k_shortest{100};
+    return (is_live ? watch : repeat)(options, std::max(*interval, k_shortest));
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// gpu-snapshot: looks at the files that hold contents of sleeping processes. Needs no GPU and no process.
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/text.hpp"
+#include "cli/options.hpp"
+#include "cli/show/json.hpp"
+#include "cli/show/output.hpp"
+#include "cli/show/render.hpp"
+#include "cli/show/snapshot_listing.hpp"
+#include "store/snapshot_reader.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+using namespace gpu_sleep;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+namespace usage = cli::usage;
+
+constexpr const char* k_program = "gpu-snapshot";
+constexpr const char* k_examples =
+    "  gpu-snapshot ls /var/cache/gpu-sleep      all snapshots there\n"
+    "  gpu-snapshot ls FILE                      what one of them holds\n"
+    "  gpu-snapshot verify FILE                  read and check every byte\n"
+    "  gpu-snapshot clean /var/cache/gpu-sleep   remove what ended processes left\n"
+    "  gpu-snapshot extract FILE --extent 3 --output weights.bin\n";
+/// Not that of the commands that ask processes.
+constexpr const char* k_exit_statuses = "0 done, 1 failed, 2 wrong usage or no such extent, 5 not permitted, "
+                                        "6 a snapshot is damaged, 8 not enough host memory or disk space.";
+
+struct SnapshotOptions {
+    std::string path;
+    bool json = false;
+    std::optional<std::size_t> extent;
+    std::string output;
+};
+
+int print_error(const std::string& purpose, const Error& error) {
+    cli::print_error(cli::render_error(k_program, purpose, error));
+    return traits(error.code).exit_status;
+}
+
+bool is_directory(const fs::path& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
+/// Removes what processes that have ended left in the directory, and says which files.
+int clean(const SnapshotOptions& options) {
+    const auto fail = [&](const Error& error) {
+        return cli::tell_failure(k_program, {.json = options.json}, error);
+    };
+    if (!is_directory(options.path)) // which would be made
+        return fail(make_error(ErrorCode::invalid_argument, "'{}' is not a directory", options.path));
+    const auto directory = store::SnapshotDirectory::open(options.path);
+    if (!directory) return fail(directory.error());
+    const auto names = (*directory)->remove_leftovers();
+    if (!names) return fail(names.error());
+    const auto left = (*directory)->leftovers();
+    if (!left) return fail(left.error());
+    if (!left->empty())
+        return fail(make_error(ErrorCode::io_failed, "{} could not be removed from {}", left->front().text(),
+                               options.path));
+    std::vector<std::string> removed;
+    for (const auto& name : *names) removed.push_back(name.text());
+    std::sort(removed.begin(), removed.end());
+    return cli::print_result(k_program, options.json ? cli::to_json({}, exit_status::done, removed) + '\n'
+                                                     : cli::render_removed(removed));
+}
+
+/// Takes contents and forgets them.
+class Verifier final : public store::ChunkSink {
+public:
+    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override {
+        auto& space = spaces_[next_++ % spaces_.size()];
+        space.resize(static_cast<std::size_t>(codec::k_chunk_bytes));
+        return std::span(space).first(place.bytes);
+    }
+    [[nodiscard]] Result<void> deliver(const store::ChunkPlace&, std::span<const std::byte>) override {
+        return {};
+    }
+    static constexpr std::size_t k_ahead = 32;
+
+private:
+    std::array<std::vector<std::byte>, k_ahead> spaces_;
+    std::size_t next_ = 0;
+};
+
+Result<void> read_all(const fs::path& file) {
+    const auto reader = store::SnapshotReader::open(file);
+    if (!reader) return reader.error();
+    Verifier sink;
+    store::SnapshotReadOptions reading;
+    reading.ahead = Verifier::k_ahead;
+    return reader->read(sink, reading);
+}
+
+/// Looks at the headers; or reads all, too, and says of each whether it is good.
+int look(const SnapshotOptions& options, bool verifies) {
+    const auto files = cli::find_snapshots(options.path);
+    if (!files) return cli::tell_failure(k_program, {.json = options.json}, files.error());
+    std::vector<cli::SnapshotFacts> found;
+    int status = exit_status::done;
+    for (const auto& file : *files) {
+        if (verifies && cli::is_partial(file) && is_directory(options.path)) continue;
+        auto facts = cli::look_at(file);
+        if (verifies && !facts.error)
+            if (const auto read = read_all(file); !read) facts.error = read.error();
+        if (verifies) facts.is_good = !facts.error;
+        const auto name = file.string();
+        // One that is being written, or was given up, has no header; that is no damage.
+        if (facts.error && (verifies || !facts.is_partial)) {
+            const int failed =
+                print_error((verifies ? "verify " : "read ") + name, cli::without(name, *facts.error));
+            if (status == exit_status::done) status = failed;
+        } else if (verifies && !options.json) {
+            status = cli::print_result(k_program, cli::render_good(facts), status);
+        }
+        found.push_back(std::move(facts));
+    }
+    std::string text;
+    if (options.json)
+        text = cli::to_json(found, status) + '\n';
+    else if (!verifies || found.empty())
+        text = cli::render(found, !verifies && !is_directory(options.path));
+    return cli::print_result(k_program, text, status);
+}
+
+/// Writes contents to a file, one piece after the other.
+class FileSink final : public store::ChunkSink {
+public:
+    FileSink(int fd, const std::string& name) : fd_(fd), name_(name) {}
+    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override {
+        return verifier_.space(place);
+    }
+    [[nodiscard]] Result<void> deliver(const store::ChunkPlace&,
+                                       std::span<const std::byte> content) override {
+        while (!content.empty()) {
+            const auto written = ::write(fd_, content.data(), content.size());
+            if (written < 0 && errno == EINTR) continue;
+            if (written < 0) return file_error(errno, "write", name_);
+            content = content.subspan(static_cast<std::size_t>(written));
+        }
+        return {};
+    }
+
+private:
+    int fd_;
+    std::string name_;
+    Verifier verifier_;
+};
+
+/// Returns how many bytes the extent has.
+Result<Bytes> extract_to(const SnapshotOptions& options, int fd) {
+    const auto reader = store::SnapshotReader::open(options.path);
+    if (!reader) return reader.error();
+    FileSink sink(fd, options.output);
+    store::SnapshotReadOptions reading;
+    reading.ahead = Verifier::k_ahead;
+    reading.extents = {*options.extent};
+    GPU_SLEEP_TRY(reader->read(sink, reading));
+    return reader->header().description.extents[*options.extent].bytes;
+}
+
+Result<Bytes> extract_to_output(const SnapshotOptions& options) {
+    if (options.output == "-") {
+        auto bytes = extract_to(options, STDOUT_FILENO);
+        if (bytes) GPU_SLEEP_TRY(flush_and_close(UniqueFd(::dup(STDOUT_FILENO)), "standard output"));
+        return bytes;
+    }
+    // Contents are as private as the snapshot is, and no other file is lost to them.
+    auto file = WholeFile::create(options.output);
+    if (!file) return file.error();
+    auto bytes = extract_to(options, file->fd());
+    if (bytes) GPU_SLEEP_TRY(file->commit());
+    return bytes;
+}
+
+int extract(const SnapshotOptions& options) {
+    if (options.json && options.output == "-")
+        return cli::usage_error(k_program, "--json and --output - both write to standard output", true);
+    const auto bytes = extract_to_output(options);
+    const int status =
+        bytes ? exit_status::done
+              : print_error("extract from " + options.path, cli::without(options.path, bytes.error()));
+    if (!options.json) return status;
+    auto facts = cli::look_at(options.path);
+    if (bytes)
+        facts.extracted = {*options.extent, options.output, *bytes};
+    else
+        facts.error = bytes.error();
+    return cli::print_result(k_program, cli::to_json({std::move(facts)}, status) + '\n', status);
+}
+
+/// Takes the number of an extent. Returns what is wrong with it, or nothing.
+std::string read_extent(const std::string& text, SnapshotOptions& options) {
+    options.extent = parse_number<std::size_t>(text);
+    if (options.extent) return {};
+    return fmt::format("'{}' is not the number of an extent; gpu-snapshot ls FILE shows them", text);
+}
+
+usage::Row path_row(SnapshotOptions& options) {
+    return usage::required(usage::word_row("PATH", options.path, "a snapshot, or a directory of them",
+                                           "A snapshot, or a directory of them"));
+}
+
+usage::Row json_row(SnapshotOptions& options) {
+    return usage::brief({"--json", usage::flag(options.json), "Print JSON, sizes in bytes"});
+}
+
+usage::Table table_of(SnapshotOptions& options) {
+    const auto read = [&options](const std::string& text) { return read_extent(text, options); };
+    return {k_program,
+            "Looks at snapshots: files with the contents of processes that gpu-sleep has put to sleep.",
+            {"ls [--json] PATH", "verify [--json] PATH", "clean [--json] DIRECTORY",
+             "extract --extent N --output FILE [--json] SNAPSHOT"},
+            {},
+            k_examples,
+            k_exit_statuses,
+            {{"gpu-snapshot ls",
+              "List the snapshots of a directory, or what one of them holds",
+              {"[--json] PATH"},
+              {{"Options", {path_row(options), json_row(options)}}}},
+             {"gpu-snapshot verify",
+              "Read a snapshot, or all of a directory, and check every byte",
+              {"[--json] PATH"},
+              {{"Options", {path_row(options), json_row(options)}}}},
+             {"gpu-snapshot clean",
+              "Remove what ended processes left in a directory",
+              {"[--json] DIRECTORY"},
+              {{"Options",
+                {usage::required(usage::word_row("DIRECTORY", options.path, "a directory", "A directory")),
+                 json_row(options)}}}},
+             {"gpu-snapshot extract",
+              "Write the contents of one extent to a new file",
+              {"--extent N --output FILE [--json] SNAPSHOT"},
+              {{"Options",
+                {usage::required(usage::word_row("SNAPSHOT", options.path, "a snapshot", "A snapshot")),
+                 usage::required(usage::brief(
+                     {"--extent", usage::text("N", read), "The number of the extent, as ls shows it"})),
+                 usage::required(usage::brief({"-o,--output", usage::path("FILE", options.output),
+                                               "The file, which must not exist; - for standard output"})),
+                 json_row(options)}}}}}};
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    SnapshotOptions options;
+    std::string subcommand;
+    if (const auto status = cli::parse(table_of(options), argc, argv, &subcommand)) return *status;
+    if (subcommand == "extract") return extract(options);
+    if (subcommand == "clean") return clean(options);
+    return look(options, subcommand == "verify");
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// One line for each process.
+
+#include "cli/show/live_table.hpp"
+
+#include "base/files.hpp"
+#include "base/text.hpp"
+#include "cli/show/table.hpp"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace gpu_sleep::cli {
+namespace {
+
+using model::Report;
+using model::State;
+
+/// What is shown, and sorted by, of a process.
+struct Row {
+    std::string name;
+    std::string origin; ///< where others have the same name
+    std::string state;
+    std::optional<double> idle;
+    Bytes gpu = 0;
+    Bytes host = 0;
+    Bytes files = 0;
+    bool is_asleep = false;
+    bool is_lost = false;
+    bool answers = false;
+};
+
+std::string short_state(const Report& report) {
+    if (report.lost) return "lost";
+    if (!report.wakes_waiting.empty()) return "waits"; // for room to wake
+    switch (report.state) {
+    case State::awake: return report.inhibited ? "inhibited" : "awake";
+    case State::asleep: return report.deep ? "deep" : "asleep";
+    case State::partial: return "partly";
+    case State::damaged: return "damaged";
+    case State::paused: return "paused";
+    }
+    return "unknown";
+}
+
+Row row_of(const control::Outcome& outcome) {
+    Row row;
+    row.name = display_name(outcome.process);
+    row.state = silence(outcome);
+    const auto* const report = std::get_if<Report>(&outcome.answer);
+    if (!report) return row;
+    row.answers = true;
+    row.state = outcome.by_driver && report->state == State::awake ? "no agent" : short_state(*report);
+    if (outcome.stopped_report_seconds) row.state = "stopped, " + row.state;
+    row.is_lost = report->lost;
+    row.is_asleep = !model::is_resident(report->state) && !row.is_lost;
+    if (!report->name.empty()) row.name = report->name;
+    row.idle = report->idle_seconds;
+    row.host = report->host_bytes + report->retained_bytes;
+    for (const auto& tag : report->tags) {
+        row.gpu += tag.resident;
+        row.host += tag.host_backed;
+    }
+    if (outcome.by_driver)
+        for (const auto& device : report->devices) row.gpu += device.released;
+    row.files = report->file_bytes;
+    return row;
+}
+
+/// "45s", "14m", "2h05m", "3d04h": six columns at most, for a thousand days.
+std::string short_time(std::optional<double> seconds) {
+    constexpr std::uint64_t k_minute = 60;
+    constexpr std::uint64_t k_hour = 60 * k_minute;
+    constexpr std::uint64_t k_day = 24 * k_hour;
+    if (!seconds) return "-";
+    const auto count = static_cast<std::uint64_t>(*seconds);
+    if (count < k_minute) return fmt::format("{}s", count);
+    if (count < k_hour) return fmt::format("{}m", count / k_minute);
+    if (count < k_day) return fmt::format("{}h{:02}m", count / k_hour, count % k_hour / k_minute);
+    return fmt::format("{}d{:02}h", count / k_day, count % k_day / k_hour);
+}
+
+std::string size(Bytes bytes) {
+    return bytes == 0 ? "-" : format_bytes(bytes);
+}
+
+std::string summary(const std::vector<Row>& rows) {
+    Row sum;
+    std::size_t asleep = 0;
+    std::size_t lost = 0;
+    std::size_t silent = 0;
+    for (const auto& row : rows) {
+        sum.gpu += row.gpu;
+        sum.host += row.host;
+        sum.files += row.files;
+        asleep += row.is_asleep ? 1 : 0;
+        lost += row.is_lost ? 1 : 0;
+        silent += row.answers ? 0 : 1;
+    }
+    auto text = fmt::format("{} processes, {} asleep", rows.size(), asleep);
+    if (rows.size() == 1) text = fmt::format("1 process, {} asleep", asleep);
+    if (lost != 0) text += fmt::format(", {} lost", lost);
+    if (silent != 0) text += fmt::format(", {} without an answer", silent);
+    text += fmt::format("; GPU {}, host {}", format_bytes(sum.gpu), format_bytes(sum.host));
+    if (sum.files != 0) text += fmt::format(", files {}", format_bytes(sum.files));
+    return text;
+}
+
+/// The most columns of two that give way.
+struct Widths {
+    std::size_t name = 0;
+    std::size_t origin = 0;
+};
+
+Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<Row>& rows, Widths widths) {
+    constexpr std::size_t k_user_columns = 8;
+    const bool has_origins =
+        std::any_of(rows.begin(), rows.end(), [](const Row& row) { return !row.origin.empty(); });
+    const bool has_files =
+        std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.files != 0; });
+    constexpr auto k_left = Table::Align::left;
+    constexpr auto k_right = Table::Align::right;
+    std::vector<Table::Column> columns{{"PID", k_right},  {"USER", k_left},  {"NAME", k_left},
+                                       {"STATE", k_left}, {"IDLE", k_right}, {"GPU", k_right},
+                                       {"HOST", k_right}};
+    if (has_origins) columns.insert(columns.begin() + 3, {"FROM", k_left}); // behind the name
+    if (has_files) columns.push_back({"FILES", k_right});
+    Table table(std::move(columns));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const auto& row = rows[i];
+        const auto& process = outcomes[i].process;
+        std::vector<std::string> cells{std::to_string(process.pid),
+                                       shortened(control::user_name(process.uid), k_user_columns),
+                                       shortened(row.name, widths.name),
+                                       row.state,
+                                       short_time(row.idle),
+                                       size(row.gpu),
+                                       size(row.host)};
+        if (has_origins) cells.insert(cells.begin() + 3, shortened(row.origin, widths.origin));
+        if (has_files) cells.push_back(size(row.files));
+        table.add(std::move(cells));
+    }
+    return table;
+}
+
+/// Of the longest line.
+std::size_t width_of_lines(std::string_view text) {
+    std::size_t width = 0;
+    while (const auto line = take_line(text)) width = std::max(width, width_of(*line));
+    return width;
+}
+
+} // namespace
+
+std::optional<Order> parse_order(std::string_view word) noexcept {
+    constexpr std::pair<std::string_view, Order> k_orders[] = {{"pid", Order::pid},
+                                                               {"name", Order::name},
+                                                               {"gpu", Order::gpu},
+                                                               {"host", Order::host},
+                                                               {"idle", Order::idle}};
+    for (const auto& [name, order] : k_orders)
+        if (name == word) return order;
+    return std::nullopt;
+}
+
+void sort(std::vector<control::Outcome>& outcomes, Order order) {
+    using Key = std::tuple<bool, double, std::string, pid_t>;
+    const auto key_of = [order](const control::Outcome& outcome) {
+        const auto row = row_of(outcome);
+        const double figure = order == Order::gpu    ? static_cast<double>(row.gpu)
+                              : order == Order::host ? static_cast<double>(row.host)
+                              : order == Order::idle ? row.idle.value_or(-1)
+                                                     : 0;
+        return Key(!row.answers, -figure, order == Order::name ? row.name : "", outcome.process.pid);
+    };
+    std::vector<std::pair<Key, control::Outcome>> keyed;
+    keyed.reserve(outcomes.size());
+    for (auto& outcome : outcomes) {
+        auto key = key_of(outcome);
+        keyed.emplace_back(std::move(key), std::move(outcome));
+    }
+    std::sort(keyed.begin(), keyed.end(),
+              [](const auto& left, const auto& right) { return left.first < right.first; });
+    for (std::size_t i = 0; i < keyed.size(); ++i) outcomes[i] = std::move(keyed[i].second);
+}
+
+std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns) {
+    constexpr std::size_t k_least = 8;
+    constexpr std::size_t k_most = 64;
+    std::vector<Row> rows;
+    rows.reserve(outcomes.size());
+    std::map<std::string, std::size_t> counts;
+    for (const auto& outcome : outcomes) {
+        rows.push_back(row_of(outcome));
+        ++counts[rows.back().name];
+    }
+    for (std::size_t i = 0; i < rows.size(); ++i)
+        if (counts[rows[i].name] > 1) rows[i].origin = to_word(outcomes[i].process.origin);
+    Widths widths{k_most, k_most};
+    auto table = table_of(outcomes, rows, widths).text();
+    for (const auto& [width, text] :
+         {std::pair(&Widths::origin, &Row::origin), std::pair(&Widths::name, &Row::name)}) {
+        const auto all = width_of_lines(table);
+        if (all <= columns) break;
+        std::size_t longest = 0;
+        for (const auto& row : rows) longest = std::max(longest, width_of(shortened(row.*text, k_most)));
+        widths.*width = std::max(longest - std::min(all - columns, longest), k_least);
+        table = table_of(outcomes, rows, widths).text();
+    }
+    return shortened(summary(rows), columns) + "\n\n" + table;
+}
+
+} // namespace gpu_sleep::cli

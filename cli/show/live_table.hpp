@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The table of gpu-ps, which --watch keeps on a terminal, and the orders that processes may have there.
+
+#pragma once
+
+#include "control/targets.hpp"
+
+namespace gpu_sleep::cli {
+
+enum class Order : std::uint8_t {
+    pid,
+    name,
+    gpu,  ///< most GPU memory first
+    host, ///< most host memory first
+    idle, ///< idle for longest first
+};
+
+/// The words of all orders, separated by '|'.
+inline constexpr std::string_view k_order_words = "gpu|host|idle|pid|name";
+
+/// The word's value, or nothing for any other word.
+[[nodiscard]] std::optional<Order> parse_order(std::string_view word) noexcept;
+
+/// Sorts by `order`, and what is equal there by pid. Who does not answer comes last.
+void sort(std::vector<control::Outcome>& outcomes, Order order);
+
+/// A line with the sums, and a table with a line for each process, `columns` wide at most: names are cut.
+[[nodiscard]] std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns);
+
+} // namespace gpu_sleep::cli

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What a sleep or a wake came to, what went wrong, and the advice for that.
+
+#include "cli/show/render.hpp"
+
+#include "base/text.hpp"
+#include "cli/show/table.hpp"
+
+#include <algorithm>
+
+namespace gpu_sleep::cli {
+namespace {
+
+using model::DeviceReport;
+using model::GateState;
+using model::Operation;
+using model::Report;
+using model::State;
+
+constexpr auto k_left = Table::Align::left;
+constexpr auto k_right = Table::Align::right;
+
+Table device_table(const Report& report) {
+    const bool sleeps = report.operation == Operation::sleep;
+    std::vector<std::string> headings =
+        sleeps ? std::vector<std::string>{"FREED", "KEPT", "DROPPED", "STILL USED"}
+               : std::vector<std::string>{"TAKEN", "RESTORED", "ZEROED", "STILL FREE"};
+    if (report.dry_run)
+        headings = sleeps ? std::vector<std::string>{"WOULD FREE", "KEEP", "DROP", "USED NOW"}
+                          : std::vector<std::string>{"WOULD TAKE", "RESTORE", "ZERO", "FREE NOW"};
+    std::vector<Table::Column> columns{{"DEVICE", k_left}};
+    for (auto& heading : headings) columns.push_back({std::move(heading), k_right});
+    Table table(std::move(columns));
+    for (const auto& device : report.devices) {
+        const Bytes free = report.dry_run ? device.free_before : device.free_after;
+        const Bytes left = sleeps ? device.total - free : free;
+        table.add({fmt::format("GPU {} {}", device.device, device.name), format_bytes(device.released),
+                   format_bytes(device.kept), format_bytes(device.dropped),
+                   device.total == 0 ? "-" : format_bytes(left)});
+    }
+    return table;
+}
+
+Bytes relocated(const Report& report) {
+    return model::sum_of(report.devices, &DeviceReport::relocated);
+}
+
+/// Whether all that it did is moving what sleeps to another store.
+bool only_relocates(const Report& report) {
+    return relocated(report) != 0 &&
+           std::all_of(report.devices.begin(), report.devices.end(), [](const DeviceReport& device) {
+               return device.released == 0 && device.kept == 0 && device.dropped == 0;
+           });
+}
+
+std::string headline(const control::Process& process, const Report& report, bool is_live) {
+    const auto subject = fmt::format("{} {}", process.pid, label(process, report));
+    const bool sleeps = report.operation == Operation::sleep;
+    const auto level = sleeps && report.level != model::Level::pause // beside which other levels may sleep
+                           ? fmt::format(" at level {}", static_cast<int>(report.level))
+                           : std::string();
+    if (report.dry_run && only_relocates(report))
+        return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
+    if (report.dry_run && !report.devices.empty())
+        return fmt::format("{} would {}{}{}; nothing was changed:\n", subject,
+                           report.refusal.empty() ? "" : "not ",
+                           is_live  ? "run on"
+                           : sleeps ? "sleep"
+                                    : "wake",
+                           is_live ? "" : level);
+    if (rehearses_pause(report) && sleeps)
+        return fmt::format("{} would be paused, which frees nothing; nothing was changed:\n", subject);
+    if (report.dry_run && !sleeps && (report.deep || rehearses_pause(report)))
+        return fmt::format("{} would wake; nothing was changed:\n", subject);
+    if (only_relocates(report))
+        return fmt::format("{} is still {} after {}:\n", subject, state_words(report),
+                           format_seconds(report.times.total));
+    if (report.tags.empty() && !report.deep && !report.changed && report.state == State::awake)
+        return fmt::format("{} holds no memory that could sleep; nothing to do\n", subject);
+    if (!report.changed && sleeps && report.state != State::asleep && !report.notes.empty())
+        return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
+    if (!report.changed && is_live && (report.state == State::asleep || report.state == State::damaged))
+        return fmt::format("{} is {}, so nothing moved; wake it first:\n", subject, state_words(report));
+    if (!report.changed)
+        return fmt::format("{} is already {}, {}\n", subject, state_words(report),
+                           report.notes.empty() ? "as asked; nothing to do" : "and nothing was changed:");
+    return fmt::format("{} is {}{} after {}:\n", subject, state_words(report),
+                       model::is_resident(report.state) ? "" : level, format_seconds(report.times.total));
+}
+
+/// "contents in files in /scratch: 5.00 GiB, 3.00 GiB on disk".
+std::string files_line(const Report& report) {
+    return fmt::format("contents in files in {}: {}, {} on disk", cli::joined(report.directories),
+                       format_bytes(in_files(report)), format_bytes(report.file_bytes));
+}
+
+/// "3 processes are", "1 process is".
+std::string subject(std::size_t count, std::string_view one, std::string_view several) {
+    return count == 1 ? fmt::format("1 process {}", one) : fmt::format("{} processes {}", count, several);
+}
+
+/// What has become of all.
+struct Sum {
+    std::size_t count;
+    std::size_t done = 0;
+    std::size_t asleep = 0; ///< of a sleep, also those that did not go deep
+    std::size_t deep = 0;
+    std::size_t paused = 0;
+    Bytes moved = 0;
+    bool is_known = true;
+    bool has_changed = false;
+    bool is_rehearsal = false;
+    bool would_fail = false;
+
+    explicit Sum(const std::vector<control::Outcome>& outcomes) : count(outcomes.size()) {
+        for (const auto& outcome : outcomes) {
+            if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {
+                add(*report);
+            } else if (const auto* failure = std::get_if<model::Failure>(&outcome.answer)) {
+                asleep += failure->state == model::State::asleep;
+            } else {
+                is_known = is_known && client::error_of(outcome.answer)->code != ErrorCode::outcome_unknown;
+            }
+        }
+    }
+
+private:
+    void add(const model::Report& report) {
+        ++done;
+        ++asleep;
+        deep += report.deep;
+        paused += report.state == model::State::paused || rehearses_pause(report);
+        has_changed |= report.changed;
+        is_rehearsal |= report.dry_run;
+        would_fail |= report.refusal_code && !report.refusal.empty();
+        moved += released(report);
+        if (report.changed) moved += report.deep_bytes;
+    }
+};
+
+} // namespace
+
+std::string render_operation(const control::Process& process, const Report& report,
+                             const model::SleepRequest* request, bool is_live) {
+    auto text = headline(process, report, is_live);
+    if (!report.devices.empty() && !only_relocates(report)) text += device_table(report).text(2);
+    if (const auto bytes = relocated(report); bytes != 0)
+        text += fmt::format("  {} {} of kept contents to another store\n",
+                            report.dry_run ? "would move" : "moved", format_bytes(bytes));
+    if (!report.dropped_without_refill.empty())
+        text += fmt::format("  {} with no declared refill: {}\n", report.dry_run ? "would drop" : "dropped",
+                            joined(report.dropped_without_refill));
+    if (report.operation == Operation::wake && report.changed)
+        for (const auto& tag : report.tags)
+            if (tag.needs_refill && !tag.policy.refillable &&
+                tag.policy.retention != model::Retention::discard)
+                text += fmt::format(
+                    "  {} on GPU {} has zeros where contents were dropped, until the program fills "
+                    "it\n",
+                    printable(tag.tag), tag.device);
+    if (report.operation == Operation::sleep && !report.dry_run && in_files(report) != 0)
+        text += fmt::format("  {}\n", files_line(report));
+    if (report.operation == Operation::sleep)
+        for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
+    if (report.deep) text += fmt::format("  {}\n", deep_line(report));
+    if (report.gate != GateState::open) text += fmt::format("  {}\n", gate_line(report, request));
+    if (report.retained_bytes != 0) text += fmt::format("  {}\n", retained_line(report));
+    for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
+    if (text.ends_with(":\n")) text.replace(text.size() - 2, 1, ""); // nothing follows
+    return text;
+}
+
+std::string render_driver_operation(const control::Process& process, const Report& report) {
+    const auto subject = fmt::format("{} {}", process.pid, label(process, report));
+    const bool sleeps = report.operation == Operation::sleep;
+    const bool is_left = sleeps && report.state == State::awake && released(report) == 0;
+    auto text = is_left ? fmt::format("{} stays awake:\n", subject)
+                        : fmt::format("{} is already {}; nothing to do\n", subject, state_words(report));
+    if (!is_left && report.dry_run && report.state == (sleeps ? State::awake : State::asleep))
+        text = fmt::format("{} would {}be {} by the driver; nothing was changed:\n", subject,
+                           report.refusal.empty() ? "" : "not ", sleeps ? "put to sleep" : "woken");
+    if (report.changed)
+        text = fmt::format("{} was {} by the driver in {}:\n", subject, sleeps ? "put to sleep" : "woken",
+                           format_seconds(report.times.total));
+    if (!report.devices.empty()) text += device_table(report).text(2);
+    for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
+    return text;
+}
+
+std::string render_total(const std::vector<control::Outcome>& outcomes) {
+    Bytes sum = 0;
+    int count = 0;
+    const Report* last = nullptr;
+    for (const auto& outcome : outcomes) {
+        const auto* const report = std::get_if<Report>(&outcome.answer);
+        if (!report || !(report->changed || report->dry_run)) continue;
+        const auto bytes = released(*report) + (report->changed ? report->deep_bytes : 0);
+        if (bytes == 0) continue;
+        sum += bytes;
+        ++count;
+        last = report;
+    }
+    if (count < 2) return {};
+    return fmt::format("{} of GPU memory {}{} in all\n", format_bytes(sum), last->dry_run ? "would be " : "",
+                       last->operation == Operation::sleep ? "freed" : "taken");
+}
+
+std::string render_inhibition(const control::Process& process, const Report& report) {
+    return fmt::format("{} {}: {}\n", process.pid, label(process, report), inhibition_line(report));
+}
+
+std::string render_reasons(const control::Process& process, const Report& report) {
+    auto text = fmt::format("{} {}: {} {}\n", process.pid, label(process, report), state_words(report),
+                            format_seconds(report.state_seconds));
+    if (!report.idle_seconds)
+        text += "  it is not known when it last worked\n";
+    else if (*report.idle_seconds == 0)
+        text += "  it worked or woke within the last 4 s\n"; // which is how finely agents count
+    else
+        text += fmt::format("  it last worked {} ago\n", format_seconds(*report.idle_seconds));
+    auto kept = model::sum_of(report.tags, &model::TagReport::kept) + // of what sleeps
+                model::sum_of(report.devices, &DeviceReport::kept);
+    kept -= std::min(kept, model::sum_of(report.tags, &model::TagReport::in_place)); // only mapped
+    text += fmt::format("  a sleep would free {}\n", format_bytes(released(report)));
+    if (report.refusal.empty()) text += "  nothing prevents it\n";
+    for (const auto& note : report.notes)
+        text += fmt::format("  {}{}\n", note == report.refusal ? "prevented by: " : "", printable(note));
+    if (report.woken_bytes == 0 || report.woken_seconds <= 0)
+        return text + "  the time to wake is not known: no wake has shown it yet\n";
+    const auto seconds =
+        report.woken_seconds * static_cast<double>(kept) / static_cast<double>(report.woken_bytes);
+    return text + fmt::format("  waking would take {} for {}, as fast as last time ({} in {})\n",
+                              format_seconds(seconds), format_bytes(kept), format_bytes(report.woken_bytes),
+                              format_seconds(report.woken_seconds));
+}
+
+std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
+                         const control::Outcome* outcome) {
+    auto text = fmt::format("{}: ", program);
+    if (!purpose.empty()) text += fmt::format("cannot {}: ", purpose);
+    text += error.message;
+    if (const auto advice = advice_from(program, error.code, outcome); !advice.empty())
+        text += fmt::format("; {}", advice);
+    return printable(text) + '\n';
+}
+
+std::string render_failure(std::string_view program, std::string_view purpose,
+                           const control::Outcome& outcome) {
+    const auto* const error = client::error_of(outcome.answer);
+    const auto subject = title(outcome.process);
+    if (!error && outcome.unreleased != 0)
+        return fmt::format(
+            "{}: {}: the driver did not release {} of what sleeps; the next wake takes it back\n", program,
+            subject, format_bytes(outcome.unreleased));
+    if (!error) return {};
+    return render_error(program, fmt::format(fmt::runtime(purpose), subject), without(subject, *error),
+                        &outcome);
+}
+
+Error without(const std::string& subject, Error error) {
+    auto& message = error.message;
+    if (message.starts_with(subject + ": ")) message.erase(0, subject.size() + 2);
+    const auto again = "process " + subject;
+    if (message.starts_with("there is no " + again)) return error;
+    for (auto at = message.find(again); at != std::string::npos; at = message.find(again, at))
+        message.replace(at, again.size(), "it");
+    return error;
+}
+
+std::string render_together(const std::vector<control::Outcome>& outcomes, const model::SleepRequest* sleep) {
+    const bool pauses = sleep && sleep->level == model::Level::pause; // of which some may sleep already
+    const Sum sum(outcomes);
+    const auto size = format_bytes(sum.moved);
+    const auto all = subject(sum.count, "is", "are");
+    const bool paused = sum.paused == sum.count;
+    const auto* const state = !sleep ? "awake" : paused ? "paused" : pauses ? "paused or asleep" : "asleep";
+    const auto* const deed = !sleep   ? "wake"
+                             : paused ? "be paused"
+                             : pauses ? "be paused or asleep"
+                                      : "sleep";
+    if (sum.would_fail)
+        return fmt::format("none of {} {}; nothing was changed\n", subject(sum.count, "would", "would"),
+                           deed);
+    if (sum.done == sum.count && sum.is_rehearsal)
+        return fmt::format("{} {}; {} of GPU memory would be {}; nothing was changed\n",
+                           subject(sum.count, "would", "would"), deed, size, sleep ? "freed" : "taken");
+    if (sum.done == sum.count)
+        return fmt::format("{} {}; {} of GPU memory {}\n", all,
+                           sleep && sum.deep == sum.count ? "deeply asleep" : state, size,
+                           sleep ? "freed" : "taken");
+    if (sleep && sleep->deep && sum.asleep == sum.count)
+        return fmt::format("{} asleep, {} of them deeply; the same command continues from there\n", all,
+                           sum.deep);
+    if (!sum.has_changed && sum.is_known)
+        return fmt::format("none of {} {}\n", subject(sum.count, "was", "was"),
+                           !sleep   ? "woken"
+                           : pauses ? "paused"
+                                    : "put to sleep");
+    return fmt::format("{} of {} {}; the same command completes it\n", sleep ? sum.asleep : sum.done,
+                       subject(sum.count, "is known to be", "are known to be"), state);
+}
+
+std::string advice_from(std::string_view program, ErrorCode code, const control::Outcome* outcome) {
+    if (outcome && code == ErrorCode::stopped)
+        return "to resume it: " + control::ProcFs().how_to_go_on(outcome->process);
+    const bool is_door = program == "gpu-sleep-http";
+    const bool is_wake = outcome && outcome->asked == model::Operation::wake;
+    const bool lacks_room = outcome && code == ErrorCode::out_of_device_memory;
+    const bool is_by_driver = lacks_room && outcome->by_driver && is_wake;
+    if (is_door && (is_by_driver || (lacks_room && outcome->has_made_room)))
+        return "free GPU memory, or start the door with a longer --wait";
+    if (lacks_room && outcome->has_made_room)
+        return client::error_of(outcome->answer)->retry_seconds
+                   ? "free GPU memory, or give gpu-wake a longer --wait, or --min-awake 0s"
+                   : "free GPU memory, or give gpu-wake a longer --wait";
+    if (is_by_driver || (lacks_room && outcome->nobody_can_sleep && !is_door))
+        return outcome->has_waited ? "free GPU memory, or give gpu-wake a longer --wait"
+                                   : "free GPU memory, or retry for longer with --wait 60s";
+    if (is_door && is_wake && code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, or start the door with --make-room or a longer --wait";
+    if (outcome && outcome->has_waited && code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, or give gpu-wake --make-room or a longer --wait";
+    if ((program == "gpu-sleep" || program == "gpu-reclaim" || is_door) &&
+        code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, and try again"; // which the copying takes a little of
+    if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
+        return "end what holds it, or ask for less with --need";
+    const bool has_timeout = program != "gpu-run" && program != "gpu-inhibit" && !is_door;
+    if (!has_timeout && code == ErrorCode::timed_out) return "try again";
+    const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
+    if ((program == "gpu-run" || program == "gpu-snapshot" || is_door) && lacks_host_memory)
+        return "free host memory"; // they have no --level
+    // Do not advise to drop what is asleep because there is too little memory to wake it.
+    if (program == "gpu-wake" && lacks_host_memory)
+        return "free host memory, or raise the process's limit, and wake it again";
+    const bool takes_all = program == "gpu-sleep" || program == "gpu-wake" || program == "gpu-inhibit";
+    if (takes_all && code == ErrorCode::ambiguous_name) return "name one by its pid, or all of them by --all";
+    // It reads files of whatever origin, and changes no process.
+    if (program == "gpu-snapshot" && code != ErrorCode::out_of_disk && code != ErrorCode::internal) return {};
+    return std::string(traits(code).advice);
+}
+
+} // namespace gpu_sleep::cli

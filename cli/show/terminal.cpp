@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Progress, the alternate screen, and the signals that the latter must not outlive.
+
+#include "cli/show/terminal.hpp"
+
+#include "base/text.hpp"
+#include "cli/show/table.hpp"
+
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <ctime>
+
+namespace gpu_sleep::cli {
+namespace {
+
+using Phase = model::Progress::Phase;
+
+constexpr std::string_view k_start_of_line = "\r\033[K"; // and wipe it
+
+std::string_view words_for(Phase phase) noexcept {
+    switch (phase) {
+    case Phase::callbacks: return "asking the program";
+    case Phase::drain: return "waiting for the GPU's work";
+    case Phase::transfer: return "copying";
+    case Phase::release: return "releasing";
+    case Phase::verify: return "verifying";
+    case Phase::waiting: return "waiting";
+    case Phase::deep: return "waiting for the driver";
+    case Phase::drained:
+    case Phase::ready: return "waiting for the others";
+    }
+    return "working";
+}
+
+/// Columns of the terminal that a line may fill: in the last one, some terminals go on to the next line.
+std::size_t columns_of(int fd) noexcept {
+    constexpr std::size_t k_usual = 80;
+    winsize size{};
+    const bool is_known = ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    return is_known ? std::size_t{size.ws_col} - 1 : k_usual;
+}
+
+// Alternate screen, hidden cursor, lines that do not wrap; and back. Source: xterm, Control Sequences.
+constexpr std::string_view k_enter = "\033[?1049h\033[?25l\033[?7l";
+constexpr std::string_view k_leave = "\033[?7h\033[?25h\033[?1049l";
+
+volatile std::sig_atomic_t g_is_entered = 0;
+volatile std::sig_atomic_t g_is_lost = 0;  ///< others may have had the terminal: it is to be entered anew
+volatile std::sig_atomic_t g_is_stale = 0; ///< what is shown is to be shown anew
+
+/// Async-signal-safe.
+void write_now(std::string_view text) noexcept {
+    const int before = errno;
+    [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
+    errno = before;
+}
+
+void leave() noexcept {
+    if (g_is_entered != 0) write_now(k_leave);
+    g_is_entered = 0;
+}
+
+void set_handler(int number, void (*handler)(int)) noexcept {
+    struct sigaction action = {};
+    action.sa_handler = handler;
+    ::sigemptyset(&action.sa_mask);
+    ::sigaction(number, &action, nullptr);
+}
+
+/// The signal does now what it does by default.
+void act_by_default(int number) noexcept {
+    set_handler(number, SIG_DFL);
+    sigset_t only;
+    ::sigemptyset(&only);
+    ::sigaddset(&only, number);
+    ::raise(number);
+    ::sigprocmask(SIG_UNBLOCK, &only, nullptr); // it is blocked in its handler
+}
+
+void end(int number) {
+    leave();
+    act_by_default(number);
+}
+
+void stop(int number) {
+    leave();
+    g_is_stale = 1;
+    act_by_default(number); // returns when the command is continued
+    set_handler(number, stop);
+}
+
+void note(int number) {
+    // It may have been entered since, and is still to be left.
+    if (number == SIGCONT) g_is_lost = 1;
+    g_is_stale = 1;
+}
+
+struct Handled {
+    int number;
+    void (*handler)(int);
+};
+constexpr Handled k_handled[] = {{SIGINT, end},   {SIGTERM, end},  {SIGHUP, end},   {SIGQUIT, end},
+                                 {SIGTSTP, stop}, {SIGCONT, note}, {SIGWINCH, note}};
+
+void replace_handler(int number, void (*from)(int), void (*to)(int)) noexcept {
+    struct sigaction now = {};
+    // What is ignored stays so.
+    if (::sigaction(number, nullptr, &now) == 0 && now.sa_handler == from) set_handler(number, to);
+}
+
+std::size_t variable(const char* name, std::size_t otherwise) noexcept {
+    const char* const text = std::getenv(name);
+    const auto value = text ? std::strtoul(text, nullptr, 10) : 0;
+    return value > 0 && value < 10'000 ? value : otherwise;
+}
+
+} // namespace
+
+std::string progress_line(const model::Progress& progress, std::size_t columns) {
+    constexpr std::size_t k_widest_bar = 30;
+    constexpr std::size_t k_narrowest_bar = 5;
+    constexpr std::size_t k_min_columns = 4;
+    columns = std::max(columns, k_min_columns);
+    const auto doing = progress.in_call ? "waiting for the disk or the driver" : words_for(progress.phase);
+    const auto words =
+        progress.tag.empty() ? std::string(doing) : fmt::format("{}: {}", printable(progress.tag), doing);
+    if (progress.total == 0) return shortened(words, columns);
+    const auto share =
+        std::min(1.0, static_cast<double>(progress.done) / static_cast<double>(progress.total));
+    const auto figures = fmt::format("{:3.0f}%  {} of {}", share * 100, format_bytes(progress.done),
+                                     format_bytes(progress.total));
+    const auto others = fmt::format("{} [] {}", words, figures).size();
+    const auto width = std::min(k_widest_bar, columns - std::min(columns, others));
+    if (width < k_narrowest_bar) return shortened(fmt::format("{} {}", words, figures), columns);
+    const auto filled = static_cast<std::size_t>(share * static_cast<double>(width));
+    return fmt::format("{} [{:#<{}}{:-<{}}] {}", words, "", filled, "", width - filled, figures);
+}
+
+ProgressBar::~ProgressBar() {
+    wipe();
+}
+
+void ProgressBar::wipe() noexcept {
+    if (std::exchange(drawn_, false)) write(k_start_of_line);
+}
+
+void ProgressBar::end(pid_t pid) {
+    latest_.erase(pid);
+    wipe();
+}
+
+void ProgressBar::show(pid_t pid, const model::Progress& progress) {
+    constexpr Milliseconds k_interval{100};
+    if (!visible_) return;
+    latest_[pid] = progress;
+    const auto now = Clock::now();
+    if (now < next_) return;
+    next_ = now + k_interval;
+    model::Progress sum{.phase = progress.phase, .tag = progress.tag, .in_call = progress.in_call};
+    for (const auto& [each_pid, each] : latest_) {
+        sum.done += each.done;
+        sum.total += each.total;
+    }
+    write(std::string(k_start_of_line) + progress_line(sum, columns_of(fd_)));
+    drawn_ = true;
+}
+
+void ProgressBar::write(std::string_view text) const noexcept {
+    // A bar that cannot be drawn is no reason to fail.
+    [[maybe_unused]] const auto written = ::write(fd_, text.data(), text.size());
+}
+
+bool Screen::is_possible() noexcept {
+    const char* const terminal = std::getenv("TERM");
+    const std::string_view name = terminal ? terminal : "";
+    return !name.empty() && name != "dumb" && ::isatty(STDOUT_FILENO) == 1;
+}
+
+Screen::Screen() noexcept {
+    // Taken while waiting alone, so that none is missed.
+    sigset_t noted;
+    ::sigemptyset(&noted);
+    ::sigaddset(&noted, SIGCONT);
+    ::sigaddset(&noted, SIGWINCH);
+    ::sigprocmask(SIG_BLOCK, &noted, &before_);
+    for (const auto& [number, handler] : k_handled) replace_handler(number, SIG_DFL, handler);
+}
+
+Screen::~Screen() {
+    leave();
+    for (const auto& [number, handler] : k_handled) replace_handler(number, handler, SIG_DFL);
+    ::sigprocmask(SIG_SETMASK, &before_, nullptr);
+}
+
+ScreenSize Screen::size() noexcept {
+    winsize size{};
+    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0)
+        return {size.ws_row, size.ws_col};
+    constexpr std::size_t k_usual_lines = 24;
+    constexpr std::size_t k_usual_columns = 80;
+    return {variable("LINES", k_usual_lines), variable("COLUMNS", k_usual_columns)};
+}
+
+Result<void> Screen::show(std::string_view text) {
+    const auto foreground = ::tcgetpgrp(STDOUT_FILENO); // fails where it is not the controlling terminal
+    if (foreground >= 0 && foreground != ::getpgrp()) return {};
+    // Stopped amid this, it would write the rest on the screen that it has left.
+    sigset_t stops;
+    sigset_t before;
+    ::sigemptyset(&stops);
+    ::sigaddset(&stops, SIGTSTP);
+    ::sigprocmask(SIG_BLOCK, &stops, &before);
+    if (g_is_entered == 0 || g_is_lost != 0) {
+        g_is_lost = 0;
+        g_is_entered = 1; // before, so that a signal in between leaves it
+        write_now(k_enter);
+    }
+    auto drawn = draw(text, size());
+    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    return drawn;
+}
+
+bool Screen::wait_until(Clock::time_point time) noexcept {
+    for (;;) {
+        if (g_is_stale != 0) {
+            g_is_stale = 0;
+            return false;
+        }
+        const auto left = std::chrono::nanoseconds(time - Clock::now()).count();
+        if (left <= 0) return true;
+        constexpr std::int64_t k_second = 1'000'000'000;
+        const timespec limit{static_cast<time_t>(left / k_second), static_cast<long>(left % k_second)};
+        ::ppoll(nullptr, 0, &limit, &before_);
+    }
+}
+
+} // namespace gpu_sleep::cli
