@@ -73,7 +73,7 @@ int print_errors(const std::string& program, const control::Need& need, const co
 
 usage::Row wait_row(std::optional<Milliseconds>& wait, std::string_view standard) {
     return {"--wait", usage::duration(wait),
-            fmt::format("With --need: how long to try again while too little can be freed (default: {})",
+            fmt::format("With --need: retry this long while too little memory can be freed (default: {})",
                         standard)};
 }
 

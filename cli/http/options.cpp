@@ -44,10 +44,10 @@ std::vector<usage::Row> rows(Options& options) {
     };
     return {
         usage::brief({"--http", usage::parsed("ADDRESS", parse_address, options.address),
-                      "Answer requests by HTTP on this port of this machine, as in 8080, on a Unix socket, "
-                      "unix:/PATH, or on an address and a port"}),
+                      "Answer HTTP requests at a local port (8080), a Unix socket (unix:/PATH) or an address "
+                      "with a port"}),
         {"--http-token", usage::text("FILE", set_token),
-         "File with a token that opens the door to whoever sends it"},
+         "File that contains a token; callers may authenticate with it"},
         {"--http-open", usage::list("CIDR,...", options.open),
          "Networks whose every machine may call without a token, such as 10.1.2.3/32"}};
 }
