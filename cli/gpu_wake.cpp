@@ -53,7 +53,7 @@ usage::Table table_of(Typed& typed) {
                              "processes to sleep"}),
                cli::min_awake_row(typed.min_awake, "--make-room"),
                {"--force", usage::flag(typed.command.force),
-                "Restore a process without an agent even if it may not have enough GPU memory"}}},
+                "Restore a process without an agent even if it is unknown whether there is room"}}},
              {"How it wakes",
               {usage::brief({"--dry-run", usage::flag(request.dry_run),
                              "Only show what would be taken and brought back"}),
