@@ -232,7 +232,7 @@ int tell_all(const std::string& program, const OutputOptions& output,
 
 usage::Row wait_row(std::optional<Milliseconds>& wait, std::string_view standard) {
     return {"--wait", usage::duration(wait),
-            fmt::format("With --need: how long to try again while too little can be freed (default: {})",
+            fmt::format("With --need: retry this long while too little memory can be freed (default: {})",
                         standard)};
 }
 

@@ -205,11 +205,11 @@ usage::Row targets_row(std::vector<std::string>& targets) {
 
 usage::Row all_row(bool& takes_all) {
     return {"--all", usage::flag(takes_all),
-            "Instead of PID: all processes with an agent; with a name: all that have it"};
+            "All processes with an agent; with a name, all processes of that name"};
 }
 
 usage::Row tree_row(control::Selection& selection) {
-    return {"--tree", usage::flag(selection.tree), "PID and its descendants, all of them or none"};
+    return {"--tree", usage::flag(selection.tree), "PID and its descendants: act on all or none"};
 }
 
 usage::Row group_row(control::Selection& selection) {
@@ -218,8 +218,7 @@ usage::Row group_row(control::Selection& selection) {
         auto problem = name_problem(name);
         return problem.empty() ? problem : problem + "; gpu-ps --long shows the groups";
     };
-    return {"--group", usage::text("GROUP", read),
-            "Instead of PID: the processes of this group, all or none"};
+    return {"--group", usage::text("GROUP", read), "All processes of this group: act on all or none"};
 }
 
 std::string selection_problem(const control::Selection& selection) {
@@ -255,20 +254,20 @@ usage::Value tags(std::vector<std::string>& tags) {
 usage::Row on_touch_row(std::optional<model::OnTouch>& on_touch, const std::string& default_words) {
     const auto assign = [&on_touch](const std::string& word) { on_touch = model::parse_on_touch(word); };
     return {"--on-touch", usage::choice("wait|wake|fail", assign),
-            "What GPU work does while the process sleeps" + default_words};
+            "While the process sleeps, GPU work waits (wait), wakes it (wake) or fails (fail)" +
+                default_words};
 }
 
 usage::Row gate_row(std::optional<model::GateMode>& gate) {
     const auto assign = [&gate](const std::string& word) { gate = model::parse_gate_mode(word); };
     return {"--gate", usage::choice("shut|checked", assign),
-            "While a part sleeps, hold all GPU work (shut), or only work that names a sleeping address "
-            "(checked)"};
+            "If only a part sleeps: hold all GPU work (shut), or work that names sleeping memory (checked)"};
 }
 
 usage::Row touch_limit_row(std::optional<Milliseconds>& limit) {
     return {"--touch-limit", usage::duration(limit),
-            "How long GPU work that wakes the process may wait for GPU memory before it fails (default: no "
-            "limit)"};
+            "If GPU work wakes the process: fail that work when GPU memory is still short after this time "
+            "(default: no limit)"};
 }
 
 std::string touch_problem(std::optional<model::OnTouch> on_touch, std::optional<Milliseconds> touch_limit) {
@@ -278,20 +277,20 @@ std::string touch_problem(std::optional<model::OnTouch> on_touch, std::optional<
 
 usage::Row min_awake_row(std::optional<Milliseconds>& min_awake, const std::string& options) {
     return {"--min-awake", usage::duration(min_awake),
-            fmt::format("With {}: leave alone processes that woke less than this long ago (default: 30 s)",
+            fmt::format("With {}: leave processes awake that woke less than this long ago (default: 30 s)",
                         options)};
 }
 
 usage::Row dry_run_row(bool& dry_run) {
-    return {"--dry-run", usage::flag(dry_run), "Only say what would be freed, kept and dropped"};
+    return {"--dry-run", usage::flag(dry_run), "Only show what would be freed, kept and dropped"};
 }
 
 usage::Row json_row(bool& json) {
-    return {"--json", usage::flag(json), "Print the result as JSON, sizes in bytes, times in seconds"};
+    return {"--json", usage::flag(json), "Print the result as JSON"};
 }
 
 usage::Row quiet_row(bool& quiet) {
-    return {"-q,--quiet", usage::flag(quiet), "Print only errors, no progress and no result"};
+    return {"-q,--quiet", usage::flag(quiet), "Print only errors"};
 }
 
 int tell_failure(std::string_view program, const OutputOptions& output, const Error& error) {
@@ -331,13 +330,12 @@ usage::Row level_row(model::Level& level) {
         level = static_cast<model::Level>(word.front() - '0');
     };
     return {"--level", usage::choice("0|1|2", assign),
-            "1 keeps contents (default), 2 drops them unless a tag's policy preserves them, 0 only pauses"};
+            "1: keep contents (default). 2: drop them. 0: pause only. A tag's policy overrides 1 and 2"};
 }
 
 usage::Row store_row(TypedStores& typed) {
     return {"--store", usage::list("STORE|TAG=STORE,...", typed.stores),
-            "Where contents are kept: host (memory, the default) or file; or for some tags, as in "
-            "weights=file,kv_cache=host"};
+            "Where to keep contents: host (default) or file, also by tag, as in weights=file,kv_cache=host"};
 }
 
 usage::Row dir_row(TypedStores& typed) {

@@ -156,7 +156,7 @@ void add(CLI::App& app, Table table) {
     app.set_help_flag("-h,--help")->disable_flag_override();
     app.set_help_all_flag("--help-all")->disable_flag_override();
     Group information{"Help",
-                      {{"-h,--help", {}, "Print the options that are used most, and examples"},
+                      {{"-h,--help", {}, "Print the most used options, and examples"},
                        {"--help-all", {}, "Print all options"}}};
     if (!app.get_parent()) {
         app.set_version_flag("--version",

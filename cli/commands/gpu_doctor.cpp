@@ -42,14 +42,15 @@ usage::Table table_of(DoctorOptions& options) {
         {{"Options",
           {cli::target_row(options.target),
            usage::brief({"--dir", usage::path("DIR", options.questions.directory),
-                         "Also check that DIR can hold files, and its free space"}),
+                         "Also check that DIR can hold files, and how much space is free there"}),
            usage::brief({"--measure", usage::flag(options.questions.measures),
-                         "Also measure the link to each GPU, which uses half a GiB there for some seconds"}),
+                         "Also measure the link to each GPU, with 0.5 GiB of its memory"}),
            usage::brief({"--timeout", usage::duration(options.questions.timeout),
                          fmt::format("How long each check may take (default: {} s)",
                                      options.questions.timeout.count() / 1000)}),
            usage::brief(cli::user_row(options.user)), usage::brief(cli::json_row(options.output.json)),
-           usage::brief({"-q,--quiet", usage::flag(options.output.quiet), "Print only what is bad"})}}},
+           usage::brief(
+               {"-q,--quiet", usage::flag(options.output.quiet), "Print only findings that are bad"})}}},
         k_examples,
         k_statuses};
 }

@@ -37,15 +37,19 @@ usage::Table table_of(EnableOptions& options) {
     auto whose = usage::choice("user|machine", set_whose);
     whose.name.clear();
     return {k_program,
-            "Makes later logins load the agent into their programs, which then need no gpu-run.",
+            "Loads the agent into programs of future logins, so that they do not need gpu-run.",
             {"user|machine [--off] [--root DIR]", "[user|machine] --show [--root DIR]"},
             {{"Options",
-              {usage::brief({"user|machine", whose, "Your own logins, or those of all users (as root)"}),
-               usage::brief({"--off", usage::flag(options.off), "Undo it: later logins are as before"}),
+              {usage::brief({"user|machine", whose,
+                             "user: your own logins. machine: the "
+                             "logins of all users (as root)"}),
+               usage::brief({"--off", usage::flag(options.off),
+                             "Undo it: later logins do not "
+                             "load the agent"}),
                usage::brief({"--show", usage::flag(options.show),
-                             "Change nothing; list the files by which logins load the agent"}),
+                             "Change nothing; list the files that make logins load the agent"}),
                {"--root", usage::path("DIR", options.root),
-                "Write the machine's files below DIR, such as the root of a system image"}}}},
+                "Write the machine's files below DIR, for example the root of a system image"}}}},
             k_examples,
             k_exit_statuses};
 }

@@ -40,19 +40,18 @@ struct InhibitOptions {
 };
 
 usage::Table table_of(InhibitOptions& options) {
-    return {
-        "gpu-inhibit",
-        "Keeps others from putting a GPU process to sleep: for a time, or while COMMAND runs.",
-        {"[OPTION]... PID...", "[--for DURATION] -- COMMAND [ARGUMENT]..."},
-        {{"Options",
-          {cli::targets_row(options.targets), usage::brief(cli::all_row(options.takes_all)),
-           usage::brief(
-               {"--for", usage::duration(options.request.time), "For this time (default: until --release)"}),
-           usage::brief({"--release", usage::flag(options.request.release), "Let it be put to sleep again"}),
-           usage::brief(cli::user_row(options.user)), usage::brief(cli::json_row(options.output.json)),
-           usage::brief(cli::quiet_row(options.output.quiet))}}},
-        k_examples,
-        k_statuses};
+    return {"gpu-inhibit",
+            "Keeps others from putting a GPU process to sleep: for a time, or while COMMAND runs.",
+            {"[OPTION]... PID...", "[--for DURATION] -- COMMAND [ARGUMENT]..."},
+            {{"Options",
+              {cli::targets_row(options.targets), usage::brief(cli::all_row(options.takes_all)),
+               usage::brief({"--for", usage::duration(options.request.time),
+                             "For this long (default: until --release)"}),
+               usage::brief({"--release", usage::flag(options.request.release), "Allow sleeps again"}),
+               usage::brief(cli::user_row(options.user)), usage::brief(cli::json_row(options.output.json)),
+               usage::brief(cli::quiet_row(options.output.quiet))}}},
+            k_examples,
+            k_statuses};
 }
 
 /// What is wrong with options that are good one by one, or nothing.

@@ -36,7 +36,7 @@ constexpr const char* k_examples =
     "  gpu-ps                         all processes that this user may put to sleep\n"
     "  gpu-ps --long                  the same with their tags and devices\n"
     "  gpu-ps 4242 --json             one of them, for a program to read\n"
-    "  gpu-ps llama --watch --await   one of them, even before it starts\n";
+    "  gpu-ps llama --watch --await   one of them, also before it starts\n";
 
 constexpr const char* k_nobody = "no process that can sleep; start one with: gpu-run -- COMMAND\n";
 
@@ -65,19 +65,20 @@ usage::Table table_of(ListOptions& options) {
           {cli::target_row(options.target),
            cli::user_row(options.user),
            {"--timeout", usage::duration(options.timeout),
-            fmt::format("How long a process may take to answer (default: {} s)", k_timeout.count() / 1000)}}},
+            fmt::format("How long to wait for a process to answer (default: {} s)",
+                        k_timeout.count() / 1000)}}},
          {"Display",
           {usage::brief({"--sort", usage::choice(std::string(cli::k_order_words), set_order),
                          "Sort by GPU or host memory, idle time, pid or name (default: pid)"}),
            usage::brief(
-               {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of all processes"}),
+               {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of every process"}),
            usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
-                         "Refresh every two seconds, or at the interval of --watch=500ms"}),
+                         "Refresh every 2 s, or at another interval, as in --watch=500ms"}),
            usage::brief({"--await", usage::flag(options.awaits),
-                         "With --watch and PID: wait while there is no such process"}),
+                         "With --watch and PID: wait for the process to start"}),
            usage::brief(cli::json_row(options.output.json)),
            usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
-                         "Write metrics for Prometheus, to a file if one is given"})}}},
+                         "Print metrics for Prometheus, or write them to FILE"})}}},
         k_examples,
         "0 done, 1 failed, 2 wrong usage, 3 no such process or no agent in it, 4 no answer in time, 5 not "
         "permitted."};

@@ -70,23 +70,24 @@ usage::Table table_of(Typed& typed) {
         {"[OPTION]... [PID]", "--need SIZE [OPTION]... [PID]", "--why [OPTION]... [PID]"},
         {{"When processes sleep",
           {usage::brief({"--idle", usage::duration(typed.idle),
-                         "Put to sleep processes without GPU work for this long"}),
+                         "Put processes to sleep that have had no GPU work for this long"}),
            {"--config", usage::path("FILE", typed.config),
-            "The administrator's configuration, instead of /etc/gpu-sleep.toml"}}},
+            "The administrator's configuration, in place of /etc/gpu-sleep.toml"}}},
          {"Room on a GPU",
-          {usage::brief(
-               {"--need", usage::size(typed.need), "Put processes to sleep until this much is free"}),
+          {usage::brief({"--need", usage::size(typed.need),
+                         "Put processes to sleep until this much memory of one GPU is free"}),
            {"--gpu", usage::text("GPU", read_gpu),
             "With --need: which GPU, by its number or UUID in nvidia-smi (default: the only GPU)"},
            cli::wait_row(typed.wait, "0 s")}},
          {"Which processes", {cli::target_row(typed.target), cli::user_row(typed.whom.user)}},
          {"How they go to sleep",
           {usage::brief(cli::dry_run_row(typed.dry_run)),
-           usage::brief({"--why", usage::flag(typed.why),
-                         "Say when PID would sleep, and what prevents it; without PID, when each would"}),
+           usage::brief(
+               {"--why", usage::flag(typed.why),
+                "Explain when PID would sleep, and what prevents it; without PID, for every process"}),
            {"--timeout", usage::duration(typed.timeout),
-            "Time limit for each process until GPU memory is released (default: 30 s for callbacks, none "
-            "while copying advances)"}}},
+            "Give up on a process if its GPU memory is not released within this time (default: 30 s, "
+            "without copying)"}}},
          {"Output", {cli::json_row(typed.output.json), usage::brief(cli::quiet_row(typed.output.quiet))}}},
         k_examples,
         fmt::format("with --need, 1 if there is no room; otherwise the worst of these, over all processes "

@@ -35,9 +35,9 @@ namespace usage = cli::usage;
 
 constexpr const char* k_examples =
     "  gpu-run --name llama -- python3 serve.py  then: gpu-sleep llama\n"
-    "  gpu-run --on-touch wake -- ./serve        asleep until it uses the GPU again\n"
-    "  gpu-run --idle 15m -- python3 serve.py    asleep after 15 minutes unused\n"
-    "  gpu-enable user                           the same for all that you start\n";
+    "  gpu-run --on-touch wake -- ./serve        its GPU work wakes it\n"
+    "  gpu-run --idle 15m -- python3 serve.py    sleeps after 15 minutes unused\n"
+    "  gpu-enable user                           loads the agent into all you start\n";
 constexpr const char* k_exit_statuses =
     "that of COMMAND; 1 if the agent is missing or --need finds no room, 2 for wrong usage or rules, an "
     "address of --http that is taken, or if the agent cannot be loaded into COMMAND, 126 if COMMAND cannot "
@@ -78,61 +78,58 @@ usage::Table table_of(RunOptions& options) {
         {{"The command and its name",
           {{"COMMAND", {}, "The command and its arguments, after -- or after the last option"},
            usage::brief({"--name", usage::text("NAME", reader(options.name, cli::name_problem)),
-                         "Name for gpu-sleep, gpu-wake and gpu-ps"}),
+                         "Name for gpu-sleep, gpu-wake and other commands"}),
            {"--group", usage::text("NAME", reader(options.group, cli::name_problem)),
-            "Group to put it in, which gpu-sleep --group acts on as one"}}},
+            "Put the process in this group; gpu-sleep --group acts on all of it together"}}},
          {"When it sleeps and wakes",
           {usage::brief(cli::on_touch_row(options.on_touch, " (default: wait)")),
            cli::gate_row(options.gate),
            cli::touch_limit_row(options.touch_limit),
-           usage::brief({"--idle", usage::duration(options.idle),
-                         "Go to sleep after this long without GPU work, and wake when used"}),
-           {"--deep", usage::flag(options.deep),
-            "With --idle: also free what the CUDA driver holds for the process"},
+           usage::brief(
+               {"--idle", usage::duration(options.idle),
+                "Put the process to sleep after this long without GPU work; its next GPU work wakes it"}),
+           {"--deep", usage::flag(options.deep), "With --idle: also free memory that the CUDA driver holds"},
            {"--store", cli::store_row(options.stores).value,
-            "With --idle: where contents are kept, host (memory, the default) or file; or for some tags, as "
-            "in weights=file"},
+            "With --idle: where to keep contents, host (default) or file, also by tag, as in weights=file"},
            {"--dir", cli::dir_row(options.stores).value,
             "With --idle: keep contents in compressed files in DIR"},
            usage::brief({"--on-stop", usage::choice("stop|sleep", set_on_stop),
-                         "What SIGTSTP (Ctrl-Z) does: stop the process (the default), or first put it to "
-                         "sleep"}),
+                         "On SIGTSTP (Ctrl-Z): stop the process (stop, the default), or put it to sleep "
+                         "first (sleep)"}),
            {"--stop-grace", usage::duration(options.stop_grace),
-            "With --on-stop sleep: how long a sleep may delay the stop (default: 5 s)"}}},
+            "With --on-stop sleep: delay the stop at most this long (default: 5 s)"}}},
          {"Sharing a GPU",
           {usage::brief({"--share", usage::flag(options.share),
-                         "Take turns on the GPU with programs that do not fit beside it"}),
+                         "Take turns on the GPU with the other programs that were started with --share"}),
            {"--make-room", usage::flag(options.make_room),
-            "If waking needs GPU memory that others hold, put others of this user to sleep, the least "
-            "recently used first"},
-           usage::brief(
-               {"--need", usage::size(options.need), "First put others to sleep until this much is free"}),
-           cli::wait_row(options.wait, "0 s; up to 30 s for processes that woke less than --min-awake ago"),
+            "If GPU memory is short for a wake, put this user's least recently used processes to sleep"},
+           usage::brief({"--need", usage::size(options.need),
+                         "Before the start, put processes to sleep until this much GPU memory is free"}),
+           cli::wait_row(options.wait, "0 s, or up to 30 s for --min-awake"),
            cli::min_awake_row(options.min_awake, "--make-room and --need")}},
-         {"A door for controllers", cli::http::rows(options.door)},
+         {"Control by HTTP", cli::http::rows(options.door)},
          {"Host memory",
           {{"--retain", usage::size(options.retain),
-            "How much may stay in host memory after a wake, for a quicker next sleep; 0 for none "
-            "(default: what the host has room for)"},
+            "Host memory that may keep copies after a wake, for a faster next sleep (default: what the host "
+            "has room for)"},
            {"--host-budget", usage::size(options.host_budget),
-            "Host memory that all processes of this user may hold for contents (default: any amount)"},
+            "Limit of host memory for contents of all processes of this user (default: none)"},
            {"--live-bytes", usage::list("SIZE|TAG=SIZE,...", options.live_bytes),
-            "Place this much of the program's memory, or of one tag's, in host memory, where it is slower: "
-            "for a program that does not fit on the GPU"},
+            "Place this much of the program's GPU memory, or of a tag's, in host memory, which is slower"},
            {"--prepare", usage::flag(options.prepare),
-            "Get host memory ready in the background, for a quicker first sleep"}}},
+            "Allocate host memory in the background, for a faster first sleep"}}},
          {"What is intercepted",
           {{"--tag", usage::text("TAG", reader(options.tag, cli::tag_problem)),
-            "Tag of the allocations that it makes (default: default)"},
+            "Tag of the program's allocations (default: default)"},
            {"--min-size", usage::size(options.min_size),
-            "Leave smaller allocations to the driver: they stay on the GPU"},
+            "Do not intercept smaller allocations: they stay on the GPU"},
            {"--rules", usage::path("FILE", options.rules_file),
-            "JSON file: what is intercepted, and its tags"},
+            "JSON file that says which allocations to intercept, and their tags"},
            {"--no-capture", usage::flag(options.no_capture),
-            "Load the agent, but leave all of the program's own allocations to the driver"},
-           {"--audit", usage::flag(options.audit), "Also intercept libraries that preloading does not reach"},
+            "Load the agent, but intercept none of the program's own allocations"},
+           {"--audit", usage::flag(options.audit), "Also intercept libraries that LD_PRELOAD does not reach"},
            {"--keep-gil", usage::flag(options.keep_gil),
-            "Hold Python's lock (the GIL) while a Python thread waits to launch or copy"}}}},
+            "Keep Python's lock (the GIL) while a Python thread waits to launch or copy"}}}},
         k_examples,
         k_exit_statuses,
         {},

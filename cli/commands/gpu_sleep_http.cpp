@@ -31,8 +31,8 @@ constexpr const char* k_examples =
     "  gpu-sleep-http 4242 --http 8080           curl -X POST localhost:8080/sleep\n"
     "  gpu-sleep-http llama --http unix:/run/user/1000/llama\n"
     "  gpu-run --http 8080 -- python3 serve.py   the same, from its start to its end\n";
-constexpr const char* k_exit_statuses =
-    "0 the process has ended, or the door was told to; 1 it cannot listen, 2 wrong usage, 3 no such process.";
+constexpr const char* k_exit_statuses = "0 the process has ended, or the server was told to end; 1 it cannot "
+                                        "listen, 2 wrong usage, 3 no such process.";
 
 struct ServeOptions {
     std::string target;
@@ -52,10 +52,9 @@ usage::Table table_of(ServeOptions& options) {
              {"Who may call, and where", http::rows(options.door)},
              {"When GPU memory is short",
               {usage::brief({"--wait", usage::duration(options.wait),
-                             "How long a wake tries again while GPU memory is short (default: 0 s)"}),
+                             "How long a wake retries while GPU memory is short (default: 0 s)"}),
                {"--make-room", usage::flag(options.make_room),
-                "If GPU memory is short, a wake puts others of the same user to sleep, the least recently "
-                "used first"},
+                "If GPU memory is short, put the user's least recently used processes to sleep"},
                cli::min_awake_row(options.min_awake, "--make-room")}}},
             k_examples,
             k_exit_statuses};

@@ -30,7 +30,7 @@ constexpr const char* k_examples =
     "  gpu-snapshot ls /var/cache/gpu-sleep      all snapshots there\n"
     "  gpu-snapshot ls FILE                      what one of them holds\n"
     "  gpu-snapshot verify FILE                  read and check every byte\n"
-    "  gpu-snapshot clean /var/cache/gpu-sleep   remove what ended processes left\n"
+    "  gpu-snapshot clean /var/cache/gpu-sleep   delete files of ended processes\n"
     "  gpu-snapshot extract FILE --extent 3 --output weights.bin\n";
 /// Not that of the commands that ask processes.
 constexpr const char* k_exit_statuses = "0 done, 1 failed, 2 wrong usage or no such extent, 5 not permitted, "
@@ -213,13 +213,13 @@ usage::Row path_row(SnapshotOptions& options) {
 }
 
 usage::Row json_row(SnapshotOptions& options) {
-    return usage::brief({"--json", usage::flag(options.json), "Print JSON, sizes in bytes"});
+    return usage::brief({"--json", usage::flag(options.json), "Print the result as JSON"});
 }
 
 usage::Table table_of(SnapshotOptions& options) {
     const auto read = [&options](const std::string& text) { return read_extent(text, options); };
     return {k_program,
-            "Looks at snapshots: files with the contents of processes that gpu-sleep has put to sleep.",
+            "Reads snapshots: files with the contents of processes that gpu-sleep has put to sleep.",
             {"ls [--json] PATH", "verify [--json] PATH", "clean [--json] DIRECTORY",
              "extract --extent N --output FILE [--json] SNAPSHOT"},
             {},
@@ -234,7 +234,7 @@ usage::Table table_of(SnapshotOptions& options) {
               {"[--json] PATH"},
               {{"Options", {path_row(options), json_row(options)}}}},
              {"gpu-snapshot clean",
-              "Remove what ended processes left in a directory",
+              "Delete files that processes left behind when they ended",
               {"[--json] DIRECTORY"},
               {{"Options",
                 {usage::required(usage::word_row("DIRECTORY", options.path, "a directory", "A directory")),
@@ -245,9 +245,10 @@ usage::Table table_of(SnapshotOptions& options) {
               {{"Options",
                 {usage::required(usage::word_row("SNAPSHOT", options.path, "a snapshot", "A snapshot")),
                  usage::required(usage::brief(
-                     {"--extent", usage::text("N", read), "The number of the extent, as ls shows it"})),
+                     {"--extent", usage::text("N", read), "Number of the extent, as ls shows it"})),
                  usage::required(usage::brief({"-o,--output", usage::path("FILE", options.output),
-                                               "The file, which must not exist; - for standard output"})),
+                                               "File to write, which must not exist yet; - for "
+                                               "standard output"})),
                  json_row(options)}}}}}};
 }
 

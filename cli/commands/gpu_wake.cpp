@@ -34,38 +34,38 @@ usage::Table table_of(Typed& typed) {
               {cli::targets_row(whom.words), cli::all_row(whom.takes_several),
                usage::brief(cli::tree_row(whom)), cli::group_row(whom), cli::user_row(whom.user)}},
              {"What wakes, and where",
-              {usage::brief(
-                   {"--tags", cli::tags(request.tags),
-                    "Only these tags. The program still waits when it uses the GPU, unless gpu-sleep was "
-                    "given --gate checked"}),
+              {usage::brief({"--tags", cli::tags(request.tags),
+                             "Wake only these tags. GPU work still waits, unless the sleep had --gate "
+                             "checked"}),
                {"--live-bytes", usage::size(request.live_bytes),
-                "Of what runs from host memory, how much comes back (default: all that "
+                "How much memory to move from host memory back to the GPU (default: all that "
                 "gpu-sleep --live moved)"},
                usage::brief({"--order", cli::tags(request.order),
-                             "These tags first, one after another, then the rest"}),
+                             "Wake these tags first, one after another, then the rest"}),
                usage::brief({"--gpu", usage::list("FROM=TO,...", typed.moves),
-                             "Wake on another GPU of the same kind (from a deep sleep)"})}},
+                             "From a deep sleep: wake on another GPU of the same kind"})}},
              {"When GPU memory is short",
-              {usage::brief(
-                   {"--wait", usage::duration(typed.wait),
-                    "How long to try again while GPU memory is short (default: 0 s; 10 s with --make-room)"}),
+              {usage::brief({"--wait", usage::duration(typed.wait),
+                             "How long to retry while GPU memory is short (default: 0 s; 10 s with "
+                             "--make-room)"}),
                usage::brief({"--make-room", usage::flag(request.make_room),
-                             "If GPU memory is short, put others of the same user to sleep, the least "
-                             "recently used first"}),
+                             "If GPU memory is short, put the user's least recently used "
+                             "processes to sleep"}),
                cli::min_awake_row(typed.min_awake, "--make-room"),
                {"--force", usage::flag(typed.command.force),
-                "Restore a process without an agent even if it is not known whether there is room"}}},
+                "Restore a process without an agent even if it is unknown whether there is room"}}},
              {"How it wakes",
               {usage::brief({"--dry-run", usage::flag(request.dry_run),
-                             "Only say what would be taken and brought back"}),
+                             "Only show what would be taken and brought back"}),
                {"--timeout", usage::duration(typed.timeout),
-                "Time limit, not counting --wait, until memory is back, and again for callbacks "
-                "(default: 30 s for callbacks, none while copying advances)"}}},
+                "Give up if memory is not back within this time, and again for callbacks "
+                "(default: 30 s, without copying)"}}},
              {"Output", {cli::json_row(typed.output.json), cli::quiet_row(typed.output.quiet)}}},
             k_examples,
-            "0 done, 1 failed (the process is awake; what runs from host memory stays there), 2 wrong usage, "
-            "3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged contents, 7 failed "
-            "(the process is asleep), 8 not enough host memory, 9 outcome not known."};
+            "0 done, 1 failed (the process is awake; memory that runs from host memory stays "
+            "there), 2 wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not "
+            "permitted, 6 damaged contents, 7 failed (the process is asleep), 8 not enough "
+            "host memory, 9 outcome not known."};
 }
 
 } // namespace

@@ -146,10 +146,10 @@ std::vector<usage::Row> rows(DoorOptions& options) {
     };
     return {
         usage::brief({"--http", usage::parsed("ADDRESS", parse_address, options.address),
-                      "Answer requests by HTTP on this port of this machine, as in 8080, on a Unix socket, "
-                      "unix:/PATH, or on an address and a port"}),
+                      "Answer HTTP requests at a local port (8080), a Unix socket (unix:/PATH) or an address "
+                      "with a port"}),
         {"--http-token", usage::text("FILE", set_token),
-         "File with a token that opens the door to whoever sends it"}};
+         "File that contains a token; callers may authenticate with it"}};
 }
 
 std::string complete(DoorOptions& options) {
