@@ -4,7 +4,7 @@
 """Usage: tests/documents/sentences.py [TREE]
 
 Lists every sentence that a user can meet, each with its file and line, for somebody who reads the language alone: the texts
-in the commands, the agent and the libraries, those of the Python package, the manual pages and the README.
+in the commands, the agent and the libraries, those of the Python package, the manual pages, the README and the guides.
 """
 
 import ast
@@ -56,7 +56,7 @@ def of_markdown(text):
 
 
 SOURCES = [(of_cpp, folder, ending) for folder in ("src", "agent", "cli", "include") for ending in ("cpp", "hpp", "c", "h")]
-SOURCES += [(of_python, "agent/python", "py"), (of_page, "cli/man", "[157]"), (of_markdown, "", "README.md")]
+SOURCES += [(of_python, "agent/python", "py"), (of_page, "cli/man", "[157]"), (of_markdown, "", "README.md"), (of_markdown, "cli/guides", "md")]
 
 
 def main():
