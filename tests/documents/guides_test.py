@@ -38,7 +38,7 @@ UNRUN = {
     ("README.md", "scripts/demo"): "minutes; other tests run it",
     ("jobs.md", "docker run"): "a container engine and an image",
     ("jobs.md", "token="): "Kubernetes",
-    ("jobs.md", "curl -H"): "a pod",
+    ("jobs.md", "curl -H"): "a pod; test_pod runs it with a process",
     ("pytorch.md", "python3 -m sglang"): "SGLang, slime and verl",
     ("hangs.md", "gdb -p"): "gdb, and the right to trace",
 }
@@ -88,7 +88,8 @@ def make_machine():
     (HOME / "build/release").symlink_to(BUILD)
     for name in PROGRAMS:
         shutil.copy(HERE / "stand_ins/program.py", HOME / name)
-    write(HOME / "train", "#!/usr/bin/env python3\n" + (HOME / "train.py").read_text(encoding="utf-8"))
+    for name in ("serve", "train"):
+        write(HOME / name, "#!/usr/bin/env python3\n" + (HERE / "stand_ins/program.py").read_text(encoding="utf-8"))
     os.environ.update({
         "HOME": str(HOME), "PATH": f"{HOME}/bin:/usr/local/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{BUILD}/simulated",
         "PYTHONPATH": f"/usr/local/share/gpu-sleep/python:{TREE}/tests/integration:{HERE}/stand_ins",
@@ -279,6 +280,17 @@ class Guides(unittest.TestCase):
 
     def test_jobs(self):
         self.run_guide("jobs.md", {"gpu-ps --user alice": lambda said: self.assertIn("asleep", said)}, GPU_SLEEP_SIM_MEMORY=MORE)
+
+    def test_pod(self):
+        """The command of the pod's container, and the request that it answers."""
+        guide = TREE / "cli/guides/jobs.md"
+        words = re.search(r"command: \[(.*?)\]", blocks_of(guide, "yaml")[0], re.DOTALL).group(1)
+        command = " ".join(word.strip().strip('"') for word in words.split(","))
+        command = command.replace("/opt/gpu-sleep/usr/bin", "/usr/local/bin").replace("/run/sleep", "/tmp")
+        request, = (block for block in blocks_of(guide) if block.startswith("curl -H"))
+        with Terminal() as terminal:
+            terminal.run(f"token={'7' * 32}; echo $token > /tmp/token\n{command} &\n")
+            self.assertIn('"is_sleeping": false', terminal.run(request.replace("POD", "localhost")))
 
     def test_monitoring(self):
         with Terminal() as terminal:
