@@ -12,12 +12,15 @@ UNRUN: bash checks its syntax alone.
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -31,7 +34,7 @@ MACHINE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--
 INSIDE = "GPU_SLEEP_GUIDES_TEST"  # set in the namespaces
 HOME = pathlib.Path("/tmp/home")  # a clone, and where the commands run
 MORE = str(1 << 30)  # bytes of GPU memory, for programs that need not share it
-SECONDS = 20
+SECONDS = 60
 
 # Each begins a block, and is followed by what the block needs.
 UNRUN = {
@@ -76,7 +79,8 @@ def make_machine():
         for layer in layers:
             layer.mkdir(parents=True)
         mount("-t", "overlay", "overlay", "-o", f"lowerdir={place},upperdir={layers[0]},workdir={layers[1]}", place)
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    with socket.socket() as any_socket:  # else there is no localhost
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
     pathlib.Path("/etc/prometheus").mkdir(exist_ok=True)
     with open("/etc/passwd", "a", encoding="utf-8") as users:
         users.write("alice:x:471:471::/nowhere:/bin/sh\n")
@@ -216,8 +220,7 @@ class Guides(unittest.TestCase):
                 self.assertEqual(shape(terminal.run(command + "\n")), shape(output))
         with Terminal() as terminal:
             blocks = [block for block in blocks_of(TREE / "README.md") if not reason_not_to_run(TREE / "README.md", block)]
-            self.assertEqual(len(blocks), 1)
-            self.assertIn("two_servers", {"two_servers"} if blocks[0].startswith("gpu-run --name a") else ())
+            self.assertEqual(len(blocks), 1)  # two servers
             terminal.run(blocks[0])
             self.assertEqual(states(), {"a": "asleep", "b": "awake"})
             terminal.run("curl -sf localhost:8000/generate")
@@ -234,6 +237,12 @@ class Guides(unittest.TestCase):
             self.run_guide("notebooks.md", {"scripts/build": notebook_starts,
                                             "sudo gpu-ps": lambda said: self.assertIn("1h host", said)}, terminal)
             self.assertFalse(pathlib.Path("/etc/profile.d/gpu-sleep.sh").exists())
+            for number, configuration in enumerate(blocks_of(TREE / "cli/guides/notebooks.md", "toml")):
+                write(HOME / f"{number}.toml", configuration)
+                terminal.run(f"gpu-reclaim --dry-run --config {HOME}/{number}.toml")
+        for document in GUIDES:
+            for block in blocks_of(document, "python"):
+                compile(block, document.name, "exec")
 
     def test_sharing(self):
         def switched(said):
@@ -312,6 +321,10 @@ def shape(output):
 
 if __name__ == "__main__":
     if INSIDE not in os.environ:
+        missing = [tool for tool in ("c++", "curl", "pkg-config", "unshare") if not shutil.which(tool)]
+        if missing:
+            print(f"skipped: {', '.join(missing)} is missing")
+            sys.exit(77)
         if os.geteuid() != 0:
             MACHINE.append("--map-root-user")
         if subprocess.run([*MACHINE, "true"], stderr=subprocess.DEVNULL).returncode != 0:
