@@ -30,8 +30,7 @@ struct Allocation {
     CUmemoryPool pool = nullptr;
     unsigned long long id = 0; ///< never used twice
     bool is_virtual = false;  ///< the program's own mapping: the driver's answers are right while it is awake
-    std::uint64_t access = 0; ///< the devices that may read and write it, one bit each; of memory that is not
-                              ///< virtual, those other than its own
+    std::uint64_t access = 0; ///< of virtual memory: the devices that may read and write it, one bit each
     bool is_own = false;      ///< from the C API: a part of a range of which the driver alone would speak
     unsigned long long handle_types = 0; ///< as which virtual memory may be shared
 };

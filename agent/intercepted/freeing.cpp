@@ -208,12 +208,7 @@ void forget_order_of(CUcontext green, CUcontext primary) {
 
 // Memory of a pool outlives the context that it was made in, and other contexts of its device may use it too.
 bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work) {
-    auto devices = allocation.access;
-    if (allocation.pool) devices |= driver::DeviceMask{1} << allocation.device;
-    bool is_noted = allocation.pool || work.note(allocation.context);
-    for (int device = 0; device < driver::k_max_devices && is_noted; ++device)
-        if ((devices >> device & 1) != 0) is_noted = note_work_on(memory, device, work);
-    return is_noted;
+    return allocation.pool ? note_work_on(memory, allocation.device, work) : work.note(allocation.context);
 }
 
 void Freeing::free_later() noexcept {

@@ -59,8 +59,8 @@ auto try_for_memory(ProgramMemory& memory, Try&& try_once, const IsShort& is_sho
 }
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
-/// Notes all work that may use the allocation, for which the driver's free waits: that of other devices that
-/// reach it, too. False as PendingWork::note(). The caller holds contexts_mutex(), until it has waited.
+/// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
+/// reach it. False as PendingWork::note(). The caller holds contexts_mutex(), until it has waited.
 bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work);
 /// An allocation that is out of the index to be freed. Unless that is done by its end, it is freed with those
 /// that wait for captures to end: also when it was memory that was short.

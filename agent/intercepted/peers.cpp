@@ -27,9 +27,6 @@ bool grant(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdevic
         if (device == owner || !(devices >> device & 1)) continue;
         const auto allowed = memory.allow_access(address, device);
         is_new |= allowed && *allowed;
-        if (allowed) // also where a neighbour in its range had it: a free waits for the device
-            immortal<Allocations>().change(
-                address, [=](Allocation& known) { known.access |= driver::DeviceMask{1} << device; });
         if (!allowed && allowed.error().code != ErrorCode::not_owned) // it may have been freed
             log::warning("GPU {} cannot be given access to {:#x}: {}", device, address,
                          allowed.error().message);

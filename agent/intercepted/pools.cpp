@@ -112,7 +112,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     }
     // First: a block that is taken and cannot be given out would have lost its last use.
     auto record =
-        Allocations::make_record({0, bytes, pool->device, key.context, handle, 0, false, pool->access});
+        Allocations::make_record({0, bytes, pool->device, key.context, handle, 0, false});
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
     const auto would_be_too_much = [&] { return is_too_much(pool->figures, request.bytes); };
     auto block = take_spare(all, memory, *pool, request, false);
@@ -284,9 +284,6 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
             pool->access = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? pool->access | bit
                                                                                : pool->access & ~bit;
         }
-        immortal<Allocations>().change([&](Allocation& known) {
-            if (known.pool == handle) known.access |= pool->access;
-        });
         for (const auto& [address, range] : all.ranges)
             if (range.pool == pool) grant(memory, *pool, address);
     });

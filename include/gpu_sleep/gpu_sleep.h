@@ -2,7 +2,7 @@
 /* Copyright the gpu-sleep authors. */
 /* The C API of the gpu-sleep agent (libgpu-sleep-agent.so): allocating GPU memory that can be put to sleep,
  * and taking part in sleeping and waking. C11; no CUDA types, so any language with a foreign-function
- * interface can call it. Link the agent (gpu-sleep(7) has the flags), dlopen it, or preload it.
+ * interface can call it. Link the agent (the guide for C and C++ has the flags), dlopen it, or preload it.
  *
  * Unless a declaration says otherwise: every function may be called from any thread, except from a signal
  * handler; sizes are in bytes; devices are CUDA ordinals of this process; strings are UTF-8, ended by NUL,

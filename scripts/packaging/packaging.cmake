@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installing, and being found: the agent and its header, for CMake (find_package(gpu-sleep), target gpu-sleep::agent)
-# and pkg-config (gpu-sleep). Both find their files relative to themselves, so an installed tree may be moved.
+# and pkg-config (gpu-sleep). Both find their files relative to themselves, so an installed tree may be moved. The run path
+# alone that pkg-config gives names the prefix: relative to the file it would name its folder, which programs do not need.
 # tests/integration/consumer uses what is installed here.
 include(CMakePackageConfigHelpers)
 
@@ -30,7 +31,11 @@ install(FILES
 set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 set(prefix_from_pkgconfig /)
 cmake_path(RELATIVE_PATH prefix_from_pkgconfig BASE_DIRECTORY /${pkgconfig_dir})
-configure_file(scripts/packaging/gpu-sleep.pc.in ${PROJECT_BINARY_DIR}/gpu-sleep.pc @ONLY)
+set(GPU_SLEEP_PREFIX "@GPU_SLEEP_PREFIX@") # the installation alone knows it
+configure_file(scripts/packaging/gpu-sleep.pc.in ${PROJECT_BINARY_DIR}/gpu-sleep.pc.in @ONLY)
+install(CODE "
+    set(GPU_SLEEP_PREFIX \"\${CMAKE_INSTALL_PREFIX}\")
+    configure_file(\"${PROJECT_BINARY_DIR}/gpu-sleep.pc.in\" \"${PROJECT_BINARY_DIR}/gpu-sleep.pc\" @ONLY)")
 install(FILES ${PROJECT_BINARY_DIR}/gpu-sleep.pc DESTINATION ${pkgconfig_dir})
 
 # The Python package, for PYTHONPATH; in place of the tree's _installed.py it has one that says where the rest is.

@@ -13,12 +13,19 @@ import sys
 import unittest
 
 TREE = pathlib.Path(sys.argv.pop())
-DOCUMENTS = sorted([*TREE.glob("*.md"), *TREE.glob("src/**/*.md"), *TREE.glob("agent/**/*.md"), *TREE.glob("tests/**/*.md")])
+DOCUMENTS = sorted([*TREE.glob("*.md"), *(path for folder in ("src", "agent", "cli", "tests") for path in TREE.glob(f"{folder}/**/*.md"))])
+GUIDES = sorted(TREE.glob("cli/guides/*.md"))
 PAGES = sorted(TREE.glob("cli/man/*.[157]"))
 COMMANDS = sorted(path.stem for path in TREE.glob("cli/man/*.1"))
-README_LINES = 130
+README_LINES = 90
 ARCHITECTURE_WORDS = 2500
+# Words as wc -w counts them. Who adds a guide may add 800 to what README and guides have together.
+WORDS = {"README.md": 900, "cli/man/gpu-sleep.7": 4200}
+GUIDE_WORDS = 480
+TOGETHER_WORDS = 4300
+COLUMNS = 100
 TERMINAL_COLUMNS = 80
+NO_COMMANDS = {"gpu-sleep", "gpu-sleep-metrics"}  # folders and a unit have these names
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -47,13 +54,13 @@ def options_of(command):
 
 
 def options_used(line):
-    """The options that the line gives to commands of ours: up to a comment, to `--`, or to another command. Each with its
-    command."""
+    """The options that the line gives to commands of ours: up to a comment, to `--`, to a semicolon, or to another command. Each
+    with its command."""
     command = None
     for word in line.split():
         if pathlib.PurePath(word).name in COMMANDS:
             command = pathlib.PurePath(word).name
-        elif word in ("--", "#", "&&", "|"):
+        elif word in ("--", "#", "&&", "|") or word.endswith(";"):
             command = None
         elif command and re.match("--?[a-z]", word):
             yield command, re.match("[a-z-]+", word).group()
@@ -123,23 +130,49 @@ class Documents(unittest.TestCase):
             drawn = subprocess.run([sys.executable, TREE / "tests/bench/picture.py", picture.stem], capture_output=True, check=True).stdout
             self.assertEqual(drawn.decode(), text_of(picture), f"run tests/bench/picture.py {picture.stem} > {picture}")
 
-    def test_readme_is_short(self):
+    def test_documents_are_short(self):
         self.assertLessEqual(len(text_of(TREE / "README.md").splitlines()), README_LINES)
+        self.assertTrue(GUIDES)
+        limits = {**WORDS, **{str(guide.relative_to(TREE)): GUIDE_WORDS for guide in GUIDES}}
+        words = {document: len(text_of(TREE / document).split()) for document in limits}
+        for document, limit in limits.items():
+            with self.subTest(document=document):
+                self.assertLessEqual(words[document], limit)
+        self.assertLessEqual(words["README.md"] + sum(words[str(guide.relative_to(TREE))] for guide in GUIDES), TOGETHER_WORDS)
 
     def test_architecture_is_read_in_ten_minutes(self):
         read = re.sub(r"(?m)^(\| `.*\|)[\w, ]*\|$", r"\1", text_of(TREE / "src/ARCHITECTURE.md")) # the rest is for check-source
         words = [word for word in read.split() if re.search(r"\w", word)]
         self.assertLessEqual(len(words), ARCHITECTURE_WORDS)
 
-    def test_code_of_the_readme_fits_a_terminal(self):
-        for line in "".join(FENCED.findall(text_of(TREE / "README.md"))).splitlines():
-            with self.subTest(line=line):
-                self.assertLessEqual(len(line), TERMINAL_COLUMNS)
+    def test_readme_and_guides_fit_a_terminal(self):
+        for document in [TREE / "README.md", *GUIDES]:
+            code = "".join(FENCED.findall(text_of(document))).splitlines()
+            for line in text_of(document).splitlines():
+                with self.subTest(document=document.name, line=line):
+                    self.assertLessEqual(len(line), TERMINAL_COLUMNS if line in code else COLUMNS)
 
-    def test_every_command_is_in_the_readme(self):
-        for command in COMMANDS:
-            with self.subTest(command=command):
-                self.assertIn(f"cli/man/{command}.1", text_of(TREE / "README.md"))
+    def test_guides_say_for_whom_they_are_and_how_long_they_take(self):
+        for guide in GUIDES:
+            title, empty, first = text_of(guide).split("\n")[:3]
+            with self.subTest(guide=guide.name):
+                self.assertRegex(title, "^# ")
+                self.assertRegex(first, r"^For .*\. Time: .*minutes")
+                self.assertIn(f"](cli/guides/{guide.name})", text_of(TREE / "README.md"))
+
+    def test_links_of_guides_hold_where_they_are_installed(self):
+        """Guides and examples are installed side by side, without the rest of the tree."""
+        for guide in GUIDES:
+            for link in LINK.findall(text_of(guide)):
+                with self.subTest(guide=guide.name, link=link):
+                    self.assertRegex(link, r"^(\w+\.md|\.\./examples(/[\w.-]+)?)$")
+
+    def test_commands_of_readme_and_guides_exist(self):
+        for document in [TREE / "README.md", *GUIDES]:
+            for shown in shown_in(text_of(document)):
+                for word in re.findall(r"(?<![\w.-])gpu-[a-z]+(?:-[a-z]+)*(?![\w-]|\.[a-z])", shown):
+                    with self.subTest(document=document.name, line=shown):
+                        self.assertIn(word, {*COMMANDS, *NO_COMMANDS})
 
 
 if __name__ == "__main__":

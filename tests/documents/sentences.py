@@ -56,7 +56,7 @@ def of_markdown(text):
 
 
 SOURCES = [(of_cpp, folder, ending) for folder in ("src", "agent", "cli", "include") for ending in ("cpp", "hpp", "c", "h")]
-SOURCES += [(of_python, "agent", "py"), (of_page, "cli/man", "[157]"), (of_markdown, "", "README.md")]
+SOURCES += [(of_python, "agent", "py"), (of_page, "cli/man", "[157]"), (of_markdown, "", "README.md"), (of_markdown, "cli/guides", "md")]
 
 
 def main():

@@ -128,31 +128,15 @@ class Regions(Case):
         self.assertTrue(bool((held == 5).all()))
         self.assertEqual(heard, ["sleep", "sleep", "wake"])
 
-    def test_example_of_the_manual(self):
-        torch = self.torch
-        page = (TREE / "cli/man/gpu-sleep.7").read_text(encoding="utf-8")
-        examples = re.findall(r"^\.nf$\n(import gpu_sleep.*?)^\.fi$", page, re.MULTILINE | re.DOTALL)
-        generated = []
+    def test_trainer_of_the_examples(self):
+        """Its optimizer sleeps while it generates, and goes on from the same state."""
+        done = subprocess.run([sys.executable, str(TREE / "cli/examples/trainer.py")], stdout=subprocess.PIPE, text=True, timeout=600,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
+        losses = [float(loss) for loss in re.findall(r"^turn \d: loss (\S+); \d+ MiB", done.stdout, re.MULTILINE)]
+        self.assertEqual(len(losses), 3)
+        self.assertLess(losses[2], losses[0])
 
-        def generate(model):
-            generated.append(self.tag("train").kept_bytes)
-            self.assertTrue(bool(model(batches[0]).isfinite().all()))
-
-        batches = [torch.ones(64, 4096, device="cuda") for _ in range(2)]
-        names = {"batches": batches, "generate": lambda: None,
-                 "build_model": lambda: torch.nn.Linear(4096, 4096),
-                 "build_cache": lambda model: torch.ones(16 * MIB, device="cuda"),
-                 "train": lambda: self.tensor(1)}
-        torch.manual_seed(7)
-        exec(compile(examples[0].replace("\\", ""), "the example of gpu-sleep(7)", "exec"), names)
-        torch.manual_seed(7)
-        self.assertTrue(torch.equal(names["model"].weight.cpu(), torch.nn.Linear(4096, 4096).weight))
-        self.assertFalse(bool(names["cache"].any()))
-        exec(compile(examples[1], "the turns of gpu-sleep(7)", "exec"), {**names, "generate": generate})
-        states = 2 * sum(each.numel() * each.element_size() for each in names["model"].parameters())
-        self.assertTrue(all(kept >= states for kept in generated) and len(generated) == len(batches))
-
-    def test_example_of_the_readme(self):
+    def test_example_of_the_guide(self):
         """With a model of 8 billion parameters."""
         torch, batch, context = self.torch, 8, 2048
         sys.path.insert(0, os.path.join(TREE, "tests/gpu/programs"))
@@ -160,7 +144,7 @@ class Regions(Case):
 
         self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.bfloat16)
-        page = (TREE / "README.md").read_text(encoding="utf-8")
+        page = (TREE / "cli/guides/pytorch.md").read_text(encoding="utf-8")
         example = re.search(r"^```python$\n(.*?)^```$", page, re.MULTILINE | re.DOTALL).group(1)
         names = {"gpu_sleep": gpu_sleep, "build_model": lambda: llama_plain.build_model(32, context),
                  "build_cache": lambda: llama_plain.build_cache(names["model"], batch)}
@@ -184,7 +168,7 @@ class Regions(Case):
         tokens = []
         self.addCleanup(names.clear)
         names.update(generate=generate, train=train)
-        exec(compile(example, "the example of the README", "exec"), names)
+        exec(compile(example, "the example of the guide", "exec"), names)
         self.assertEqual(tokens[0], tokens[1])
         self.assertFalse(self.tag("kv_cache").needs_refill)
 

@@ -254,9 +254,9 @@ TEST_CASE("Python: it ends while the agent waits for its lock", "[python]") {
     CHECK(program.process().wait() == 6);
 }
 
-TEST_CASE("Python: the manual's example for PyTorch does what it says", "[python]") {
+TEST_CASE("Python: the example of the guide for PyTorch does what it says", "[python]") {
     if (!has_ctypes()) return;
-    const Arguments command{"python3", source_file("tests/integration/manual_example.py"), source_file("")};
+    const Arguments command{"python3", source_file("tests/integration/guide_example.py"), source_file("")};
     const auto output = run(gpu_run(with({"--"}, command)));
     CHECK(succeeded(output));
     CHECK(output.out == "done\n");

@@ -80,7 +80,8 @@ def cuda_graph(graph: Any, pool: Any = None, stream: Any = None, capture_error_m
                tag: Optional[str] = None) -> Iterator[None]:
     """For `with`: captures into `graph` as torch.cuda.graph() does, with memory of a tag, and sleeps wait for its end.
 
-    The tag is `tag`, or else that of the thread's innermost tag() region, or else "default". Each graph
+    The tag is `tag`, or else that of the thread's innermost tag() region, or else "default". It has to be awake when the graph
+    is replayed. Each graph
     has a memory pool of its own, unless `pool` is that of an earlier graph (its pool()), or a handle given to several
     (of torch.cuda.graph_pool_handle()): such graphs may overwrite each other's memory; see PyTorch on sharing. A pool of no
     earlier graph only names a group of graphs: nothing is allocated from it. If torch.cuda.graph() itself were used inside

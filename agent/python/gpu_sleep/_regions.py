@@ -261,6 +261,8 @@ def tag(name: str, devices: Optional[Iterable[int]] = None) -> Region:
 
     `name` is 1 to 64 letters, digits, '_', '-', '.' or ':'. That applies to gpu_sleep_alloc(), any library under
     gpu-run, and PyTorch. Import torch before the first tag: a region within which it is imported warns at its end.
+    Expandable segments do not work with memory pools. If the program switches them on after its first tag, nothing says so.
+    Run the first matrix product on a stream outside of regions: PyTorch allocates a workspace there for all later ones.
     PyTorch's memory comes from memory pools, one for each tag and device (and for each thread that is inside at a
     time): what is freed goes back to the pool that it came from. Regions nest, and the innermost counts. Other threads
     are not inside, those of autograd among them.

@@ -13,6 +13,12 @@ level 0 vLLM pauses by itself, and no memory sleeps.
 Under gpu-run the tags also cover what libraries (cuBLAS, NCCL) allocate by themselves on the thread that loads the model or
 makes the cache, and it is dropped with them. Without gpu-run they cover PyTorch's memory alone, like vLLM's own.
 
+Memory that is freed while a model is loaded stays with the tag, for later allocations, and so does that of an engine that has
+ended: start another process for another engine. If any other tag is entered again, memory of an earlier entry goes back to the
+driver once none of it is in use. After "gpu-sleep --level 2" from outside, vLLM does not know that its weights and cache are
+gone: use level 1. Until reload_weights has run, gpu-ps says that dropped weights need a refill. Host memory is retained after a
+wake, whatever VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY says: gpu-sleep --release-retained gives it back.
+
 Unlike vLLM's own: a wake without room changes nothing and can be tried again; another process that takes what a sleep gave
 back does not make it fail; and each sleep is all or nothing. Importing needs neither vLLM nor PyTorch.
 

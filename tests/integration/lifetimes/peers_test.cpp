@@ -6,9 +6,7 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <functional>
-#include <future>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -110,39 +108,6 @@ std::pair<std::size_t, std::size_t> miss_some(CUcontext owner, CUcontext accesso
     for (const auto& mine : made)
         for (const auto address : mine) CHECK(cuMemFree(address) == CUDA_SUCCESS);
     return missed;
-}
-
-/// Frees `address` of the first device's on a thread of its own while the second device has `work` to do with
-/// it, held back. Whether the free waited for that.
-bool waits_for_other(const Devices& devices, CUdeviceptr address,
-                     const std::function<CUresult(CUstream)>& work) {
-    constexpr std::chrono::milliseconds k_moment{100};
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
-    const auto stream = make_stream();
-    bool has_waited = false;
-    {
-        const Gate gate(stream);
-        CHECK(work(stream) == CUDA_SUCCESS);
-        auto freed = std::async(std::launch::async, [&] {
-            const auto entered = cuCtxSetCurrent(devices.contexts[0]);
-            return entered == CUDA_SUCCESS ? cuMemFree(address) : entered;
-        });
-        has_waited = freed.wait_for(k_moment) == std::future_status::timeout;
-        gate.release();
-        CHECK(freed.get() == CUDA_SUCCESS);
-    }
-    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
-    return has_waited;
-}
-
-/// Has the second device fill the memory.
-std::function<CUresult(CUstream)> filling(const Devices& devices, CUdeviceptr address) {
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
-    return [fill = kernel("sim_fill"), address](CUstream stream) {
-        return launch(fill, stream, address, std::uint64_t{512}, 7U);
-    };
 }
 
 } // namespace
@@ -259,34 +224,6 @@ TEST_CASE("Peers: a graph's filling of another device's memory is refused, as by
     CHECK(cuMemFree(there) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Peers: a free waits for another device's copy", "[lifetimes]") {
-    const Devices devices;
-    const auto address = allocate();
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
-    const auto there = allocate();
-    CHECK(waits_for_other(devices, address, [=](CUstream stream) {
-        return cuMemcpyDtoDAsync(there, address, k_bytes, stream);
-    }));
-    CHECK(cuMemFree(there) == CUDA_SUCCESS);
-}
-
-TEST_CASE("Peers: a free waits for other devices that a pool was opened to", "[lifetimes]") {
-    const Devices devices;
-    const auto pool = make_pool();
-    CUmemAccessDesc grant{};
-    grant.location = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
-    grant.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    CUdeviceptr before = 0;
-    CUdeviceptr after = 0;
-    REQUIRE(cuMemAllocFromPoolAsync(&before, k_bytes, pool, nullptr) == CUDA_SUCCESS);
-    REQUIRE(cuMemPoolSetAccess(pool, &grant, 1) == CUDA_SUCCESS);
-    REQUIRE(cuMemAllocFromPoolAsync(&after, k_bytes, pool, nullptr) == CUDA_SUCCESS);
-    REQUIRE(cuStreamSynchronize(nullptr) == CUDA_SUCCESS);
-    for (const auto address : {before, after})
-        CHECK(waits_for_other(devices, address, filling(devices, address)));
-    CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
-}
-
 // From here on the second device reaches the first's memory.
 TEST_CASE("Peers: access between contexts is disabled once it was enabled", "[lifetimes]") {
     const Devices devices;
@@ -295,15 +232,4 @@ TEST_CASE("Peers: access between contexts is disabled once it was enabled", "[li
     CHECK(cuCtxEnablePeerAccess(devices.contexts[0], 0) == CUDA_SUCCESS);
     CHECK(cuCtxDisablePeerAccess(devices.contexts[0]) == CUDA_SUCCESS);
     CHECK(cuCtxEnablePeerAccess(devices.contexts[0], 0) == CUDA_SUCCESS);
-}
-
-TEST_CASE("Peers: a free waits for other devices that reach the memory", "[lifetimes]") {
-    const Devices devices;
-    const auto bytes = GENERATE(std::size_t{4} << 20, std::size_t{4096}); // a range, and a part of one
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAlloc(&address, bytes) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
-    const auto enabled = cuCtxEnablePeerAccess(devices.contexts[0], 0); // again and again
-    CHECK((enabled == CUDA_SUCCESS || enabled == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED));
-    CHECK(waits_for_other(devices, address, filling(devices, address)));
 }

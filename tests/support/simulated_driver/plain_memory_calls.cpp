@@ -140,14 +140,11 @@ CUresult free_unordered(Driver& driver, CUdeviceptr address) {
     return CUDA_SUCCESS;
 }
 
-/// All work that may use the allocation: that of every context that reaches it, also from another device.
+/// The work for which a free waits: that of all contexts of the device; managed memory is of every device.
 std::vector<Ticket> work_on(const Driver& driver, const PlainAllocation& plain) {
     std::vector<Ticket> work;
     driver.contexts.for_each([&](CUcontext, const Context& context) {
-        const auto reached = context.peers | std::uint32_t{1} << context.device;
-        const bool reaches =
-            plain.kind == PlainAllocation::Kind::managed || (reached >> plain.context->device & 1) != 0;
-        if (!reaches) return;
+        if (plain.kind != PlainAllocation::Kind::managed && context.device != plain.context->device) return;
         for (auto& ticket : all_work(context)) work.push_back(std::move(ticket));
     });
     return work;
