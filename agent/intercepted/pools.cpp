@@ -111,8 +111,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         return std::nullopt;
     }
     // First: a block that is taken and cannot be given out would have lost its last use.
-    auto record =
-        Allocations::make_record({0, bytes, pool->device, key.context, handle, 0, false});
+    auto record = Allocations::make_record({0, bytes, pool->device, key.context, handle, 0, false});
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
     const auto would_be_too_much = [&] { return is_too_much(pool->figures, request.bytes); };
     auto block = take_spare(all, memory, *pool, request, false);
