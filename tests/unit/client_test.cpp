@@ -405,6 +405,7 @@ TEST_CASE("Exit status: of several processes, the worst decides that was not onl
     model::Report rehearsed;
     rehearsed.operation = model::Operation::wake;
     rehearsed.dry_run = true;
+    rehearsed.state = model::State::asleep;
     rehearsed.refusal = "too little room";
     rehearsed.refusal_code = ErrorCode::out_of_device_memory;
     CHECK(exit_status_of(Outcome{{}, rehearsed}) == 7);

@@ -163,8 +163,6 @@ TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to 
     CHECK(refusal_in(report) == "files stay in /d");
     report.devices.emplace_back().relocated = 1;
     CHECK(refusal_in(report).empty());
-    report.notes.emplace_back("/d has 0 B free: it would fail"); // an older agent
-    CHECK(refusal_in(report) == "/d has 0 B free: it would fail");
     refuse(report, "sleeps are inhibited");
     CHECK(refusal_in(report) == "sleeps are inhibited");
     CHECK(report.notes.back() == "sleeps are inhibited");
