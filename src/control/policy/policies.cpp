@@ -24,10 +24,8 @@ bool names_directory(const Configuration& file) {
 } // namespace
 
 Result<void> Policies::load(const Sources& sources) {
-    if (sources.ladder || sources.host_budget) {
+    if (sources.ladder) {
         limits_.reclaim.idle = sources.ladder;
-        limits_.reclaim.directory = sources.directory;
-        limits_.machine_budget = sources.host_budget;
         return {};
     }
     otherwise_ = sources.otherwise;

@@ -21,9 +21,7 @@ namespace gpu_sleep::control::policy {
 struct Sources {
     std::optional<std::filesystem::path> config;      ///< in place of the administrator's file
     std::optional<Ladder> ladder;                     ///< of all processes: no file is read
-    std::optional<Bytes> host_budget;                 ///< of all processes together: no file is read
     Ladder otherwise{Rung{std::chrono::minutes(15)}}; ///< of those of whom no file says when they sleep
-    std::string directory;                            ///< goes with `ladder` and `host_budget`
 };
 
 /// Reads each file once, when it is needed first. Not thread-safe.
