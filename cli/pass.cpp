@@ -23,8 +23,6 @@ namespace gpu_sleep::cli {
 
 namespace policy = control::policy;
 
-namespace policy = control::policy;
-
 namespace {
 
 /// Says what came of it. Returns the exit status.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Functions that jump elsewhere: those in assembly whatever their arguments, for every register that may
-// carry one, and the stack, are there as the caller left them; and dlsym.
+// Functions that forward a call to another address. Those in assembly keep every register that may carry an
+// argument, and the stack, so that they forward functions of any type. dlsym has one of its own.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Holds the one list of the driver's entry points against the cuda.h that is there, and writes what both have: an older
 # header lacks some, which are left out, and a newer one has more, which are named. To the agent both are unknown entry
-# points: see hooks/unknown_calls.hpp. With more of them the product is built, but not its tests.
+# points: see hooks/lookup.cpp. With more of them the product is built, but not its tests.
 #
 # cmake -DCOMPILER=... -DINCLUDES=DIRECTORY[;...] -DLIST=entry_points.txt -DOUTPUT=... -P declared_entry_points.cmake
 cmake_minimum_required(VERSION 3.25)

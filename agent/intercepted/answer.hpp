@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the hooks and the files of this module share, and needs nothing else of the agent: what a call
-// answers, what was taken out of the books because its context may go, and the calls that this build does not
-// know.
+// Types that hooks and this module share: the answer of a call, records that are taken out while a context
+// ends, and calls that this build does not know. Includes nothing else of the agent.
 
 #pragma once
 

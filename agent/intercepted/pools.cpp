@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync, and what the program does with pools.
-// What becomes of freed blocks is in spares.hpp, what pools say of themselves in pool_table.cpp.
+// What becomes of freed blocks is in freeing.cpp, what pools say of themselves in pool_table.cpp.
 
 #include "intercepted/pools.hpp"
 

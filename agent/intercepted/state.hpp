@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the files of this module share. Internal to it.
+// Access to the program's memory for the files of this module. Internal to it.
 
 #pragma once
 

@@ -34,7 +34,8 @@
 
 namespace gpu_sleep::agent::operations {
 
-/// Thread-safe.
+/// The names and UUIDs of the process's GPUs, asked of the driver once until forget(): a deep sleep may end
+/// on other GPUs. Thread-safe.
 class KnownDevices {
 public:
     struct Device {

@@ -84,7 +84,7 @@ private:
     std::map<driver::DeviceAddress, Range> ranges_ GPU_SLEEP_GUARDED_BY(mutex_);
 };
 
-/// Keeps one until the program's user is told, which is done once. Thread-safe.
+/// The last allocation that failed, until the log has said once who holds the GPU's memory. Thread-safe.
 class Shortage {
 public:
     struct Lack {

@@ -8,6 +8,7 @@
 #include "contents/block.hpp"
 #include "contents/file_keeper.hpp"
 #include "contents/host_keeper.hpp"
+#include "contents/host_use.hpp"
 #include "contents/keeper.hpp"
 #include "contents/progress.hpp"
 #include "contents/staging.hpp"

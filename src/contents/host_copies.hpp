@@ -7,6 +7,7 @@
 #pragma once
 
 #include "base/threads.hpp"
+#include "contents/host_use.hpp"
 #include "contents/keeper.hpp"
 #include "store/host_memory.hpp"
 #include "store/snapshot_reader.hpp"

@@ -7,6 +7,7 @@
 #include "contents/host_keeper.hpp"
 
 #include "base/fd.hpp"
+#include "contents/host_use.hpp"
 #include "contents/relay.hpp"
 #include "store/arena_preparer.hpp"
 #include "store/host_account.hpp"

@@ -7,6 +7,7 @@
 
 #include "base/threads.hpp"
 #include "contents/block.hpp"
+#include "contents/host_use.hpp"
 #include "contents/progress.hpp"
 #include "contents/staging.hpp"
 #include "driver/device_session.hpp"

@@ -6,6 +6,7 @@
 
 #include "contents/contents.hpp"
 #include "contents/host_copies.hpp"
+#include "contents/host_use.hpp"
 
 #include <map>
 #include <memory>

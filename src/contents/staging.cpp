@@ -5,6 +5,7 @@
 #include "contents/staging.hpp"
 
 #include "base/guard.hpp"
+#include "contents/host_use.hpp"
 #include "driver/context.hpp"
 #include "driver/device_session.hpp"
 #include "store/arena_preparer.hpp"

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "contents/host_use.hpp"
 #include "contents/progress.hpp"
 #include "driver/api.hpp"
 #include "driver/device_session.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Reading about processes from the proc file system. Nothing here knows of agents.
+// Processes as the proc file system shows them: identity, parents, title, user, limits. Nothing here knows of
+// agents.
 
 #pragma once
 

@@ -7,6 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "contents/host_use.hpp"
 #include "driver/context.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
