@@ -81,17 +81,14 @@ usage::Table table_of(ListOptions& options) {
                {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of every process"}),
            usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
                          "Refresh every 2 s, or at another interval, as in --watch=500ms"}),
-           usage::brief({"--await", usage::flag(options.awaits),
-                         "With --watch and PID: wait for the process to start"}),
+           {"--await", usage::flag(options.awaits), "With --watch and PID: wait for the process to start"},
            usage::brief(cli::json_row(options.output.json)),
            usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
-                         "Print metrics for Prometheus, or write them to FILE"})}},
-         {"History",
-          {usage::brief({"--history", usage::flag(options.history),
-                         "Show past sleeps and wakes, and how much GPU memory they gave back"}),
-           usage::brief(
-               {"--since", usage::parsed("TIME", parse_since, options.since),
-                "With --history: from this time of the day on, such as 22:00, at most 24 hours ago"})}}},
+                         "Print metrics for Prometheus, or write them to FILE"}),
+           usage::brief({"--history", usage::flag(options.history),
+                         "Show past sleeps and wakes, and what they gave back"}),
+           {"--since", usage::parsed("TIME", parse_since, options.since),
+            "With --history: from this time of the day on, such as 22:00, at most 24 hours ago"}}}},
         k_examples,
         "0 done, 1 failed, 2 wrong usage, 3 no such process or no agent in it, 4 no answer in time, 5 not "
         "permitted.",
@@ -242,6 +239,10 @@ int show_history(const ListOptions& options) {
         const auto start = start_time_of(static_cast<pid_t>(event.pid));
         return start && *start == event.start_time;
     };
+    if (events.empty() && !options.target.empty())
+        return cli::tell_failure(
+            "gpu-ps", options.output,
+            make_error(ErrorCode::no_process, "nothing is recorded of {}", options.target));
     const auto sum = model::gib_hours(events, options.since, control::now_of_history(), is_there);
     std::erase_if(events, [&](const model::Event& event) { return event.time < options.since; });
     return cli::print_result("gpu-ps", options.output.json ? cli::to_json("gpu-ps", events, sum)
