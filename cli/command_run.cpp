@@ -252,8 +252,8 @@ int run_need(const control::Need& need, const OutputOptions& output) {
     return print_result(k_program, text, status);
 }
 
-int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,
-                          std::optional<Milliseconds> wait) {
+int make_room_for_command(const std::string& program, const std::string& whom, Bytes bytes,
+                          Milliseconds min_awake, std::optional<Milliseconds> wait) {
     const auto failed = [](int status) {
         return status == exit_status::usage ? status : exit_status::failed_awake;
     };
@@ -271,6 +271,7 @@ int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds 
                                     done.room.gpu.index, done.error->message));
     };
     need.request = client::room_request(min_awake);
+    need.request.asker = "room for " + whom;
     const auto make_all = [&](bool dry_run) {
         need.request.dry_run = dry_run;
         for (const auto& gpu : *gpus) {

@@ -33,10 +33,11 @@ int tell_all(const std::string& program, const OutputOptions& output,
 
 /// The same before a command starts, on each GPU that it will see by CUDA_VISIBLE_DEVICES and
 /// CUDA_DEVICE_ORDER. Speaks on standard error, as `program`. Returns the exit status: 0 if each of them has
-/// so much free; otherwise nobody was put to sleep, unless somebody else took the room meanwhile. Tries for
-/// as long as `wait`; unset: for up to half a minute if processes only have not been awake for long enough.
-[[nodiscard]] int make_room_for_command(const std::string& program, Bytes bytes, Milliseconds min_awake,
-                                        std::optional<Milliseconds> wait);
+/// so much free; otherwise nobody was put to sleep, unless somebody else took the room meanwhile. `whom`: the
+/// command's name, for the history. Tries for as long as `wait`; unset: for up to half a minute if processes
+/// only have not been awake for long enough.
+[[nodiscard]] int make_room_for_command(const std::string& program, const std::string& whom, Bytes bytes,
+                                        Milliseconds min_awake, std::optional<Milliseconds> wait);
 
 /// While it lives, SIGINT, SIGTERM and SIGHUP do not end the command, but can be taken one by one;
 /// ignored ones stay ignored. If that fails, they end the command as usual. Made before any other thread is.

@@ -5,19 +5,30 @@
 #include "cli/pass.hpp"
 
 #include "base/error.hpp"
+#include "base/fd.hpp"
+#include "base/files.hpp"
+#include "base/text.hpp"
 #include "cli/command_run.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 #include "control/gpus.hpp"
+#include "control/history.hpp"
 #include "control/listing.hpp"
 #include "control/policy/pass.hpp"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <set>
+#include <sstream>
 
 namespace gpu_sleep::cli {
 
@@ -76,13 +87,16 @@ std::string words_for(const policy::Policy& policy, const std::string& user) {
     return text;
 }
 
+std::string words_for_place(const model::SleepRequest& sleep) {
+    return fmt::format("{}{}", sleep.store == model::Store::file ? "files" : "host memory",
+                       sleep.deep ? ", deep" : "");
+}
+
 /// What a pass does now, and which settings have no effect: in lines.
 std::string lines_for(const policy::Decision& decision, const policy::Policy& policy) {
     auto text = "  nothing now: " + decision.reason + '\n';
     if (const auto& request = decision.request)
-        text = fmt::format("  now: to {}{}\n",
-                           request->sleep.store == model::Store::file ? "files" : "host memory",
-                           request->sleep.deep ? ", deep" : "");
+        text = fmt::format("  now: to {}\n", words_for_place(request->sleep));
     for (const auto& each : policy.grounds.overridden) text += fmt::format("  overridden: {}\n", each);
     return text;
 }
@@ -173,13 +187,108 @@ void add_without_agent(std::optional<uid_t> user, policy::Look& look) {
     }
 }
 
+/// Runs the administrator's program with `word` as its argument and `lines` as its standard input, and waits
+/// for its end; after 5 s it is ended, with what it has started. Returns the pids that it has printed, and
+/// says in `problem` what went wrong. Input and output are files in memory: neither side waits for the other.
+std::set<pid_t> run_notify(const std::string& program, const char* word, std::string_view lines,
+                           std::string& problem) {
+    constexpr int k_ended_by_timeout = 128 + SIGKILL;
+    const auto input = opened([&] { return ::memfd_create("list", MFD_CLOEXEC); });
+    const auto output = opened([&] { return ::memfd_create("pids", MFD_CLOEXEC); });
+    if (::pwrite(input.get(), lines.data(), lines.size(), 0) != static_cast<ssize_t>(lines.size())) {
+        problem = "no memory for its input";
+        return {};
+    }
+    posix_spawn_file_actions_t streams;
+    ::posix_spawn_file_actions_init(&streams);
+    ::posix_spawn_file_actions_adddup2(&streams, input.get(), STDIN_FILENO);
+    ::posix_spawn_file_actions_adddup2(&streams, output.get(), STDOUT_FILENO);
+    const char* const words[] = {"timeout", "-s", "KILL", "5", program.c_str(), word, nullptr};
+    pid_t process = 0;
+    const int failure =
+        ::posix_spawnp(&process, words[0], &streams, nullptr, const_cast<char**>(words), environ);
+    ::posix_spawn_file_actions_destroy(&streams);
+    int status = 0;
+    while (failure == 0 && ::waitpid(process, &status, 0) < 0 && errno == EINTR) {
+    }
+    const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (failure != 0)
+        problem = errno_error(ErrorCode::io_failed, failure, "start", words[0]).message;
+    else if (ended != 0)
+        problem = ended == k_ended_by_timeout ? "it was ended after 5 s"
+                                              : fmt::format("it ended with status {}", ended);
+    ::lseek(output.get(), 0, SEEK_SET);
+    std::istringstream said(read_open_file(output.get(), k_mib).value_or(""));
+    std::set<pid_t> pids;
+    for (std::string each; said >> each;)
+        if (const auto pid = parse_number<pid_t>(each)) pids.insert(*pid);
+    return pids;
+}
+
+/// Has the administrator's program hear of processes, each with what is said of it, if there are any. Returns
+/// the pids that it names.
+std::set<pid_t> notify(const PassOptions& options, const policy::Policies& policies, const char* word,
+                       const std::vector<std::pair<control::Process, std::string>>& told) {
+    if (told.empty() || !policies.notify() || options.request.dry_run) return {};
+    std::string lines;
+    for (const auto& [process, text] : told)
+        lines += fmt::format("{}\t{}\t{}\t{}\n", process.pid, printable(control::user_name(process.uid)),
+                             printable(control::display_name(process)), text);
+    std::string problem;
+    auto pids = run_notify(*policies.notify(), word, lines, problem);
+    if (!problem.empty())
+        print_error(fmt::format("{}: {} {}: {}\n", options.program, *policies.notify(), word, problem));
+    return pids;
+}
+
+/// What is about to sleep, and why.
+auto about_to_sleep(const std::vector<policy::Seen>& seen) {
+    std::vector<std::pair<control::Process, std::string>> told;
+    for (const auto& [process, report, policy, decision] : seen)
+        if (decision.request)
+            told.emplace_back(process, fmt::format("unused for {}, to {}",
+                                                   format_seconds(policy::unused_seconds(report).value_or(0)),
+                                                   words_for_place(decision.request->sleep)));
+    return told;
+}
+
+/// What the pass has put to sleep, or moved.
+auto slept(const std::vector<control::Outcome>& outcomes) {
+    std::vector<std::pair<control::Process, std::string>> told;
+    for (const auto& each : outcomes)
+        if (const auto* const report = std::get_if<model::Report>(&each.answer); report && report->changed)
+            told.emplace_back(
+                each.process,
+                fmt::format("{}, {} freed", model::to_string(report->state),
+                            format_bytes(sum_of(report->devices, &model::DeviceReport::released))));
+    return told;
+}
+
+/// By the machine's own pass, which root runs for all.
+void keep_history(const PassOptions& options, const policy::Passed& passed) {
+    const auto& request = options.request;
+    const bool is_for_machine = request.whom.is_for_all() && !request.whom.user && !request.dry_run;
+    if (::geteuid() != 0 || !is_for_machine || options.sources.config) return;
+    std::vector<control::Process> processes;
+    for (const auto& outcome : passed.outcomes) processes.push_back(outcome.process);
+    if (const auto kept = control::keep_history(control::read_history(processes), control::now_of_history());
+        !kept)
+        print_error(fmt::format("{}: the history is not kept: {}\n", options.program, kept.error().message));
+}
+
 } // namespace
 
 int run_pass(const PassOptions& options) {
     control::raise_descriptor_limit();
     auto policies = load_policies(options.program, options.sources);
     if (!policies) return tell_failure(options.program, options.output, policies.error());
-    const auto passed = pass(options.request, *policies);
+    auto request = options.request;
+    request.spare = [&](const auto& seen) {
+        return notify(options, *policies, "before", about_to_sleep(seen));
+    };
+    const auto passed = pass(request, *policies);
+    if (passed) static_cast<void>(notify(options, *policies, "after", slept(passed->outcomes)));
+    if (passed) keep_history(options, *passed);
     tell_complaints(options.program, *policies);
     if (passed) return end_beside_driver(tell(options, *passed));
     return tell_failure(options.program, options.output, passed.error());

@@ -333,15 +333,17 @@ Milliseconds Agent::pause_between_tries() const noexcept {
     return parts_.deep.is_deep() ? k_while_deep : Milliseconds(0);
 }
 
-void Agent::ended(const server::Operation& operation, const server::Outcome& outcome,
+void Agent::ended(const server::Operation& operation, const server::Outcome& outcome, server::Asker asker,
                   Clock::duration taken) noexcept {
     const auto transition = operations::transition_of(operation, outcome);
     if (!transition) return;
     const auto seconds = std::chrono::duration<double>(taken).count();
     parts_.transitions.count(*transition, outcome, seconds);
-    std::string name;
-    ignoring_errors([&] { name = parts_.status.name(); });
-    parts_.journal.write(*transition, outcome, seconds, name);
+    ignoring_errors([&] {
+        const auto event =
+            parts_.transitions.describe(*transition, operation, outcome, asker, parts_.status.name());
+        parts_.journal.write(*transition, outcome, seconds, event);
+    });
 }
 
 void Agent::inhibit(const model::InhibitRequest& request) noexcept {
@@ -373,6 +375,7 @@ void Agent::sleep_if_due() {
 }
 
 bool Agent::tidy() {
+    server_.record(parts_.transitions.take_events());
     return operations::tidy(parts_);
 }
 

@@ -48,7 +48,7 @@ struct Parts {
           void (*comes_first)() noexcept)
         : memory(its_memory), retired(its_memory), devices(its_memory), deep(its_memory, devices),
           status(its_memory, retired, idle, inhibitors, devices, deep, std::move(name)),
-          journal(std::move(journal_socket)), room(lines), come_first_at_exit(comes_first) {}
+          journal(std::move(journal_socket)), room(lines, status), come_first_at_exit(comes_first) {}
 
     /// Whether nobody keeps the program's work from what sleeps: neither the gate nor a callback.
     [[nodiscard]] bool is_unguarded() noexcept { return !intercepts() && !callbacks.has_before_sleep(); }

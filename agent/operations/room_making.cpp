@@ -9,6 +9,7 @@
 
 #include <fmt/ranges.h>
 
+#include <cerrno>
 #include <thread>
 
 namespace gpu_sleep::agent::operations {
@@ -203,6 +204,8 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
     if (Clock::now() < next_asking_ && min_awake >= against_within_) return against_;
     const auto holders = ask_neighbours(neighbours);
     auto request = client::room_request(min_awake);
+    const auto name = status_.name();
+    request.asker = "room for " + (name.empty() ? program_invocation_short_name : name);
     request.timeout = k_sleep_patience;
     const auto made = client::make_room(holders, look, request);
     if (!made) return made.error();

@@ -14,6 +14,7 @@
 #include "client/room.hpp"
 #include "common/lock_order.hpp"
 #include "model/model.hpp"
+#include "operations/process_status.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -111,7 +112,7 @@ public:
     /// Whether a device's primary context is active: otherwise a wake makes it.
     using IsContextActive = std::function<bool(int device)>;
 
-    explicit RoomMaking(GpuLines& lines) noexcept : lines_(lines) {}
+    RoomMaking(GpuLines& lines, ProcessStatus& status) noexcept : lines_(lines), status_(status) {}
 
     /// One try. Whom it puts to sleep stands in the report's notes. Errors: those of WakeOperation::run();
     /// out_of_device_memory also where it is not its turn, or others cannot sleep: the message says who has
@@ -155,6 +156,7 @@ private:
     [[nodiscard]] std::vector<client::Holder> ask_neighbours(const client::Neighbours& neighbours);
 
     GpuLines& lines_;
+    ProcessStatus& status_;
     std::atomic<std::uint32_t> place_{0};
     Clock::time_point moved_{};       ///< the line, last
     Clock::time_point next_asking_{}; ///< of others, whose answers stood against it

@@ -6,11 +6,14 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
+#include "base/process.hpp"
 #include "base/text.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 
 namespace gpu_sleep::agent::operations {
 namespace {
@@ -60,6 +63,17 @@ Bytes bytes_of(Transition transition, const model::Report& report) noexcept {
     for (const auto& device : report.devices)
         bytes += transition == Transition::move ? device.relocated : device.released;
     return bytes;
+}
+
+std::string words_for(server::Asker asker, const server::Operation& operation) {
+    const auto& word = model::terms_in(operation)->asker;
+    switch (asker) {
+    case server::Asker::program: return "program";
+    case server::Asker::touch: return "touch";
+    case server::Asker::timer: return "timer";
+    case server::Asker::command: break;
+    }
+    return word.empty() ? "command" : printable(word);
 }
 
 // Severities. Source: syslog(3).
@@ -117,8 +131,40 @@ std::vector<model::TransitionCounts> Transitions::counts() const {
     return all;
 }
 
+model::Event Transitions::describe(Transition transition, const server::Operation& operation,
+                                   const server::Outcome& outcome, server::Asker asker, std::string name) {
+    constexpr std::size_t k_most_events = 100; // that wait to be written
+    model::Event event;
+    event.name = name.empty() ? program_invocation_short_name : std::move(name);
+    event.notebook = notebook_;
+    event.job = job_;
+    event.asked_by = words_for(asker, operation);
+    const auto* const report = std::get_if<model::Report>(&outcome);
+    if (!report) return event;
+    event.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    event.uid = ::geteuid();
+    event.pid = static_cast<std::uint32_t>(::getpid());
+    if (const auto start = own_start_time()) event.start_time = *start;
+    event.operation = report->operation;
+    event.state = report->state;
+    event.level = report->level;
+    event.deep = report->deep;
+    const auto kept = model::sum_of(report->tags, &model::TagReport::kept);
+    const auto in_files = model::sum_of(report->tags, &model::TagReport::in_files);
+    event.place = kept == 0 ? "none" : in_files == 0 ? "host" : in_files == kept ? "file" : "host+file";
+    event.bytes = bytes_of(transition, *report) + report->deep_bytes;
+    const MutexLock lock(mutex_);
+    if (transition == Transition::wake && asleep_since_) event.asleep_seconds = seconds_since(*asleep_since_);
+    if (report->state == model::State::awake)
+        asleep_since_.reset();
+    else if (!asleep_since_)
+        asleep_since_ = Clock::now();
+    if (transition != Transition::move && events_.size() < k_most_events) events_.push_back(event);
+    return event;
+}
+
 void JournalLines::write(Transition transition, const server::Outcome& outcome, double seconds,
-                         std::string_view name) const noexcept {
+                         const model::Event& event) const noexcept {
     if (socket_.empty()) return;
     ignoring_errors([&] {
         const auto kind = kind_of(transition);
@@ -126,13 +172,18 @@ void JournalLines::write(Transition transition, const server::Outcome& outcome, 
         const auto* const failure = std::get_if<model::Failure>(&outcome);
         const auto* const report = std::get_if<model::Report>(&outcome);
         const auto bytes = report ? bytes_of(transition, *report) : 0;
-        const auto subject = printable(name.empty() ? program_invocation_short_name : name);
+        const auto subject = printable(event.name);
         const auto state = report ? model::to_string(report->state) : model::to_string(failure->state);
         const auto message =
-            failure ? fmt::format("{}: {} failed: {}", subject, operation, failure->error.message)
-                    : fmt::format("{}: {} after {}, {} {}", subject, state, format_seconds(seconds),
-                                  format_bytes(bytes), kind.words);
+            failure
+                ? fmt::format("{}: {} failed: {}", subject, operation, failure->error.message)
+                : fmt::format(
+                      "{}: {} after {}, {} {}{}", subject, state, format_seconds(seconds),
+                      format_bytes(bytes), kind.words,
+                      event.asleep_seconds > 0 ? ", asleep for " + format_seconds(event.asleep_seconds) : "");
         const auto time = fmt::format("{:.6f}", seconds);
+        const auto asleep = fmt::format("{:.3f}", event.asleep_seconds);
+        const auto level = std::to_string(static_cast<int>(event.level));
         const auto amount = std::to_string(bytes);
         std::vector<journal::Field> fields{
             {"MESSAGE", message},
@@ -143,8 +194,16 @@ void JournalLines::write(Transition transition, const server::Outcome& outcome, 
             {"GPU_SLEEP_RESULT", failure ? traits(failure->error.code).name : "done"},
             {"GPU_SLEEP_STATE", state},
             {"GPU_SLEEP_SECONDS", time},
-            {"GPU_SLEEP_NAME", subject}};
-        if (report) fields.push_back({kind.field, amount});
+            {"GPU_SLEEP_NAME", subject},
+            {"GPU_SLEEP_NOTEBOOK", event.notebook},
+            {"GPU_SLEEP_JOB", event.job},
+            {"GPU_SLEEP_ASKED_BY", event.asked_by}};
+        if (report)
+            fields.insert(fields.end(), {{kind.field, amount},
+                                         {"GPU_SLEEP_LEVEL", level},
+                                         {"GPU_SLEEP_DEEP", event.deep ? "1" : "0"},
+                                         {"GPU_SLEEP_PLACE", event.place},
+                                         {"GPU_SLEEP_ASLEEP_SECONDS", asleep}});
         journal::send(socket_, fields);
     });
 }

@@ -7,6 +7,9 @@
 
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
+#include "common/settings.hpp"
+#include "model/environment.hpp"
+#include "model/history.hpp"
 #include "model/model.hpp"
 #include "server/request_queue.hpp"
 
@@ -33,6 +36,17 @@ public:
     /// Of each kind that has happened.
     [[nodiscard]] std::vector<model::TransitionCounts> counts() const;
 
+    /// Describes one that has just ended with `outcome`; take_events() has it if it is a sleep or a wake that
+    /// is done.
+    [[nodiscard]] model::Event describe(model::Transition transition, const server::Operation& operation,
+                                        const server::Outcome& outcome, server::Asker asker,
+                                        std::string name);
+    /// Those since the last call, up to 100.
+    [[nodiscard]] std::vector<model::Event> take_events() noexcept {
+        const MutexLock lock(mutex_);
+        return std::exchange(events_, {});
+    }
+
 private:
     /// By the numbers of ErrorCode; what has a higher one counts as internal.
     static constexpr std::size_t k_codes = 64;
@@ -42,7 +56,11 @@ private:
         std::array<std::uint64_t, k_codes> failed{};
     };
 
+    const std::string notebook_{setting(model::environment::k_notebook)};
+    const std::string job_{setting(model::environment::k_job)};
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::vector<model::Event> events_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::optional<Clock::time_point> asleep_since_ GPU_SLEEP_GUARDED_BY(mutex_); ///< any of it
     std::array<Counts, model::k_transitions.size()> counts_ GPU_SLEEP_GUARDED_BY(mutex_){};
 };
 
@@ -52,10 +70,10 @@ public:
     /// `socket`: where the journal listens; empty: nothing is written.
     explicit JournalLines(std::string socket) : socket_(std::move(socket)) {}
 
-    /// Writes that one ended with `outcome`, `seconds` after it was asked for. `name`: of the process; may be
-    /// empty. Never waits; what cannot be written is left out.
+    /// Writes that one ended with `outcome`, `seconds` after it was asked for; `event` says the rest. Never
+    /// waits; what cannot be written is left out.
     void write(model::Transition transition, const server::Outcome& outcome, double seconds,
-               std::string_view name) const noexcept;
+               const model::Event& event) const noexcept;
 
 private:
     const std::string socket_;

@@ -8,6 +8,7 @@
 #include "base/process.hpp"
 #include "base/sockets.hpp"
 #include "common/settings.hpp"
+#include "model/history.hpp"
 
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -182,6 +183,28 @@ Result<void> Endpoint::try_to_open() {
     socket_ = HeldFile(*std::move(socket));
     keep_spare();
     return {};
+}
+
+UniqueFd Endpoint::directory() {
+    const MutexLock lock(mutex_);
+    if (!directory_.is_held()) return {};
+    return UniqueFd(::fcntl(directory_.get(), F_DUPFD_CLOEXEC, k_first_own_number));
+}
+
+void Endpoint::add_to_history(std::string_view lines) {
+    const auto place = directory();
+    auto file = LockedFile::open(place.get(), model::k_history);
+    struct stat status {};
+    if (!file || ::fstat(file->get(), &status) != 0) return;
+    const bool is_full = static_cast<Bytes>(status.st_size) + lines.size() > model::k_max_history;
+    // Of two processes one moves it away.
+    if (is_full && file->lock() == LockedFile::Lock::taken && file->is_named(place.get(), model::k_history)) {
+        ::renameat(place.get(), model::k_history, place.get(), model::k_old_history);
+        file = LockedFile::open(place.get(), model::k_history);
+    }
+    if (!file || ::fcntl(file->get(), F_SETFL, O_APPEND) != 0) return;
+    // One write: a short or failed one has nobody left to be told.
+    [[maybe_unused]] const auto written = ::write(file->get(), lines.data(), lines.size());
 }
 
 void Endpoint::note_change(bool is_other_state, std::string_view report) {

@@ -40,6 +40,10 @@ public:
     /// Thread-safe. May throw for want of memory.
     void note_change(bool is_other_state, std::string_view report);
 
+    /// Appends whole lines to the user's history, beside the socket; one that is full becomes the old one.
+    /// Errors are ignored. May throw for want of memory.
+    void add_to_history(std::string_view lines);
+
     /// Accepts the next connection in line. Where the process has no descriptors left, a spare one is given
     /// up for it. Empty, with errno set as by accept(2), when there is none, or no room for it.
     [[nodiscard]] UniqueFd accept() noexcept;
@@ -63,6 +67,8 @@ public:
 
 private:
     [[nodiscard]] Result<void> try_to_open();
+    /// The socket's, once more; empty where the program has closed it.
+    [[nodiscard]] UniqueFd directory();
 
     HeldFile socket_;
     HeldFile spare_; ///< the same socket once more: who waits at the gate may hold all other descriptors

@@ -8,6 +8,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/threads.hpp"
+#include "protocol/history.hpp"
 #include "protocol/messages.hpp"
 
 #include <poll.h>
@@ -185,6 +186,14 @@ void Server::show_state(bool may_have_changed) noexcept {
     });
 }
 
+void Server::record(const std::vector<model::Event>& events) noexcept {
+    ignoring_errors([&] {
+        std::string lines;
+        for (const auto& event : events) lines += protocol::line_of(event);
+        if (!lines.empty() && !has_call_filter()) endpoint_.add_to_history(lines); // as in show_state()
+    });
+}
+
 Outcome Server::outcome_of(RequestQueue::Place& place) noexcept {
     auto& job = place.job();
     // What it has waited for is off its time. A wake that has begun is carried through: callbacks that got no
@@ -212,7 +221,7 @@ model::Report Server::status() {
 }
 
 void Server::answer(const Job& job, Outcome outcome) noexcept {
-    operations_.ended(job.operation, outcome, Clock::now() - job.since);
+    operations_.ended(job.operation, outcome, job.asker, Clock::now() - job.since);
     const auto answered = guarded([&] { job.answer(std::move(outcome)); });
     if (!answered) log::write(log::Severity::error, "no memory to answer a command");
 }

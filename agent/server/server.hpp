@@ -7,6 +7,7 @@
 #include "base/process.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
+#include "model/history.hpp"
 #include "model/model.hpp"
 #include "server/connection.hpp"
 #include "server/endpoint.hpp"
@@ -45,7 +46,7 @@ public:
     [[nodiscard]] virtual Milliseconds pause_between_tries() const noexcept = 0;
     /// Called once for each operation, on the thread that ends it, before the asker hears of it: how it
     /// ended, `taken` after it was asked for. No retry of a wake that goes on waiting is an end.
-    virtual void ended(const Operation& operation, const Outcome& outcome,
+    virtual void ended(const Operation& operation, const Outcome& outcome, Asker asker,
                        Clock::duration taken) noexcept = 0;
     /// Called on both threads: the place in the line of those that make room; 0 without.
     [[nodiscard]] virtual std::uint32_t place() const noexcept = 0;
@@ -94,6 +95,9 @@ public:
     /// Shows to those who cannot ask that the process has another name than its environment gave it.
     /// Thread-safe.
     void show_renamed();
+
+    /// Adds events to the user's history. On the operations thread, while nobody waits for an operation.
+    void record(const std::vector<model::Event>& events) noexcept;
 
     /// Removes the socket's file: the process is ending.
     void remove_endpoint() noexcept;

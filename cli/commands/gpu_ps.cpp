@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "base/fd.hpp"
 #include "base/files.hpp"
+#include "base/process.hpp"
 #include "cli/options.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/live_table.hpp"
@@ -13,6 +14,7 @@
 #include "cli/show/render.hpp"
 #include "cli/show/terminal.hpp"
 #include "control/gpus.hpp"
+#include "control/history.hpp"
 #include "control/listing.hpp"
 #include "doctor/diagnosis.hpp"
 #include "driver/management.hpp"
@@ -53,9 +55,14 @@ struct ListOptions {
     bool awaits = false; ///< goes on while there is no such process
     std::optional<cli::Order> order;
     std::string metrics; ///< the file for metrics, or "-"; empty to list
+    bool history = false;
+    double since = 0; ///< of the history, in seconds since 1970
 };
 
 usage::Table table_of(ListOptions& options) {
+    const auto parse_since = [](const std::string& text) {
+        return control::parse_since(text, control::now_of_history());
+    };
     const auto set_order = [&options](const std::string& word) { options.order = cli::parse_order(word); };
     return {
         "gpu-ps",
@@ -74,14 +81,20 @@ usage::Table table_of(ListOptions& options) {
                {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of every process"}),
            usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
                          "Refresh every 2 s, or at another interval, as in --watch=500ms"}),
-           usage::brief({"--await", usage::flag(options.awaits),
-                         "With --watch and PID: wait for the process to start"}),
+           {"--await", usage::flag(options.awaits), "With --watch and PID: wait for the process to start"},
            usage::brief(cli::json_row(options.output.json)),
            usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
-                         "Print metrics for Prometheus, or write them to FILE"})}}},
+                         "Print metrics for Prometheus, or write them to FILE"}),
+           usage::brief({"--history", usage::flag(options.history),
+                         "Show past sleeps and wakes, and what they gave back"}),
+           {"--since", usage::parsed("TIME", parse_since, options.since),
+            "With --history: from this time of the day on, such as 22:00, at most 24 hours ago"}}}},
         k_examples,
         "0 done, 1 failed, 2 wrong usage, 3 no such process or no agent in it, 4 no answer in time, 5 not "
-        "permitted."};
+        "permitted.",
+        {},
+        {{"--since", "--history"}},
+        {{"--history", "--watch"}, {"--history", "--prometheus"}}};
 }
 
 std::string errors_in(const std::vector<control::Outcome>& outcomes) {
@@ -214,6 +227,28 @@ int write_metrics(const ListOptions& options) {
     return written ? exit_status::done : cli::tell_failure("gpu-ps", {}, written.error());
 }
 
+/// What is recorded of those that are selected.
+int show_history(const ListOptions& options) {
+    auto events = control::read_history();
+    std::erase_if(events, [&](const model::Event& event) {
+        const bool is_it = options.target.empty() || options.target == event.name ||
+                           options.target == std::to_string(event.pid);
+        return !is_it || (options.user && *options.user != event.uid);
+    });
+    const auto is_there = [](const model::Event& event) {
+        const auto start = start_time_of(static_cast<pid_t>(event.pid));
+        return start && *start == event.start_time;
+    };
+    if (events.empty() && !options.target.empty())
+        return cli::tell_failure(
+            "gpu-ps", options.output,
+            make_error(ErrorCode::no_process, "nothing is recorded of {}", options.target));
+    const auto sum = model::gib_hours(events, options.since, control::now_of_history(), is_there);
+    std::erase_if(events, [&](const model::Event& event) { return event.time < options.since; });
+    return cli::print_result("gpu-ps", options.output.json ? cli::to_json("gpu-ps", events, sum)
+                                                           : cli::render_history(events, sum));
+}
+
 /// Lists again and again, until the command is ended, or nobody reads any more, or there is nothing to list
 /// of what was asked for.
 int repeat(const ListOptions& options, Milliseconds interval) {
@@ -274,6 +309,7 @@ int main(int argc, char** argv) {
         return refuse("--await can be used only with --watch and PID");
     if (!options.metrics.empty() && (options.output.json || !options.watch.empty()))
         return refuse("--prometheus cannot be used together with --json or --watch");
+    if (options.history) return show_history(options);
     if (!options.metrics.empty()) return write_metrics(options);
     if (options.watch.empty()) return list(options).status;
     const auto interval = parse_duration(options.watch);

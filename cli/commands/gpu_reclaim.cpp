@@ -127,6 +127,7 @@ int run(const Typed& typed) {
     model::SleepRequest request;
     request.on_touch = model::OnTouch::wake;
     request.dry_run = typed.dry_run;
+    request.asker = typed.need ? "room for gpu-reclaim" : k_program;
     request.bounds_all = typed.timeout.has_value();
     request.timeout = typed.timeout.value_or(request.timeout);
     if (typed.need) return make_room(typed, request, options.sources);

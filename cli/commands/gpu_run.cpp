@@ -258,7 +258,8 @@ int run(const RunOptions& options, std::vector<std::string> command) {
 
     if (options.need) {
         const auto min_awake = options.min_awake.value_or(model::WakeRequest().min_awake);
-        const int status = cli::make_room_for_command("gpu-run", *options.need, min_awake, options.wait);
+        const int status = cli::make_room_for_command("gpu-run", options.name.value_or("gpu-run"),
+                                                      *options.need, min_awake, options.wait);
         if (status != exit_status::done) return status;
     }
 

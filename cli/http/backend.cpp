@@ -223,11 +223,13 @@ protocol::Request Backend::request_for(const Route& route, const Wish& wish, con
         sleep.discard = plan.dropped;
         sleep.joint = whom_.is_joint();
         sleep.ignore_unknown_tags = true;
+        sleep.asker = "http";
         return sleep;
     }
     model::WakeRequest wake;
     wake.tags = plan.tags;
     wake.ignore_unknown_tags = true;
+    wake.asker = "http";
     wake.wait = waking_.wait;
     wake.make_room = waking_.make_room && processes == 1;
     wake.min_awake = waking_.min_awake;

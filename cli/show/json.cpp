@@ -231,4 +231,12 @@ std::string to_json(std::string_view program, const Error& error, int indent) {
     return written(value, indent);
 }
 
+std::string to_json(std::string_view program, const std::vector<model::Event>& events, double gib_hours) {
+    auto all = document(program, exit_status::done);
+    all["given_back_gib_hours"] = gib_hours;
+    all["history"] = to_value(events);
+    for (auto& event : all["history"]) event["user"] = control::user_name(event["uid"]);
+    return written(all) + '\n';
+}
+
 } // namespace gpu_sleep::cli

@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "control/ask.hpp"
 #include "control/need.hpp"
+#include "model/history.hpp"
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -30,6 +31,10 @@ inline constexpr int k_json_schema = 1;
 /// The outcomes of those that were to sleep for it, the GPU, and why that was not enough if it was not.
 [[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   const control::GpuRoom& room, const std::optional<Error>& error);
+
+/// The history, with how much it gave back.
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<model::Event>& events,
+                                  double gib_hours);
 
 using OrderedJson = nlohmann::ordered_json;
 

@@ -7,6 +7,7 @@
 
 #include "control/ask.hpp"
 #include "control/process_info.hpp"
+#include "model/history.hpp"
 #include "model/report.hpp"
 #include "model/request.hpp"
 
@@ -94,5 +95,8 @@ enum class Detail : std::uint8_t {
 /// not apply to this command, or to what a process was asked for, `outcome`, null where none was.
 [[nodiscard]] std::string advice_from(std::string_view program, ErrorCode code,
                                       const control::Outcome* outcome = nullptr);
+
+/// A line for each sleep and wake, and how much they gave back.
+[[nodiscard]] std::string render_history(const std::vector<model::Event>& events, double gib_hours);
 
 } // namespace gpu_sleep::cli

@@ -246,9 +246,10 @@ void identify(const ProcFs& proc, Process& process) {
         constexpr std::size_t k_longest = 120;
         return text.size() > k_longest ? text.substr(0, k_longest) + "..." : text;
     };
-    process.origin.notebook = bounded(proc.variable(process.pid, "JPY_SESSION_NAME").value_or(""));
+    process.origin.notebook =
+        bounded(proc.variable(process.pid, model::environment::k_notebook).value_or(""));
     process.origin.kernel = bounded(kernel_in(process.command));
-    process.origin.job = bounded(proc.variable(process.pid, "SLURM_JOB_ID").value_or(""));
+    process.origin.job = bounded(proc.variable(process.pid, model::environment::k_job).value_or(""));
     process.origin.unit = bounded(unit_in(proc.control_groups(process.pid)));
 }
 

@@ -58,6 +58,9 @@ inline constexpr const char* k_idle_directory = "GPU_SLEEP_IDLE_DIR";
 inline constexpr const char* k_on_stop = "GPU_SLEEP_ON_STOP";
 /// Milliseconds by which such a sleep may delay the stop.
 inline constexpr const char* k_stop_grace = "GPU_SLEEP_STOP_GRACE";
+/// The notebook that a kernel of Jupyter runs, and the job of Slurm: set by these.
+inline constexpr const char* k_notebook = "JPY_SESSION_NAME";
+inline constexpr const char* k_job = "SLURM_JOB_ID";
 /// Set, and not 0: the program's use of the GPU is left alone
 inline constexpr const char* k_disable = "GPU_SLEEP_DISABLE";
 

@@ -30,6 +30,7 @@ struct Terms {
     /// the requests before it; of a release for its turn.
     Milliseconds timeout{30'000};
     bool bounds_all = false; ///< `timeout` includes all until the point of no return, also copying
+    std::string asker{};     ///< who asks, for the history: "room for llama"; empty: a command
     friend bool operator==(const Terms&, const Terms&) = default;
 };
 

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "model/history.hpp"
 #include "model/report.hpp"
 #include "model/request.hpp"
 
@@ -177,7 +178,7 @@ auto fields_of_sleep(auto& r, auto... idle) {
                       may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all), idle...,
                       may<21>(r.ignore_inhibitors), must<22>(r.check_copies), must<23>(r.store_is_named),
                       must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint),
-                      may<82>(r.ignore_unknown_tags));
+                      may<82>(r.ignore_unknown_tags), may<88>(r.asker));
 }
 auto fields(Is<model::SleepRequest> auto& r) {
     return fields_of_sleep(r);
@@ -187,17 +188,18 @@ auto fields(Is<model::IdleSleepRequest> auto& r) {
 }
 auto fields(Is<model::ReleaseRequest> auto& r) {
     static constexpr bool k_retained = true;
-    return all_fields(must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all), tells<19>(k_retained));
+    return all_fields(must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all), tells<19>(k_retained),
+                      may<88>(r.asker));
 }
 auto fields(Is<model::LiveRequest> auto& r) {
     static constexpr bool k_runs_on = true;
     return all_fields(must<2>(r.tags), must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all),
-                      may<11>(r.force), may<21>(r.ignore_inhibitors), tells<70>(k_runs_on),
-                      must<71>(r.bytes));
+                      may<11>(r.force), may<21>(r.ignore_inhibitors), tells<70>(k_runs_on), must<71>(r.bytes),
+                      may<88>(r.asker));
 }
 auto fields(Is<model::CallRequest> auto& r) {
     return all_fields(must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all), tells<67>(r.name),
-                      must<80>(r.argument));
+                      must<80>(r.argument), may<88>(r.asker));
 }
 auto fields(Is<model::TagStore> auto& s) {
     return all_fields(must<1>(s.tag), must<2>(s.store));
@@ -209,7 +211,7 @@ auto fields(Is<model::WakeRequest> auto& r) {
     return all_fields(must<1>(r.tags), must<2>(r.dry_run), must<3>(r.timeout), must<4>(r.bounds_all),
                       may<5>(r.wait), must<6>(r.order), must<7>(r.make_room), must<8>(r.min_awake),
                       must<9>(r.joint), must<10>(r.gpus), must<72>(r.live_bytes),
-                      may<82>(r.ignore_unknown_tags));
+                      may<82>(r.ignore_unknown_tags), may<88>(r.asker));
 }
 auto fields(Is<model::Directive> auto& d) {
     return all_fields(must<1>(d.kind), must<2>(d.count));
@@ -296,6 +298,16 @@ auto fields(Is<model::Residual> auto& r) {
 auto fields(Is<model::WaitingWake> auto& w) {
     return all_fields(may<1>(w.tags, "tags"), may<2>(w.by_touch, "by_touch"), may<3>(w.seconds, "seconds"),
                       may<4>(w.reason, "reason"), may<5>(w.place, or_null("place")));
+}
+
+/// The history: a line has them in this order, and no numbers.
+auto fields(Is<model::Event> auto& e) {
+    return all_fields(may<1>(e.time, "time"), may<2>(e.uid, "uid"), may<3>(e.pid, "pid"),
+                      may<4>(e.start_time, "start_time"), may<5>(e.name, "name"),
+                      may<6>(e.notebook, or_null("notebook")), may<7>(e.job, or_null("job")),
+                      may<8>(e.operation, "operation"), may<9>(e.state, "state"), may<10>(e.level, "level"),
+                      may<11>(e.deep, "deep"), may<12>(e.place, "place"), may<13>(e.bytes, "moved_bytes"),
+                      may<14>(e.asleep_seconds, "asleep_seconds"), may<15>(e.asked_by, "asked_by"));
 }
 
 template <class T>

@@ -24,7 +24,8 @@ Entry next_of(const FakeJournal& journal) {
 TEST_CASE("Journal: each transition writes one entry with fields", "[quick][journal]") {
     const Scratch scratch;
     const FakeJournal journal(scratch.file("socket"));
-    LoadedHost host({"GPU_SLEEP_JOURNAL=" + scratch.file("socket"), "GPU_SLEEP_NAME=llama"});
+    LoadedHost host({"GPU_SLEEP_JOURNAL=" + scratch.file("socket"), "GPU_SLEEP_NAME=llama",
+                     "JPY_SESSION_NAME=work/a.ipynb", "SLURM_JOB_ID=471"});
     REQUIRE(host.command("gpu-ps").status == 0);
     REQUIRE(host.command("gpu-sleep", {"--dry-run"}).status == 0);
     REQUIRE(host.command("gpu-wake").status == 0);
@@ -40,6 +41,12 @@ TEST_CASE("Journal: each transition writes one entry with fields", "[quick][jour
     CHECK(slept.at("GPU_SLEEP_BYTES_RELEASED") == "4194304");
     CHECK(slept.at("GPU_SLEEP_NAME") == "llama");
     CHECK(std::stod(slept.at("GPU_SLEEP_SECONDS")) > 0);
+    CHECK(slept.at("GPU_SLEEP_NOTEBOOK") == "work/a.ipynb");
+    CHECK(slept.at("GPU_SLEEP_JOB") == "471");
+    CHECK(slept.at("GPU_SLEEP_ASKED_BY") == "command");
+    CHECK(slept.at("GPU_SLEEP_LEVEL") == "1");
+    CHECK(slept.at("GPU_SLEEP_DEEP") == "0");
+    CHECK(slept.at("GPU_SLEEP_PLACE") == "host");
     CHECK(slept.at("MESSAGE_ID").size() == 32);
     CHECK(slept.at("MESSAGE").starts_with("llama: asleep after "));
     CHECK(slept.at("MESSAGE").ends_with(", 4.00 MiB of GPU memory released"));
@@ -54,6 +61,9 @@ TEST_CASE("Journal: each transition writes one entry with fields", "[quick][jour
     CHECK(woken.at("GPU_SLEEP_OPERATION") == "wake");
     CHECK(woken.at("GPU_SLEEP_STATE") == "awake");
     CHECK(woken.at("GPU_SLEEP_BYTES_TAKEN") == "4194304");
+    CHECK(moved.at("GPU_SLEEP_PLACE") == "file");
+    CHECK(std::stod(woken.at("GPU_SLEEP_ASLEEP_SECONDS")) > 0);
+    CHECK_THAT(woken.at("MESSAGE"), mentions("4.00 MiB of GPU memory taken, asleep for "));
     CHECK(woken.at("MESSAGE_ID") != slept.at("MESSAGE_ID"));
 
     host.tell("inhibit");
@@ -63,6 +73,7 @@ TEST_CASE("Journal: each transition writes one entry with fields", "[quick][jour
     CHECK(failed.at("PRIORITY") == "4");
     CHECK(failed.at("MESSAGE") == "llama: sleep failed: sleeps are inhibited");
     CHECK(failed.at("MESSAGE_ID") == slept.at("MESSAGE_ID"));
+    CHECK(failed.at("GPU_SLEEP_ASKED_BY") == "command");
     CHECK_FALSE(failed.contains("GPU_SLEEP_BYTES_RELEASED"));
     CHECK_FALSE(journal.next());
 }

@@ -63,6 +63,7 @@ const std::map<std::string, Kind>& kinds() {
         {"DURATION", duration},
         {"INTERVAL", duration},
         {"SIZE", size},
+        {"TIME", with_needs(kind({"00:00", "22:30"}, {"24:00", "x", "22", "1h"}), {"--history"})},
         {"gpu-sleep --bytes", with_needs(size, {"--live"})},
         {"TAG[,TAG...]",
          {{"a", "a,b", "a,a", std::string(64, 't'), k_beyond_all},

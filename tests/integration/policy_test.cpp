@@ -17,6 +17,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <utility>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -101,6 +103,65 @@ TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does n
     REQUIRE(host.command("gpu-wake").status == 0);
     CHECK(host.process().read_line().starts_with("ok"));
     CHECK(host.tell("check_all") == "intact");
+}
+
+TEST_CASE("Policy: notify hears of a pass before and after it, and spares whom it names", "[policy]") {
+    if (!reads_configurations()) return;
+    const Scratch scratch;
+    const auto script = scratch.file("notify");
+    const auto log = scratch.file("log");
+    const auto write_script = [&](const std::string& end) {
+        write_file(script, fmt::format("#!/bin/sh\n{{ echo $1; cat; }} >>{}\n{}\n", log, end));
+        REQUIRE(::chmod(script.c_str(), 0755) == 0);
+    };
+    const Configuration config(fmt::format("[reclaim]\nidle = \"10ms\"\nnotify = \"{}\"\n", script));
+    LoadedHost host(captured({"GPU_SLEEP_NAME=the-server"}));
+    become_idle(host);
+    const auto pass = [&](Arguments more = {}) {
+        return host.command("gpu-reclaim", with({"--config", config.file()}, more));
+    };
+    const auto told = [&] {
+        std::ifstream file(log);
+        return std::string(std::istreambuf_iterator<char>(file), {});
+    };
+    const auto before = fmt::format("before\n{}\t", host.pid());
+    SECTION("it names the process: that is left alone") {
+        write_script(fmt::format("echo {}", host.pid()));
+        CHECK(succeeded(pass({"--dry-run"})));
+        CHECK(told().empty());
+        const auto output = pass();
+        CHECK(succeeded(output));
+        CHECK_THAT(output.out, mentions("notify leaves it alone in this pass"));
+        CHECK(host.state() == "awake");
+        CHECK_THAT(told(), mentions(before) && mentions("\tthe-server\tunused for ") &&
+                               mentions(", to host memory\n") && !mentions("after"));
+    }
+    SECTION("it names nobody: that sleeps") {
+        write_script("");
+        CHECK(succeeded(pass()));
+        CHECK(host.state() == "asleep");
+        CHECK_THAT(told(), mentions(before) && mentions(fmt::format("after\n{}\t", host.pid())) &&
+                               mentions("\tthe-server\tasleep, 4.00 MiB freed\n"));
+    }
+    SECTION("it fails, or takes too long: the pass says so, and goes on") {
+        const auto [end, words] = GENERATE(std::pair("exit 3", "it ended with status 3"),
+                                           std::pair("sleep 60", "it was ended after 5 s"));
+        write_script(fmt::format("[ $1 = after ] || {}", end));
+        const auto output = pass();
+        CHECK(succeeded(output));
+        CHECK_THAT(output.err, mentions(words));
+        CHECK(output.seconds < 30);
+        CHECK(host.state() == "asleep");
+    }
+    SECTION("others may write to it: the file is refused") {
+        write_script("");
+        REQUIRE(::chmod(script.c_str(), 0777) == 0);
+        const auto output = pass();
+        CHECK(output.status == 2);
+        CHECK_THAT(output.err, mentions("users other than its owner may write to it"));
+        CHECK(told().empty());
+        CHECK(host.state() == "awake");
+    }
 }
 
 TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for whom they do not name",

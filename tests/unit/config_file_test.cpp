@@ -49,6 +49,16 @@ std::string uncommented(std::string text) {
 
 } // namespace
 
+TEST_CASE("Configuration: the administrator's file alone names a program to notify", "[config_file]") {
+    if (!can_read()) return;
+    const auto* const text = "[reclaim]\nnotify = \"/sbin/tell\"\n";
+    CHECK(parse_configuration(text, "c.toml", Author::administrator)->notify == "/sbin/tell");
+    CHECK_THAT(complaint_about_toml(text, Author::user),
+               mentions("c.toml:2: reclaim.notify: only the administrator's file names a program to run"));
+    CHECK_THAT(complaint_about_toml("[reclaim]\nnotify = \"tell\"\n"), mentions("not an absolute path"));
+    CHECK_THAT(complaint_about_toml("[user.a]\nnotify = \"/tell\"\n"), mentions("there is no such key"));
+}
+
 TEST_CASE("Configuration: all sections and keys are read", "[config_file]") {
     if (!can_read()) return;
     const auto file = parse_configuration(R"(

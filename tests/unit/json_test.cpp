@@ -186,7 +186,8 @@ TEST_CASE("JSON: the manual page names every member, and no other", "[json]") {
     for (const auto& text :
          {to_json("gpu-sleep", {{sample_process(), test::sample_sleep_in_files()}}),
           to_json("gpu-ps", {{sample_process(), test::sample_intercepted_sleep()}}),
-          to_json("gpu-wake", {{sample_process(), failure}}), to_json("gpu-ps", failure.error)})
+          to_json("gpu-wake", {{sample_process(), failure}}), to_json("gpu-ps", failure.error),
+          to_json("gpu-ps", std::vector{model::Event()}, 0)})
         test::add_members(json::parse(text), "The object", members);
     for (const auto& row : all_errors()) members["Words of error.code"].emplace(row.name);
     const auto documented = test::documented_members(test::source_file("cli/man/gpu-ps.1"));

@@ -240,8 +240,21 @@ Error refusal(const std::filesystem::path& path, std::string_view why) {
     return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
 }
 
-/// Opens the file for reading, once it is known to be a plain one that only `owner` may write to, or root.
-/// One of another user's must be that user's own: a link of theirs may lead to root's.
+std::string home_of(uid_t user) {
+    std::array<char, 4096> buffer;
+    passwd entry{};
+    passwd* found = nullptr;
+    if (::getpwuid_r(user, &entry, buffer.data(), buffer.size(), &found) == 0 && found) return found->pw_dir;
+    return {};
+}
+
+std::string absolute_variable(const char* name) {
+    const char* const value = std::getenv(name);
+    return value != nullptr && value[0] == '/' ? value : "";
+}
+
+} // namespace
+
 Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
     const UniqueFd place(
         open_file(AT_FDCWD, path.c_str(), O_PATH | O_CLOEXEC)); // to open a device may do something
@@ -258,21 +271,6 @@ Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
     if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path.string());
     return file;
 }
-
-std::string home_of(uid_t user) {
-    std::array<char, 4096> buffer;
-    passwd entry{};
-    passwd* found = nullptr;
-    if (::getpwuid_r(user, &entry, buffer.data(), buffer.size(), &found) == 0 && found) return found->pw_dir;
-    return {};
-}
-
-std::string absolute_variable(const char* name) {
-    const char* const value = std::getenv(name);
-    return value != nullptr && value[0] == '/' ? value : "";
-}
-
-} // namespace
 
 Result<Configuration> parse_configuration(std::string_view text, std::string_view name, Author author,
                                           bool has_directory) {

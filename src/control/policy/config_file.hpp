@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "base/fd.hpp"
 #include "control/policy/policy.hpp"
 
 #include <sys/types.h>
@@ -27,6 +28,11 @@ inline constexpr const char* k_system_file = "/etc/gpu-sleep.toml";
 /// (somebody else could have written it), io_failed, those of parse_configuration().
 [[nodiscard]] Result<std::optional<Configuration>>
 read_configuration(const std::filesystem::path& path, Author author, uid_t owner, bool has_directory = false);
+
+/// Opens a file for reading, once it is known to be a plain one that only `owner` may write to, or root. One
+/// of another user's must be that user's own: a link of theirs may lead to root's. Errors: not_permitted,
+/// io_failed.
+[[nodiscard]] Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner);
 
 /// Where the user's own file is: of this process's user as its environment says, of others beneath their home
 /// directory. Empty if that is not known. May ask the network.

@@ -184,6 +184,10 @@ std::string put_entry(Configuration& file, const Entry& entry, Author author) {
                            entry.path[1]);
     if (entry.path.size() > depth) return "there is no such key";
     if (depth == 3) return put_named(file, entry, author);
+    if (entry.path.front() == "reclaim" && entry.path[1] == "notify") {
+        if (author == Author::user) return "only the administrator's file names a program to run";
+        return read_text(entry.value, file.notify, parse_directory, "\"/etc/gpu-sleep-notify\"");
+    }
     if (entry.path.front() == "reclaim")
         return put(file.reclaim, k_process_keys, entry.path[1], entry.value, false);
     if (author == Author::user && entry.path[1] == "budget")

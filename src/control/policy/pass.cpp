@@ -170,6 +170,7 @@ void carry_out(const PassRequest& pass, Finder& finder, Requests requests, Clock
     for (auto& [process, request] : requests) {
         auto& terms = *model::terms_in(request);
         terms.dry_run = pass.dry_run;
+        terms.asker = "gpu-reclaim";
         terms.bounds_all = pass.timeout.has_value();
         terms.timeout = pass.timeout.value_or(terms.timeout);
         tasks.push_back({{std::move(process), {}}, &request});
@@ -192,7 +193,10 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
     auto found = look(finder, policies, request.whom, patience);
     if (!found) return std::move(found).error();
     const auto budgets = policies.budgets(processes_of(*found));
-    const auto plan = plan_host_memory(holders_of(found->seen), budgets);
+    const auto spared = request.spare ? request.spare(found->seen) : std::set<pid_t>();
+    auto plan = plan_host_memory(holders_of(found->seen), budgets);
+    for (auto* const chosen : {&plan.release, &plan.move})
+        std::erase_if(*chosen, [&](auto i) { return spared.contains(found->seen[i].process.pid); });
     auto requests = requests_for(plan, *found);
     const bool gives_back = !requests.empty();
     Passed passed;
@@ -208,6 +212,8 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
         passed.failure = std::move(found).error();
         return passed;
     }
+    for (auto& seen : found->seen)
+        if (spared.contains(seen.process.pid)) seen.decision = {{}, "notify leaves it alone in this pass"};
     requests = requests_for(*found, budgets, passed.outcomes);
     std::move(found->failed.begin(), found->failed.end(), std::back_inserter(passed.outcomes));
     carry_out(request, finder, std::move(requests), start + request.limit, passed.outcomes);

@@ -11,7 +11,9 @@
 #include "control/targets.hpp"
 #include "control/tasks.hpp"
 
+#include <functional>
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace gpu_sleep::control::policy {
@@ -51,6 +53,8 @@ struct PassRequest {
     bool dry_run = false;
     std::optional<Milliseconds> timeout;  ///< for each process
     Milliseconds limit = k_limit_of_pass; ///< for all, unless each has a timeout
+    /// Told of the look, before anybody is asked for anything. Returns the pids that are left alone.
+    std::function<std::set<pid_t>(const std::vector<Seen>&)> spare{};
 };
 
 /// The result of a pass.

@@ -36,6 +36,10 @@ Result<void> Policies::load(const Sources& sources) {
         limits = make_error(ErrorCode::io_failed, "{}: there is no such file", system.string());
     if (!limits) return std::move(limits).error();
     if (*limits) limits_ = **std::move(limits);
+    if (limits_.notify)
+        if (auto program = open_trusted(*limits_.notify, own); !program)
+            return make_error(ErrorCode::invalid_argument, "{}: reclaim.notify: {}", system.string(),
+                              program.error().message);
     const auto mine = user_file(own);
     auto wishes = GPU_SLEEP_TRY(mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
                                              : read(mine, Author::user, own, names_directory(limits_)));

@@ -43,6 +43,9 @@ public:
     /// May ask the network.
     void complain_of_unused();
 
+    /// The program that hears of each pass, if any.
+    [[nodiscard]] const std::optional<std::string>& notify() const noexcept { return limits_.notify; }
+
     /// The files that were read.
     [[nodiscard]] const std::vector<std::string>& files() const noexcept { return files_; }
     /// Sentences about what is wrong with files, each once, also of those of other users that cannot be used:

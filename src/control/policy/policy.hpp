@@ -109,6 +109,7 @@ struct Configuration {
     std::map<std::string, TagSettings, std::less<>> tags;
     std::optional<Bytes> machine_budget; ///< of host memory, for all users together
     std::optional<Bytes> user_budget;    ///< for each user
+    std::optional<std::string> notify;   ///< the program that hears of each pass; an absolute path
     std::vector<std::string> warnings;   ///< of what the next release will refuse, with file and line
 };
 

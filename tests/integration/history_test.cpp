@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What agents record, and gpu-ps --history shows.
+
+#include "empty_tmp.hpp"
+#include "support/catch.hpp"
+#include "support/host.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+/// The history of the process, once it has so many events: they are written after the answer to the asker.
+Output history_of(const Host& host, int events) {
+    Output output;
+    REQUIRE(becomes_true([&] {
+        output = host.command("gpu-ps", {"--history", "--json"});
+        return output.json(fmt::format("/history/{}/pid", events - 1)) != "none";
+    }));
+    return output;
+}
+
+} // namespace
+
+TEST_CASE("History: a sleep and a wake by a touch are shown, with who asked", "[quick][history]") {
+    LoadedHost host(captured({"GPU_SLEEP_NAME=llama", "JPY_SESSION_NAME=work/a.ipynb", "SLURM_JOB_ID=471"}));
+    host.sleep({"--on-touch", "wake"});
+    host.tell("spin 1");
+    auto output = history_of(host, 2);
+    const auto said = [&](int event, const char* field) {
+        return output.json(fmt::format("/history/{}/{}", event, field));
+    };
+    CHECK(said(0, "operation") == "sleep");
+    CHECK(said(0, "pid") == std::to_string(host.pid()));
+    CHECK(said(0, "uid") == std::to_string(::geteuid()));
+    CHECK(said(0, "name") == "llama");
+    CHECK(said(0, "notebook") == "work/a.ipynb");
+    CHECK(said(0, "job") == "471");
+    CHECK(said(0, "state") == "asleep");
+    CHECK(said(0, "level") == "1");
+    CHECK(said(0, "deep") == "false");
+    CHECK(said(0, "place") == "host");
+    CHECK(said(0, "moved_bytes") == "4194304");
+    CHECK(said(0, "asked_by") == "command");
+    CHECK(said(1, "operation") == "wake");
+    CHECK(said(1, "state") == "awake");
+    CHECK(said(1, "moved_bytes") == "4194304");
+    CHECK(said(1, "asked_by") == "touch");
+    CHECK(std::stod(said(1, "asleep_seconds")) > 0);
+    CHECK(said(2, "pid") == "none");
+    CHECK(std::stod(output.json("/given_back_gib_hours")) > 0);
+
+    become_idle(host);
+    REQUIRE(succeeded(host.command("gpu-reclaim", {"--idle", "10ms"})));
+    host.wake();
+    output = history_of(host, 4);
+    CHECK(said(2, "asked_by") == "gpu-reclaim");
+    CHECK_THAT(host.command("gpu-ps", {"--history", "--since", "00:00"}).out,
+               mentions("llama (a.ipynb)") && mentions("touch") && mentions("GiB hours given back"));
+    CHECK(host.command("gpu-ps", {"--since", "00:00"}).status == 2);
+}
+
+TEST_CASE("History: a file that the agent must not write to harms no sleep", "[history]") {
+    if (!has_empty_tmp()) return;
+    const auto* const hostile = GENERATE("mkdir history", "mkfifo history", "ln -s /tmp/victim history",
+                                         "touch /tmp/other && ln /tmp/other history");
+    INFO(hostile);
+    LoadedHost host(with_empty_tmp(
+        fmt::format("mkdir -m 700 /tmp/gpu-sleep-0 && (cd /tmp/gpu-sleep-0 && {}) && exec \"$0\"", hostile)));
+    host.cycle();
+    host.cycle(); // by its end the lines of the first one would be there
+    host.check_whole();
+    const auto tmp = fmt::format("/proc/{}/root/tmp/", host.pid());
+    CHECK_FALSE(std::filesystem::exists(tmp + "victim"));
+    const auto other = tmp + "other";
+    if (std::filesystem::exists(other)) CHECK(std::filesystem::file_size(other) == 0);
+}
+
+TEST_CASE("History: a full file becomes the old one", "[history]") {
+    if (!has_empty_tmp()) return;
+    LoadedHost host(with_empty_tmp("mkdir -m 700 /tmp/gpu-sleep-0 && cd /tmp/gpu-sleep-0 && umask 077 && "
+                                   "head -c 1048570 /dev/zero > history && cd / && exec \"$0\""));
+    host.cycle();
+    const auto place = fmt::format("/proc/{}/root/tmp/gpu-sleep-0/", host.pid());
+    REQUIRE(becomes_true([&] { return std::filesystem::exists(place + "history.old"); }));
+    CHECK(std::filesystem::file_size(place + "history.old") == 1'048'570);
+    REQUIRE(becomes_true([&] { return std::filesystem::file_size(place + "history") > 0; }));
+}
+
+TEST_CASE("History: root's pass keeps what users' files say, and gpu-ps shows it", "[history]") {
+    const auto now =
+        fmt::format("1\\t$(date +%s)\\t4711\\t7\\t99\\tkept\\t\\t\\t1\\t1\\t1\\t0\\thost\\t1024\\t0\\tby");
+    const auto script =
+        mount_empty_tmp() +
+        " && mount -t tmpfs none /var/log && cd /tmp && mkdir -m 700 gpu-sleep-0 && umask 077 && "
+        "printf \"" +
+        now +
+        "\\nnonsense\\n\" >gpu-sleep-0/history && \"$0\" >/dev/null && "
+        "rm gpu-sleep-0/history && stat -c %a /var/log/gpu-sleep/history && "
+        "wc -l </var/log/gpu-sleep/history && \"$1\" --history";
+    const auto output =
+        run({{"unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--mount", "sh",
+              "-c", script, command_file("gpu-reclaim"), command_file("gpu-ps")}});
+    if (!has_empty_tmp()) return;
+    CHECK(succeeded(output));
+    CHECK_THAT(output.out, mentions("600\n1\n") && mentions(" root ") && mentions("kept") &&
+                               mentions("1.00 KiB") && !mentions("4711"));
+}
