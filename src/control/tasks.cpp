@@ -65,33 +65,22 @@ void add_holders(const protocol::Request& request, Outcome& outcome) {
     outcome.nobody_can_sleep = !holders.can_sleep;
 }
 
-/// What is told of wakes that wait for GPU memory.
-class Waits {
-public:
-    /// A wake waits: tells `listener`, once and when that has taken long, who has the memory.
-    void note(Finder& finder, const Process& process, const model::WakeRequest& wake, Listener& listener) {
-        constexpr Milliseconds k_answer_time{500};
-        const auto [known, is_new] = since_.try_emplace(process.pid, Clock::now());
-        if (!known->second || Clock::now() - *known->second < k_silence) return;
-        const auto until = *known->second + wake.wait;
-        known->second.reset();
-        auto socket = finder.connect(process);
-        if (!socket) return;
-        Targets target;
-        target.reached.push_back({process, *std::move(socket)});
-        const auto outcome =
-            std::move(ask_each(finder, std::move(target), model::StatusRequest(), k_answer_time).front());
-        const auto* const report = std::get_if<model::Report>(&outcome.answer);
-        if (!report || report->wakes_waiting.empty()) return; // it waits for something else
-        auto why = report->wakes_waiting.back().reason;
-        if (const auto holders = holders_beside(process, wake.make_room, wake.gpus); !holders.text.empty())
-            why += "; " + holders.text;
-        listener.waits(process, why, until);
-    }
-
-private:
-    std::map<pid_t, std::optional<Clock::time_point>> since_; ///< nothing: it is told
-};
+/// Says why the wake of `process`, which has waited for long, goes on to wait until `until`.
+void tell_wait(Finder& finder, const Process& process, const model::WakeRequest& wake,
+               Clock::time_point until, Listener& listener) {
+    constexpr Milliseconds k_answer_time{500};
+    auto socket = finder.connect(process);
+    if (!socket) return;
+    Targets target;
+    target.reached.push_back({process, *std::move(socket)});
+    const auto outcomes = ask_each(finder, std::move(target), model::StatusRequest(), k_answer_time);
+    const auto* const report = std::get_if<model::Report>(&outcomes.front().answer);
+    if (!report || report->wakes_waiting.empty()) return; // it waits for something else
+    auto why = report->wakes_waiting.back().reason;
+    const auto holders = holders_beside(process, wake.make_room, wake.gpus).text;
+    if (!holders.empty()) why += "; " + holders;
+    listener.waits(process, why, until);
+}
 
 } // namespace
 
@@ -115,7 +104,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     };
     std::vector<Outcome> outcomes(tasks.size());
     std::set<std::size_t> untold;
-    Waits waits;
+    std::map<std::size_t, std::optional<Clock::time_point>> waits; ///< since when; nothing: it is told
     client::Conversations conversations(std::move(questions), &interruptions, manner.joint);
     auto end = manner.end.value_or(Clock::time_point::max());
     for (;;) {
@@ -131,8 +120,14 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
         const auto& [target, request] = tasks[event->question];
         if (const auto* const progress = std::get_if<model::Progress>(&event->what)) {
             const auto* const wake = std::get_if<model::WakeRequest>(request);
-            if (wake && wake->wait > k_silence && progress->phase == model::Progress::Phase::waiting)
-                waits.note(finder, target.process, *wake, listener);
+            if (wake && wake->wait > k_silence && progress->phase == model::Progress::Phase::waiting) {
+                const auto [since, is_new] = waits.try_emplace(event->question, Clock::now());
+                auto& begun = since->second;
+                if (begun && Clock::now() - *begun >= k_silence) {
+                    tell_wait(finder, target.process, *wake, *begun + wake->wait, listener);
+                    begun.reset();
+                }
+            }
             listener.progress(target.process, *progress);
         }
         if (std::holds_alternative<client::PastReturn>(event->what)) listener.past_return(target.process);
