@@ -225,6 +225,25 @@ std::string to_json(std::string_view program, const std::vector<control::Outcome
     return written(value);
 }
 
+std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                    const std::vector<driver::Gpu>& gpus, int indent) {
+    auto value = document_of(program, outcomes, exit_status_of(outcomes));
+    value["gpus"] = OrderedJson::array();
+    for (const auto& gpu : gpus) {
+        auto holders = OrderedJson::array();
+        for (const auto& [pid, bytes] : gpu.processes)
+            holders.push_back({{"pid", pid}, {"bytes", to_value(bytes)}});
+        value["gpus"].push_back({{"index", gpu.index},
+                                 {"uuid", gpu.uuid},
+                                 {"name", gpu.name},
+                                 {"total_bytes", gpu.total},
+                                 {"used_bytes", gpu.total - gpu.free},
+                                 {"free_bytes", gpu.free},
+                                 {"processes", std::move(holders)}});
+    }
+    return written(value, indent);
+}
+
 std::string to_json(std::string_view program, const Error& error, int indent) {
     auto value = document(program, traits(error.code).exit_status);
     value["error"] = error_value(program, error);
