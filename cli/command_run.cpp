@@ -198,9 +198,10 @@ int print_errors(const std::string& program, const control::Need& need, const co
     if (need.bytes > done.room.gpu.total)
         print_error(fmt::format("{}: cannot {}: {}; ask for less\n", program, purpose, done.error->message));
     else if (program != k_program && done.wait.value_or(0) > 0)
-        print_error(fmt::format("{}: cannot {}: {}; wait with --wait {:.0f}s, or give --min-awake 0s\n",
-                                program, purpose, done.error->message,
-                                std::max(k_least, std::ceil(*done.wait) + k_margin)));
+        print_error(fmt::format(
+            "{}: cannot {}: {}; wait with --wait {:.0f}s{}\n", program, purpose, done.error->message,
+            std::max(k_least, std::ceil(*done.wait) + k_margin),
+            need.request.min_awake == model::WakeRequest().min_awake ? "" : ", or give --min-awake 0s"));
     else
         print_error(render_error(program, purpose, *done.error));
     return traits(done.error->code).exit_status;

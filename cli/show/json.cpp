@@ -173,7 +173,7 @@ std::string escaped(std::string_view json) {
 OrderedJson error_value(std::string_view program, const Error& error, const control::Outcome* outcome) {
     return {{"code", traits(error.code).name},
             {"message", error.message},
-            {"advice", advice_from(program, error.code, outcome)},
+            {"advice", advice_from(program, error, outcome)},
             {"where", error.where},
             {"driver_status", error.driver_status},
             {"retry_seconds", to_value(error.retry_seconds)}};
