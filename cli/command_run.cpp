@@ -49,6 +49,13 @@ bool accepts(const std::string& program, bool is_quiet, const std::vector<contro
     return false;
 }
 
+constexpr const char* k_program = "gpu-reclaim";
+
+std::string seconds_until(Clock::time_point until) {
+    const auto left = std::chrono::duration<double>(until - Clock::now()).count();
+    return format_seconds(std::ceil(std::max(left, 1.)));
+}
+
 /// What could not be done, for render_failure().
 std::string_view purpose(const protocol::Request& request, ErrorCode failure) noexcept {
     const bool wakes = std::holds_alternative<model::WakeRequest>(request);
@@ -78,6 +85,13 @@ public:
 
     void progress(const control::Process& process, const model::Progress& progress) override {
         bar_.show(process.pid, progress);
+    }
+
+    void waits(const control::Process& process, const std::string& why, Clock::time_point until) override {
+        if (output_.quiet) return;
+        bar_.wipe();
+        print_error(fmt::format("{}: {} waits at most {} for GPU memory: {}\n", program_, title(process),
+                                seconds_until(until), printable(why)));
     }
 
     void past_return(const control::Process& process) override {
@@ -135,8 +149,6 @@ private:
     bool has_told_ = false;       ///< of a process
 };
 
-constexpr const char* k_program = "gpu-reclaim";
-
 /// "1.5 GB (1.40 GiB)" of a size that was given in powers of ten.
 std::string words_for(Bytes bytes) {
     constexpr Bytes k_megabyte = 1'000'000;
@@ -145,6 +157,17 @@ std::string words_for(Bytes bytes) {
     const bool is_large = megabytes >= 1'000;
     return fmt::format("{:.12g} {} ({})", is_large ? megabytes / 1'000 : megabytes, is_large ? "GB" : "MB",
                        format_bytes(bytes));
+}
+
+/// Has the wait for `need` be explained on standard error, once it has taken a moment.
+void say_once(const std::string& program, control::Need& need) {
+    need.waits = [program, bytes = need.bytes, since = Clock::now(), is_told = false](
+                     const driver::Gpu& gpu, std::string_view why, Clock::time_point until) mutable {
+        if (is_told || Clock::now() - since < control::k_silence) return;
+        is_told = true;
+        print_error(fmt::format("{}: waits at most {} for {} on GPU {}: {}\n", program, seconds_until(until),
+                                words_for(bytes), gpu.index, printable(why)));
+    };
 }
 
 std::string words(const control::Need& need, const control::Made& done) {
@@ -175,9 +198,10 @@ int print_errors(const std::string& program, const control::Need& need, const co
     if (need.bytes > done.room.gpu.total)
         print_error(fmt::format("{}: cannot {}: {}; ask for less\n", program, purpose, done.error->message));
     else if (program != k_program && done.wait.value_or(0) > 0)
-        print_error(fmt::format("{}: cannot {}: {}; wait with --wait {:.0f}s, or give --min-awake 0s\n",
-                                program, purpose, done.error->message,
-                                std::max(k_least, std::ceil(*done.wait) + k_margin)));
+        print_error(fmt::format(
+            "{}: cannot {}: {}; wait with --wait {:.0f}s{}\n", program, purpose, done.error->message,
+            std::max(k_least, std::ceil(*done.wait) + k_margin),
+            need.request.min_awake == model::WakeRequest().min_awake ? "" : ", or give --min-awake 0s"));
     else
         print_error(render_error(program, purpose, *done.error));
     return traits(done.error->code).exit_status;
@@ -236,8 +260,9 @@ usage::Row wait_row(std::optional<Milliseconds>& wait, std::string_view standard
                         standard)};
 }
 
-int run_need(const control::Need& need, const OutputOptions& output) {
+int run_need(control::Need need, const OutputOptions& output) {
     control::raise_descriptor_limit();
+    if (!output.quiet) say_once(k_program, need);
     const auto done = make_room(need);
     // Of all that is chosen, only a GPU can be a wrong word: a PID or a name is found or is not.
     if (!done && done.error().code == ErrorCode::invalid_argument)
@@ -263,13 +288,8 @@ int make_room_for_command(const std::string& program, const std::string& whom, B
     control::Need need;
     need.bytes = bytes;
     need.until = Clock::now() + wait.value_or(Milliseconds(0));
-    if (!wait) need.until_for_time = Clock::now() + model::WakeRequest().min_awake;
-    bool is_told = false;
-    need.waits_for_time = [&](const control::Made& done) {
-        if (!std::exchange(is_told, true))
-            print_error(fmt::format("{}: waits for {} on GPU {}: {}\n", program, words_for(bytes),
-                                    done.room.gpu.index, done.error->message));
-    };
+    if (!wait) need.for_time = model::WakeRequest().min_awake;
+    say_once(program, need);
     need.request = client::room_request(min_awake);
     need.request.asker = "room for " + whom;
     const auto make_all = [&](bool dry_run) {

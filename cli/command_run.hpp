@@ -26,7 +26,7 @@ int tell_all(const std::string& program, const OutputOptions& output,
              const std::vector<control::Outcome>& outcomes, const Words& words);
 
 /// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.
-[[nodiscard]] int run_need(const control::Need& need, const OutputOptions& output);
+[[nodiscard]] int run_need(control::Need need, const OutputOptions& output);
 
 /// `standard`: what holds without it.
 [[nodiscard]] usage::Row wait_row(std::optional<Milliseconds>& wait, std::string_view standard);

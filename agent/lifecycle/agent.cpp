@@ -399,10 +399,15 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
             return operations::SleepOperation(parts_, *sleep, progress, joint, asker).run();
         }
         const auto& wake = std::get<model::WakeRequest>(operation);
-        if (wake.make_room && !wake.dry_run)
-            return parts_.room.wake(
+        if (wake.make_room && !wake.dry_run) {
+            const bool is_switch = asker == server::Asker::command && wake.min_awake.count() == 0;
+            auto woken = parts_.room.wake(
                 [&](const auto& its) { return wake_alone(parts_, its, progress, since); },
-                [&](int device) { return intercepted::is_primary_active(memory_.api(), device); }, wake);
+                [&](int device) { return intercepted::is_primary_active(memory_.api(), device); }, wake,
+                is_switch);
+            if (woken && is_switch) parts_.status.note_wake(); // also of one that was awake: it is to stay so
+            return woken;
+        }
         operations::Joint joint(wake.joint, progress, directives);
         return operations::WakeOperation(parts_, wake, progress, joint, since).run();
     });

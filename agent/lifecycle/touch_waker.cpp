@@ -47,8 +47,7 @@ void TouchWaker::note_shortage(Wake& wake, Error shortage) {
                         "gpu-run --share to have it make room itself",
                         ::getpid());
     const bool waits_for_time = takes_turns && parts_.room.waits_for_time();
-    if (waits_for_time)
-        shortage.message += fmt::format("; to go first: gpu-wake {} --make-room --min-awake 0s", ::getpid());
+    if (waits_for_time) shortage.message += fmt::format("; to go first: gpu-switch {}", ::getpid());
     const bool waits_for_turn = takes_turns && parts_.room.waits_for_turn();
     const bool is_early = takes_turns && Clock::now() - wake.since < k_moment;
     tell(shortage, is_early         ? nullptr

@@ -152,10 +152,10 @@ bool RoomMaking::is_overdue(std::uint32_t place, Milliseconds min_awake) noexcep
 }
 
 std::optional<GpuLines::Locks> RoomMaking::take_turn(int directory, const std::vector<std::string>& gpus,
-                                                     Milliseconds min_awake) {
+                                                     Milliseconds min_awake, bool goes_first) {
     const auto before = lines_.stand(directory, gpus);
     const bool overdue = is_overdue(before + 1, min_awake);
-    if (before > 0 && !overdue) return {};
+    if (before > 0 && !overdue && !goes_first) return {};
     auto locks = lines_.lock(directory, gpus);
     // Who comes back from a deep sleep is lost if others take its room.
     if (!locks && overdue && !lines_.are_shared(directory, gpus)) return GpuLines::Locks();
@@ -226,7 +226,7 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
 }
 
 Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_context_active,
-                                const model::WakeRequest& request) {
+                                const model::WakeRequest& request, bool goes_first) {
     waits_for_turn_ = false;
     const auto dry = rehearsal(request);
     auto rehearsed = wake(dry);
@@ -234,7 +234,7 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
     const auto gpus = needs(*rehearsed);
     const auto neighbours = client::Neighbours::open();
     if (gpus.empty() || !neighbours) return wake(request);
-    const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake);
+    const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake, goes_first);
     if (!locks) {
         waits_for_turn_ = true;
         return make_error(ErrorCode::out_of_device_memory,

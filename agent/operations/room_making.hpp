@@ -114,11 +114,11 @@ public:
 
     RoomMaking(GpuLines& lines, ProcessStatus& status) noexcept : lines_(lines), status_(status) {}
 
-    /// One try. Whom it puts to sleep stands in the report's notes. Errors: those of WakeOperation::run();
-    /// out_of_device_memory also where it is not its turn, or others cannot sleep: the message says who has
-    /// the memory and why.
+    /// One try; with `goes_first` before those in line. Whom it puts to sleep stands in the report's notes.
+    /// Errors: those of WakeOperation::run(); out_of_device_memory also where it is not its turn, or others
+    /// cannot sleep: the message says who has the memory and why.
     [[nodiscard]] Result<model::Report> wake(const Wake& wake, const IsContextActive& is_context_active,
-                                             const model::WakeRequest& request);
+                                             const model::WakeRequest& request, bool goes_first = false);
 
     /// The place in line, from 1; 0: it does not stand. Thread-safe.
     [[nodiscard]] std::uint32_t place() const noexcept { return place_; }
@@ -143,9 +143,9 @@ public:
     [[nodiscard]] Holders holders(const client::BytesByGpu& gpus);
 
 private:
-    /// The locks of all `gpus`, if it is this process's turn.
+    /// The locks of all `gpus`, if it is this process's turn, or it goes first.
     [[nodiscard]] std::optional<GpuLines::Locks>
-    take_turn(int directory, const std::vector<std::string>& gpus, Milliseconds min_awake);
+    take_turn(int directory, const std::vector<std::string>& gpus, Milliseconds min_awake, bool goes_first);
     /// Whether the line has not moved for so long that somebody in it must be stuck: nobody waits for that.
     [[nodiscard]] bool is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept;
     /// Has others sleep, and adds to `notes` who does. Empty: there is room. Otherwise what stands against

@@ -6,6 +6,7 @@
 #include "base/fd.hpp"
 #include "base/files.hpp"
 #include "base/process.hpp"
+#include "base/text.hpp"
 #include "cli/options.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/live_table.hpp"
@@ -13,6 +14,7 @@
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 #include "cli/show/terminal.hpp"
+#include "control/dispatch.hpp"
 #include "control/gpus.hpp"
 #include "control/history.hpp"
 #include "control/listing.hpp"
@@ -26,6 +28,7 @@
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 using namespace gpu_sleep;
@@ -54,6 +57,8 @@ struct ListOptions {
     std::string watch;   ///< the interval; empty to list once
     bool awaits = false; ///< goes on while there is no such process
     std::optional<cli::Order> order;
+    std::optional<pid_t> chosen; ///< by keys
+    bool pids_alone = false;
     std::string metrics; ///< the file for metrics, or "-"; empty to list
     bool history = false;
     double since = 0; ///< of the history, in seconds since 1970
@@ -79,8 +84,9 @@ usage::Table table_of(ListOptions& options) {
                          "Sort by GPU or host memory, idle time, pid or name (default: pid)"}),
            usage::brief(
                {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of every process"}),
+           usage::brief({"-q,--pids", usage::flag(options.pids_alone), "Print only pids, one in a line"}),
            usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
-                         "Refresh every 2 s, or at another interval, as in --watch=500ms"}),
+                         "Refresh every 2 s, or at another interval, as in --watch 1"}),
            {"--await", usage::flag(options.awaits), "With --watch and PID: wait for the process to start"},
            usage::brief(cli::json_row(options.output.json)),
            usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
@@ -121,16 +127,17 @@ bool is_all_absent(const std::vector<control::Outcome>& outcomes) {
 
 /// Writes a listing of `status`.
 Listed write(const std::string& text, int status, bool is_empty) {
-    const int written = cli::print_result("gpu-ps", text);
-    const bool is_lost = written != exit_status::done;
-    return {status == exit_status::done ? written : status, is_lost, is_empty};
+    const auto done = cli::write_result(text);
+    if (done) return {status, false, is_empty};
+    const bool is_read = done.error().driver_status == EPIPE; // as far as somebody wanted
+    if (!is_read) cli::print_error(cli::render_error("gpu-ps", "write the result", done.error()));
+    return {is_read || status != exit_status::done ? status : traits(done.error().code).exit_status, true,
+            is_empty};
 }
 
-/// A word behind --watch or --prometheus is the name of a process, also where somebody means its value.
+/// A word behind --prometheus is the name of a process, also where somebody means its value.
 Error explained(const ListOptions& options, Error error) {
     if (error.code != ErrorCode::no_process) return error;
-    if (!options.watch.empty() && parse_duration(options.target))
-        error.message += fmt::format(" (the interval is written --watch={})", options.target);
     const bool is_file = options.target == "-" || options.target.find_first_of("./") != std::string::npos;
     if (!options.metrics.empty() && is_file)
         error.message += fmt::format(" (the file is written --prometheus={})", options.target);
@@ -163,12 +170,24 @@ double link_rate(const std::vector<control::Outcome>& outcomes) {
     return best;
 }
 
+/// The GPUs, where NVML says.
+std::vector<driver::Gpu> machine_gpus() {
+    auto gpus = driver::look_at_gpus();
+    return gpus ? *std::move(gpus) : std::vector<driver::Gpu>();
+}
+
+std::string pids_of(const std::vector<control::Outcome>& outcomes) {
+    std::string text;
+    for (const auto& outcome : outcomes) text += fmt::format("{}\n", outcome.process.pid);
+    return text;
+}
+
 /// For people, `columns` wide where each process has one line. Of what was asked for by pid or name, all is
 /// told.
 std::string text_of(const ListOptions& options, const std::vector<control::Outcome>& outcomes,
                     std::size_t columns) {
     if (outcomes.empty()) return k_nobody;
-    if (is_short(options)) return cli::render_live(outcomes, columns);
+    if (is_short(options)) return cli::render_live(outcomes, columns, machine_gpus(), options.chosen);
     if (options.target.empty()) return cli::render_listing(outcomes);
     return cli::render_listing(outcomes, cli::Detail::all, link_rate(outcomes));
 }
@@ -187,8 +206,9 @@ Listed list(const ListOptions& options) {
     if (options.order) cli::sort(*outcomes, *options.order);
     control::note_gpu_use(*outcomes);
     if (!options.output.json) control::GpuNumbers().put_into(*outcomes);
-    const auto text = options.output.json ? cli::to_json("gpu-ps", *outcomes, indent) + '\n'
-                                          : text_of(options, *outcomes, cli::Screen::size().columns);
+    const auto text = options.pids_alone    ? pids_of(*outcomes)
+                      : options.output.json ? cli::to_json("gpu-ps", *outcomes, machine_gpus(), indent) + '\n'
+                                            : text_of(options, *outcomes, cli::Screen::size().columns);
     const auto listed = write(text, control::exit_status_of(*outcomes), is_all_absent(*outcomes));
     cli::print_error(errors_in(*outcomes));
     return listed;
@@ -218,9 +238,7 @@ int write_metrics(const ListOptions& options) {
     const auto outcomes = ask(options);
     auto written = outcomes ? Result<void>() : Result<void>(outcomes.error());
     if (outcomes) {
-        const auto gpus = driver::look_at_gpus();
-        const auto text =
-            cli::render_metrics(*outcomes, gpus ? *gpus : std::vector<driver::Gpu>(), std::time(nullptr));
+        const auto text = cli::render_metrics(*outcomes, machine_gpus(), std::time(nullptr));
         if (options.metrics == "-") return cli::print_result("gpu-ps", text);
         written = replace_file(options.metrics, text);
     }
@@ -268,10 +286,48 @@ std::string live_text(const ListOptions& options, const Result<std::vector<contr
     return is_short(options) ? text : text + errors_in(*outcomes);
 }
 
-/// The same on a terminal, in place, and at once after a change of its size.
-int watch(const ListOptions& options, Milliseconds interval) {
+/// Has a process sleep or wake, or rehearse it.
+Result<control::Outcome> have(pid_t pid, protocol::Request request) {
+    control::Command command{.request = std::move(request)};
+    command.whom.words = {std::to_string(pid)};
+    auto dispatch = GPU_SLEEP_TRY(control::Dispatch::select(std::move(command)));
+    control::Listener nobody;
+    control::Interruptions none; // a signal ends the command, and so withdraws the request
+    const auto outcomes = GPU_SLEEP_TRY(dispatch.carry_out(nobody, none));
+    return outcomes.front();
+}
+
+/// Puts the chosen process to sleep ('s') or wakes it ('w'). `ask` gets the answer to a question, `tell`
+/// shows a line. Returns what came of it.
+std::string act(pid_t pid, char key, const std::function<bool(const std::string&)>& ask,
+                const std::function<void(const std::string&)>& tell) {
+    protocol::Request request = model::WakeRequest();
+    if (key == 's') {
+        model::SleepRequest sleep;
+        sleep.dry_run = true;
+        const auto would = have(pid, sleep);
+        const auto* const report = would ? std::get_if<model::Report>(&would->answer) : nullptr;
+        const auto drops = report ? model::sum_of(report->devices, &model::DeviceReport::dropped) : 0;
+        if (drops > 0 && !ask(fmt::format("{} drops {}: go on? [y/N]", pid, format_bytes(drops))))
+            return "nothing was changed";
+        sleep.dry_run = false;
+        request = std::move(sleep);
+    }
+    tell(fmt::format("{} {} ...", key == 's' ? "putting to sleep" : "waking", pid));
+    const auto done = have(pid, std::move(request));
+    if (!done) return cli::render_error("gpu-ps", "", done.error());
+    const auto* const report = std::get_if<model::Report>(&done->answer);
+    const auto* const what = key == 's' ? "put {} to sleep" : "wake {}";
+    return report ? cli::render_operation(done->process, *report)
+                  : cli::render_failure("gpu-ps", what, *done);
+}
+
+/// The same on a terminal, in place, and at once after a change of its size. Obeys keys.
+int watch(ListOptions& options, Milliseconds interval) {
+    constexpr std::string_view k_keys = "\nq: quit  up, down: choose  s: sleep  w: wake\n";
     std::optional<cli::Screen> screen(std::in_place);
     control::GpuNumbers numbers;
+    std::string said; ///< of what was done by a key
     for (;;) {
         auto outcomes = ask(options);
         if (outcomes) cli::sort(*outcomes, options.order.value_or(cli::Order::gpu));
@@ -286,25 +342,66 @@ int watch(const ListOptions& options, Milliseconds interval) {
             screen.reset();
             return list(options).status;
         }
+        const auto show = [&](std::string_view line) {
+            auto text = live_text(options, outcomes, cli::Screen::size().columns);
+            if (is_short(options) && outcomes) text += k_keys;
+            return screen->show(line.empty() ? text
+                                             : fmt::format("{}\n{}", take_line(line).value_or(line), text));
+        };
+        const auto ask = [&](const std::string& question) {
+            while (const auto shown = show(question)) {
+                if (screen->wait_until(Clock::now() + k_live_timeout)) continue;
+                if (const char key = screen->take_key()) return key == 'y' || key == 'Y';
+            }
+            return false;
+        };
         const auto next = Clock::now() + interval;
-        do {
-            const auto shown = screen->show(live_text(options, outcomes, cli::Screen::size().columns));
+        for (bool is_over = false; !is_over;) {
+            const auto shown = show(said);
             if (!shown) return traits(shown.error().code).exit_status; // nobody is there to read why
-        } while (!screen->wait_until(next));
+            is_over = screen->wait_until(next);
+            const char key = screen->take_key();
+            if (key == 'q') return exit_status::done;
+            if (key != 0) said.clear();
+            if (!outcomes || !is_short(options)) continue;
+            if (key == 'j' || key == 'k') options.chosen = cli::choose(*outcomes, options.chosen, key);
+            if (key != 's' && key != 'w') continue;
+            const auto tell = [&](const std::string& line) { static_cast<void>(show(line)); };
+            said = options.chosen ? act(*options.chosen, key, ask, tell)
+                                  : "choose a process first, by up and down";
+            is_over = true;
+        }
     }
+}
+
+/// Whether a word behind --watch is its value: a time. Numbers are seconds up to two digits, then pids.
+bool is_interval(const std::string& word) {
+    return parse_duration(word) && (!model::is_number(word) || word.size() <= 2);
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
     ListOptions options;
-    if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
-    const bool is_live = !options.watch.empty() && !options.output.json && cli::Screen::is_possible();
+    std::vector<std::string> words(argv, argv + argc);
+    for (std::size_t i = 1; i + 1 < words.size(); ++i)
+        if (words[i] == "--watch" && is_interval(words[i + 1])) {
+            words[i] += "=" + words[i + 1];
+            words.erase(words.begin() + static_cast<std::ptrdiff_t>(i + 1));
+        }
+    std::vector<const char*> arguments;
+    for (const auto& word : words) arguments.push_back(word.c_str());
+    if (const auto status = cli::parse(table_of(options), static_cast<int>(words.size()), arguments.data()))
+        return *status;
+    const bool is_live =
+        !options.watch.empty() && !options.output.json && !options.pids_alone && cli::Screen::is_possible();
     if (!options.timeout) options.timeout = is_live ? k_live_timeout : k_timeout;
     control::raise_descriptor_limit();
     const auto refuse = [&](const std::string& problem) {
         return cli::usage_error("gpu-ps", problem, options.output.json);
     };
+    if (options.pids_alone && (options.output.json || options.is_long || !options.metrics.empty()))
+        return refuse("--pids cannot be used together with --json, --long or --prometheus");
     if (options.awaits && (options.watch.empty() || options.target.empty()))
         return refuse("--await can be used only with --watch and PID");
     if (!options.metrics.empty() && (options.output.json || !options.watch.empty()))
@@ -315,5 +412,6 @@ int main(int argc, char** argv) {
     const auto interval = parse_duration(options.watch);
     if (!interval) return refuse("--watch: " + interval.error().message);
     constexpr Milliseconds k_shortest{100};
-    return (is_live ? watch : repeat)(options, std::max(*interval, k_shortest));
+    const auto pause = std::max(*interval, k_shortest);
+    return is_live ? watch(options, pause) : repeat(options, pause);
 }

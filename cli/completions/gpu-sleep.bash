@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-# Completion for gpu-run, gpu-enable, gpu-sleep, gpu-wake, gpu-reclaim, gpu-inhibit, gpu-ps, gpu-doctor, gpu-snapshot and gpu-sleep-http in bash. Each
+# Completion for gpu-run, gpu-enable, gpu-sleep, gpu-wake, gpu-switch, gpu-reclaim, gpu-inhibit, gpu-ps, gpu-doctor, gpu-snapshot and gpu-sleep-http in bash. Each
 # command says by --describe what options it has and what they take; what there is to choose from stands here: processes
 # and tags that gpu-ps lists, files, GPUs.
 # shellcheck shell=bash
@@ -149,5 +149,5 @@ _gpu_snapshot() {
 }
 
 complete -F _gpu_run gpu-run
-complete -F _gpu_sleep gpu-enable gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps gpu-doctor gpu-sleep-http
+complete -F _gpu_sleep gpu-enable gpu-sleep gpu-wake gpu-switch gpu-reclaim gpu-inhibit gpu-ps gpu-doctor gpu-sleep-http
 complete -o filenames -F _gpu_snapshot gpu-snapshot

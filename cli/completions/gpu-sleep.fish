@@ -74,7 +74,7 @@ function __gpu_sleep_complete
     end
 end
 
-for command in gpu-enable gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps gpu-doctor gpu-sleep-http gpu-snapshot
+for command in gpu-enable gpu-sleep gpu-wake gpu-switch gpu-reclaim gpu-inhibit gpu-ps gpu-doctor gpu-sleep-http gpu-snapshot
     complete -c $command -f -a '(__gpu_sleep_complete)'
 end
 complete -c gpu-run -f -n 'not contains -- -- (commandline -opc)' -a '(__gpu_sleep_complete)'

@@ -1,4 +1,4 @@
-#compdef gpu-run gpu-enable gpu-sleep gpu-wake gpu-reclaim gpu-inhibit gpu-ps gpu-doctor gpu-sleep-http gpu-snapshot
+#compdef gpu-run gpu-enable gpu-sleep gpu-wake gpu-switch gpu-reclaim gpu-inhibit gpu-ps gpu-doctor gpu-sleep-http gpu-snapshot
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
 # Completion in zsh. Each command says by --describe what options it has, what they take and what they do; what there is to

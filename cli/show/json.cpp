@@ -173,7 +173,7 @@ std::string escaped(std::string_view json) {
 OrderedJson error_value(std::string_view program, const Error& error, const control::Outcome* outcome) {
     return {{"code", traits(error.code).name},
             {"message", error.message},
-            {"advice", advice_from(program, error.code, outcome)},
+            {"advice", advice_from(program, error, outcome)},
             {"where", error.where},
             {"driver_status", error.driver_status},
             {"retry_seconds", to_value(error.retry_seconds)}};
@@ -223,6 +223,25 @@ std::string to_json(std::string_view program, const std::vector<control::Outcome
                     {"against", room.against}};
     if (error) value["error"] = error_value(program, *error);
     return written(value);
+}
+
+std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                    const std::vector<driver::Gpu>& gpus, int indent) {
+    auto value = document_of(program, outcomes, exit_status_of(outcomes));
+    value["gpus"] = OrderedJson::array();
+    for (const auto& gpu : gpus) {
+        auto holders = OrderedJson::array();
+        for (const auto& [pid, bytes] : gpu.processes)
+            holders.push_back({{"pid", pid}, {"bytes", to_value(bytes)}});
+        value["gpus"].push_back({{"index", gpu.index},
+                                 {"uuid", gpu.uuid},
+                                 {"name", gpu.name},
+                                 {"total_bytes", gpu.total},
+                                 {"used_bytes", gpu.total - gpu.free},
+                                 {"free_bytes", gpu.free},
+                                 {"processes", std::move(holders)}});
+    }
+    return written(value, indent);
 }
 
 std::string to_json(std::string_view program, const Error& error, int indent) {

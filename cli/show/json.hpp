@@ -21,6 +21,10 @@ inline constexpr int k_json_schema = 1;
 [[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   int indent = 2);
 
+/// The same, with the GPUs of the machine and who has memory there.
+[[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
+                                  const std::vector<driver::Gpu>& gpus, int indent);
+
 /// The document for a command that did nothing: the usage was wrong, or it found no process.
 [[nodiscard]] std::string to_json(std::string_view program, const Error& error, int indent = 2);
 

@@ -23,6 +23,7 @@ struct Row {
     std::string name;
     std::string origin; ///< where others have the same name
     std::string state;
+    std::string reason; ///< why it waits
     std::optional<double> idle;
     Bytes gpu = 0;
     Bytes host = 0;
@@ -57,6 +58,7 @@ Row row_of(const control::Outcome& outcome) {
     row.is_lost = report->lost;
     row.is_asleep = !model::is_resident(report->state) && !row.is_lost;
     if (!report->name.empty()) row.name = report->name;
+    if (!report->wakes_waiting.empty() && !row.is_lost) row.reason = report->wakes_waiting.front().reason;
     row.idle = report->idle_seconds;
     row.host = report->host_bytes + report->retained_bytes;
     for (const auto& tag : report->tags) {
@@ -108,10 +110,30 @@ std::string summary(const std::vector<Row>& rows) {
     return text;
 }
 
-/// The most columns of two that give way.
+/// "GPU 0: 60.0 GiB used, 20.0 GiB free; llama 40.0 GiB, 911 19.0 GiB", the largest holder first.
+std::string line_of(const driver::Gpu& gpu, const std::vector<control::Outcome>& outcomes,
+                    const std::vector<Row>& rows) {
+    auto text = fmt::format("GPU {}: {} used, {} free", gpu.index, format_bytes(gpu.total - gpu.free),
+                            format_bytes(gpu.free));
+    auto holders = gpu.processes;
+    std::stable_sort(holders.begin(), holders.end(),
+                     [](const auto& left, const auto& right) { return left.bytes > right.bytes; });
+    for (const auto& holder : holders) {
+        auto name = std::to_string(holder.pid);
+        for (std::size_t i = 0; i < rows.size(); ++i)
+            if (outcomes[i].process.pid == holder.pid) name = rows[i].name;
+        text += fmt::format("{}{} {}", &holder == holders.data() ? "; " : ", ", name,
+                            holder.bytes ? format_bytes(*holder.bytes) : "?");
+    }
+    return text;
+}
+
+/// The most columns of what gives way, and which process has a mark.
 struct Widths {
     std::size_t name = 0;
     std::size_t origin = 0;
+    std::size_t reason = 0;
+    std::optional<pid_t> chosen{};
 };
 
 Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<Row>& rows, Widths widths) {
@@ -131,7 +153,8 @@ Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<
     for (std::size_t i = 0; i < rows.size(); ++i) {
         const auto& row = rows[i];
         const auto& process = outcomes[i].process;
-        std::vector<std::string> cells{std::to_string(process.pid),
+        std::vector<std::string> cells{(process.pid == widths.chosen ? ">" : "") +
+                                           std::to_string(process.pid),
                                        shortened(control::user_name(process.uid), k_user_columns),
                                        shortened(row.name, widths.name),
                                        row.state,
@@ -141,6 +164,7 @@ Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<
         if (has_origins) cells.insert(cells.begin() + 3, shortened(row.origin, widths.origin));
         if (has_files) cells.push_back(size(row.files));
         table.add(std::move(cells));
+        if (!row.reason.empty()) table.add_line(shortened("waits: " + row.reason, widths.reason));
     }
     return table;
 }
@@ -186,7 +210,18 @@ void sort(std::vector<control::Outcome>& outcomes, Order order) {
     for (std::size_t i = 0; i < keyed.size(); ++i) outcomes[i] = std::move(keyed[i].second);
 }
 
-std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns) {
+std::optional<pid_t> choose(const std::vector<control::Outcome>& outcomes, std::optional<pid_t> chosen,
+                            char key) {
+    if (outcomes.empty()) return chosen;
+    const auto at = std::find_if(outcomes.begin(), outcomes.end(),
+                                 [&](const auto& each) { return each.process.pid == chosen; });
+    if (at == outcomes.end()) return outcomes.front().process.pid;
+    const bool is_at_end = key == 'j' ? at + 1 == outcomes.end() : at == outcomes.begin();
+    return is_at_end ? chosen : (key == 'j' ? at + 1 : at - 1)->process.pid;
+}
+
+std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns,
+                        const std::vector<driver::Gpu>& gpus, std::optional<pid_t> chosen) {
     constexpr std::size_t k_least = 8;
     constexpr std::size_t k_most = 64;
     std::vector<Row> rows;
@@ -198,7 +233,8 @@ std::string render_live(const std::vector<control::Outcome>& outcomes, std::size
     }
     for (std::size_t i = 0; i < rows.size(); ++i)
         if (counts[rows[i].name] > 1) rows[i].origin = to_word(outcomes[i].process.origin);
-    Widths widths{k_most, k_most};
+    constexpr std::size_t k_before_reason = 10; // a pid with its mark
+    Widths widths{k_most, k_most, std::max(columns, k_before_reason + k_least) - k_before_reason, chosen};
     auto table = table_of(outcomes, rows, widths).text();
     for (const auto& [width, text] :
          {std::pair(&Widths::origin, &Row::origin), std::pair(&Widths::name, &Row::name)}) {
@@ -209,7 +245,9 @@ std::string render_live(const std::vector<control::Outcome>& outcomes, std::size
         widths.*width = std::max(longest - std::min(all - columns, longest), k_least);
         table = table_of(outcomes, rows, widths).text();
     }
-    return shortened(summary(rows), columns) + "\n\n" + table;
+    auto text = shortened(summary(rows), columns) + "\n";
+    for (const auto& gpu : gpus) text += shortened(line_of(gpu, outcomes, rows), columns) + "\n";
+    return text + "\n" + table;
 }
 
 } // namespace gpu_sleep::cli

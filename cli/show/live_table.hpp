@@ -5,6 +5,7 @@
 #pragma once
 
 #include "control/targets.hpp"
+#include "driver/management.hpp"
 
 namespace gpu_sleep::cli {
 
@@ -25,7 +26,14 @@ inline constexpr std::string_view k_order_words = "gpu|host|idle|pid|name";
 /// Sorts by `order`, and what is equal there by pid. Who does not answer comes last.
 void sort(std::vector<control::Outcome>& outcomes, Order order);
 
-/// A line with the sums, and a table with a line for each process, `columns` wide at most: names are cut.
-[[nodiscard]] std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns);
+/// A line with the sums, one for each of `gpus`, and a table with a line for each process and why it waits,
+/// `columns` wide at most: names and reasons are cut. `chosen`: the process with a mark.
+[[nodiscard]] std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns,
+                                      const std::vector<driver::Gpu>& gpus = {},
+                                      std::optional<pid_t> chosen = {});
+
+/// The process that is chosen once `key`, 'j' for the next and 'k' for the one before, was pressed.
+[[nodiscard]] std::optional<pid_t> choose(const std::vector<control::Outcome>& outcomes,
+                                          std::optional<pid_t> chosen, char key);
 
 } // namespace gpu_sleep::cli

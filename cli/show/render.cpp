@@ -8,6 +8,7 @@
 #include "cli/show/table.hpp"
 
 #include <algorithm>
+#include <cerrno>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -18,6 +19,7 @@ using model::Operation;
 using model::Report;
 using model::State;
 
+constexpr std::size_t k_long = 100; ///< columns of an error from which on the advice has its own line
 constexpr auto k_left = Table::Align::left;
 constexpr auto k_right = Table::Align::right;
 
@@ -139,6 +141,14 @@ private:
     }
 };
 
+/// What would keep a wake from failing so again; may be empty.
+std::string_view for_next_time(ErrorCode code, const control::Outcome* outcome) noexcept {
+    const bool lacks_room =
+        outcome && outcome->asked == Operation::wake && code == ErrorCode::out_of_device_memory;
+    if (!lacks_room || outcome->by_driver || outcome->has_made_room || outcome->nobody_can_sleep) return {};
+    return "start it with gpu-run --share, and it makes room itself";
+}
+
 } // namespace
 
 std::string render_operation(const control::Process& process, const Report& report,
@@ -213,6 +223,7 @@ std::string render_inhibition(const control::Process& process, const Report& rep
 std::string render_reasons(const control::Process& process, const Report& report) {
     auto text = fmt::format("{} {}: {} {}\n", process.pid, label(process, report), state_words(report),
                             format_seconds(report.state_seconds));
+    if (report.inhibited) text += fmt::format("  prevented by: {}\n", inhibition_line(report));
     if (!report.idle_seconds)
         text += "  it is not known when it last worked\n";
     else if (*report.idle_seconds == 0)
@@ -223,9 +234,10 @@ std::string render_reasons(const control::Process& process, const Report& report
                 model::sum_of(report.devices, &DeviceReport::kept);
     kept -= std::min(kept, model::sum_of(report.tags, &model::TagReport::in_place)); // only mapped
     text += fmt::format("  a sleep would free {}\n", format_bytes(released(report)));
-    if (report.refusal.empty()) text += "  nothing prevents it\n";
+    if (report.refusal.empty() && !report.inhibited) text += "  nothing prevents it\n";
     for (const auto& note : report.notes)
-        text += fmt::format("  {}{}\n", note == report.refusal ? "prevented by: " : "", printable(note));
+        if (!report.inhibited || !note.starts_with("sleeps are inhibited")) // said already
+            text += fmt::format("  {}{}\n", note == report.refusal ? "prevented by: " : "", printable(note));
     if (report.woken_bytes == 0 || report.woken_seconds <= 0)
         return text + "  the time to wake is not known: no wake has shown it yet\n";
     const auto seconds =
@@ -240,9 +252,12 @@ std::string render_error(std::string_view program, std::string_view purpose, con
     auto text = fmt::format("{}: ", program);
     if (!purpose.empty()) text += fmt::format("cannot {}: ", purpose);
     text += error.message;
-    if (const auto advice = advice_from(program, error.code, outcome); !advice.empty())
-        text += fmt::format("; {}", advice);
-    return printable(text) + '\n';
+    const auto now = advice_from(program, error, outcome);
+    const auto later = for_next_time(error.code, outcome);
+    if (now.empty() || (later.empty() && text.size() + now.size() <= k_long))
+        return printable(text + (now.empty() ? "" : "; ") + now) + '\n';
+    text = fmt::format("{}\n  now: {}\n", printable(text), printable(now));
+    return later.empty() ? text : text + fmt::format("  next time: {}\n", later);
 }
 
 std::string render_failure(std::string_view program, std::string_view purpose,
@@ -301,6 +316,12 @@ std::string render_together(const std::vector<control::Outcome>& outcomes, const
                        subject(sum.count, "is known to be", "are known to be"), state);
 }
 
+std::string advice_from(std::string_view program, const Error& error, const control::Outcome* outcome) {
+    if (error.code == ErrorCode::out_of_disk && error.driver_status == EFBIG)
+        return "raise the program's limit of file sizes: prlimit --fsize=unlimited --pid PID";
+    return advice_from(program, error.code, outcome);
+}
+
 std::string advice_from(std::string_view program, ErrorCode code, const control::Outcome* outcome) {
     if (outcome && code == ErrorCode::stopped)
         return "to resume it: " + control::ProcFs().how_to_go_on(outcome->process);
@@ -310,10 +331,11 @@ std::string advice_from(std::string_view program, ErrorCode code, const control:
     const bool is_by_driver = lacks_room && outcome->by_driver && is_wake;
     if (is_door && (is_by_driver || (lacks_room && outcome->has_made_room)))
         return "free GPU memory, or start the door with a longer --wait";
+    if (lacks_room && outcome->has_made_room && client::error_of(outcome->answer)->retry_seconds)
+        return fmt::format("free GPU memory, give gpu-wake a longer --wait, or use gpu-switch {}",
+                           outcome->process.pid);
     if (lacks_room && outcome->has_made_room)
-        return client::error_of(outcome->answer)->retry_seconds
-                   ? "free GPU memory, or give gpu-wake a longer --wait, or --min-awake 0s"
-                   : "free GPU memory, or give gpu-wake a longer --wait";
+        return fmt::format("free GPU memory, or give {} a longer --wait", program);
     if (is_by_driver || (lacks_room && outcome->nobody_can_sleep && !is_door))
         return outcome->has_waited ? "free GPU memory, or give gpu-wake a longer --wait"
                                    : "free GPU memory, or retry for longer with --wait 60s";
@@ -332,7 +354,7 @@ std::string advice_from(std::string_view program, ErrorCode code, const control:
     if ((program == "gpu-run" || program == "gpu-snapshot" || is_door) && lacks_host_memory)
         return "free host memory"; // they have no --level
     // Do not advise to drop what is asleep because there is too little memory to wake it.
-    if (program == "gpu-wake" && lacks_host_memory)
+    if ((program == "gpu-wake" || program == "gpu-switch") && lacks_host_memory)
         return "free host memory, or raise the process's limit, and wake it again";
     const bool takes_all = program == "gpu-sleep" || program == "gpu-wake" || program == "gpu-inhibit";
     if (takes_all && code == ErrorCode::ambiguous_name) return "name one by its pid, or all of them by --all";

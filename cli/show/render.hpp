@@ -78,7 +78,8 @@ enum class Detail : std::uint8_t {
 [[nodiscard]] std::string render_listing(const std::vector<control::Outcome>& outcomes,
                                          Detail detail = Detail::some, double link_rate = 0);
 
-/// The line for standard error when a request failed: "PROGRAM: cannot PURPOSE: REASON; ADVICE\n". `purpose`
+/// What standard error gets when a request failed: "PROGRAM: cannot PURPOSE: REASON; ADVICE\n", or where that
+/// is long a line each for the reason, for what to do now, and for what to do the next time. `purpose`
 /// names the process, such as "wake 4242 (python3 serve.py)"; empty when there was no process to speak of,
 /// and the line then begins with the reason. `outcome`: see advice_from().
 [[nodiscard]] std::string render_error(std::string_view program, std::string_view purpose, const Error& error,
@@ -94,6 +95,9 @@ enum class Detail : std::uint8_t {
 /// One line for the person who ran `program`; may be empty. That of the table of errors, unless it does
 /// not apply to this command, or to what a process was asked for, `outcome`, null where none was.
 [[nodiscard]] std::string advice_from(std::string_view program, ErrorCode code,
+                                      const control::Outcome* outcome = nullptr);
+/// The same of an error, which may say more than its code.
+[[nodiscard]] std::string advice_from(std::string_view program, const Error& error,
                                       const control::Outcome* outcome = nullptr);
 
 /// A line for each sleep and wake, and how much they gave back.

@@ -9,6 +9,7 @@
 
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -50,6 +51,8 @@ std::size_t columns_of(int fd) noexcept {
 constexpr std::string_view k_enter = "\033[?1049h\033[?25l\033[?7l";
 constexpr std::string_view k_leave = "\033[?7h\033[?25h\033[?1049l";
 
+termios g_settings; ///< of standard input, from before
+volatile std::sig_atomic_t g_is_changed = 0;
 volatile std::sig_atomic_t g_is_entered = 0;
 volatile std::sig_atomic_t g_is_lost = 0;  ///< others may have had the terminal: it is to be entered anew
 volatile std::sig_atomic_t g_is_stale = 0; ///< what is shown is to be shown anew
@@ -61,9 +64,20 @@ void write_now(std::string_view text) noexcept {
     errno = before;
 }
 
+/// Async-signal-safe.
 void leave() noexcept {
     if (g_is_entered != 0) write_now(k_leave);
     g_is_entered = 0;
+    if (g_is_changed != 0) ::tcsetattr(STDIN_FILENO, TCSANOW, &g_settings);
+    g_is_changed = 0;
+}
+
+void take_keys() noexcept {
+    if (g_is_changed != 0 || ::tcgetattr(STDIN_FILENO, &g_settings) != 0) return;
+    auto settings = g_settings;
+    settings.c_lflag &= ~static_cast<tcflag_t>(ECHO | ICANON);
+    g_is_changed = 1; // before, so that a signal in between undoes it
+    ::tcsetattr(STDIN_FILENO, TCSANOW, &settings);
 }
 
 void set_handler(int number, void (*handler)(int)) noexcept {
@@ -182,7 +196,7 @@ bool Screen::is_possible() noexcept {
     return !name.empty() && name != "dumb" && ::isatty(STDOUT_FILENO) == 1;
 }
 
-Screen::Screen() noexcept {
+Screen::Screen() noexcept : has_keys_(::isatty(STDIN_FILENO) == 1) {
     // Taken while waiting alone, so that none is missed.
     sigset_t noted;
     ::sigemptyset(&noted);
@@ -220,6 +234,7 @@ Result<void> Screen::show(std::string_view text) {
         g_is_lost = 0;
         g_is_entered = 1; // before, so that a signal in between leaves it
         write_now(k_enter);
+        if (has_keys_ && foreground >= 0) take_keys();
     }
     auto drawn = draw(text, size());
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
@@ -236,8 +251,19 @@ bool Screen::wait_until(Clock::time_point time) noexcept {
         if (left <= 0) return true;
         constexpr std::int64_t k_second = 1'000'000'000;
         const timespec limit{static_cast<time_t>(left / k_second), static_cast<long>(left % k_second)};
-        ::ppoll(nullptr, 0, &limit, &before_);
+        pollfd input{g_is_changed != 0 && has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
+        if (::ppoll(&input, 1, &limit, &before_) > 0) read_key();
+        if (key_ != 0) return false;
     }
+}
+
+void Screen::read_key() noexcept {
+    char keys[16];
+    const auto count = ::read(STDIN_FILENO, keys, sizeof(keys));
+    if (count == 0 || (count < 0 && errno != EINTR && errno != EAGAIN)) has_keys_ = false;
+    if (count <= 0) return;
+    const std::string_view typed(keys, static_cast<std::size_t>(count));
+    key_ = typed.starts_with("\033[A") ? 'k' : typed.starts_with("\033[B") ? 'j' : typed.front();
 }
 
 } // namespace gpu_sleep::cli

@@ -13,6 +13,7 @@
 
 #include <csignal>
 #include <map>
+#include <utility>
 
 namespace gpu_sleep::cli {
 
@@ -48,7 +49,7 @@ private:
 
 /// Has the terminal that is standard output show its alternate screen while it lives. What was there before
 /// comes back at the end: when this is destroyed, when a signal ends the command, and while it is stopped.
-/// Nothing of the terminal's settings is changed. One at a time, for a command with one thread.
+/// While it shows, keys are not echoed, and come one by one. One at a time, for a command with one thread.
 class Screen {
 public:
     /// Whether standard output is a terminal that can do that.
@@ -65,11 +66,17 @@ public:
     /// the background. Errors: io_failed.
     [[nodiscard]] Result<void> show(std::string_view text);
     /// Waits until then. False at once when the size has changed, or the command was stopped: it is to be
-    /// shown anew.
+    /// shown anew; or when a key was pressed: see take_key().
     [[nodiscard]] bool wait_until(Clock::time_point time) noexcept;
+    /// The last key, once; 0 for none. The arrows up and down are 'k' and 'j'.
+    [[nodiscard]] char take_key() noexcept { return std::exchange(key_, '\0'); }
 
 private:
+    void read_key() noexcept;
+
     sigset_t before_{}; ///< blocked signals
+    bool has_keys_;     ///< standard input is a terminal, and goes on
+    char key_ = 0;
 };
 
 } // namespace gpu_sleep::cli

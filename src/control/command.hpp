@@ -50,6 +50,9 @@ struct Command {
     std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
 };
 
+/// For how long a command waits for GPU memory without a word.
+inline constexpr Milliseconds k_silence{3'000};
+
 /// Hears of the processes that are asked, on the thread that asks. This one takes no notice.
 class Listener {
 public:
@@ -59,6 +62,8 @@ public:
     virtual ~Listener() = default;
 
     virtual void progress(const Process& /*process*/, const model::Progress& /*progress*/) {}
+    /// It has waited for GPU memory for k_silence: once, why, and until when it waits at most.
+    virtual void waits(const Process& /*process*/, const std::string& /*why*/, Clock::time_point /*until*/) {}
     /// An interruption comes too late for the process.
     virtual void past_return(const Process& /*process*/) {}
     /// Once for each process.

@@ -165,6 +165,9 @@ Result<Process> Dispatch::choose_driver(const std::string& word, const Result<Ta
         GPU_SLEEP_TRY(check_wake_by_driver(command_, *process, *state));
         return process;
     }
+    if (finder_.proc().lacks(process->pid, "libcuda.so"))
+        return make_error(ErrorCode::no_agent, "process {} does not use the GPU: nothing to free",
+                          title(*process));
     auto error = found.error();
     const bool is_asleep = state && *state == checkpoint::State::checkpointed;
     error.message += is_asleep ? fmt::format("; the driver has put it to sleep already: gpu-wake {} wakes it",

@@ -22,8 +22,10 @@ Result<std::size_t> place_in(const std::vector<Gpu>& gpus, const std::string& wo
     };
     const auto found = std::find_if(gpus.begin(), gpus.end(), is_meant);
     if (found != gpus.end()) return static_cast<std::size_t>(found - gpus.begin());
-    return make_error(ErrorCode::invalid_argument,
-                      "there is no GPU '{}'; nvidia-smi -L lists their numbers and uuids", word);
+    std::string all;
+    for (const auto& gpu : gpus)
+        all += fmt::format("{}{} ({})", all.empty() ? "" : ", ", gpu.index, gpu.uuid);
+    return make_error(ErrorCode::invalid_argument, "there is no GPU {}; this machine has: {}", word, all);
 }
 
 /// For each GPU, which takes its place; nothing where nobody has said.

@@ -182,10 +182,10 @@ Result<driver::Gpu> Gpus::choose(const std::string& text) const {
     if (meant.size() == 1) return meant.front();
     std::vector<std::string> names;
     for (const auto& gpu : all_) names.push_back(fmt::format("{} ({})", gpu.index, gpu.uuid));
-    return make_error(ErrorCode::invalid_argument, "{} of {}",
+    return make_error(ErrorCode::invalid_argument, "{}; this machine has: {}",
                       text.empty()    ? std::string("there are several GPUs: choose one")
-                      : meant.empty() ? fmt::format("'{}' is none", text)
-                                      : fmt::format("'{}' is several", text),
+                      : meant.empty() ? fmt::format("there is no GPU {}", text)
+                                      : fmt::format("'{}' names several GPUs", text),
                       fmt::join(names, ", "));
 }
 

@@ -32,13 +32,16 @@ constexpr Milliseconds k_answer_patience{2'000};
 class Lines {
 public:
     /// Takes the locks: nobody wakes meanwhile who makes room himself. Errors: timed_out.
-    [[nodiscard]] Result<void> lock(Finder& finder, const std::string& gpu,
-                                    const std::vector<Outcome>& processes, Clock::time_point until) {
+    [[nodiscard]] Result<void> lock(Finder& finder, const driver::Gpu& gpu,
+                                    const std::vector<Outcome>& processes, const Need& need,
+                                    Clock::time_point until) {
         constexpr Milliseconds k_between{20};
-        open(finder, gpu, processes);
+        open(finder, gpu.uuid, processes);
         for (auto& [key, line] : lines_)
             while (!line.lock()) {
-                if (Clock::now() >= until) return timed_out(line.holder());
+                const auto why = timed_out(line.holder());
+                if (Clock::now() >= until) return why;
+                if (need.waits) need.waits(gpu, why.message, until);
                 std::this_thread::sleep_for(k_between);
             }
         return {};
@@ -136,7 +139,7 @@ Result<Made> try_to_make_room(const Need& need, Lines& lines) {
     auto gpu = GPU_SLEEP_TRY(gpus.choose(need.gpu));
     if (!need.request.dry_run) {
         const auto until = std::max(Clock::now() + k_lock_patience, need.until);
-        GPU_SLEEP_TRY(lines.lock(finder, gpu.uuid, processes, until));
+        GPU_SLEEP_TRY(lines.lock(finder, gpu, processes, need, until));
         auto now = GPU_SLEEP_TRY(ask_processes(finder, need)); // who had the locks has moved memory
         processes = std::move(now);
     }
@@ -167,13 +170,15 @@ Result<Made> try_to_make_room(const Need& need, Lines& lines) {
 }
 
 /// Whether to try again after what came of a try.
-bool goes_on(const Need& need, const Made& made) {
+bool goes_on(const Need& need, const Made& made, Clock::time_point until_for_time) {
     const auto now = Clock::now();
     if (!made.error || need.bytes > made.room.gpu.total) return false;
-    if (now < need.until) return true;
-    const bool is_time = made.wait && now + std::chrono::duration<double>(*made.wait) <= need.until_for_time;
-    if (is_time && need.waits_for_time) need.waits_for_time(made);
-    return is_time;
+    const bool is_time = made.wait && now + std::chrono::duration<double>(*made.wait) <= until_for_time;
+    if (now >= need.until && !is_time) return false;
+    if (need.waits)
+        need.waits(made.room.gpu, made.error->message,
+                   is_time ? std::max(need.until, until_for_time) : need.until);
+    return true;
 }
 
 } // namespace
@@ -182,8 +187,10 @@ Result<Made> make_room(const Need& need) {
     constexpr Milliseconds k_between{500};
     Lines lines;
     std::optional<Made> before;
+    std::optional<Clock::time_point> until_for_time;
     for (;;) {
         auto made = try_to_make_room(need, lines);
+        if (!until_for_time) until_for_time = Clock::now() + need.for_time; // others may have had their turns
         if (!made && before) {
             before->error = std::move(made).error();
             return *std::move(before);
@@ -191,7 +198,7 @@ Result<Made> make_room(const Need& need) {
         if (!made) return made;
         if (before)
             made->outcomes.insert(made->outcomes.begin(), before->outcomes.begin(), before->outcomes.end());
-        if (!goes_on(need, *made)) return made;
+        if (!goes_on(need, *made, *until_for_time)) return made;
         lines.rest(made->wait);
         before = *std::move(made);
         std::erase_if(before->outcomes, [](const auto& each) {
@@ -199,7 +206,7 @@ Result<Made> make_room(const Need& need) {
             return !report || !report->changed; // it is asked again
         });
         std::this_thread::sleep_until(
-            std::min(Clock::now() + k_between, std::max(need.until, need.until_for_time)));
+            std::min(Clock::now() + k_between, std::max(need.until, *until_for_time)));
     }
 }
 

@@ -10,11 +10,10 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::control {
-
-struct Made;
 
 /// Room that a GPU is to have.
 struct Need {
@@ -27,10 +26,10 @@ struct Need {
     /// When not to try again any more while there is too little, or a look at the GPU fails after somebody
     /// has been asked.
     Clock::time_point until{};
-    /// The same while there may be enough by then without more than time: some were woken just now.
-    Clock::time_point until_for_time{};
-    /// Told of what came of a try after which it waits until `until_for_time`; may be empty.
-    std::function<void(const Made&)> waits_for_time{};
+    /// For how long after the first try it also waits if that is all it takes: some were woken just now.
+    Milliseconds for_time{};
+    /// Told again and again while it waits: on which GPU, why, and until when at most; may be empty.
+    std::function<void(const driver::Gpu&, std::string_view why, Clock::time_point until)> waits{};
     /// Puts what holds for one process alone into its request; may be empty.
     std::function<void(const Process&, const model::Report&, model::SleepRequest&)> adapt{};
 };

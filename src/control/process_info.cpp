@@ -195,6 +195,11 @@ bool ProcFs::has_mapped(pid_t pid, std::string_view text) const {
     return false;
 }
 
+bool ProcFs::lacks(pid_t pid, std::string_view text) const {
+    std::ifstream maps(directory(pid) / "maps");
+    return maps.peek() != std::ifstream::traits_type::eof() && !has_mapped(pid, text);
+}
+
 std::optional<std::string> ProcFs::variable(pid_t pid, std::string_view variable) const {
     const auto text = read_file(directory(pid) / "environ");
     std::string_view rest = text;

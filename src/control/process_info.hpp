@@ -69,6 +69,8 @@ public:
     /// Whether a file with `text` in its name is mapped into the process; false also where that may not be
     /// read. Source: proc_pid_maps(5).
     [[nodiscard]] bool has_mapped(pid_t pid, std::string_view text) const;
+    /// Whether that may be read, and has no such file.
+    [[nodiscard]] bool lacks(pid_t pid, std::string_view text) const;
 
     /// What the process's environment said of `variable` when it was started; nothing where it has no such
     /// variable or cannot be read. Source: proc_pid_environ(5).

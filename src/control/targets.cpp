@@ -210,9 +210,13 @@ Result<Targets> find_targets(Finder& finder, std::string_view text, const Search
 Result<void> add_found(Finder& finder, const std::vector<std::string>& words, std::string_view word,
                        Result<Targets> found, Targets& all) {
     if (!found) {
-        if (words.size() == 1 || !model::is_number(word)) return std::move(found).error();
+        auto failure = found.error();
+        if (words.size() > 1) failure.message += "; nothing was changed";
+        if (words.size() == 1 || !model::is_number(word)) return failure;
         const auto pid = parse_number<pid_t>(word);
-        if (!pid) return make_error(ErrorCode::invalid_argument, "'{}' is not a process id", word);
+        if (!pid)
+            return make_error(ErrorCode::invalid_argument, "'{}' is no process id; nothing was changed",
+                              word);
         Process process;
         process.pid = *pid;
         if (auto known = finder.proc().read(*pid)) process = *std::move(known);
@@ -263,13 +267,41 @@ Result<Process> find_process(const Finder& finder, std::string_view text, std::o
                       user_name(process->uid), user_name(*user));
 }
 
+namespace {
+
+/// What else somebody may have meant who typed a name that no process has: a question, or how to list a
+/// user's processes.
+std::string suggestion(const Finder& finder, const std::vector<Process>& processes, std::string_view text,
+                       std::optional<uid_t> user) {
+    if (text.starts_with('-') && model::is_number(text.substr(1))) return fmt::format(": {} is no pid", text);
+    std::set<std::string> names;
+    for (const auto& process : processes)
+        if (is_ours(process, user) && has_live_agent(finder, process.pid)) {
+            if (auto name = given_name(finder.proc(), process.pid); !name.empty())
+                names.insert(std::move(name));
+            names.insert(process.program.script.empty() ? process.program.program : process.program.script);
+        }
+    const std::vector<std::string_view> known(names.begin(), names.end());
+    if (const auto meant = nearest(text, known); !meant.empty())
+        return fmt::format(": did you mean '{}'?", meant);
+    const bool is_user = parse_user(std::string(text)).has_value();
+    return is_user ? fmt::format(", but a user: gpu-ps --user {} lists that user's processes", text) : "";
+}
+
+} // namespace
+
 Result<Process> find_process_without_agent(const Finder& finder, std::string_view text,
                                            std::optional<uid_t> user) {
     if (model::is_number(text)) return find_process(finder, text, user);
     const auto processes = GPU_SLEEP_TRY(finder.proc().list());
     std::vector<Process> found;
+    bool is_of_others = false;
     for (const auto& process : processes) {
-        if (process.pid == ::getpid() || !is_ours(process, user)) continue;
+        if (process.pid == ::getpid()) continue;
+        if (!is_ours(process, user)) {
+            is_of_others |= !user && is_called(process.program, text);
+            continue;
+        }
         const bool is_named = was_named(finder, process, model::environment::k_name, text);
         if (!is_named && !is_called(process.program, text)) continue;
         if (finder.proc().find_thread(process.pid, k_control_thread)) continue;
@@ -281,7 +313,9 @@ Result<Process> find_process_without_agent(const Finder& finder, std::string_vie
         for (const auto& descendant : descendants_of(process.pid, found)) below.insert(descendant.pid);
     std::erase_if(found, [&](const Process& each) { return below.contains(each.pid); });
     if (found.empty())
-        return make_error(ErrorCode::no_process, "there is no process{} named '{}'", whose(user), text);
+        return make_error(ErrorCode::no_process, "there is no process{} named '{}'{}",
+                          is_of_others ? " of yours" : whose(user), text,
+                          suggestion(finder, processes, text, user));
     GPU_SLEEP_TRY(check_only_one(text, found));
     return std::move(found.front());
 }

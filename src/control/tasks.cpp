@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -64,6 +65,23 @@ void add_holders(const protocol::Request& request, Outcome& outcome) {
     outcome.nobody_can_sleep = !holders.can_sleep;
 }
 
+/// Says why the wake of `process`, which has waited for long, goes on to wait until `until`.
+void tell_wait(Finder& finder, const Process& process, const model::WakeRequest& wake,
+               Clock::time_point until, Listener& listener) {
+    constexpr Milliseconds k_answer_time{500};
+    auto socket = finder.connect(process);
+    if (!socket) return;
+    Targets target;
+    target.reached.push_back({process, *std::move(socket)});
+    const auto outcomes = ask_each(finder, std::move(target), model::StatusRequest(), k_answer_time);
+    const auto* const report = std::get_if<model::Report>(&outcomes.front().answer);
+    if (!report || report->wakes_waiting.empty()) return; // it waits for something else
+    auto why = report->wakes_waiting.back().reason;
+    const auto holders = holders_beside(process, wake.make_room, wake.gpus).text;
+    if (!holders.empty()) why += "; " + holders;
+    listener.waits(process, why, until);
+}
+
 } // namespace
 
 std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Manner& manner,
@@ -86,6 +104,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     };
     std::vector<Outcome> outcomes(tasks.size());
     std::set<std::size_t> untold;
+    std::map<std::size_t, std::optional<Clock::time_point>> waits; ///< since when; nothing: it is told
     client::Conversations conversations(std::move(questions), &interruptions, manner.joint);
     auto end = manner.end.value_or(Clock::time_point::max());
     for (;;) {
@@ -99,8 +118,18 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
             continue;
         }
         const auto& [target, request] = tasks[event->question];
-        if (const auto* const progress = std::get_if<model::Progress>(&event->what))
+        if (const auto* const progress = std::get_if<model::Progress>(&event->what)) {
+            const auto* const wake = std::get_if<model::WakeRequest>(request);
+            if (wake && wake->wait > k_silence && progress->phase == model::Progress::Phase::waiting) {
+                const auto [since, is_new] = waits.try_emplace(event->question, Clock::now());
+                auto& begun = since->second;
+                if (begun && Clock::now() - *begun >= k_silence) {
+                    tell_wait(finder, target.process, *wake, *begun + wake->wait, listener);
+                    begun.reset();
+                }
+            }
             listener.progress(target.process, *progress);
+        }
         if (std::holds_alternative<client::PastReturn>(event->what)) listener.past_return(target.process);
         auto* const answer = std::get_if<client::Answer>(&event->what);
         if (!answer) continue;

@@ -51,8 +51,10 @@ public:
         pool_.wait_for_all();
         const std::lock_guard lock(mutex_);
         if (failure_ && failure_->driver_status == EFBIG)
-            return make_error(ErrorCode::out_of_disk,
-                              "cannot write the snapshot: the file would be too long (RLIMIT_FSIZE)");
+            return Error{ErrorCode::out_of_disk,
+                         "cannot write the snapshot: the file would be too long (RLIMIT_FSIZE)",
+                         {},
+                         EFBIG};
         if (failure_) return *std::move(failure_);
         header_.file_bytes = end_;
         return {};

@@ -83,6 +83,8 @@ TEST_CASE("Command line: a reader that has gone changes no status", "[command_li
     CHECK_THAT(output.err, mentions("status 3"));
     const auto helped = run(Launch{{"sh", "-c", k_no_reader, "sh", command_file("gpu-sleep"), "--help"}});
     CHECK(helped.err == "status 0\n"); // it was read as far as it was wanted
+    const auto listed = run(Launch{{"sh", "-c", k_no_reader, "sh", command_file("gpu-ps"), "--watch=50ms"}});
+    CHECK(listed.err == "status 0\n");
     constexpr auto k_no_reader_of_errors = "{ sleep 0.2; \"$@\" 2>&1; echo \"status $?\" >&2; } | true";
     const auto refused =
         run(Launch{{"sh", "-c", k_no_reader_of_errors, "sh", command_file("gpu-sleep"), "999999999"}});
@@ -118,10 +120,27 @@ TEST_CASE("Command line: wrong usage is said in JSON where that was asked for", 
     CHECK(host.command("gpu-sleep", {"--tags", "a b", "--", "--json"}).out.empty());
 }
 
+TEST_CASE("Command line: what is wrong is said in words that fit", "[command_line]") {
+    Host host;
+    host.tell("alloc weights 4096 0");
+    const auto pid = std::to_string(host.pid());
+    CHECK_THAT(run({{command_file("gpu-sleep"), "-1"}}).err, mentions(": -1 is no pid\n"));
+    const auto several = run({{command_file("gpu-sleep"), pid, "no-such-model"}});
+    CHECK(several.status == 3);
+    CHECK_THAT(several.err, mentions("there is no process named 'no-such-model'; nothing was changed"));
+    CHECK(host.state() == "awake");
+    const Process idle(Launch{{"sleep", "60"}});
+    const auto useless = run({{command_file("gpu-sleep"), std::to_string(idle.pid())}});
+    CHECK(useless.status == 3);
+    CHECK_THAT(useless.err,
+               mentions("does not use the GPU: nothing to free") && !mentions("--engine driver"));
+    CHECK(host.command("gpu-ps", {"--pids"}).out == pid + "\n");
+}
+
 TEST_CASE("Command line: a listing that is repeated ends when what it is of is not there", "[command_line]") {
-    const auto mistaken = run({{command_file("gpu-ps"), "--watch", "1s"}});
-    CHECK(mistaken.status == 3);
-    CHECK_THAT(mistaken.err, mentions("there is no process named '1s' (the interval is written --watch=1s)"));
+    CHECK(run({{command_file("gpu-ps"), "999999999", "--watch", "1"}}).status == 3); // an interval
+    CHECK(run({{command_file("gpu-ps"), "999999999", "--watch", "50ms"}}).status == 3);
+    CHECK(run({{command_file("gpu-ps"), "--watch", "999999999"}}).status == 3); // a pid
     CHECK(run({{command_file("gpu-ps"), "--watch=50ms", "999999999"}}).status == 3);
     CHECK(run({{command_file("gpu-ps"), "--watch=50ms", "999999999", "--json"}}).json("/error/code") ==
           "no_process");

@@ -139,6 +139,7 @@ std::vector<Command> all_commands(const std::string& place) {
     std::vector<Command> all{{{"gpu-ps"}, {k_nobody}, 3},
                              {{"gpu-sleep"}, {k_nobody}, 3},
                              {{"gpu-wake"}, {k_nobody}, 3},
+                             {{"gpu-switch"}, {k_nobody}, 3},
                              {{"gpu-reclaim"}, {k_nobody}, 3},
                              {{"gpu-inhibit"}, {k_nobody}, 3},
                              {{"gpu-doctor"}, {k_nobody}, 3},

@@ -209,6 +209,7 @@ class Sleeping(Case):
         gpu_sleep.wake("weights")
         self.assertEqual(gpu_sleep.asleep_bytes(), BYTES)
         self.assertEqual(gpu_sleep.status().state, "partial")
+        self.assertGreaterEqual(gpu_sleep.status().gpu_bytes, BYTES)  # a number whatever the state
         gpu_sleep.wake(wait=0.1)
         self.assertEqual([weights.bytes(), cache.bytes()], [b"\7" * BYTES] * 2)
 

@@ -98,7 +98,7 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     Model third(machine.model("third", k_min_awake));
     first.request();
     second.begin_request();
-    const auto advice = fmt::format("gpu-wake {} --make-room --min-awake 0s", second.host.pid());
+    const auto advice = fmt::format("to go first: gpu-switch {}", second.host.pid());
     REQUIRE(becomes_true([&] { return second.host.process().errors().find(advice) != std::string::npos; }));
     const auto said = second.host.process().errors();
     CHECK_THAT(said, mentions(fmt::format("{} (first) has 32.0 MiB: it was woken", first.host.pid())) &&
@@ -175,6 +175,33 @@ TEST_CASE("Room: those who wait have their turns in the order in which they came
     models[2].end_request();
     CHECK(models[1].host.state() == "asleep");
     CHECK(models[2].host.report(k_waiting) == "none");
+}
+
+TEST_CASE("Room: gpu-switch wakes before all who wait, whoever has just woken, and holds", "[room]") {
+    const Machine machine;
+    std::deque<Model> models;
+    for (const auto* const name : {"first", "second", "third"})
+        models.emplace_back(machine.model(name, 600'000));
+    auto& first = models[0];
+    auto& second = models[1];
+    auto& third = models[2];
+    first.request();
+    second.begin_request();
+    REQUIRE(second.shows(k_place, "1"));
+    const auto start = Clock::now();
+    const auto done = third.host.command("gpu-switch");
+    CHECK(Clock::now() - start < Milliseconds(8'000) * k_slowness); // or the line would count as stuck
+    REQUIRE(done.status == 0);
+    CHECK_THAT(done.out, mentions("(first) was put to sleep for it"));
+    CHECK(third.host.report("seconds_since_wake") != "none");
+    pause_for(Milliseconds(1'000));
+    CHECK(third.host.state() == "awake"); // though another still waits for it
+    const auto again = third.host.command("gpu-switch");
+    CHECK_THAT(again.out, mentions("already awake"));
+    CHECK(std::stod(third.host.report("seconds_since_wake")) < 0.9); // it is left alone for as long again
+    CHECK(second.host.command("gpu-switch", {"--wait", "10s"}).status == 0);
+    second.end_request();
+    CHECK(third.host.state() == "asleep");
 }
 
 TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
@@ -362,14 +389,17 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     line->unlock();
     const auto after = unhurried.finish();
     CHECK(after.out == "started\n");
-    CHECK_THAT(after.err, mentions("gpu-run: waits for 40.0 MiB on GPU") && mentions("it was woken"));
+    CHECK_THAT(after.err, mentions(" s for 40.0 MiB on GPU") && mentions("gpu-run: waits at most 2"));
     Host small(machine.model("small"));
     small.tell("alloc weights 2097152 0");
     small.sleep();
     only.request();
     auto waiting = begin({"--wait", "60s", "--min-awake", "600s"});
     await_open(waiting, "room-" + gpu);
-    pause_for(Milliseconds(1'000));
+    REQUIRE(becomes_true([&] {
+        return waiting.errors().find("may sleep in 9 min") != std::string::npos;
+    })); // whom it waits for
+    CHECK_THAT(waiting.errors(), mentions("gpu-run: waits at most 5"));
     small.wake({"--make-room", "--min-awake", "0s", "--wait", "5s"}); // there is room for it
     only.host.sleep();
     CHECK(waiting.finish().out == "started\n");

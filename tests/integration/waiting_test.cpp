@@ -117,6 +117,29 @@ TEST_CASE("Waiting: gpu-ps tells what waits, for how long and why, until its com
     CHECK(process.host.tell("check_all") == "intact");
 }
 
+TEST_CASE("Waiting: gpu-wake says once who has the memory, and until when it waits", "[waiting]") {
+    const bool is_quiet = GENERATE(false, true);
+    Short process;
+    Arguments arguments{"--tags", "weights", "--wait", is_quiet ? "5s" : "60s"};
+    if (is_quiet) arguments.emplace_back("--quiet");
+    auto waiting = process.host.start("gpu-wake", arguments);
+    if (!is_quiet) {
+        REQUIRE(becomes_true([&] { return waiting.errors().find('\n') != std::string::npos; }));
+        pause_for(Milliseconds(1'000));
+        process.make_room();
+    }
+    const auto output = waiting.finish();
+    CHECK(output.status == (is_quiet ? 7 : 0));
+    const std::string words = " waits at most 5";
+    const auto at = output.err.find(words);
+    CHECK((at == std::string::npos) == is_quiet);
+    CHECK(at == output.err.rfind(words));
+    if (is_quiet) return;
+    CHECK_THAT(output.err,
+               mentions(" s for GPU memory: waking needs 32.0 MiB on GPU 0") &&
+                   mentions(fmt::format("{} (integration_host) has 40.0 MiB", process.rival.pid())));
+}
+
 TEST_CASE("Waiting: a wake gives up in its time, even while another request is under way", "[waiting]") {
     Short process;
     const auto start = Clock::now();

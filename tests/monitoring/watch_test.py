@@ -264,6 +264,52 @@ class OnATerminal(unittest.TestCase):
         self.end(watch)
         host.end()
 
+    def test_obeys_keys_and_echoes_none(self):
+        watch = Watch("--sort", "name")
+        watch.wait_for(lambda: self.row(watch, self.small))
+        self.assertIn("GPU 0: ", watch.text())
+        os.write(watch.master, b"s")
+        watch.wait_for(lambda: "choose a process first" in watch.terminal.text()[0])
+        chosen = re.compile(rf" *>{self.small.process.pid}  ")
+        for _ in range(100): # others may be listed, too
+            os.write(watch.master, b"\x1b[B")
+            watch.wait_for_frames(2)
+            if any(map(chosen.match, watch.terminal.text())):
+                break
+        os.write(watch.master, b"s")
+        watch.wait_for(lambda: re.search(chosen.pattern + r"watched-small  +asleep", re.sub(r"(>\d+)  +\S+", r"\1", watch.text())))
+        self.assertIn("is asleep at level 1", watch.terminal.text()[0])
+        os.write(watch.master, b"w")
+        watch.wait_for(lambda: "is awake after" in watch.terminal.text()[0])
+        self.check_frames(watch)
+        self.assertEqual(termios.tcgetattr(watch.master)[3] & (termios.ECHO | termios.ICANON), 0)
+        os.write(watch.master, b"q")
+        self.assertEqual(watch.wait_for_end(), 0)
+        self.check_left_whole(watch)
+
+    def test_asks_before_a_sleep_that_drops(self):
+        host = Host("watched-0") # the first of its name
+        host.tell("alloc cache 4194304 0")
+        host.tell("policy cache discard 1")
+        watch = Watch("--sort", "name")
+        watch.wait_for(lambda: self.row(watch, host))
+        for _ in range(100):
+            os.write(watch.master, b"j")
+            watch.wait_for_frames(2)
+            if f">{host.process.pid} " in watch.text():
+                break
+        os.write(watch.master, b"s")
+        watch.wait_for(lambda: "drops 4.00 MiB: go on?" in watch.terminal.text()[0])
+        os.write(watch.master, b"n")
+        watch.wait_for(lambda: watch.terminal.text()[0] == "nothing was changed")
+        os.write(watch.master, b"s")
+        watch.wait_for(lambda: "go on?" in watch.terminal.text()[0])
+        os.write(watch.master, b"y")
+        watch.wait_for(lambda: "is asleep" in watch.terminal.text()[0])
+        watch.signal(signal.SIGTERM)
+        watch.wait_for_end()
+        host.end()
+
     def test_is_plain_where_a_terminal_can_do_no_more(self):
         watch = Watch(str(self.small.process.pid), term="dumb")
         watch.wait_for(lambda: watch.output.count("PID") >= 2)

@@ -67,8 +67,8 @@ TEST_CASE("GPU moves: the list has every GPU once on each side", "[gpu_moves]") 
 }
 
 TEST_CASE("GPU moves: what cannot be meant is refused", "[gpu_moves]") {
-    CHECK(has(refusal({{"0", "2"}}, machine(2)), "there is no GPU '2'"));
-    CHECK(has(refusal({{"GPU-x", "1"}}, machine(2)), "there is no GPU 'GPU-x'"));
+    CHECK(has(refusal({{"0", "2"}}, machine(2)), "there is no GPU 2; this machine has: 0 (GPU-"));
+    CHECK(has(refusal({{"GPU-x", "1"}}, machine(2)), "there is no GPU GPU-x"));
     CHECK(has(refusal({{"0", "1"}, {"0", "2"}}, machine(3)), "GPU 0 is named twice"));
     CHECK(has(refusal({{"0", "2"}, {"1", "2"}}, machine(3)), "GPU 2 is named twice"));
     auto mixed = machine(2);

@@ -136,6 +136,19 @@ TEST_CASE("JSON: failures have a code, a sentence, advice and the state", "[json
     CHECK(second["error"]["advice"] == traits(ErrorCode::timed_out).advice);
 }
 
+TEST_CASE("JSON: a listing has the GPUs, and who has memory there", "[json]") {
+    const auto value = json::parse(
+        to_json("gpu-ps", {}, {{1, "GPU-1", "H200", 80, 20, false, {{911, 50}, {912, std::nullopt}}}}, -1));
+    const auto& gpu = value.at("gpus").at(0);
+    CHECK(gpu.at("index") == 1);
+    CHECK(gpu.at("uuid") == "GPU-1");
+    CHECK(gpu.at("total_bytes") == 80);
+    CHECK(gpu.at("used_bytes") == 60);
+    CHECK(gpu.at("free_bytes") == 20);
+    CHECK(gpu.at("processes").at(0) == json{{"pid", 911}, {"bytes", 50}});
+    CHECK(gpu.at("processes").at(1).at("bytes").is_null());
+}
+
 TEST_CASE("JSON: a command that found nobody says why", "[json]") {
     const auto value =
         json::parse(to_json("gpu-ps", make_error(ErrorCode::no_process, "there is no process 1")));
@@ -185,7 +198,8 @@ TEST_CASE("JSON: the manual page names every member, and no other", "[json]") {
     test::Members members;
     for (const auto& text :
          {to_json("gpu-sleep", {{sample_process(), test::sample_sleep_in_files()}}),
-          to_json("gpu-ps", {{sample_process(), test::sample_intercepted_sleep()}}),
+          to_json("gpu-ps", {{sample_process(), test::sample_intercepted_sleep()}},
+                  std::vector<driver::Gpu>(), 2),
           to_json("gpu-wake", {{sample_process(), failure}}), to_json("gpu-ps", failure.error),
           to_json("gpu-ps", std::vector{model::Event()}, 0)})
         test::add_members(json::parse(text), "The object", members);

@@ -96,6 +96,33 @@ TEST_CASE("Live table: a line for each process, and the sums", "[live]") {
     CHECK_FALSE(shown.rows[3].contains("FILES"));
 }
 
+TEST_CASE("Live table: GPUs with their holders, the reason of who waits, and the chosen process", "[live]") {
+    auto outcomes = sample();
+    auto& waiting = std::get<model::Report>(outcomes[2].answer).wakes_waiting;
+    waiting.resize(1);
+    waiting[0].reason =
+        "waking needs 600.0 MiB on GPU 0, and 408.0 MiB of 1.00 GiB are free; 13773 (a) has it";
+    const driver::Gpu full{
+        0, "GPU-0", "H200", 80 * k_gib, 20 * k_gib, false, {{911, 19 * k_gib}, {3, 40 * k_gib}}};
+    const driver::Gpu empty{1, "GPU-1", "H200", 80 * k_gib, 80 * k_gib, false, {}};
+    const auto text = render_live(outcomes, 80, {full, empty}, 2);
+    const test::Printed shown(text);
+    CHECK(shown.sentences.at(1) == "GPU 0: 60.0 GiB used, 20.0 GiB free; b 40.0 GiB, 911 19.0 GiB");
+    CHECK(shown.sentences.at(2) == "GPU 1: 0 B used, 80.0 GiB free");
+    CHECK(shown.sentences.back().starts_with("waits: waking needs 600.0 MiB on GPU 0, and 408.0"));
+    CHECK(shown.rows[2].at("PID") == ">2");
+    CHECK(shown.rows[1].at("PID") == "3");
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) CHECK(width_of(line) <= 80);
+    CHECK(choose(outcomes, {}, 'j') == 4); // the first
+    CHECK(choose(outcomes, 4, 'k') == 4);
+    CHECK(choose(outcomes, 4, 'j') == 3);
+    CHECK(choose(outcomes, 1, 'j') == 1);
+    CHECK(choose(outcomes, 3, 'k') == 4);
+    CHECK(choose(outcomes, 77, 'k') == 4); // it has ended
+    CHECK_FALSE(choose({}, {}, 'j'));
+}
+
 TEST_CASE("Live table: what tells processes of one name apart is shown, and cut after the names", "[live]") {
     auto outcomes = sample();
     for (auto& outcome : outcomes) outcome.process.origin.unit = "jupyter-of-a-user.service";

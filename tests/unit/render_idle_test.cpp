@@ -73,4 +73,7 @@ TEST_CASE("Render: why a process sleeps or not, and how long it would take to wa
           "waking would take 0.12 s for 3.00 GiB, as fast as last time (6.00 GiB in 0.25 s)");
     report.idle_seconds.reset();
     CHECK(lines()[1] == "it is not known when it last worked");
+    report.inhibited = true; // comes first, whatever else is in the way
+    CHECK(lines()[1] == "prevented by: sleeps are inhibited");
+    CHECK(lines()[4] == "prevented by: it is not idle");
 }

@@ -349,8 +349,8 @@ TEST_CASE("Render: a pause says that it frees nothing, and its end that work goe
 TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[render]") {
     const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
     CHECK(render_error("gpu-wake", "wake " + title(listed_process()), error) ==
-          "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free; free GPU "
-          "memory, or retry with --wait 60s, and with --make-room to put others to sleep\n");
+          "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free\n"
+          "  now: free GPU memory, or retry with --wait 60s, and with --make-room to put others to sleep\n");
     CHECK(render_error("gpu-reclaim", "free 1 GiB on GPU 0", error)
               .ends_with("free GPU memory, and try again\n"));
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::invalid_argument, "no")) == "gpu-ps: no\n");
@@ -383,7 +383,12 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     const auto error = make_error(ErrorCode::out_of_device_memory, "no");
     const control::Outcome waited{listed_process(), error, model::Operation::wake, true};
     CHECK(render_error("gpu-wake", "wake 1", error, &waited) ==
-          "gpu-wake: cannot wake 1: no; free GPU memory, or give gpu-wake --make-room or a longer --wait\n");
+          "gpu-wake: cannot wake 1: no\n"
+          "  now: free GPU memory, or give gpu-wake --make-room or a longer --wait\n"
+          "  next time: start it with gpu-run --share, and it makes room itself\n");
+    const Error too_long{ErrorCode::out_of_disk, "the file would be too long", {}, EFBIG};
+    CHECK(advice_from("gpu-sleep", too_long).find("prlimit --fsize") != std::string::npos);
+    CHECK(advice("gpu-sleep", ErrorCode::out_of_disk).find("free disk space") != std::string::npos);
     for (const auto which : {&control::Outcome::by_driver, &control::Outcome::nobody_can_sleep}) {
         auto alone = waited;
         alone.*which = true;
@@ -402,7 +407,8 @@ TEST_CASE("Render: advice fits the command", "[render]") {
           "free GPU memory, or give gpu-wake a longer --wait");
     CHECK(advice_from("gpu-sleep-http", error.code, &after_others).find("--make-room") == std::string::npos);
     std::get<Error>(after_others.answer).retry_seconds = 9;
-    CHECK(advice_from("gpu-wake", error.code, &after_others).find("--min-awake 0s") != std::string::npos);
+    CHECK(advice_from("gpu-wake", error.code, &after_others) ==
+          "free GPU memory, give gpu-wake a longer --wait, or use gpu-switch 4242");
     CHECK(advice_from("gpu-sleep-http", error.code, &waited).find("--make-room") != std::string::npos);
     CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
@@ -455,7 +461,7 @@ TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, 
     }
     const auto line = render_error("gpu-sleep", "wake " + title(process), failure.error);
     CHECK(test::is_safe(line));
-    CHECK(lines(line) == 1);
+    CHECK(lines(line) == 2); // with that of the advice
     CHECK(test::is_safe(progress_line({model::Progress::Phase::transfer, 1, ~0ULL})));
 }
 

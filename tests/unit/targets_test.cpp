@@ -83,6 +83,23 @@ TEST_CASE("Targets: a process that was started under a name and has not used CUD
     CHECK(refused.error().message == "the agent in process 20 (job) has not started");
 }
 
+TEST_CASE("Targets: who mistypes a name, or names a user, is told what may be meant", "[find]") {
+    const test::ProcTree tree;
+    tree.add({.pid = 20, .arguments = "python3\0train.py\0"s});
+    tree.write("proc/20/environ", "GPU_SLEEP_NAME=llama\0"s);
+    tree.add({.pid = 30, .arguments = "python3\0serve.py\0"s}); // has no agent: no good answer
+    const auto said = [&](std::string_view name) {
+        return find_process_without_agent(finder_of(tree), name, {}).error().message;
+    };
+    CHECK(said("lama") == "there is no process named 'lama'");
+    tree.write("proc/20/task/20/comm", "gpu-sleep-ctl\n");
+    CHECK(said("lama") == "there is no process named 'lama': did you mean 'llama'?");
+    CHECK(said("trian.py") == "there is no process named 'trian.py': did you mean 'train.py'?");
+    CHECK(said("serv.py") == "there is no process named 'serv.py'");
+    CHECK(said("root") ==
+          "there is no process named 'root', but a user: gpu-ps --user root lists that user's processes");
+}
+
 TEST_CASE("Targets: the first process of a namespace stands for nobody, unless a tree is meant", "[find]") {
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});

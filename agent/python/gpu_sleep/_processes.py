@@ -93,7 +93,7 @@ class Status:
     group: str = ""
     engine: str = "agent"
     state: str = ""  # awake, asleep, partial, damaged or paused; "" if it is not known
-    gpu_bytes: Optional[int] = None  # that it still has of the GPUs while all its memory sleeps
+    gpu_bytes: int = 0  # of GPU memory; while all of it sleeps, what NVML says is left, as far as that is known
     changed: bool = False
     inhibited: bool = False
     deep: bool = False
@@ -138,6 +138,8 @@ def _error_of(members: Dict[str, Any]) -> Error:
 def _status_of(process: Dict[str, Any]) -> Status:
     members = {**process, **process.get("report", {})}
     members["error"] = _error_of(process["error"]) if "error" in process else None
+    if members.get("gpu_bytes") is None:
+        members["gpu_bytes"] = sum(tag["resident_bytes"] for tag in members.get("tags", []))
     return _read(Status, members)
 
 
