@@ -9,6 +9,7 @@
 #include "common/tag_scope.hpp"
 #include "lifecycle/agent.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <new>
@@ -140,6 +141,29 @@ model::WakeRequest own_wake(const char* tags, uint32_t wait_ms, uint32_t timeout
     request.bounds_all = timeout_ms != 0;
     if (timeout_ms != 0) request.timeout = Milliseconds(timeout_ms);
     return request;
+}
+
+gpu_sleep_state c_state(model::State state) noexcept {
+    switch (state) {
+    case model::State::asleep: return GPU_SLEEP_ASLEEP;
+    case model::State::partial: return GPU_SLEEP_PARTLY_ASLEEP;
+    case model::State::damaged: return GPU_SLEEP_DAMAGED;
+    default: return GPU_SLEEP_AWAKE;
+    }
+}
+
+gpu_sleep_tag_state c_state(const model::TagReport& tag) noexcept {
+    gpu_sleep_tag_state state{};
+    tag.tag.copy(state.tag, sizeof(state.tag) - 1);
+    state.device = tag.device;
+    state.state = c_state(tag.state);
+    state.retention = static_cast<gpu_sleep_retention>(tag.policy.retention);
+    state.needs_refill = tag.needs_refill ? 1 : 0;
+    state.bytes = tag.bytes;
+    state.resident_bytes = tag.resident;
+    state.kept_bytes = tag.kept;
+    state.dropped_bytes = tag.dropped;
+    return state;
 }
 
 } // namespace
@@ -356,6 +380,24 @@ gpu_sleep_status gpu_sleep_wake_within(const char* tags, uint32_t wait_ms, uint3
 size_t gpu_sleep_asleep_bytes(void) {
     const CancellationHold no_cancellation;
     return Agent::instance().memory().asleep_bytes();
+}
+
+gpu_sleep_status gpu_sleep_tag_states(gpu_sleep_tag_state* states, size_t size, size_t capacity,
+                                      size_t* count) {
+    return finish([&]() -> Result<void> {
+        if (!count || (!states && capacity > 0)) return invalid("the array or the count is NULL");
+        if (size < sizeof(gpu_sleep_tag_state)) return invalid("the size is not that of gpu_sleep_tag_state");
+        auto* const agent = Agent::existing();
+        const auto tags = agent ? agent->status().tags : std::vector<model::TagReport>();
+        for (std::size_t i = 0; i < std::min(tags.size(), capacity); ++i) {
+            auto* const to = reinterpret_cast<std::byte*>(states) + i * size;
+            const auto state = c_state(tags[i]);
+            std::memset(to, 0, size); // what later versions have
+            std::memcpy(to, &state, sizeof state);
+        }
+        *count = tags.size();
+        return {};
+    });
 }
 
 void* gpu_sleep_torch_malloc(ssize_t size, int device, void* /*stream*/) {

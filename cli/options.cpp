@@ -5,16 +5,19 @@
 #include "cli/options.hpp"
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 #include "control/process_info.hpp"
+#include "model/environment.hpp"
 
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
 #include <sstream>
@@ -320,6 +323,9 @@ std::optional<int> parse(usage::Table table, int argc, const char* const* argv, 
     } catch (const CLI::Error& error) {
         problem = words_for(app, error);
     }
+    const char* const level = std::getenv(model::environment::k_log);
+    if (problem.empty() && level && *level != '\0' && !log::parse_severity(level))
+        problem = fmt::format("{}: '{}' is not {}", model::environment::k_log, level, log::k_severities);
     if (!problem.empty()) return usage_error(app.get_name(), problem, wants_json(app, argc, argv));
     for (const auto* each : app.get_subcommands()) *subcommand = each->get_name();
     return std::nullopt;

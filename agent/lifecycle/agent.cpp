@@ -63,8 +63,7 @@ TouchRule rule_of_environment() {
     gate::Gate::instance().set_releases_python_lock(
         switch_setting(environment::k_release_gil).value_or(true));
     // The log itself has read it long since, where it could not speak of it.
-    static_cast<void>(
-        parsed_setting(environment::k_log, "error, warning, info or debug", log::parse_severity));
+    static_cast<void>(parsed_setting(environment::k_log, log::k_severities, log::parse_severity));
     return rule;
 }
 
@@ -306,6 +305,7 @@ server::Outcome Agent::run_here(server::Operation operation) {
 model::Report Agent::status() {
     auto report = parts_.status.report();
     report.transitions = parts_.transitions.counts();
+    report.steps = log::recent_steps();
     for (auto& note : {stop_watch_.note(), idle_timer_.note(report.idle_seconds.has_value())})
         if (!note.empty()) report.notes.push_back(note);
     if (!report.tags.empty() && parts_.is_unguarded()) report.notes.emplace_back(k_not_intercepted);
@@ -338,6 +338,8 @@ void Agent::ended(const server::Operation& operation, const server::Outcome& out
     const auto transition = operations::transition_of(operation, outcome);
     if (!transition) return;
     const auto seconds = std::chrono::duration<double>(taken).count();
+    if (log::enabled(log::Severity::debug))
+        ignoring_errors([&] { operations::log_end(*transition, outcome, seconds); });
     parts_.transitions.count(*transition, outcome, seconds);
     ignoring_errors([&] {
         const auto event =
@@ -384,6 +386,9 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
                            Clock::time_point since) {
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     const auto* const sleep = model::sleep_in(operation);
+    const log::Step step(std::holds_alternative<model::WakeRequest>(operation) ? "wake"
+                         : sleep                                               ? "sleep"
+                                                                               : "request");
     if (sleep && sleep->host_budget && !sleep->dry_run) adopt_host_budget(*sleep->host_budget);
     auto report = guarded([&] {
         if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))

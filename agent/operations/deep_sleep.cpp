@@ -203,6 +203,7 @@ Result<void> DeepSleep::begin_own(const server::ProgressSink& goes_on, Clock::ti
 
 Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline,
                               const std::function<Result<void>()>& take) {
+    std::optional<log::Step> step("keep from the driver");
     const auto keep_going = [&] { return asker({model::Progress::Phase::drain, 0, 0}); };
     auto ready = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, keep_going);
     if (ready) ready = guarded([&] { return check_again(); });
@@ -219,7 +220,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
     }
     gate::Gate::set_deep_stage(gate::DeepStage::away);
     moved_.clear();
-    const auto begun = Clock::now();
+    step.emplace("have the driver take the rest");
     auto done = guarded([&]() -> Result<void> {
         const auto gpus = looks_->look();
         if (!gpus) return not_deeply(gpus.error().message);
@@ -232,10 +233,8 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         set_devices(std::move(devices));
         return take();
     });
-    const auto for_driver = seconds_since(begun);
+    step.emplace("look how deeply it sleeps");
     auto taken = guarded([&] { return take_stock(); });
-    log::debug("deep sleep: {} for the driver's part, and {} to look afterwards", format_seconds(for_driver),
-               format_seconds(seconds_since(begun) - for_driver));
     if (!taken) return taken;
     return done;
 }
@@ -388,7 +387,6 @@ Result<client::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& reques
 }
 
 Result<void> DeepSleep::end(const model::WakeRequest& request) {
-    const auto begun = Clock::now();
     moved_ = request.gpus; // now, for afterwards memory may be short
     auto restored = engine().restore(request.gpus);
     if (!restored) moved_.clear();
@@ -400,7 +398,6 @@ Result<void> DeepSleep::end(const model::WakeRequest& request) {
         return *lost_;
     }
     come_back();
-    log::debug("deep sleep: back after {}", format_seconds(seconds_since(begun)));
     return {};
 }
 

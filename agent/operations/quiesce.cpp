@@ -4,6 +4,7 @@
 
 #include "operations/quiesce.hpp"
 
+#include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
@@ -116,6 +117,7 @@ Result<void> Quiesce::run(Callbacks::Jobs& owed, Scope& scope) {
 }
 
 Result<void> Quiesce::run_callbacks(const Event& event, Callbacks::Jobs& owed) {
+    const log::Step step("callbacks before the sleep");
     const auto start = Clock::now();
     if (!progress_({Progress::Phase::callbacks, 0, 0})) return withdrawn();
     if (!event.tags.empty()) GPU_SLEEP_TRY(parts_.callbacks.run_before_sleep(event, deadline_, owed));
@@ -161,6 +163,7 @@ Result<void> Quiesce::end_captures() {
 
 Result<void> Quiesce::shut_gate(bool trims) {
     if (!intercepts()) return {};
+    const log::Step step("shut the gate");
     auto& gate = gate::Gate::instance();
     const auto keep_going = [this] { return keeps_going(); };
     // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
@@ -178,6 +181,7 @@ Result<void> Quiesce::shut_gate(bool trims) {
 }
 
 Result<void> Quiesce::drain() {
+    const log::Step step("drain GPU work");
     const auto& api = parts_.memory.api();
     const auto contexts = driver::active_contexts(api);
     if (!contexts) return contexts.error();
@@ -193,6 +197,7 @@ Result<void> Quiesce::drain() {
 
 Result<void> Quiesce::await_others() {
     if (!joint_.is_joint()) return {};
+    const log::Step step("wait for the other processes");
     const auto held = [this] {
         give_way_while_waiting(parts_);
         return intercepts() ? gate::Gate::instance().releasable() : 0;
@@ -230,6 +235,7 @@ Result<void> Quiesce::let_through(std::uint32_t count) {
 Result<void> shut_gate_to_wake(const server::ProgressSink& progress, Clock::time_point deadline) {
     auto& gate = gate::Gate::instance();
     if (gate.phase() == gate::Gate::Phase::open) return {};
+    const log::Step step("shut the gate");
     const auto keep_going = [&] { return progress({Progress::Phase::drain, 0, 0}); };
     // Only a checked gate has let any work in that may wait for more, and may let more through.
     bool has_released = false;

@@ -5,6 +5,7 @@
 #include "operations/room_making.hpp"
 
 #include "base/guard.hpp"
+#include "base/log.hpp"
 #include "operations/joint.hpp"
 
 #include <fmt/ranges.h>
@@ -202,6 +203,7 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
                                           Milliseconds min_awake, std::vector<std::string>& notes) {
     constexpr double k_longest_rest = 0.5;
     if (Clock::now() < next_asking_ && min_awake >= against_within_) return against_;
+    const log::Step step("have other processes sleep");
     const auto holders = ask_neighbours(neighbours);
     auto request = client::room_request(min_awake);
     const auto name = status_.name();

@@ -103,6 +103,22 @@ std::optional<Transition> transition_of(const server::Operation& operation,
     return slept ? Transition::move : Transition::sleep;
 }
 
+void log_end(Transition transition, const server::Outcome& outcome, double seconds) {
+    const auto* const failure = std::get_if<model::Failure>(&outcome);
+    log::debug("{} {} after {}{}{}", model::to_string(transition), failure ? "failed" : "done",
+               format_seconds(seconds), failure ? ": " : "",
+               failure ? failure->error.message : std::string());
+    if (failure) return;
+    for (const auto& device : std::get<model::Report>(outcome).devices) {
+        auto line = fmt::format("GPU {}, all threads together:", device.device);
+        for (const auto step : model::k_steps)
+            if (const auto took = device.steps[static_cast<std::size_t>(step)]; took > 0)
+                line += fmt::format(" {} {},", model::to_string(step), format_seconds(took));
+        line.pop_back(); // a colon where nothing was done
+        log::debug("{}", line);
+    }
+}
+
 void Transitions::count(Transition transition, const server::Outcome& outcome, double seconds) noexcept {
     const MutexLock lock(mutex_);
     auto& counts = counts_[static_cast<std::size_t>(transition)];

@@ -27,6 +27,10 @@ namespace gpu_sleep::agent::operations {
 [[nodiscard]] std::optional<model::Transition> transition_of(const server::Operation& operation,
                                                              const server::Outcome& outcome) noexcept;
 
+/// Says at "debug" how one ended, and on each GPU how long each kind of work took. May throw for want of
+/// memory.
+void log_end(model::Transition transition, const server::Outcome& outcome, double seconds);
+
 /// Thread-safe.
 class Transitions {
 public:

@@ -4,6 +4,7 @@
 
 #include "operations/turn.hpp"
 
+#include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "intercepted/own_contexts.hpp"
@@ -13,6 +14,7 @@ namespace gpu_sleep::agent::operations {
 
 Result<Turn> take_turn(Parts& parts, bool is_sleep, Clock::time_point deadline,
                        const server::ProgressSink& progress) {
+    const log::Step step("wait for other operations");
     GPU_SLEEP_TRY(parts.turnstile.enter(is_sleep, deadline, [&] {
         give_way_while_waiting(parts);
         return progress({model::Progress::Phase::waiting, 0, 0});

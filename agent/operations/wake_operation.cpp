@@ -71,6 +71,7 @@ Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Repo
 
 void WakeOperation::run_callbacks(sleep::Woken& woken, Report& report) {
     if (!report.changed || woken.tags.empty()) return; // the end of a pause is not told
+    const log::Step step("callbacks after the wake");
     const auto called = Clock::now();
     if (intercepts()) parts_.memory.let_allocate();
     *event_ = {0, std::move(woken.tags), std::move(woken.dropped_tags), parts_.deep.was_deep()};
@@ -174,9 +175,11 @@ Result<void> WakeOperation::end_deep() {
         parts_.deep.end_looks();
         return found.error();
     }
+    std::optional<log::Step> step("wait for GPU memory");
     auto room = parts_.lines.wait_for_room(parts_.deep.gpus(request_), find_room, deadline_, [this] {
         return progress_({model::Progress::Phase::waiting, 0, 0});
     });
+    step.reset();
     parts_.deep.end_looks();
     if (!room) return std::move(room).error();
     room_ = *std::move(room);

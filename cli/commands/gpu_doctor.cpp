@@ -3,6 +3,7 @@
 // gpu-doctor: says what this machine, its driver and a process can and cannot do, why, and what to do about
 // it.
 
+#include "base/files.hpp"
 #include "cli/doctor/diagnosis.hpp"
 #include "cli/options.hpp"
 #include "cli/show/json.hpp"
@@ -20,7 +21,8 @@ constexpr const char* k_examples =
     "  gpu-doctor                     can processes of this machine be put to sleep?\n"
     "  gpu-doctor 4242                can this one, and what would it take?\n"
     "  gpu-doctor --measure           also how fast the link to each GPU is\n"
-    "  gpu-doctor --dir /data/sleep   also whether files can go there\n";
+    "  gpu-doctor --dir /data/sleep   also whether files can go there\n"
+    "  gpu-doctor 4242 --report FILE  something hangs: what to attach to a bug report\n";
 constexpr const char* k_statuses =
     "0 if no line is bad; otherwise, for the first bad line: 1 cannot be put to sleep, 2 "
     "wrong usage, 3 no such process or no agent in it, 4 timed out, 5 not permitted, 6 damaged, 7 asleep and "
@@ -29,6 +31,7 @@ constexpr const char* k_statuses =
 struct DoctorOptions {
     std::string target;
     std::optional<uid_t> user;
+    std::string report;
     cli::OutputOptions output;
     doctor::MachineQuestions questions;
 };
@@ -45,6 +48,8 @@ usage::Table table_of(DoctorOptions& options) {
                          "Also check that DIR can hold files, and how much space is free there"}),
            usage::brief({"--measure", usage::flag(options.questions.measures),
                          "Also measure the link to each GPU, with 0.5 GiB of its memory"}),
+           usage::brief({"--report", usage::path("FILE", options.report),
+                         "Also write FILE, to attach to a bug report; it has no names, paths or contents"}),
            usage::brief({"--timeout", usage::duration(options.questions.timeout),
                          fmt::format("How long each check may take (default: {} s)",
                                      options.questions.timeout.count() / 1000)}),
@@ -55,11 +60,20 @@ usage::Table table_of(DoctorOptions& options) {
         k_statuses};
 }
 
+Result<void> write_report(const std::string& path, const doctor::Diagnosis& diagnosis) {
+    auto file = GPU_SLEEP_TRY(WholeFile::create(path));
+    GPU_SLEEP_TRY(file.write(cli::doctor::bug_report(diagnosis)));
+    return file.commit();
+}
+
 int examine(const DoctorOptions& options) {
     control::raise_descriptor_limit();
     const auto diagnosis =
         doctor::diagnose(options.target, options.user, options.questions, cli::doctor::run_in_child);
     if (!diagnosis) return cli::tell_failure(k_program, options.output, diagnosis.error());
+    if (!options.report.empty())
+        if (const auto written = write_report(options.report, *diagnosis); !written)
+            return cli::tell_failure(k_program, options.output, written.error());
     const auto text = options.output.json ? cli::doctor::to_json(*diagnosis) + '\n'
                                           : cli::doctor::render(*diagnosis, options.output.quiet);
     return cli::print_result(k_program, text, exit_status_of(*diagnosis));

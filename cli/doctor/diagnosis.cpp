@@ -107,15 +107,6 @@ int reap(pid_t child) {
     }
 }
 
-std::string_view word_for(Level level) noexcept {
-    switch (level) {
-    case Level::ok: return "ok";
-    case Level::warn: return "warn";
-    case Level::bad: break;
-    }
-    return "bad";
-}
-
 struct FindingLine {
     std::string subject;
     const Finding* finding;
@@ -134,6 +125,15 @@ OrderedJson to_value(const Findings& findings) {
 }
 
 } // namespace
+
+std::string_view word_for(Level level) noexcept {
+    switch (level) {
+    case Level::ok: return "ok";
+    case Level::warn: return "warn";
+    case Level::bad: break;
+    }
+    return "bad";
+}
 
 Result<std::string> run_in_child(Milliseconds limit, const std::function<Result<std::string>()>& ask) {
     int ends[2];
@@ -166,7 +166,7 @@ std::string render(const Diagnosis& diagnosis, bool bad_only) {
                 lines.push_back({fmt::format("{}{}:", prefix, finding.subject), &finding});
     };
     add("", diagnosis.machine);
-    for (const auto& [process, findings] : diagnosis.processes)
+    for (const auto& [process, findings, status, settings] : diagnosis.processes)
         add(fmt::format("{} ", process.pid), findings);
     std::size_t width = 0;
     for (const auto& line : lines) width = std::max(width, line.subject.size());
@@ -181,7 +181,7 @@ std::string render(const Diagnosis& diagnosis, bool bad_only) {
 std::string to_json(const Diagnosis& diagnosis) {
     auto value = document("gpu-doctor", exit_status_of(diagnosis));
     value["machine"] = to_value(diagnosis.machine);
-    for (const auto& [process, findings] : diagnosis.processes)
+    for (const auto& [process, findings, status, settings] : diagnosis.processes)
         value["processes"].push_back({{"pid", process.pid},
                                       {"namespace_pid", process.inner_pid},
                                       {"user", control::user_name(process.uid)},

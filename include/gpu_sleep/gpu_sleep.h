@@ -33,7 +33,7 @@ extern "C" {
 #define GPU_SLEEP_API __attribute__((visibility("default")))
 
 /** Version of this API: rises by one whenever a declaration is added; none is ever changed or removed. */
-#define GPU_SLEEP_API_VERSION 10
+#define GPU_SLEEP_API_VERSION 11
 
 /** The result of a call. Zero is success; the others are kinds of failure. */
 typedef enum gpu_sleep_status {
@@ -327,6 +327,36 @@ GPU_SLEEP_API gpu_sleep_status gpu_sleep_wake_within(const char* tags, uint32_t 
 
 /** How much of this process is asleep, in bytes of GPU memory released. Never fails. */
 GPU_SLEEP_API size_t gpu_sleep_asleep_bytes(void);
+
+typedef enum gpu_sleep_state {
+    GPU_SLEEP_AWAKE = 0,
+    GPU_SLEEP_PARTLY_ASLEEP = 1, /**< some ranges of it sleep */
+    GPU_SLEEP_ASLEEP = 2,
+    GPU_SLEEP_DAMAGED = 3 /**< asleep, and kept contents are not what they were */
+} gpu_sleep_state;
+
+/** The state of one tag on one device. Later versions are longer. */
+typedef struct gpu_sleep_tag_state {
+    char tag[72]; /**< ended by NUL */
+    int device;
+    gpu_sleep_state state;
+    gpu_sleep_retention retention;
+    int needs_refill;        /**< awake, but dropped before and not yet reported as filled again */
+    uint64_t bytes;          /**< all of its memory, asleep or awake, as the GPU allots it */
+    uint64_t resident_bytes; /**< of those, in GPU memory */
+    uint64_t kept_bytes;     /**< contents in host memory or files */
+    uint64_t dropped_bytes;  /**< asleep without contents */
+} gpu_sleep_tag_state;
+
+/** Reads the states of all tags that have memory, one for each tag and device, into `states`, an array of
+ * `capacity` elements of `size` bytes each, which is sizeof(gpu_sleep_tag_state) of the caller. `*count`
+ * receives how many there are: if that is more than `capacity`, the others are not written; with `capacity`
+ * 0, `states` may be NULL. They are of one moment. While a sleep or a wake moves contents, the call waits for
+ * at most 20 ms, and then reads the states before it. It starts no agent and wakes nothing, and callbacks may
+ * call it. Since version 11. Errors: INVALID_ARGUMENT (`count` is NULL; `states` is NULL with a capacity;
+ * `size` is smaller than in version 11). */
+GPU_SLEEP_API gpu_sleep_status gpu_sleep_tag_states(gpu_sleep_tag_state* states, size_t size, size_t capacity,
+                                                    size_t* count);
 
 /* ---- PyTorch ---------------------------------------------------------------------------------------------
  */

@@ -67,7 +67,8 @@ set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_PACKAGE_SECTION utils)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
-set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/scripts/packaging/triggers)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/scripts/packaging/triggers ${PROJECT_SOURCE_DIR}/scripts/packaging/prerm)
+set(CPACK_RPM_PRE_UNINSTALL_SCRIPT_FILE ${PROJECT_SOURCE_DIR}/scripts/packaging/prerm)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS python3)
 set(CPACK_RPM_FILE_NAME RPM-DEFAULT)
 set(CPACK_RPM_PACKAGE_LICENSE "Apache-2.0 AND BSD-3-Clause AND MIT") # the wheel takes it from here, too
@@ -105,4 +106,8 @@ License: LGPL-2.1+
 endif()
 configure_file(scripts/packaging/copyright.in ${PROJECT_BINARY_DIR}/copyright @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/copyright LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# Last: it lists all that is installed above.
+install(PROGRAMS scripts/uninstall DESTINATION share/gpu-sleep)
+install(CODE "set(BUILD_DIR \"${PROJECT_BINARY_DIR}\")\ninclude(\"${PROJECT_SOURCE_DIR}/scripts/packaging/manifest.cmake\")")
 include(CPack)

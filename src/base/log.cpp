@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Log lines, and datagrams to the journal.
+// Log lines, the last steps, and datagrams to the journal.
 
 #include "base/log.hpp"
 
@@ -18,8 +18,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
@@ -55,6 +58,34 @@ bool can_write() noexcept {
     return ::poll(&error, 1, 0) == 1 && error.revents == POLLOUT;
 }
 
+std::int64_t wall_milliseconds() noexcept {
+    const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<Milliseconds>(since_epoch).count();
+}
+
+/// Writes "07:46:50.123 " to `to`, in UTC: a time zone would take a lock of the C library. Returns its end.
+template <class Out>
+Out print_time(Out to, std::int64_t wall) {
+    constexpr std::int64_t k_day = 86'400'000;
+    const auto time = wall % k_day;
+    return fmt::format_to(to, "{:02}:{:02}:{:02}.{:03} ", time / 3'600'000, time / 60'000 % 60,
+                          time / 1'000 % 60, time % 1'000);
+}
+
+/// A step that was begun. A thread that reads it while another overwrites it may see some of both.
+struct Noted {
+    std::atomic<const char*> name;
+    std::atomic<std::uint64_t> number; ///< of all steps, from 1; 0: none yet
+    std::atomic<std::int64_t> begun;   ///< wall_milliseconds()
+    std::atomic<double> seconds;       ///< that it took; below 0: it is under way
+};
+std::array<Noted, 32> g_noted; // a sleep has about ten
+std::atomic<std::uint64_t> g_steps;
+
+Noted& noted(std::uint64_t number) noexcept {
+    return g_noted[number % g_noted.size()];
+}
+
 } // namespace
 
 std::optional<Severity> parse_severity(std::string_view word) noexcept {
@@ -76,6 +107,7 @@ void write(Severity, std::string_view message) noexcept {
     // What a pipe takes in one piece, and at once if it takes anything. Source: pipe(7).
     std::array<char, PIPE_BUF> line{};
     auto* end = fmt::format_to_n(line.data(), line.size() - 1, "gpu-sleep[{}]: ", ::getpid()).out;
+    if (enabled(Severity::debug)) end = print_time(end, wall_milliseconds());
     end += print_into({end, line.data() + line.size() - 1},
                       message); // it may quote the environment, or the program
     *end = '\n';
@@ -98,6 +130,39 @@ void write_formatted(Severity severity, fmt::string_view text, fmt::format_args 
         const auto* const end = fmt::vformat_to_n(beginning.data(), beginning.size(), text, args).out;
         write(severity, {beginning.data(), static_cast<std::size_t>(end - beginning.data())});
     }
+}
+
+Step::Step(const char* name) noexcept : name_(name), number_(++g_steps) {
+    auto& its = noted(number_);
+    its.name = name;
+    its.begun = wall_milliseconds();
+    its.seconds = -1;
+    its.number = number_;
+    debug("{} begins", name);
+}
+
+Step::~Step() {
+    const auto seconds = seconds_since(begun_);
+    if (auto& its = noted(number_); its.number == number_) its.seconds = seconds;
+    if (enabled(Severity::debug)) ignoring_errors([&] { debug("{}: {}", name_, format_seconds(seconds)); });
+}
+
+std::vector<std::string> recent_steps() {
+    std::vector<std::string> lines;
+    const std::uint64_t last = g_steps;
+    for (auto number = last - std::min<std::uint64_t>(last, g_noted.size()) + 1; number <= last; ++number) {
+        const auto& its = noted(number);
+        if (its.number != number) continue;
+        const std::int64_t begun = its.begun;
+        const double seconds = its.seconds;
+        auto& line = lines.emplace_back();
+        print_time(std::back_inserter(line), begun);
+        line += its.name.load();
+        line += seconds >= 0 ? ": " + format_seconds(seconds)
+                             : ": under way for " +
+                                   format_seconds(static_cast<double>(wall_milliseconds() - begun) / 1e3);
+    }
+    return lines;
 }
 
 } // namespace gpu_sleep::log

@@ -4,6 +4,8 @@
 
 #include "checkpoint/steps.hpp"
 
+#include "base/log.hpp"
+
 #include <utility>
 
 namespace gpu_sleep::checkpoint {
@@ -37,6 +39,7 @@ Error lost(Error why, Kept kept) {
 
 Result<void> Steps::lock(Milliseconds timeout, State found) const {
     if (found == State::locked) GPU_SLEEP_TRY(unlock());
+    const log::Step step("driver: lock");
     auto locked = driver_.lock(pid_, timeout);
     if (locked) return locked;
     auto error = std::move(locked).error();
@@ -47,6 +50,7 @@ Result<void> Steps::lock(Milliseconds timeout, State found) const {
 }
 
 Result<void> Steps::checkpoint() const {
+    const log::Step step("driver: checkpoint");
     auto done = driver_.checkpoint(pid_);
     return done ? done : undo(not_done("checkpoint", std::move(done).error()));
 }
@@ -66,6 +70,7 @@ Error Steps::undo(Error why) const {
 }
 
 Result<void> Steps::restore(std::span<const GpuPair> pairs) const {
+    const log::Step step("driver: restore");
     auto restored = driver_.restore(pid_, pairs);
     if (restored) return restored;
     auto error = std::move(restored).error();
@@ -83,6 +88,7 @@ Result<void> Steps::restore(std::span<const GpuPair> pairs) const {
 }
 
 Result<void> Steps::unlock() const {
+    const log::Step step("driver: unlock");
     auto done = driver_.unlock(pid_);
     return done ? done : judge(not_done("unlock", std::move(done).error()));
 }

@@ -4,6 +4,10 @@
 
 #include "client/conversation.hpp"
 
+#include "base/guard.hpp"
+#include "base/log.hpp"
+#include "base/sockets.hpp"
+
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -174,6 +178,7 @@ bool Conversation::awaits_step() const noexcept {
 
 void Conversation::begin_step() {
     timeout_.start_call(Clock::now());
+    log_event(fmt::format("keeps still for step {} of the driver's part", steps_done_ + 1));
     auto call = BackgroundCall::start(question_.deep_steps[steps_done_]);
     if (call) {
         call_ = *std::move(call);
@@ -198,6 +203,17 @@ void Conversation::note_end_of_step() {
         timeout_.hold();
 }
 
+void Conversation::log_event(std::string_view what) const noexcept {
+    if (!log::enabled(log::Severity::debug) ||
+        std::holds_alternative<model::StatusRequest>(*question_.request))
+        return;
+    ignoring_errors([&] {
+        const auto peer = peer_of(question_.socket.get());
+        log::debug("process {} {}, after {}", peer ? peer->pid : 0, what,
+                   format_seconds(seconds_since(start_)));
+    });
+}
+
 void Conversation::shut() noexcept {
     is_shut_ = true;
     ::shutdown(question_.socket.get(), SHUT_WR);
@@ -210,7 +226,10 @@ void Conversation::end_steps(Result<void> deep) {
 }
 
 void Conversation::send() {
-    if (!std::exchange(is_sent_, true)) start(); // others may have been connected since it began
+    if (!std::exchange(is_sent_, true)) {
+        start(); // others may have been connected since it began
+        log_event("is asked");
+    }
     const auto sent = ::send(question_.socket.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
     if (sent >= 0)
         unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
@@ -244,6 +263,7 @@ bool Conversation::receive(std::vector<model::Progress>& told) {
 
 void Conversation::accept(const protocol::FrameReader::Frame& frame, std::vector<model::Progress>& told) {
     auto reply = protocol::decode_reply(frame);
+    if (reply && !std::holds_alternative<model::Progress>(*reply)) log_event("has answered");
     if (!reply) {
         end(garbled(std::move(reply).error()));
     } else if (auto* report = std::get_if<model::Report>(&*reply)) {
@@ -266,6 +286,9 @@ void Conversation::accept(const protocol::FrameReader::Frame& frame, std::vector
 void Conversation::hear(const model::Progress& progress) {
     using Phase = model::Progress::Phase;
     timeout_.hear(progress, Clock::now());
+    if (const auto now = std::pair(progress.phase, progress.in_call); std::exchange(heard_, now) != now)
+        log_event(fmt::format("is in phase {}{}", to_string(progress.phase),
+                              progress.in_call ? ", in a call of the system or the driver" : ""));
     // Only whoever is owed a word before the point of no return is waited for until it is said.
     const bool waits_for_word = progress.phase == Phase::drained || progress.phase == Phase::ready;
     if (waits_for_word && is_joint_ && !is_past_return()) timeout_.hold();

@@ -15,6 +15,8 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -111,6 +113,8 @@ private:
     bool receive(std::vector<model::Progress>& told);
     void accept(const protocol::FrameReader::Frame& frame, std::vector<model::Progress>& told);
     void hear(const model::Progress& progress);
+    /// Says it of the process at "debug", unless only its status is asked for.
+    void log_event(std::string_view what) const noexcept;
     /// Says nothing more. An agent in the phase deep takes the driver's part for done from then on: a step
     /// that is taken later locks a process that nobody unlocks.
     void shut() noexcept;
@@ -141,9 +145,10 @@ private:
     bool is_shut_ = false;
     bool has_last_word_ = false;
     bool is_in_phase_deep_ = false;
-    std::size_t steps_done_ = 0;         ///< of Question::deep_steps
-    std::optional<BackgroundCall> call_; ///< the step under way
-    std::optional<Result<void>> deep_;   ///< how all steps came out
+    std::optional<std::pair<model::Progress::Phase, bool>> heard_; ///< the last phase, and whether in a call
+    std::size_t steps_done_ = 0;                                   ///< of Question::deep_steps
+    std::optional<BackgroundCall> call_;                           ///< the step under way
+    std::optional<Result<void>> deep_;                             ///< how all steps came out
     std::optional<Answer> answer_;
 };
 

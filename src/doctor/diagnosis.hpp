@@ -102,6 +102,10 @@ struct LinkRate {
 struct ProcessDiagnosis {
     control::Process process;
     Findings findings;
+    client::Answer status{}; ///< of its agent
+    /// GPU_SLEEP_* variables that it was started with, each with its value if that is a number or one of our
+    /// own words, or else with "set".
+    std::vector<std::string> settings{};
 };
 
 struct Diagnosis {

@@ -141,13 +141,17 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     SleepTransaction transaction(api_, contents_, plan, std::move(options),
                                  request.spill && spill == Spill::nothing);
     const auto start = Clock::now();
-    GPU_SLEEP_TRY(transaction.prepare(control));
-    GPU_SLEEP_TRY(move.prepare(control));
+    {
+        const log::Step step("copy contents");
+        GPU_SLEEP_TRY(transaction.prepare(control));
+        GPU_SLEEP_TRY(move.prepare(control));
+    }
     report.times.transfer = seconds_since(start);
     GPU_SLEEP_TRY(pass_point_of_no_return(control));
     report.devices.reserve(report.devices.size() + plan.devices.size() + plan.give_up.size() +
                            plan.move.size());
     const auto prepared = Clock::now();
+    const log::Step step("release GPU memory");
     GPU_SLEEP_TRY(telling_of_call(
         control.progress, [&] { return transaction.commit(); }, model::Progress::Phase::release));
     move.commit();
@@ -289,6 +293,7 @@ Result<Woken> Transactions::wake(const model::WakeRequest& request, const Contro
     auto spoiled = plan.spoiled;
     Woken woken;
     auto prepared = guarded([&]() -> Result<void> {
+        const log::Step step("take GPU memory and copy contents back");
         GPU_SLEEP_TRY(transaction.prepare(plan, control));
         spoiled.insert(transaction.spoiled().begin(), transaction.spoiled().end());
         // What takes memory comes first: what is awake must be told of.

@@ -124,3 +124,92 @@ TEST_CASE("Doctor: a process that does not answer, or has no agent", "[doctor]")
     CHECK(doctor({"999999999"}).status == 3);
     CHECK(doctor({"nobody-has-this-name"}).status == 3);
 }
+
+TEST_CASE("Steps: both sides say each with its time, if they are asked to", "[quick][doctor]") {
+    LoadedHost host({"GPU_SLEEP_LOG=debug"});
+    const auto by_command = [&](const std::string& name) {
+        return run({{command_file(name), std::to_string(host.pid())}, {"GPU_SLEEP_LOG=debug"}}).err;
+    };
+    const auto sleeping = by_command("gpu-sleep");
+    const auto waking = by_command("gpu-wake");
+    const auto is_in_order = [](const std::string& text, const Arguments& parts) {
+        std::size_t at = 0;
+        for (const auto& part : parts) {
+            INFO(part << " in " << text);
+            at = text.find(part, at);
+            REQUIRE(at != std::string::npos);
+        }
+    };
+    const auto process = "process " + std::to_string(host.pid());
+    is_in_order(sleeping, {process + " is asked, after", process + " is in phase callbacks, after",
+                           process + " is in phase release, in a call of the system or the driver",
+                           process + " has answered, after"});
+    is_in_order(waking, {process + " is asked", process + " has answered"});
+    const auto agent = host.process().errors();
+    is_in_order(agent, {" sleep begins\n", " drain GPU work begins\n",
+                        " drain GPU work: ", " copy contents begins\n",
+                        " copy contents: ", " release GPU memory: ", " sleep: ", " sleep done after ",
+                        "GPU 0, all threads together:", " copy ", " wake begins\n",
+                        " take GPU memory and copy contents back: ", " wake: ", " wake done after "});
+    // "gpu-sleep[PID]: HH:MM:SS.mmm "
+    const auto begin = agent.find("]: ") + 3;
+    CHECK((agent.at(begin + 2) == ':' && agent.at(begin + 5) == ':' && agent.at(begin + 8) == '.'));
+    CHECK(host.command("gpu-sleep").err.empty()); // nobody asked
+}
+
+TEST_CASE("Steps: a level that is none is refused by commands, and said once by the agent", "[doctor]") {
+    const auto wrong = doctor({}, {"GPU_SLEEP_LOG=verbose"});
+    CHECK(wrong.status == 2);
+    CHECK_THAT(wrong.err, mentions("GPU_SLEEP_LOG: 'verbose' is not error, warning, info or debug"));
+    CHECK(doctor({"--help"}, {"GPU_SLEEP_LOG=verbose"}).status == 0);
+    CHECK(doctor({"--quiet"}, {"GPU_SLEEP_LOG="}).status == 0);
+    LoadedHost host({"GPU_SLEEP_LOG=verbose"});
+    host.cycle();
+    const auto said = host.process().errors();
+    const auto at = said.find("GPU_SLEEP_LOG is ignored: 'verbose' is not error, warning, info or debug");
+    REQUIRE(at != std::string::npos);
+    CHECK(said.find("GPU_SLEEP_LOG", at + 1) == std::string::npos);
+}
+
+TEST_CASE("Doctor: a report for others says how a process stands, and names nothing of it",
+          "[quick][doctor]") {
+    const Scratch scratch;
+    LoadedHost host({"GPU_SLEEP_NAME=secret-name", "GPU_SLEEP_GROUP=secret-group", "GPU_SLEEP_GATE=checked",
+                     "GPU_SLEEP_TAG=31415"});
+    host.tell("alloc secret-tag 1048576 0");
+    const auto files = scratch.file("secret-files");
+    host.sleep({"--dir", files});
+    host.wake();
+    host.sleep({"--dir", files});
+    const auto path = scratch.file("report");
+    const auto asked = host.command("gpu-doctor", {"--report", path, "--dir", files});
+    CHECK(asked.status == 0);
+    const auto text = run({{"cat", path}}).out;
+    for (const auto* const part :
+         {"gpu-sleep 0.", "Linux", "driver: ok 580.0", "asleep for", "GPU_SLEEP_GATE=checked",
+          "GPU_SLEEP_NAME=set", "GPU_SLEEP_TAG=set", "tag number 2 on GPU 0: asleep", "sleep: 2 done in",
+          "wake: 1 done in", "drain GPU work: ", "agent: ok, exit status 0"})
+        CHECK_THAT(text, mentions(part));
+    for (const auto* const part : {"secret", "weights", "31415", "integration_host", "/tmp"}) {
+        INFO(part << " in " << text);
+        CHECK(text.find(part) == std::string::npos);
+    }
+    CHECK_THAT(run({{"stat", "--format=%a", path}}).out, mentions("600"));
+    CHECK(host.command("gpu-doctor", {"--report", path}).status != 0); // it is there already
+    host.wake_whole();
+    // While a step hangs, the report says which.
+    Host slow({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:3s"});
+    slow.tell("alloc weights 1048576 0");
+    auto sleeping = slow.start("gpu-sleep");
+    const auto hanging = scratch.file("hanging");
+    std::string said;
+    for (int tries = 0; tries < 100 && said.find("release GPU memory: under way for") == std::string::npos;
+         ++tries) {
+        REQUIRE(run({{"rm", "-f", hanging}}).status == 0);
+        static_cast<void>(slow.command("gpu-doctor", {"--report", hanging, "--timeout", "500ms"}));
+        said = run({{"cat", hanging}}).out;
+    }
+    CHECK_THAT(said, mentions("release GPU memory: under way for"));
+    CHECK(sleeping.wait() == 0);
+    slow.wake();
+}

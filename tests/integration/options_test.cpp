@@ -111,6 +111,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--extent",
          kind({"0", "1", "18446744073709551615"}, {"-1", "x", "1x", "1.5", "0x1", " 1", k_beyond_64_bits})},
         {"--output", {{"/nonexistent/x", std::string(300, 'f')}, {}}},
+        {"--report", {{"/nonexistent/x", std::string(300, 'f')}, {}}},
     };
     return s_kinds;
 }

@@ -34,7 +34,7 @@ import sys
 import threading
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
-from . import _graphs, _regions
+from . import _agent, _graphs, _regions
 from ._calls import asleep_bytes, inhibit, policy, sleep, wake
 from ._processes import TagStatus
 from ._processes import status as process_status
@@ -204,8 +204,8 @@ class Allocator:
         return tuple(each for each in process_status().tags if each.tag in self._tags) if self._tags else ()
 
     def is_asleep(self, tag: str) -> bool:
-        """Whether any memory of the tag sleeps, whoever put it to sleep. Errors: NoAgent, Error."""
-        return asleep_bytes() > 0 and any(each.tag == tag and each.state != "awake" for each in self.status())
+        """Whether any memory of the tag sleeps, whoever put it to sleep. Errors: NoAgent."""
+        return tag in self._tags and any(each.tag == tag.encode() and each.state != 0 for each in _agent.tag_states())
 
     def _release_caches(self) -> List[TagStatus]:
         """What nobody uses any more is neither kept nor stays on the GPU. Returns which tags sleep, in part or wholly.
