@@ -11,7 +11,7 @@ from typing import NoReturn
 from ._processes import command_file
 from .errors import Error
 
-COMMANDS = ("run", "ps", "sleep", "wake", "reclaim", "inhibit", "enable", "doctor", "snapshot")
+COMMANDS = ("run", "ps", "sleep", "wake", "switch", "reclaim", "inhibit", "enable", "doctor", "snapshot")
 
 
 def _fail(why: object, status: int) -> NoReturn:
