@@ -283,9 +283,10 @@ int run_pass(const PassOptions& options) {
     auto policies = load_policies(options.program, options.sources);
     if (!policies) return tell_failure(options.program, options.output, policies.error());
     auto request = options.request;
-    request.spare = [&](const auto& seen) {
-        return notify(options, *policies, "before", about_to_sleep(seen));
-    };
+    if (policies->notify())
+        request.spare = [&](const auto& seen) {
+            return notify(options, *policies, "before", about_to_sleep(seen));
+        };
     const auto passed = pass(request, *policies);
     if (passed) static_cast<void>(notify(options, *policies, "after", slept(passed->outcomes)));
     if (passed) keep_history(options, *passed);

@@ -306,8 +306,10 @@ std::string act(pid_t pid, char key, const std::function<bool(const std::string&
         model::SleepRequest sleep;
         sleep.dry_run = true;
         const auto would = have(pid, sleep);
-        const auto* const report = would ? std::get_if<model::Report>(&would->answer) : nullptr;
-        const auto drops = report ? model::sum_of(report->devices, &model::DeviceReport::dropped) : 0;
+        if (!would) return cli::render_error("gpu-ps", "", would.error());
+        const auto* const report = std::get_if<model::Report>(&would->answer);
+        if (!report) return cli::render_failure("gpu-ps", "put {} to sleep", *would);
+        const auto drops = model::sum_of(report->devices, &model::DeviceReport::dropped);
         if (drops > 0 && !ask(fmt::format("{} drops {}: go on? [y/N]", pid, format_bytes(drops))))
             return "nothing was changed";
         sleep.dry_run = false;
@@ -349,6 +351,7 @@ int watch(ListOptions& options, Milliseconds interval) {
                                              : fmt::format("{}\n{}", take_line(line).value_or(line), text));
         };
         const auto ask = [&](const std::string& question) {
+            screen->forget_keys();
             while (const auto shown = show(question)) {
                 if (screen->wait_until(Clock::now() + k_live_timeout)) continue;
                 if (const char key = screen->take_key()) return key == 'y' || key == 'Y';

@@ -251,19 +251,27 @@ bool Screen::wait_until(Clock::time_point time) noexcept {
         if (left <= 0) return true;
         constexpr std::int64_t k_second = 1'000'000'000;
         const timespec limit{static_cast<time_t>(left / k_second), static_cast<long>(left % k_second)};
+        if (!keys_.empty()) return false;
         pollfd input{g_is_changed != 0 && has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
-        if (::ppoll(&input, 1, &limit, &before_) > 0) read_key();
-        if (key_ != 0) return false;
+        if (::ppoll(&input, 1, &limit, &before_) > 0) read_keys();
     }
 }
 
-void Screen::read_key() noexcept {
-    char keys[16];
+void Screen::read_keys() {
+    constexpr std::size_t k_most = 15; // what a string holds without memory of its own
+    char keys[k_most];
     const auto count = ::read(STDIN_FILENO, keys, sizeof(keys));
     if (count == 0 || (count < 0 && errno != EINTR && errno != EAGAIN)) has_keys_ = false;
-    if (count <= 0) return;
-    const std::string_view typed(keys, static_cast<std::size_t>(count));
-    key_ = typed.starts_with("\033[A") ? 'k' : typed.starts_with("\033[B") ? 'j' : typed.front();
+    if (count > 0) keys_.append(keys, std::min(static_cast<std::size_t>(count), k_most - keys_.size()));
+}
+
+char Screen::take_key() {
+    if (keys_.empty()) return '\0';
+    // ESC [ A, or ESC O A if the terminal is in application mode.
+    const bool is_arrow = keys_.size() >= 3 && keys_[0] == '\033' && (keys_[1] == '[' || keys_[1] == 'O');
+    const char key = !is_arrow ? keys_[0] : keys_[2] == 'A' ? 'k' : keys_[2] == 'B' ? 'j' : '\033';
+    keys_.erase(0, is_arrow ? 3 : 1);
+    return key;
 }
 
 } // namespace gpu_sleep::cli

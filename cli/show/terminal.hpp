@@ -68,15 +68,17 @@ public:
     /// Waits until then. False at once when the size has changed, or the command was stopped: it is to be
     /// shown anew; or when a key was pressed: see take_key().
     [[nodiscard]] bool wait_until(Clock::time_point time) noexcept;
-    /// The last key, once; 0 for none. The arrows up and down are 'k' and 'j'.
-    [[nodiscard]] char take_key() noexcept { return std::exchange(key_, '\0'); }
+    /// The next key, once; 0 for none. The arrows up and down are 'k' and 'j'.
+    [[nodiscard]] char take_key();
+    /// Keys that were typed before a question answer nothing.
+    void forget_keys() noexcept { keys_.clear(); }
 
 private:
-    void read_key() noexcept;
+    void read_keys();
 
     sigset_t before_{}; ///< blocked signals
     bool has_keys_;     ///< standard input is a terminal, and goes on
-    char key_ = 0;
+    std::string keys_;  ///< typed, and not taken
 };
 
 } // namespace gpu_sleep::cli

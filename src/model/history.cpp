@@ -13,23 +13,35 @@ namespace gpu_sleep::model {
 double gib_hours(const std::vector<Event>& events, double since, double until,
                  const std::function<bool(const Event&)>& is_there) {
     constexpr double k_gib_hour = 3'600 * static_cast<double>(k_gib);
-    std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>, std::vector<const Event*>> asleep;
+    struct Piece {
+        Bytes bytes;
+        double begin;
+        const Event* sleep;
+    };
+    std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>, std::vector<Piece>> asleep;
     double sum = 0;
     const auto add = [&](Bytes bytes, double begin, double end) {
         sum += static_cast<double>(bytes) * std::max(std::min(end, until) - std::max(begin, since), 0.0);
     };
     for (const auto& event : events) {
-        auto& sleeps = asleep[{event.uid, event.pid, event.start_time}];
+        auto& pieces = asleep[{event.uid, event.pid, event.start_time}];
         if (event.operation == Operation::sleep) {
-            sleeps.push_back(&event);
-        } else {
-            add(event.bytes, event.time - event.asleep_seconds, event.time);
-            sleeps.clear();
+            pieces.push_back({event.bytes, event.time, &event});
+            continue;
         }
+        if (pieces.empty()) add(event.bytes, event.time - event.asleep_seconds, event.time);
+        auto woken = event.bytes; // what has slept longest comes first where not all wakes
+        for (auto& piece : pieces) {
+            const auto part = event.state == State::awake ? piece.bytes : std::min(piece.bytes, woken);
+            add(part, piece.begin, event.time);
+            piece.bytes -= part;
+            woken -= std::min(part, woken);
+        }
+        if (event.state == State::awake) pieces.clear();
     }
-    for (const auto& [process, sleeps] : asleep)
-        for (const auto* const sleep : sleeps)
-            if (is_there(*sleep)) add(sleep->bytes, sleep->time, until);
+    for (const auto& [process, pieces] : asleep)
+        for (const auto& piece : pieces)
+            if (is_there(*piece.sleep)) add(piece.bytes, piece.begin, until);
     return sum / k_gib_hour;
 }
 

@@ -248,7 +248,7 @@ class Guides(unittest.TestCase):
         def switched(said):
             self.assertEqual((states()["a"], states()["b"]), ("awake", "asleep"), said)
 
-        self.run_guide("sharing.md", {"gpu-run --name a": switched, "gpu-wake b": self.state_is("b", "asleep"),
+        self.run_guide("sharing.md", {"gpu-run --name a": switched, "gpu-switch b": self.state_is("b", "asleep"),
                                       "curl -X POST": self.state_is("c", "awake")})
 
     def test_units_of_two_servers(self):

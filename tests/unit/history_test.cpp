@@ -115,6 +115,11 @@ TEST_CASE("History: GiB hours are what slept, for as long", "[history]") {
     const auto part = woken(2 * k_hour, k_gib, k_hour, model::State::partial); // and back in two parts
     CHECK(hours({sleep, part, woken(4 * k_hour, k_gib, 3 * k_hour)}, 0, all) == 4);
     CHECK(hours({sleep, slept(k_hour, k_gib, 8), wake}, 0, all) == 6 + 9); // two processes
+    const auto later = slept(3 * k_hour, 4 * k_gib);                       // and all of it wakes at once
+    CHECK(hours({sleep, later, woken(4 * k_hour, 6 * k_gib, 3 * k_hour)}, 0, all) == 6 + 4);
+    CHECK(hours({sleep, part}, 0, all) == 1 + 9); // the rest sleeps on
+    CHECK(hours({sleep, woken(4 * k_hour, k_gib, 3 * k_hour)}, 0, all) ==
+          6); // the driver's part is not in a wake
 }
 
 TEST_CASE("History: --since is a time of the day, the last one", "[history]") {

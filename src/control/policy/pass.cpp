@@ -194,6 +194,9 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
     if (!found) return std::move(found).error();
     const auto budgets = policies.budgets(processes_of(*found));
     const auto spared = request.spare ? request.spare(found->seen) : std::set<pid_t>();
+    std::set<pid_t> told; // whose sleep was announced
+    for (const auto& seen : found->seen)
+        if (seen.decision.request) told.insert(seen.process.pid);
     auto plan = plan_host_memory(holders_of(found->seen), budgets);
     for (auto* const chosen : {&plan.release, &plan.move})
         std::erase_if(*chosen, [&](auto i) { return spared.contains(found->seen[i].process.pid); });
@@ -213,7 +216,10 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
         return passed;
     }
     for (auto& seen : found->seen)
-        if (spared.contains(seen.process.pid)) seen.decision = {{}, "notify leaves it alone in this pass"};
+        if (spared.contains(seen.process.pid))
+            seen.decision = {{}, "notify leaves it alone in this pass"};
+        else if (request.spare && gives_back && seen.decision.request && !told.contains(seen.process.pid))
+            seen.decision = {{}, "the next pass announces it first"};
     requests = requests_for(*found, budgets, passed.outcomes);
     std::move(found->failed.begin(), found->failed.end(), std::back_inserter(passed.outcomes));
     carry_out(request, finder, std::move(requests), start + request.limit, passed.outcomes);

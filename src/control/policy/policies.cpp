@@ -37,9 +37,12 @@ Result<void> Policies::load(const Sources& sources) {
     if (!limits) return std::move(limits).error();
     if (*limits) limits_ = **std::move(limits);
     if (limits_.notify)
-        if (auto program = open_trusted(*limits_.notify, own); !program)
-            return make_error(ErrorCode::invalid_argument, "{}: reclaim.notify: {}", system.string(),
-                              program.error().message);
+        if (auto program = open_trusted(*limits_.notify, own); !program) {
+            if (own == 0 || sources.config)
+                return make_error(ErrorCode::invalid_argument, "{}: reclaim.notify: {}", system.string(),
+                                  program.error().message);
+            limits_.notify.reset(); // which others need not be able to read
+        }
     const auto mine = user_file(own);
     auto wishes = GPU_SLEEP_TRY(mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
                                              : read(mine, Author::user, own, names_directory(limits_)));
