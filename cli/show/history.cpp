@@ -52,7 +52,8 @@ std::string render_history(const std::vector<model::Event>& events, double gib_h
                    event.asked_by});
     }
     return events.empty() ? "no sleep and no wake is recorded for this time\n"
-                          : table.text() + fmt::format("{:.1f} GiB hours given back\n", gib_hours);
+                          : table.text() + fmt::format("{:.{}f} GiB hours given back\n", gib_hours,
+                                                       gib_hours < 1 ? 3 : 1);
 }
 
 } // namespace gpu_sleep::cli
