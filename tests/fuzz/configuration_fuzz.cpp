@@ -16,7 +16,7 @@ namespace {
 bool is_no_looser(const Ladder& merged, const Ladder& limits) {
     for (const auto& rung : limits) {
         const auto reached = rung_at(merged, seconds_of(rung.idle));
-        if (!reached || reached->depth < rung.depth) return false;
+        if (!reached || reached->tier < rung.tier) return false;
     }
     return true;
 }
