@@ -134,6 +134,7 @@ Result<void> Restore::verify() {
 
     // A bit that flipped on the way is still right where it was kept.
     std::vector<Move> again;
+    again.reserve(damaged.size());
     for (const auto index : damaged) again.push_back(wanted_[index]);
     GPU_SLEEP_TRY(give(again, true));
     GPU_SLEEP_TRY(give(again, false));
