@@ -393,6 +393,7 @@ int main(int argc, char** argv) {
             words.erase(words.begin() + static_cast<std::ptrdiff_t>(i + 1));
         }
     std::vector<const char*> arguments;
+    arguments.reserve(words.size());
     for (const auto& word : words) arguments.push_back(word.c_str());
     if (const auto status = cli::parse(table_of(options), static_cast<int>(words.size()), arguments.data()))
         return *status;

@@ -149,9 +149,10 @@ protocol::Request request_of(const Typed& typed) {
     sleep.bounds_all = typed.timeout.has_value();
     sleep.timeout = typed.timeout.value_or(sleep.timeout);
     sleep.joint = typed.whom.is_joint() && !sleep.dry_run;
-    if (typed.releases) return model::ReleaseRequest{sleep};
+    const model::Terms& terms = sleep;
+    if (typed.releases) return model::ReleaseRequest{terms};
     if (!typed.runs_on) return sleep;
-    return model::LiveRequest{sleep, sleep.tags, typed.live_bytes.value_or(model::k_all_bytes), sleep.force,
+    return model::LiveRequest{terms, sleep.tags, typed.live_bytes.value_or(model::k_all_bytes), sleep.force,
                               sleep.ignore_inhibitors};
 }
 
