@@ -12,7 +12,7 @@ namespace usage = cli::usage;
 
 constexpr const char* k_program = "gpu-switch";
 constexpr const char* k_examples =
-    "  gpu-switch llama            wakes llama; who is in its way sleeps\n"
+    "  gpu-switch llama            wakes llama; puts others to sleep for it\n"
     "  gpu-switch llama --dry-run  says what would be taken and brought back\n";
 
 /// What was typed, as far as it is not read into the command at once.

@@ -13,7 +13,7 @@
 
 #include <csignal>
 #include <map>
-#include <utility>
+#include <string>
 
 namespace gpu_sleep::cli {
 
