@@ -283,7 +283,7 @@ gpu_sleep_status gpu_sleep_add_named_callback(const char* name, gpu_sleep_callba
                                               uint32_t deadline_ms, int* id) {
     return finish([&]() -> Result<void> {
         if (!name || !model::is_valid_tag(name) || !callback)
-            return invalid("a callback by name has a function, and a name as a tag's");
+            return invalid("a callback by name needs a function, and a name that is valid as a tag");
         const int added =
             Agent::instance().callbacks().add_named(name, callback, user, Milliseconds(deadline_ms));
         if (id) *id = added;

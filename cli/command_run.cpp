@@ -36,9 +36,9 @@ bool accepts(const std::string& program, bool is_quiet, const std::vector<contro
     if (losses.empty() || (is_quiet && !is_asked)) return true;
     std::string text;
     for (const auto& [process, bytes, tags] : losses)
-        text +=
-            fmt::format("{}: {} loses {} that it has not declared refillable: {}\n", program, title(process),
-                        format_bytes(bytes), printable(fmt::format("{}", fmt::join(tags, ", "))));
+        text += fmt::format("{}: {} would lose {} that it has not declared refillable: {}\n", program,
+                            title(process), format_bytes(bytes),
+                            printable(fmt::format("{}", fmt::join(tags, ", "))));
     if (is_asked) text += fmt::format("{}: go on? [y/N] ", program);
     print_error(text);
     if (!is_asked) return true;
@@ -96,8 +96,9 @@ public:
 
     void past_return(const control::Process& process) override {
         bar_.wipe();
-        print_error(fmt::format("{}: {} is past the point of no return; waiting for it to finish\n", program_,
-                                title(process)));
+        print_error(fmt::format(
+            "{}: too late to cancel {}; waiting for it to finish; press Ctrl-C again to stop waiting\n",
+            program_, title(process)));
     }
 
     void ended(const control::Outcome& outcome) override {

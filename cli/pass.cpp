@@ -156,7 +156,7 @@ std::string words_for_nobody(const PassOptions& options, const policy::Policies&
     return fmt::format(
         "{}no process{} has an agent; gpu-enable(1) says how they get one\n",
         has_rule ? std::string()
-                 : fmt::format("no configuration file: what is idle for {} sleeps, in host memory\n",
+                 : fmt::format("no configuration file: processes that are idle for {} sleep in host memory\n",
                                policy::to_text(sources.otherwise.front().idle)),
         is_one_users ? " of " + control::user_name(user) : "");
 }

@@ -42,10 +42,9 @@ void TouchWaker::note_shortage(Wake& wake, Error shortage) {
             request_);
     if (wake.holders && !wake.holders->words.empty()) shortage.message += "; " + wake.holders->words;
     if (wake.holders && wake.holders->could_sleep)
-        shortage.message +=
-            fmt::format("; gpu-wake {} --make-room puts those to sleep that could; start it with "
-                        "gpu-run --share to have it make room itself",
-                        ::getpid());
+        shortage.message += fmt::format("; to put other processes to sleep for it: gpu-wake {} --make-room; "
+                                        "next time, start it with gpu-run --share",
+                                        ::getpid());
     const bool waits_for_time = takes_turns && parts_.room.waits_for_time();
     if (waits_for_time) shortage.message += fmt::format("; to go first: gpu-switch {}", ::getpid());
     const bool waits_for_turn = takes_turns && parts_.room.waits_for_turn();

@@ -41,7 +41,7 @@ const char* why_not_memory(std::string_view kind, std::string_view reason) noexc
         reason == intercepted::k_shared_by_ipc)
         return k_shares_memory;
     if (kind == model::k_residual_of_host)
-        return "it runs from host memory that has to stay, which the driver may not bring back";
+        return "it uses host memory in place that must stay, and the driver may be unable to restore that";
     return nullptr;
 }
 
@@ -49,12 +49,12 @@ const char* why_not_memory(std::string_view kind, std::string_view reason) noexc
 const char* why_not_objects() noexcept {
     using intercepted::Object;
     if (intercepted::has_any(Object::shared_event))
-        return "it has events that several processes share: what the others record in the meantime could not "
-               "be seen";
+        return "it shares events with other processes, and could not see what they record meanwhile";
     if (intercepted::has_any(Object::shared_pool) || intercepted::has_any(Object::shared_memory))
         return k_shares_memory;
     if (intercepted::has_any(Object::external_memory) || intercepted::has_any(Object::external_semaphore))
-        return "it has used memory or semaphores from outside CUDA, which the driver may not bring back";
+        return "it has used memory or semaphores from outside CUDA, which the driver may be unable to "
+               "restore";
     return nullptr;
 }
 
@@ -168,7 +168,7 @@ Result<void> DeepSleep::check() {
 Result<void> DeepSleep::note_devices(const std::set<int>& used) {
     if (has_call_filter()) // it may have got one since the agent started
         return make_error(ErrorCode::driver_failed,
-                          "a filter restricts its system calls, and may keep it from starting one");
+                          "a filter restricts its system calls, and may keep it from starting a process");
     looks_.emplace(*means_->outside);
     const auto gpus = looks_->look();
     if (!gpus) return gpus.error();

@@ -122,17 +122,16 @@ Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes byte
         for (const auto& [ordinal, clock] : clocks_) add_steps(ordinal, clock.times());
         static_cast<void>(note_memory(&model::DeviceReport::free_after));
         if (stayed_ > 0)
-            report_.notes.push_back(
-                fmt::format("{} stay where they are: more than a tenth was written while it "
-                            "was copied, {} times over",
-                            format_bytes(stayed_), sleep::k_most_rounds));
+            report_.notes.push_back(fmt::format("{} stay where they are: in each of {} attempts, the program "
+                                                "wrote more than a tenth of it during the copy",
+                                                format_bytes(stayed_), sleep::k_most_rounds));
         if (moved_ > 0 && done)
             report_.notes.push_back(fmt::format(
                 "{} moved {} while the program ran; its work waited for {} at most", format_bytes(moved_),
                 words_of(direction_), format_seconds(report_.longest_pause)));
         if (moved_ > 0 && !done)
-            done.error().message += fmt::format("; {} moved {} before, and stay there", format_bytes(moved_),
-                                                words_of(direction_));
+            done.error().message += fmt::format("; before that, {} moved {}, and stay there",
+                                                format_bytes(moved_), words_of(direction_));
     });
     return done;
 }
@@ -270,7 +269,7 @@ Result<void> LiveOperation::hold_work(int device) {
         if (!makes_way) return std::move(is_quiet).error();
         settle_gate(parts_.memory, parts_.status);
         if (Clock::now() >= std::min(deadline_, gives_up))
-            return make_error(ErrorCode::timed_out, "the program ends contexts all the time");
+            return make_error(ErrorCode::timed_out, "the program keeps ending contexts");
     }
 }
 

@@ -281,7 +281,7 @@ const char* what_forbids_helper() {
 }
 
 Error not_done(const OutsideRun& run, std::string_view step) {
-    return make_error(ErrorCode::driver_failed, "the helper process, which has the driver {} it, {}", step,
+    return make_error(ErrorCode::driver_failed, "the helper process that asks the driver to {} it {}", step,
                       run.has_ended() ? "has ended" : "is late");
 }
 
@@ -345,7 +345,7 @@ Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function
     if (!run) return make_error(ErrorCode::driver_failed, "{}", run.error().message);
     const auto named = NamedTracer::name(run->pid());
     if (!named) // the driver says so, too
-        log::debug("process {} could not be named to Yama: {}", run->pid(), named.error().message);
+        log::debug("Yama may not let process {} trace this one: {}", run->pid(), named.error().message);
     run->let_go();
     auto line = run->next_line(deadline + k_grace, goes_on);
     if (!line) return not_done(*run, "lock");

@@ -195,7 +195,7 @@ Result<void> SleepOperation::move_contents() {
     if (!attempt_with_remedies() || !report_.changed) return done;
     ignoring_errors([&] {
         report_.notes.push_back(
-            fmt::format("what sleeps in its own memory stays there: {}", done.error().message));
+            fmt::format("memory that sleeps in place stays in host memory: {}", done.error().message));
     });
     return {};
 }

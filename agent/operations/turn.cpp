@@ -61,7 +61,7 @@ Result<model::Report> call(Parts& parts, const model::CallRequest& request,
     report.dry_run = request.dry_run;
     report.changed = parts.callbacks.has_named(request.name);
     if (report.changed && !request.dry_run) {
-        if (begun->is_deep) return make_error(ErrorCode::refused, "it sleeps deeply, and can call nothing");
+        if (begun->is_deep) return make_error(ErrorCode::refused, "it sleeps deeply: no callback can run");
         auto reply = parts.callbacks.run_named(request.name, request.argument, deadline);
         if (!reply) return std::move(reply).error();
         report.reply = *std::move(reply);

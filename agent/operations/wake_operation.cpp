@@ -248,7 +248,7 @@ Result<Report> WakeOperation::wake_all() {
         if (!has_woken) return std::move(back).error();
         ignoring_errors([&] {
             report_.notes.push_back(
-                fmt::format("what runs from host memory stays there: {}", back.error().message));
+                fmt::format("memory that runs from host memory stays there: {}", back.error().message));
         });
     }
     // Whoever retains nothing expects host memory back when its own wake returns, not seconds later.

@@ -192,14 +192,14 @@ Result<void> ProgramMemory::read_kept(driver::DeviceAddress address, std::span<s
     const auto number = place->backing->kept.range;
     const bool is_asleep = place->backing->is_asleep();
     if (place->backing->shared && !is_asleep)
-        return make_error(ErrorCode::refused, "what is retained here may be another small allocation's");
+        return make_error(ErrorCode::refused, "these contents may be of another small allocation");
     const auto* const range = number == 0 ? nullptr
                               : is_asleep ? &contents.at(number)
                                           : contents.find_retained(number);
     if (!range)
         return make_error(ErrorCode::refused, "{}",
                           place->backing->holds_contents
-                              ? "it sleeps in its own memory, where it can be read once it wakes"
+                              ? "it sleeps in place in host memory, and can be read after it wakes"
                               : "none of the contents are kept");
     return contents::Contents::read(*range, place->span, to.data());
 }

@@ -159,7 +159,7 @@ void Connection::let_peer_trace() {
         if (named)
             tracer_ = *std::move(named);
         else // the driver says so, too, to who asks it
-            log::debug("the command could not be named to Yama: {}", named.error().message);
+            log::debug("Yama may not let the command trace this process: {}", named.error().message);
     });
 }
 

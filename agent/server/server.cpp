@@ -290,10 +290,10 @@ void Server::make_room() {
         return std::this_thread::sleep_for(k_shortage_pause); // those in line stay there
     const auto silent = std::move(connections_.front());
     connections_.erase(connections_.begin());
-    silent->answer(
-        model::Failure{make_error(ErrorCode::timed_out,
-                                  "no request came, and the process has no descriptor left for others"),
-                       operations_.state()});
+    silent->answer(model::Failure{
+        make_error(ErrorCode::timed_out,
+                   "no request came in time, and the process has no descriptor left for other connections"),
+        operations_.state()});
 }
 
 void Server::accept_all() {

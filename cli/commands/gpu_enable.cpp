@@ -19,10 +19,9 @@ namespace fs = std::filesystem;
 namespace usage = cli::usage;
 
 constexpr const char* k_program = "gpu-enable";
-constexpr const char* k_examples =
-    "  gpu-enable user            what you start after your next login can sleep\n"
-    "  gpu-enable user --off      undo that\n"
-    "  sudo gpu-enable machine    the same for all users\n";
+constexpr const char* k_examples = "  gpu-enable user            programs of your later logins can sleep\n"
+                                   "  gpu-enable user --off      undo that\n"
+                                   "  sudo gpu-enable machine    the same for all users\n";
 constexpr const char* k_exit_statuses =
     "0 done, 1 failed, 2 wrong usage, or a file that gpu-sleep did not write is in the way, 5 not permitted.";
 
@@ -97,7 +96,7 @@ int enable(const cli::LoginScope& scope) {
     if (!fs::exists(scope.root / fs::path(*library).relative_path(), failure))
         hints += fmt::format("{} lacks {}: install gpu-sleep there, too\n", scope.root.native(), *library);
     const auto* const last =
-        scope.root == "/" ? "what runs already has no agent until it is restarted\n" : "";
+        scope.root == "/" ? "programs that are already running have no agent until you restart them\n" : "";
     return cli::print_result(k_program, "enabled from the next login on, in these files:\n" + listed(*files) +
                                             hints + way_back(scope, true) + last);
 }

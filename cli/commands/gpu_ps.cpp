@@ -140,7 +140,7 @@ Error explained(const ListOptions& options, Error error) {
     if (error.code != ErrorCode::no_process) return error;
     const bool is_file = options.target == "-" || options.target.find_first_of("./") != std::string::npos;
     if (!options.metrics.empty() && is_file)
-        error.message += fmt::format(" (the file is written --prometheus={})", options.target);
+        error.message += fmt::format(" (to write a file: --prometheus={})", options.target);
     return error;
 }
 

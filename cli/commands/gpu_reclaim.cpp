@@ -18,7 +18,7 @@ namespace policy = control::policy;
 namespace usage = cli::usage;
 
 constexpr const char* k_examples =
-    "  gpu-reclaim                 as gpu-sleep.toml says, or after 15 minutes\n"
+    "  gpu-reclaim                 processes idle for 15 min, or by gpu-sleep.toml\n"
     "  gpu-reclaim --idle 1h       processes idle for an hour sleep until used\n"
     "  gpu-reclaim --need 40GiB    free this much, least recently used first\n"
     "  gpu-reclaim --why llama     why it sleeps, or why not\n";
@@ -86,12 +86,12 @@ usage::Table table_of(Typed& typed) {
                {"--why", usage::flag(typed.why),
                 "Explain when PID would sleep, and what prevents it; without PID, for every process"}),
            {"--timeout", usage::duration(typed.timeout),
-            "Give up on a process if its GPU memory is not released within this time (default: 30 s, "
-            "without copying)"}}},
+            "Give up on a process if its GPU memory is not released within this time (default: 30 s, not "
+            "counting copying)"}}},
          {"Output", {cli::json_row(typed.output.json), usage::brief(cli::quiet_row(typed.output.quiet))}}},
         k_examples,
-        fmt::format("with --need, 1 if there is no room; otherwise the worst of these, over all processes "
-                    "(nothing to do counts as 0): {}",
+        fmt::format("with --need, 1 if there is no room; otherwise the worst status of all processes, where "
+                    "nothing to do counts as 0: {}",
                     cli::k_exit_statuses),
         {},
         {{"--wait", "--need"}, {"--gpu", "--need"}},

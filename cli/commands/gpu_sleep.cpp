@@ -80,7 +80,7 @@ usage::Table table_of(Typed& typed) {
          {"How it goes to sleep",
           {usage::brief(cli::dry_run_row(request.dry_run)),
            {"--timeout", usage::duration(typed.timeout),
-            "Give up if GPU memory is not released within this time (default: 30 s, without copying)"},
+            "Give up if GPU memory is not released within this time (default: 30 s, not counting copying)"},
            {"--ignore-inhibitors", usage::flag(request.ignore_inhibitors),
             "Sleep even if gpu-inhibit or the program refuses sleeps"},
            {"--force", usage::flag(request.force),

@@ -13,7 +13,7 @@ namespace usage = cli::usage;
 constexpr const char* k_program = "gpu-switch";
 constexpr const char* k_examples =
     "  gpu-switch llama            wakes llama; puts others to sleep for it\n"
-    "  gpu-switch llama --dry-run  says what would be taken and brought back\n";
+    "  gpu-switch llama --dry-run  says how much would be taken and restored\n";
 
 /// What was typed, as far as it is not read into the command at once.
 struct Typed {
@@ -34,10 +34,10 @@ usage::Table table_of(Typed& typed) {
            usage::brief({"--wait", usage::duration(typed.wait),
                          "How long to retry while GPU memory is short (default: 60 s)"}),
            usage::brief({"--timeout", usage::duration(typed.timeout),
-                         "Give up if memory is not back within this time, and again for callbacks "
-                         "(default: 30 s, without copying)"}),
+                         "Give up if memory is not back within this time; callbacks get as long again "
+                         "(default: 30 s, not counting copying)"}),
            usage::brief(
-               {"--dry-run", usage::flag(request.dry_run), "Only show what would be taken and brought back"}),
+               {"--dry-run", usage::flag(request.dry_run), "Only show how much would be taken and restored"}),
            usage::brief(cli::json_row(typed.output.json)),
            usage::brief(cli::quiet_row(typed.output.quiet))}}},
         k_examples,

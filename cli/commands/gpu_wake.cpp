@@ -56,10 +56,10 @@ usage::Table table_of(Typed& typed) {
                 "Restore a process without an agent even if it is unknown whether there is room"}}},
              {"How it wakes",
               {usage::brief({"--dry-run", usage::flag(request.dry_run),
-                             "Only show what would be taken and brought back"}),
+                             "Only show how much would be taken and restored"}),
                {"--timeout", usage::duration(typed.timeout),
-                "Give up if memory is not back within this time, and again for callbacks "
-                "(default: 30 s, without copying)"}}},
+                "Give up if memory is not back within this time; callbacks get as long again (default: 30 s, "
+                "not counting copying)"}}},
              {"Output", {cli::json_row(typed.output.json), cli::quiet_row(typed.output.quiet)}}},
             k_examples,
             "0 done, 1 failed (the process is awake; memory that runs from host memory stays "

@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::array<std::uint8_t, 12> k_v4_prefix{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
 constexpr std::string_view k_rule = "an address is a port of this machine, such as 8080, a socket, such as "
-                                    "unix:/run/door, or an IP address and a port, such as 10.1.2.3:8080";
+                                    "unix:/run/gpu.sock, or an IP address and a port, such as 10.1.2.3:8080";
 
 Ip mapped(const in_addr& v4) noexcept {
     Ip ip;

@@ -149,7 +149,7 @@ std::optional<Answer> Admission::check(bool is_known, const Headers& headers) co
     const auto refusal = [](int status, std::string_view message, std::string_view advice = {}) {
         return answer_of(status, make_error(ErrorCode::not_permitted, "{}", message), advice);
     };
-    constexpr std::string_view k_is_page = "pages of the web may not call this door";
+    constexpr std::string_view k_is_page = "access denied: web pages may not call this server";
     if (headers.has_origin) return refusal(k_forbidden, k_is_page);
     constexpr std::string_view k_bearer = "bearer ";
     const auto& given = headers.authorization;
@@ -161,14 +161,13 @@ std::optional<Answer> Admission::check(bool is_known, const Headers& headers) co
     const auto& site = headers.fetch_site;
     if (!site.empty() && site != "none" && site != "same-origin") return refusal(k_forbidden, k_is_page);
     if (!is_known && token_.empty())
-        return refusal(k_forbidden, "only its owner and root, by localhost, may call this door",
-                       "call it by localhost as its owner, or start it with --http-token");
+        return refusal(k_forbidden, "access denied: call from localhost as the owner or root",
+                       "or start the server with --http-token, and send the token");
     if (!is_known)
         return refusal(k_unauthorized,
-                       has_token ? "this is not the token of this door" : "this door needs its token");
+                       has_token ? "access denied: wrong token" : "access denied: send the token");
     if (is_unix_ || is_own_host(headers.host)) return std::nullopt;
-    return refusal(k_forbidden,
-                   "this door is called by its address, by localhost, or by this machine's name");
+    return refusal(k_forbidden, "access denied: use the IP address, localhost, or this machine's name");
 }
 
 Connection* Connections::add(int socket, bool is_known, Milliseconds limit) {

@@ -293,8 +293,8 @@ std::optional<Answer> Backend::abort(control::Interruptions& interruptions) cons
     if (answer.status == k_ok) return std::nullopt;
     if (answer.status == k_not_found)
         return answer_of(k_bad_request,
-                         make_error(ErrorCode::refused, "mode: the program has not said how to abort its "
-                                                        "requests; leave it out, or use mode=wait"));
+                         make_error(ErrorCode::refused, "mode: the program has no callback that aborts its "
+                                                        "requests; leave mode out, or use mode=wait"));
     return answer;
 }
 

@@ -136,7 +136,7 @@ std::string token_problem(std::string_view token) {
         return fmt::format("a token has at least {} characters, such as those of: openssl rand -hex 32",
                            k_shortest);
     const bool is_plain = std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 0x7F; });
-    return is_plain ? "" : "a token has no spaces and no other characters than those of ASCII";
+    return is_plain ? "" : "a token has only ASCII characters, and no spaces";
 }
 
 std::vector<usage::Row> rows(DoorOptions& options) {
@@ -203,7 +203,7 @@ Result<void> start_beside(std::vector<std::string> words) {
     ::waitpid(pid, &waited, __WCLONE);
     const auto status = exit_status_in(waited);
     return make_error(status == exit_status::usage ? ErrorCode::invalid_argument : ErrorCode::io_failed,
-                      "--http: the door cannot be opened, so the program was not started");
+                      "--http: the HTTP server cannot start, so the program was not started");
 }
 
 } // namespace gpu_sleep::cli::http

@@ -233,13 +233,13 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
             wish.level = text == "0" ? Level::pause : text == "1" ? Level::keep : Level::drop;
         }
     if (wish.level == Level::drop && method != "POST")
-        return make_error(ErrorCode::invalid_argument, "level 2 drops contents, and is asked for by POST");
+        return make_error(ErrorCode::invalid_argument, "level 2 drops contents, and needs POST");
     auto tags = read_tags(*route.dialect, values_of("tags", query, json));
     if (!tags) return tags.error();
     wish.tags = *std::move(tags);
     if (const auto given = json.find("tags");
         route.dialect->needs_tags && wish.tags.empty() && given != json.end() && !given->is_null())
-        return make_error(ErrorCode::invalid_argument, "tags: none are given; leave them out for all");
+        return make_error(ErrorCode::invalid_argument, "tags: the list is empty; omit it for all tags");
     if (route.action == Action::wake && wish.tags == std::vector{std::string(k_scheduling)})
         wish.level = Level::pause;
     return wish;

@@ -32,7 +32,7 @@ std::string known_routes() {
 }
 
 Answer ending() {
-    return refusal(k_unavailable, ErrorCode::cancelled, "the door is about to end");
+    return refusal(k_unavailable, ErrorCode::cancelled, "the HTTP server is about to end");
 }
 
 std::string_view header(MHD_Connection* connection, const char* name) {
@@ -236,8 +236,7 @@ std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view 
     if (exchange.route && exchange.route->action == Action::live) refused = admission_.check(true, headers);
     if (refused) return refused;
     if (!exchange.route)
-        return refusal(k_not_found, ErrorCode::invalid_argument, "this door has no such route",
-                       known_routes());
+        return refusal(k_not_found, ErrorCode::invalid_argument, "there is no such route", known_routes());
     if (!takes(*exchange.route, method))
         return refusal(k_wrong_method, ErrorCode::invalid_argument, "this route does not take this method",
                        fmt::format("{} takes {}", path, exchange.route->methods));

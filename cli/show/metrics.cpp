@@ -123,14 +123,14 @@ struct Metrics {
     Family memory{"gpu_sleep_memory_bytes", "gauge",
                   "Memory of a tag by the place of its contents: gpu, host_running (in use by the GPU), host "
                   "or file (before compression)."};
-    Family dropped{"gpu_sleep_dropped_bytes", "gauge", "Memory that is asleep without contents."};
-    Family damaged{"gpu_sleep_damaged_bytes", "gauge", "Memory that is asleep with damaged contents."};
+    Family dropped{"gpu_sleep_dropped_bytes", "gauge", "Sleeping memory whose contents were dropped."};
+    Family damaged{"gpu_sleep_damaged_bytes", "gauge", "Sleeping memory whose contents are damaged."};
     Family residual{"gpu_sleep_residual_bytes", "gauge", "Memory that always stays on the GPU."};
     Family host_held{"gpu_sleep_host_memory_held_bytes", "gauge",
-                     "Host memory that holds contents of what is asleep; of a process without an agent at "
-                     "most, and 0 where it is not known."};
+                     "Host memory with contents of sleeping memory. Of a process without an agent: an upper "
+                     "bound, or 0 if unknown."};
     Family host_retained{"gpu_sleep_host_memory_retained_bytes", "gauge",
-                         "Host memory that holds contents of what is awake, for the next sleep."};
+                         "Host memory with copies of awake memory, for the next sleep."};
     Family files{"gpu_sleep_file_size_bytes", "gauge", "Size on disk of contents in files."};
     Family transitions{"gpu_sleep_transitions_total", "counter",
                        "Sleeps, wakes and moves that ended, by their result: done or the error."};
@@ -257,7 +257,7 @@ std::string render_metrics(const std::vector<control::Outcome>& outcomes,
 
 std::string render_sleep_states(const std::vector<control::Outcome>& outcomes) {
     constexpr std::string_view k_name = "vllm:engine_sleep_state";
-    auto text = heading(k_name, "gauge", "1 for how a process sleeps, in the words of vLLM.");
+    auto text = heading(k_name, "gauge", "1 for the state of a process, by vLLM's names of states.");
     for (std::size_t i = 0; i < outcomes.size(); ++i) {
         const auto* const report = std::get_if<Report>(&outcomes[i].answer);
         if (!report) continue;

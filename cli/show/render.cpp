@@ -166,8 +166,7 @@ std::string render_operation(const control::Process& process, const Report& repo
             if (tag.needs_refill && !tag.policy.refillable &&
                 tag.policy.retention != model::Retention::discard)
                 text += fmt::format(
-                    "  {} on GPU {} has zeros where contents were dropped, until the program fills "
-                    "it\n",
+                    "  tag {} on GPU {}: dropped contents read as zeros until the program refills them\n",
                     printable(tag.tag), tag.device);
     if (report.operation == Operation::sleep && !report.dry_run && in_files(report) != 0)
         text += fmt::format("  {}\n", files_line(report));
@@ -239,7 +238,7 @@ std::string render_reasons(const control::Process& process, const Report& report
         if (!report.inhibited || !note.starts_with("sleeps are inhibited")) // said already
             text += fmt::format("  {}{}\n", note == report.refusal ? "prevented by: " : "", printable(note));
     if (report.woken_bytes == 0 || report.woken_seconds <= 0)
-        return text + "  the time to wake is not known: no wake has shown it yet\n";
+        return text + "  time to wake: unknown, because it has not woken from a sleep yet\n";
     const auto seconds =
         report.woken_seconds * static_cast<double>(kept) / static_cast<double>(report.woken_bytes);
     return text + fmt::format("  waking would take {} for {}, as fast as last time ({} in {})\n",
@@ -330,7 +329,7 @@ std::string advice_from(std::string_view program, ErrorCode code, const control:
     const bool lacks_room = outcome && code == ErrorCode::out_of_device_memory;
     const bool is_by_driver = lacks_room && outcome->by_driver && is_wake;
     if (is_door && (is_by_driver || (lacks_room && outcome->has_made_room)))
-        return "free GPU memory, or start the door with a longer --wait";
+        return "free GPU memory, or start gpu-sleep-http with a longer --wait";
     if (lacks_room && outcome->has_made_room && client::error_of(outcome->answer)->retry_seconds)
         return fmt::format("free GPU memory, give gpu-wake a longer --wait, or use gpu-switch {}",
                            outcome->process.pid);
@@ -340,14 +339,14 @@ std::string advice_from(std::string_view program, ErrorCode code, const control:
         return outcome->has_waited ? "free GPU memory, or give gpu-wake a longer --wait"
                                    : "free GPU memory, or retry for longer with --wait 60s";
     if (is_door && is_wake && code == ErrorCode::out_of_device_memory)
-        return "free GPU memory, or start the door with --make-room or a longer --wait";
+        return "free GPU memory, or start gpu-sleep-http with --make-room or a longer --wait";
     if (outcome && outcome->has_waited && code == ErrorCode::out_of_device_memory)
         return "free GPU memory, or give gpu-wake --make-room or a longer --wait";
     if ((program == "gpu-sleep" || program == "gpu-reclaim" || is_door) &&
         code == ErrorCode::out_of_device_memory)
         return "free GPU memory, and try again"; // which the copying takes a little of
     if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
-        return "end what holds it, or ask for less with --need";
+        return "end a process that holds GPU memory, or ask for less with --need";
     const bool has_timeout = program != "gpu-run" && program != "gpu-inhibit" && !is_door;
     if (!has_timeout && code == ErrorCode::timed_out) return "try again";
     const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;

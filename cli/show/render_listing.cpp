@@ -118,13 +118,13 @@ void add_without_agent(Table& table, const control::Process& process, const Repo
 std::string use_line(Bytes bytes) {
     if (bytes == 0) return "it has nothing left on the GPUs";
     return fmt::format(
-        "still on the GPUs: {} (contexts, modules, residual memory; amid a wake contents, too)",
+        "still on the GPUs: {} (contexts, modules, residual memory; during a wake, also contents)",
         format_bytes(bytes));
 }
 
 /// Why the program may be slow.
 std::string host_backed_line(Bytes bytes, double link_rate) {
-    return fmt::format("runs from host memory: reading all of it once takes {} at least, over PCIe",
+    return fmt::format("runs from host memory: reading it once over PCIe takes at least {}",
                        format_seconds(static_cast<double>(bytes) / link_rate));
 }
 

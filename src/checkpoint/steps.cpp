@@ -76,9 +76,8 @@ Result<void> Steps::restore(std::span<const GpuPair> pairs) const {
     auto error = std::move(restored).error();
     switch (error.code) {
     case ErrorCode::out_of_device_memory:
-        error.message = fmt::format("a restore found too little GPU memory: {}; the driver restores no "
-                                    "process a second time",
-                                    error.message);
+        error.message = fmt::format(
+            "the driver restored it with too little GPU memory, and cannot try again: {}", error.message);
         return lost(std::move(error), kept_);
     case ErrorCode::invalid_argument:
         error.message += "; gpu-wake without --gpu brings it back to where it was";

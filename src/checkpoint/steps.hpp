@@ -60,7 +60,7 @@ enum class Kept : std::uint8_t {
 /// Why it is lost, in words for lost().
 inline constexpr std::string_view k_failed_partway = "the driver failed partway";
 inline constexpr std::string_view k_found_too_little =
-    "an earlier restore found too little GPU memory; the driver restores no process a second time";
+    "the driver restored it with too little GPU memory, and cannot try again";
 
 /// That of a process which the driver has lost because of `why`. Code: context_lost.
 [[nodiscard]] Error lost(std::string_view why, Kept kept);

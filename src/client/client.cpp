@@ -159,7 +159,7 @@ void Conversations::note_end(std::size_t member) {
 
 void Conversations::go_back(Together::Why why) {
     using Why = Together::Why;
-    const auto back = make_error(ErrorCode::cancelled, "it was undone with the others");
+    const auto back = make_error(ErrorCode::cancelled, "undone, because another process could not go on");
     const auto late = make_error(ErrorCode::timed_out, "it was not ready in time");
     if (why == Why::command_was_stopped)
         return withdraw(make_error(ErrorCode::timed_out, "the command was stopped for too long"));

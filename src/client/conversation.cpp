@@ -178,7 +178,7 @@ bool Conversation::awaits_step() const noexcept {
 
 void Conversation::begin_step() {
     timeout_.start_call(Clock::now());
-    log_event(fmt::format("keeps still for step {} of the driver's part", steps_done_ + 1));
+    log_event(fmt::format("waits while the driver does step {} of the deep sleep", steps_done_ + 1));
     auto call = BackgroundCall::start(question_.deep_steps[steps_done_]);
     if (call) {
         call_ = *std::move(call);
@@ -296,8 +296,8 @@ void Conversation::hear(const model::Progress& progress) {
     if (question_.deep_steps.empty())
         end_steps({});
     else if (is_shut_)
-        end_steps(
-            make_error(ErrorCode::driver_failed, "it is asleep, but not deeply: the request was withdrawn"));
+        end_steps(make_error(ErrorCode::driver_failed,
+                             "deep sleep cancelled: it is asleep, but its CUDA context is still on the GPU"));
     else
         timeout_.hold();
 }

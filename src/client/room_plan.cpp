@@ -73,7 +73,7 @@ Candidate candidate_of(const model::Report& report, Milliseconds min_awake) {
     candidate.protected_for =
         std::max(0., std::chrono::duration<double>(min_awake).count() - candidate.awake);
     if (candidate.frees.empty())
-        candidate.against = "none of it is awake";
+        candidate.against = "it has no awake memory";
     else if (report.inhibited)
         candidate.against = "sleeps are inhibited";
     else if (!report.intercepts || !report.idle_seconds)

@@ -212,7 +212,7 @@ Result<void> begin(Pages& memory, Context*& context, std::size_t bytes,
     const auto space = mapped.bytes().subspan(k_chunk_bytes);
     context = make(space.data(), space.size());
     if (context == nullptr)
-        return make_error(ErrorCode::internal, "libzstd {} has no such context", ZSTD_versionString());
+        return make_error(ErrorCode::internal, "libzstd {} cannot make a coder", ZSTD_versionString());
     memory = std::move(mapped);
     return {};
 }
@@ -374,7 +374,7 @@ Result<void> ChunkDecoder::decode(Shape shape, std::span<const std::byte> stored
     if (!is_valid(shape) || shape.width == 0 || content.size() < shape.width ||
         content.size() > k_chunk_bytes)
         return chunk_damaged("it has no valid shape");
-    if (stored.size() < k_first_plane_at) return chunk_damaged("it is cut");
+    if (stored.size() < k_first_plane_at) return chunk_damaged("it is truncated");
     GPU_SLEEP_TRY(begin(memory_, context_, held_bytes(), ZSTD_initStaticDCtx));
     std::array<std::uint32_t, k_widest> sizes;
     std::memcpy(sizes.data(), stored.data(), sizeof(sizes));

@@ -93,7 +93,7 @@ MemorySource::create(std::span<const Carried> parts, const std::vector<store::Sn
     for (const auto& part : parts) {
         const auto& from = part.from();
         if (!from.batch->memory({from.at, 1}, unused))
-            return make_error(ErrorCode::internal, "contents in {} lie in no memory",
+            return make_error(ErrorCode::internal, "contents in {} are not in memory",
                               from.batch->keeper().where());
     }
     source->workers_ = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-check", k_checkers));

@@ -289,7 +289,7 @@ void HostKeeper::note_needs(Bytes needed, const Rehearsal& rehearsal, model::Rep
     const auto available = headroom.bytes;
     const auto* const outcome = needed <= available      ? ""
                                 : rehearsal.choice.spill ? ": the rest would go to files"
-                                                         : ": it would fail, unless enough of it is zero";
+                                                         : ": it would fail unless enough bytes are zero";
     report.notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
                                        format_bytes(needed), format_bytes(available), headroom.limited_by,
                                        outcome));

@@ -44,7 +44,7 @@ Result<void> Keeper::replace(Transfer& /*transfer*/, std::span<const Move> /*blo
 
 Result<void> Keeper::fetch(Handover& /*handover*/, std::span<const Fetched> /*parts*/,
                            const MakeReady& /*make_ready*/) {
-    return make_error(ErrorCode::internal, "contents in {} lie in memory", where());
+    return make_error(ErrorCode::internal, "contents in {} are in memory", where());
 }
 
 Result<void> Batch::read(Span /*span*/, std::byte* /*to*/) const {

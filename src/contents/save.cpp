@@ -337,10 +337,10 @@ Result<void> Save::mend(Transfer& transfer, Part& part, CopyCheck& check) const 
     const auto still = GPU_SLEEP_TRY(again->finish(listen));
     if (!still.empty())
         return make_error(ErrorCode::io_failed,
-                          "host memory does not hold what is written to it: {} differ from the GPU's, the "
-                          "first of {:#x}",
+                          "host memory is damaged: {} differ from the GPU's, the first at {:#x}",
                           counted(still.size(), "block"), still.front().device.address);
-    log::warning("copied again to host memory, where it had changed: {}", counted(damaged.size(), "block"));
+    log::warning("copied again to host memory, because the first copy had changed: {}",
+                 counted(damaged.size(), "block"));
     return {};
 }
 

@@ -128,7 +128,7 @@ void use_published(Finder& finder, Outcome& outcome) {
     report->state_seconds += age;
     report->idle_seconds.reset();
     report->notes.insert(report->notes.begin(),
-                         fmt::format("it is stopped, and said this {} ago; to resume it: {}",
+                         fmt::format("it is stopped; this was its state {} ago; to resume it: {}",
                                      format_seconds(age), finder.proc().how_to_go_on(process)));
     outcome.stopped_report_seconds = age;
     outcome.answer = *std::move(report);

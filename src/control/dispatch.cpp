@@ -51,12 +51,12 @@ Error has_agent(const Process& process) {
 Result<void> check_wake_by_driver(const Command& command, const Process& process, checkpoint::State state) {
     const auto& wake = *wake_of(command);
     if (!wake.tags.empty() || !wake.order.empty())
-        return make_error(ErrorCode::invalid_argument,
-                          "process {} has no agent: the driver wakes all of it, and tags and an order need "
-                          "an agent",
-                          title(process));
+        return make_error(
+            ErrorCode::invalid_argument,
+            "process {} has no agent: the driver can only wake all of it, without --tags and --order",
+            title(process));
     if (wake.make_room)
-        return make_error(ErrorCode::invalid_argument, "process {} has no agent, which making room needs",
+        return make_error(ErrorCode::invalid_argument, "process {} has no agent; --make-room needs one",
                           title(process));
     if (state == checkpoint::State::running && !command.moves.empty())
         return make_error(ErrorCode::invalid_argument,
@@ -277,7 +277,7 @@ std::vector<Outcome> Dispatch::ask_together(Listener& listener, Interruptions& i
         for (auto& target : targets_.reached)
             outcomes.push_back(outcome_of(
                 finder_, command_.request, std::move(target.process),
-                make_error(ErrorCode::cancelled, "not asked, because another process is unreachable")));
+                make_error(ErrorCode::cancelled, "unchanged, as another process cannot be reached")));
         for (const auto& outcome : outcomes) listener.ended(outcome);
         return outcomes;
     }

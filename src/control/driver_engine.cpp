@@ -131,7 +131,7 @@ private:
         const auto needs = needs_of(used, before, after);
         auto done = report(State::asleep, true, needs, before, after);
         if (auto written = record_->write({needs}); !written && !needs.empty())
-            done.notes.push_back("what it needs to wake, as seen after the sleep, could not be recorded: " +
+            done.notes.push_back("the memory that it needs to wake could not be recorded: " +
                                  written.error().message);
         return done;
     }
@@ -160,7 +160,7 @@ private:
         auto done = report(State::awake, true, restores ? needs : client::BytesByGpu(), before, Look());
         if (!restores)
             done.notes.emplace_back(
-                "a command that ended too early had left it locked, with all of its memory on the GPU");
+                "an earlier command did not finish and had left it locked, with all its memory on the GPU");
         return done;
     }
 
@@ -204,9 +204,9 @@ private:
         auto error = std::move(restored).error();
         if (error.code == ErrorCode::context_lost) {
             if (auto noted = record_->write({.is_lost = true}); !noted)
-                error.message += "; that could not be noted: " + noted.error().message;
+                error.message += "; the loss could not be recorded: " + noted.error().message;
         } else if (error.code != ErrorCode::invalid_argument) {
-            error.message += "; if an earlier restore found too little memory, it is lost: end it then";
+            error.message += "; if an earlier restore lacked GPU memory, the process is lost: end it";
         }
         return error;
     }

@@ -72,8 +72,8 @@ private:
                                pid);
         case checkpoint::State::checkpointed:
             if (is_lost)
-                return "lost: a restore found too little GPU memory, and the driver allows no second one; "
-                       "what it had on the GPU cannot be saved; end it";
+                return "lost: the driver restored it with too little GPU memory, and cannot try again; its "
+                       "GPU memory cannot be saved; end the process";
             return fmt::format(
                 "checkpointed by the driver: all of it is in its host memory; gpu-wake {} restores it", pid);
         case checkpoint::State::failed:

@@ -112,8 +112,8 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
         if (!event && conversations.are_over()) break;
         if (!event) {
             conversations.withdraw(make_error(ErrorCode::timed_out,
-                                              "it was not done when the pass had to end; "
-                                              "give a slow disk more time by --timeout"));
+                                              "the pass had to end before this sleep was done; if the "
+                                              "disk is slow, allow more time with --timeout"));
             end = Clock::time_point::max();
             continue;
         }

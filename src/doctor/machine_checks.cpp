@@ -188,7 +188,7 @@ Findings judge_checkpoint(const MachineFacts& machine) {
                                  version_words(found.cuda_version)),
                      "processes without an agent can sleep with a driver for CUDA 12.8 or later")};
     if (found.cuda_version < k_moves)
-        return {ok("the driver can checkpoint processes without an agent, and restore them where they were")};
+        return {ok("the driver can checkpoint processes without an agent, and restore them on the same GPU")};
     return {ok("the driver can checkpoint processes without an agent, and restore them on another GPU")};
 }
 
@@ -198,9 +198,9 @@ Findings judge_host_backing(const MachineFacts& machine) {
     for (const auto& gpu : machine.capabilities->devices)
         if (!gpu.maps_host_memory)
             findings.push_back(
-                warn(fmt::format("GPU {}: the driver maps no host memory at its addresses", gpu.device),
-                     "gpu-sleep --live, which has programs run on from there, is refused: that takes host "
-                     "memory of cuMemCreate (HOST_NUMA)"));
+                warn(fmt::format("GPU {}: the driver cannot map host memory at its addresses", gpu.device),
+                     "gpu-sleep --live does not work on this GPU: it needs host memory from cuMemCreate "
+                     "(HOST_NUMA)"));
     return findings;
 }
 

@@ -69,8 +69,8 @@ Result<MemoryKind> MemoryKind::of_device(const Api& api, int device) {
 Result<MemoryKind> MemoryKind::of_host_near(const Api& api, int device) {
     if (!can_map_host_memory(api, device))
         return make_error(ErrorCode::driver_failed,
-                          "the driver cannot map host memory at addresses of GPU {}, so nothing can run from "
-                          "there: that takes host memory of cuMemCreate (HOST_NUMA)",
+                          "the driver cannot map host memory at addresses of GPU {}: programs cannot run "
+                          "from host memory without cuMemCreate (HOST_NUMA)",
                           device);
     const auto node = device_attribute(api, device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
     return with(api, device, {CU_MEM_LOCATION_TYPE_HOST_NUMA, std::max(node, 0)}); // -1: there are no nodes

@@ -98,7 +98,7 @@ namespace {
 constexpr Milliseconds k_create_patience{50};
 
 Error no_place(Bytes bytes) {
-    return make_error(ErrorCode::internal, "no room for {} where there should be some", format_bytes(bytes));
+    return make_error(ErrorCode::internal, "a range lacks room for {}", format_bytes(bytes));
 }
 
 } // namespace

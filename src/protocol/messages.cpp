@@ -97,11 +97,10 @@ Result<std::vector<std::byte>> encode_any(const Message& message) {
 
 /// Why a message is refused of which some part, such as "field 3 of ", or the whole is not known here.
 Error mismatch(const FrameReader::Frame& frame, std::string_view unknown) {
-    return make_error(
-        ErrorCode::protocol_mismatch,
-        "the other side sent something this side does not know ({}message {}): it is newer, though "
-        "both speak version {} of the protocol",
-        unknown, frame.type, k_version);
+    return make_error(ErrorCode::protocol_mismatch,
+                      "the other side is newer: both speak version {2} of the protocol, but it sent "
+                      "something unknown ({0}message {1})",
+                      unknown, frame.type, k_version);
 }
 
 /// The payload as a `T`. Nothing may be left over.

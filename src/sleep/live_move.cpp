@@ -228,7 +228,7 @@ Result<void> LiveMove::check_copies(driver::DeviceSession& session, std::span<co
     for (const auto& block : blocks_)
         if (block.is_stale && !parts_[block.part].is_gone && block.seal != *expected++)
             return make_error(ErrorCode::damaged,
-                              "a copy of range {:#x} is not what was copied; it stays where it is",
+                              "the copy of range {:#x} differs; the range stays where it is",
                               parts_[block.part].what.span.address);
     return {};
 }
@@ -300,7 +300,7 @@ void LiveMove::put_to_sleep(const Neighbours& some, contents::Contents& contents
         backing.holds_contents = true;
         contents.forget(std::exchange(backing.kept, {}).range); // the program may have written since
     }
-    log::error("range {:#x} can be mapped no more: it sleeps now, and a wake maps it",
+    log::error("range {:#x} could not be mapped again: it sleeps until the next wake",
                parts_[some.first].what.span.address);
 }
 

@@ -189,8 +189,8 @@ Result<void> SleepTransaction::commit() {
         forget_kept();
         if (asleep == 0) return std::move(unmapped).error();
         return make_error(ErrorCode::driver_failed,
-                          "{}; memory that could not be mapped again sleeps, with the contents to be kept "
-                          "({}): gpu-wake brings it back",
+                          "{}; memory that could not be mapped again sleeps with its contents ({}): gpu-wake "
+                          "brings it back",
                           unmapped.error().message, counted(asleep, "range"));
     }
     for (auto& device : devices_) {

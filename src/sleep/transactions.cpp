@@ -360,8 +360,8 @@ Result<void> Transactions::leave_host_memory() {
     static_cast<void>(count_host_backed());
     const auto left = ledger_.host_backed();
     if (left == 0) return {};
-    return make_error(ErrorCode::driver_failed,
-                      "{} of it are in host memory, which the driver may not bring back", format_bytes(left));
+    return make_error(ErrorCode::driver_failed, "it uses {} in host memory, which the driver may not restore",
+                      format_bytes(left));
 }
 
 Result<void> Transactions::check_room_in_host(Bytes more) {
@@ -386,7 +386,7 @@ Result<void> Transactions::count_host_backed_by(WakePlan& plan, const model::Wak
     on_gpu.to_host.clear();
     if (!check_free_memory(on_gpu)) return has_room;
     report.notes.push_back(
-        "all wakes on the GPU: running from host memory needs more of it, besides the kept contents; " +
+        "all memory wakes on the GPU: too little host memory to run from, beside the contents; " +
         has_room.error().message);
     plan = std::move(on_gpu);
     return {};

@@ -73,7 +73,8 @@ def make_machine():
     for path, descriptor in kept.items():
         path.mkdir(parents=True, exist_ok=True)
         assert libc.mount(f"/proc/self/fd/{descriptor}".encode(), os.fsencode(path), None, 0x5000, None) == 0  # MS_BIND | MS_REC
-    mount("-t", "tmpfs", "tmpfs", "/var/tmp")
+    for folder in ("/var/tmp", "/var/log"):
+        mount("-t", "tmpfs", "tmpfs", folder)
     for place in ("/etc", "/usr/local"):
         layers = [pathlib.Path(f"/tmp/layers{place}/{name}") for name in ("upper", "work")]
         for layer in layers:
@@ -286,6 +287,15 @@ class Guides(unittest.TestCase):
                                     "gpu-sleep server": self.state_is("server", "asleep")}, terminal)
             answers = re.findall(r"^\d{10,}$", terminal.said(), re.MULTILINE)
         self.assertTrue(len(answers) == 2 and answers[0] == answers[1], answers)
+
+    def test_cmake(self):
+        """The guide's lines for CMake build the example, which then finds the driver."""
+        lines, = blocks_of(TREE / "cli/guides/c.md", "cmake")
+        write(HOME / "own/CMakeLists.txt", "cmake_minimum_required(VERSION 3.16)\nproject(server CXX)\n"
+              f"add_executable(server {TREE}/cli/examples/server.cpp)\n{lines}")
+        with Terminal() as terminal:
+            said = terminal.run("cmake -S own -B own/build > /dev/null\ncmake --build own/build > /dev/null\necho sum | own/build/server\n")
+        self.assertRegex(said, r"(?m)^\d+$")
 
     def test_jobs(self):
         self.run_guide("jobs.md", {"gpu-ps --user alice": lambda said: self.assertIn("asleep", said)}, GPU_SLEEP_SIM_MEMORY=MORE)

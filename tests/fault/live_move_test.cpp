@@ -221,9 +221,9 @@ TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it m
     CHECK(wake(true, 0, "it would fail"));
     CHECK(wake(false, 0, "").error().code == ErrorCode::out_of_host_memory);
     CHECK(fixture.state() == State::asleep);
-    CHECK(wake(true, model::k_all_bytes, "all wakes on the GPU"));
+    CHECK(wake(true, model::k_all_bytes, "all memory wakes on the GPU"));
     CHECK(fixture.state() == State::asleep);
-    CHECK(wake(false, model::k_all_bytes, "all wakes on the GPU"));
+    CHECK(wake(false, model::k_all_bytes, "all memory wakes on the GPU"));
     store::HostAccount::own().limit({});
     CHECK(fixture.state() == State::partial);
     CHECK(host_backed(fixture) == 0);

@@ -174,7 +174,7 @@ TEST_CASE("Metrics: a file is replaced at once, and may be read by all", "[metri
     CHECK(host.command("gpu-ps", {"--prometheus", "--json"}).status == 2);
     const auto mistaken = run({{command_file("gpu-ps"), "--prometheus", file}});
     CHECK(mistaken.status == 3);
-    CHECK_THAT(mistaken.err, mentions("the file is written --prometheus=" + file));
+    CHECK_THAT(mistaken.err, mentions("to write a file: --prometheus=" + file));
 }
 
 TEST_CASE("Metrics: looking wakes nobody, however often", "[metrics][scrapes]") {

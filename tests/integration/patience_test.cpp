@@ -148,7 +148,7 @@ TEST_CASE("Patience: interrupted past the point of no return, a command waits an
     SECTION("asleep") {
         const auto ended = sleeping.finish();
         CHECK(ended.status == 0);
-        CHECK_THAT(ended.err, mentions("past the point of no return; waiting"));
+        CHECK_THAT(ended.err, mentions("waiting for it to finish"));
         CHECK(host.state() == "asleep");
     }
     SECTION("or the process ends") {

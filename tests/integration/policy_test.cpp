@@ -169,7 +169,7 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     if (!reads_configurations()) return;
     const Scratch home;
     CHECK(reclaim_with(home.path(), {"--why", "--user", "61235"}).out ==
-          "no configuration file: what is idle for 15m sleeps, in host memory\n"
+          "no configuration file: processes that are idle for 15m sleep in host memory\n"
           "no process of 61235 has an agent; gpu-enable(1) says how they get one\n");
     LoadedHost host(captured({"GPU_SLEEP_NAME=the-server"}));
     become_idle(host);
@@ -259,8 +259,8 @@ TEST_CASE("Policy: one user is exempt from a rule for a program, and what has no
     CHECK_THAT(asked({pid}).out, mentions("policy: never\n") && mentions(why) && mentions(overridden));
     const auto all = asked({});
     CHECK_THAT(all.out, mentions(why) && mentions(overridden));
-    CHECK_THAT(all.err, mentions("[command.nothing] of " + config + " fits no process\n") &&
-                            mentions("[user.nobody-at-all] of " + config + " fits no user\n") &&
+    CHECK_THAT(all.err, mentions("[command.nothing] of " + config + " matches no process\n") &&
+                            mentions("[user.nobody-at-all] of " + config + " names no user\n") &&
                             !mentions("[user." + me + "]") && !mentions("[command.integration_host]"));
     CHECK_THAT(said_of(pid, asked({"--json"}), "overridden/1"),
                mentions("command.integration_host.idle of ") && mentions(by));

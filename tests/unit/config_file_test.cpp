@@ -132,7 +132,7 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
           "c.toml:2: reclaim.idle: this is a list of something other than strings, and must be a time, or a "
           "list of times: write it as \"15m\" or [\"15m:host\", \"4h:file\"]");
     CHECK(complaint_about_toml("[reclaim]\nidle = [\"1h:file\", \"2h:host\"]\n") ==
-          "c.toml:2: reclaim.idle: 'host' after 2h is no deeper than 'file'");
+          "c.toml:2: reclaim.idle: 'host' after 2h must be deeper than 'file'");
     CHECK(complaint_about_toml("[reclaim]\nidle = \"1h:disk\"\n") ==
           "c.toml:2: reclaim.idle: 'disk' is not a place: the places are host, file and deep");
     CHECK(complaint_about_toml("[reclaim]\nexempt = \"yes\"\n") ==

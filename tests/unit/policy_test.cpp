@@ -66,7 +66,7 @@ TEST_CASE("Ladder: rungs are read, and stand in the order of their times", "[pol
     CHECK(make_ladder({{1min, Tier::host}, {1min, Tier::file}}).error().message ==
           "two steps have the same time, 1m");
     CHECK(make_ladder({{1min, Tier::file}, {2min, Tier::host}}).error().message ==
-          "'host' after 2m is no deeper than 'file'");
+          "'host' after 2m must be deeper than 'file'");
 }
 
 TEST_CASE("Ladder: what is reached at a time is the lowest rung so far", "[policy]") {

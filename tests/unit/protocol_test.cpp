@@ -229,10 +229,9 @@ TEST_CASE("Protocol: a field that is not known is skipped where it may be, and e
     const auto refused = decode_with(2, dry_run + field(900, true, {1}));
     REQUIRE_FALSE(refused);
     CHECK(refused.error().code == ErrorCode::protocol_mismatch);
-    CHECK(
-        refused.error().message ==
-        "the other side sent something this side does not know (field 900 of message 2): it is newer, though "
-        "both speak version 8 of the protocol");
+    CHECK(refused.error().message ==
+          "the other side is newer: both speak version 8 of the protocol, but it sent something unknown "
+          "(field 900 of message 2)");
 
     // A struct that has nothing else which is known here: it is not the default that its sender saw.
     const auto in_failure = [](const Bytestring& error) {

@@ -56,9 +56,10 @@ TEST_CASE("Render: why a process sleeps or not, and how long it would take to wa
     report.idle_seconds = 843;
     report.devices = {{0, "NVIDIA H200", 15 * k_gib, 12 * k_gib, 3 * k_gib, 0, 0, 0}};
     const auto lines = [&] { return test::Printed(render_reasons(idle_process(), report)).sentences; };
-    CHECK(lines() == std::vector<std::string>{"4242 llama: awake 1 h 0 min", "it last worked 14 min 3 s ago",
-                                              "a sleep would free 15.0 GiB", "nothing prevents it",
-                                              "the time to wake is not known: no wake has shown it yet"});
+    CHECK(lines() ==
+          std::vector<std::string>{"4242 llama: awake 1 h 0 min", "it last worked 14 min 3 s ago",
+                                   "a sleep would free 15.0 GiB", "nothing prevents it",
+                                   "time to wake: unknown, because it has not woken from a sleep yet"});
     report.idle_seconds = 0;
     refuse(report, "it is not idle");
     report.notes.emplace_back("needs host memory");

@@ -134,7 +134,7 @@ TEST_CASE("Render: the listing says how long a pass over what runs from host mem
     report.tags.at(0).host_backed = 4 * k_gib;
     CHECK(Printed(render_listing({{listed_process(), report}}, Detail::all)).sentences.empty());
     CHECK(Printed(render_listing({{listed_process(), report}}, Detail::all, 64.0 * k_gib)).sentences ==
-          Sentences{"runs from host memory: reading all of it once takes 62.5 ms at least, over PCIe"});
+          Sentences{"runs from host memory: reading it once over PCIe takes at least 62.5 ms"});
     report.tags.at(0).host_backed = 0;
     CHECK(Printed(render_listing({{listed_process(), report}}, Detail::all, 64.0 * k_gib)).sentences.empty());
 }
@@ -151,7 +151,7 @@ TEST_CASE("Render: the listing says of a deep sleeper what the driver took, and 
                                          "it has nothing left on the GPUs"});
     outcome.gpu_bytes = 8 * k_mib;
     CHECK(Printed(render_listing({outcome})).sentences.at(1) ==
-          "still on the GPUs: 8.00 MiB (contexts, modules, residual memory; amid a wake contents, too)");
+          "still on the GPUs: 8.00 MiB (contexts, modules, residual memory; during a wake, also contents)");
 }
 
 TEST_CASE("Render: the listing says what the driver holds of a process without an agent", "[render]") {
@@ -348,9 +348,10 @@ TEST_CASE("Render: a pause says that it frees nothing, and its end that work goe
 
 TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[render]") {
     const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
-    CHECK(render_error("gpu-wake", "wake " + title(listed_process()), error) ==
-          "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free\n"
-          "  now: free GPU memory, or retry with --wait 60s, and with --make-room to put others to sleep\n");
+    CHECK(
+        render_error("gpu-wake", "wake " + title(listed_process()), error) ==
+        "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free\n"
+        "  now: free GPU memory, retry with --wait 60s, or put other processes to sleep with --make-room\n");
     CHECK(render_error("gpu-reclaim", "free 1 GiB on GPU 0", error)
               .ends_with("free GPU memory, and try again\n"));
     CHECK(render_error("gpu-ps", "", make_error(ErrorCode::invalid_argument, "no")) == "gpu-ps: no\n");

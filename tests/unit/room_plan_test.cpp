@@ -95,7 +95,7 @@ TEST_CASE("Room plan: a status says what prevents a sleep", "[room_plan]") {
     CHECK(against(candidate_of(report, Milliseconds(2'000))).empty());
     report.inhibited = true;
     CHECK(against(candidate_of(report, Milliseconds(0))) == "sleeps are inhibited");
-    CHECK(against(candidate_of(status(0), Milliseconds(0))) == "none of it is awake");
+    CHECK(against(candidate_of(status(0), Milliseconds(0))) == "it has no awake memory");
     auto unseen = status(k_gib);
     unseen.idle_seconds.reset();
     CHECK(against(candidate_of(unseen, Milliseconds(0))) == "it is not known when it was last used");

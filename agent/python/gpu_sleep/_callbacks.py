@@ -136,7 +136,7 @@ _after_wake = _agent.Callback(_run_after_wake)
 def warn_if_late() -> None:
     """After a wake, which tells nobody else in this process."""
     if _running.locked():
-        _log.warning("a function of on_sleep() or on_wake() still runs: what was dropped counts as not refilled")
+        _log.warning("a function of on_sleep() or on_wake() still runs: dropped contents count as not refilled")
 
 
 @contextlib.contextmanager
@@ -185,7 +185,7 @@ def _check(function: Any) -> None:
     called = getattr(function, "__call__", None)
     if called is None or any(check(each) for each in (function, called) for check in (
             inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
-        raise TypeError(f"a function that is called, and runs to its end, is needed: not {function!r}")
+        raise TypeError(f"a callback must be a plain function, not a coroutine or a generator: {function!r}")
     _register()
 
 

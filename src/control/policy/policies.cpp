@@ -93,7 +93,8 @@ Policy Policies::of(const Process& process, const std::string& name) {
 void Policies::complain_of_unused() {
     for (const auto& [name, section] : limits_.users)
         if (const auto user = parse_user(name); !user || user_name(*user) != name)
-            complaints_.push_back(printable(fmt::format("[user.{}] of {} fits no user", name, limits_.name)));
+            complaints_.push_back(
+                printable(fmt::format("[user.{}] of {} names no user", name, limits_.name)));
     std::vector<const Configuration*> files{&limits_};
     for (const auto& [user, wishes] : wishes_) files.push_back(&wishes);
     for (const auto* const file : files)
@@ -103,7 +104,7 @@ void Policies::complain_of_unused() {
             };
             if (std::none_of(subjects_.begin(), subjects_.end(), fits))
                 complaints_.push_back(
-                    printable(fmt::format("[command.{}] of {} fits no process", name, file->name)));
+                    printable(fmt::format("[command.{}] of {} matches no process", name, file->name)));
         }
 }
 

@@ -53,7 +53,7 @@ Result<Ladder> make_ladder(std::vector<Rung> rungs) {
         if (idle == rungs[i - 1].idle)
             return make_error(ErrorCode::invalid_argument, "two steps have the same time, {}", to_text(idle));
         if (tier <= rungs[i - 1].tier)
-            return make_error(ErrorCode::invalid_argument, "'{}' after {} is no deeper than '{}'",
+            return make_error(ErrorCode::invalid_argument, "'{}' after {} must be deeper than '{}'",
                               to_string(tier), to_text(idle), to_string(rungs[i - 1].tier));
     }
     return rungs;

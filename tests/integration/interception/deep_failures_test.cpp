@@ -218,7 +218,7 @@ TEST_CASE("Deep: a process whose restore found too little is lost, and what is k
     const auto listed = machine.command("gpu-ps");
     CHECK(listed.json("/processes/0/report/lost") == "true");
     CHECK_THAT(listed.json("/processes/0/report/notes/0"),
-               mentions("a restore found too little GPU memory") && mentions("save what is kept"));
+               mentions("restored it with too little GPU memory") && mentions("save what is kept"));
     CHECK(succeeded(
         machine.command("gpu-sleep", {"--store", "file", "--dir", place.file("files"), "--keep-files"})));
     machine.host.kill();

@@ -221,8 +221,8 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
 TEST_CASE("Deep: what others have a part in is refused for as long as any of it may be there", "[deep]") {
     DeepMachine machine;
     const auto row =
-        GENERATE(Arguments{"event", "events that several processes share"},
-                 Arguments{"opened_event", "events that several processes share"},
+        GENERATE(Arguments{"event", "shares events with other processes"},
+                 Arguments{"opened_event", "shares events with other processes"},
                  Arguments{"pool", "shares memory"}, Arguments{"imported_pool", "shares memory"},
                  Arguments{"memory", "from outside CUDA"}, Arguments{"semaphore", "from outside CUDA"});
     INFO(row[0]);

@@ -106,7 +106,7 @@ TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]
         const auto refused = run(family.deep());
         INFO(refused.err);
         CHECK(refused.status == 1);
-        CHECK_THAT(refused.err, mentions("was undone with the others"));
+        CHECK_THAT(refused.err, mentions("undone, because another process"));
         CHECK(family.states().awake == 2);
     };
     if (why == "managed") {

@@ -184,7 +184,7 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     const auto moved = host.command("gpu-sleep", in_files); // the copies alone
     INFO(moved.out);
     REQUIRE(moved.status == 0);
-    CHECK_THAT(moved.out, mentions("what sleeps in its own memory stays there: "));
+    CHECK_THAT(moved.out, mentions("memory that sleeps in place stays in host memory: "));
     CHECK(host.report("tags/1/in_files_bytes") == "4194304");
     CHECK(host.report("host_bytes") == "8388608");
     REQUIRE(host.command("gpu-sleep", in_files).status == 0);
@@ -409,7 +409,7 @@ TEST_CASE("Live: when memory for the next piece cannot be made, what has moved s
     host.tell("fail cuMemCreate 2 999");
     const auto moved = go_live(host);
     CHECK(moved.status == 1);
-    CHECK_THAT(moved.out, mentions("4.00 MiB moved to host memory before, and stay there"));
+    CHECK_THAT(moved.out, mentions("before that, 4.00 MiB moved to host memory, and stay there"));
     CHECK(host.report("tags/0/host_backed_bytes") == "4194304");
     CHECK(host.report("tags/1/host_backed_bytes") == "0");
     host.check_whole();

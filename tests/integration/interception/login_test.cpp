@@ -301,7 +301,7 @@ TEST_CASE("Login: enabling is idempotent, and disabling restores every byte", "[
     const auto told = home.command({"gpu-enable", "user"}, {venv, search_path});
     REQUIRE(told.status == 0);
     CHECK(told.out.ends_with("\nundo: gpu-enable user --off\n"
-                             "what runs already has no agent until it is restarted\n"));
+                             "programs that are already running have no agent until you restart them\n"));
     const auto once = tree_of(path);
     CHECK(once != before);
     home.enable();
