@@ -86,7 +86,7 @@ usage::Table table_of(ListOptions& options) {
                {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of every process"}),
            usage::brief({"-q,--pids", usage::flag(options.pids_alone), "Print only pids, one in a line"}),
            usage::brief({"--watch", usage::with_default("INTERVAL", "2s", options.watch),
-                         "Refresh every 2 s, or at another interval, as in --watch 1"}),
+                         "Refresh every 2 s, or at another interval, as in --watch 1s"}),
            {"--await", usage::flag(options.awaits), "With --watch and PID: wait for the process to start"},
            usage::brief(cli::json_row(options.output.json)),
            usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
@@ -377,18 +377,13 @@ int watch(ListOptions& options, Milliseconds interval) {
     }
 }
 
-/// Whether a word behind --watch is its value: a time. Numbers are seconds up to two digits, then pids.
-bool is_interval(const std::string& word) {
-    return parse_duration(word) && (!model::is_number(word) || word.size() <= 2);
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
     ListOptions options;
     std::vector<std::string> words(argv, argv + argc);
     for (std::size_t i = 1; i + 1 < words.size(); ++i)
-        if (words[i] == "--watch" && is_interval(words[i + 1])) {
+        if (words[i] == "--watch" && parse_duration(words[i + 1])) {
             words[i] += "=" + words[i + 1];
             words.erase(words.begin() + static_cast<std::ptrdiff_t>(i + 1));
         }

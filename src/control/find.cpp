@@ -196,7 +196,7 @@ Error Finder::unreached(const Process& process, const std::optional<std::string>
         return make_error(ErrorCode::no_agent,
                           "there is no agent in process {}: start it again, with gpu-run or after gpu-enable",
                           who);
-    // Who ends takes its socket away first.
+    // A process that ends takes its socket away first.
     const auto now = proc_.find_thread(process.pid, k_control_thread);
     if (!now || now->second == k_control_thread_ending || !proc_.is_running(process))
         return has_ended(process);

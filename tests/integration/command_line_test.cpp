@@ -138,7 +138,7 @@ TEST_CASE("Command line: what is wrong is said in words that fit", "[command_lin
 }
 
 TEST_CASE("Command line: a listing that is repeated ends when what it is of is not there", "[command_line]") {
-    CHECK(run({{command_file("gpu-ps"), "999999999", "--watch", "1"}}).status == 3); // an interval
+    CHECK(run({{command_file("gpu-ps"), "999999999", "--watch", "1s"}}).status == 3); // an interval
     CHECK(run({{command_file("gpu-ps"), "999999999", "--watch", "50ms"}}).status == 3);
     CHECK(run({{command_file("gpu-ps"), "--watch", "999999999"}}).status == 3); // a pid
     CHECK(run({{command_file("gpu-ps"), "--watch=50ms", "999999999"}}).status == 3);
