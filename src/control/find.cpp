@@ -165,7 +165,7 @@ Result<UniqueFd> Finder::connect_beneath(int root, const Process& process, std::
     if (!seen) return UniqueFd();
     reason = (*seen)->directories.is_whole ? "it has no socket in /tmp" : "too many files lie in its /tmp";
     const auto candidates = GPU_SLEEP_TRY(candidates_for(process, tmp.get(), **seen));
-    const bool same_clock = proc_.shares_time_namespace(process.pid);
+    const bool same_clock = !candidates.empty() && proc_.shares_time_namespace(process.pid);
     for (const auto& candidate : candidates) {
         const auto directory = open_private_directory(tmp.get(), candidate.directory, process.uid);
         if (!directory && lacks_descriptors(errno)) return lack_of_descriptors(errno);

@@ -39,8 +39,8 @@ public:
     /// proc_pid_status(5), proc_pid_cmdline(5).
     [[nodiscard]] Result<Process> read(pid_t pid) const;
 
-    /// Every process that can be read, ordered by pid; those that end meanwhile are left out. Errors:
-    /// io_failed (nothing can be read, for want of descriptors or of a proc file system).
+    /// Every process that can be read, ordered by pid, without the kernel's own threads and those that end
+    /// meanwhile. Errors: io_failed (nothing can be read, for want of descriptors or of a proc file system).
     [[nodiscard]] Result<std::vector<Process>> list() const;
 
     /// The directory of one process.
