@@ -7,7 +7,6 @@
 #include "cli/options.hpp"
 #include "control/command.hpp"
 #include "control/dispatch.hpp"
-#include "control/need.hpp"
 
 namespace gpu_sleep::cli {
 
@@ -18,26 +17,15 @@ namespace gpu_sleep::cli {
 [[nodiscard]] int run(const std::string& program, control::Command command, const OutputOptions& output,
                       bool accepts_losses = false);
 
+/// "12 s": at least a second, also where less is left.
+[[nodiscard]] std::string seconds_until(Clock::time_point until);
+
 /// What is said of a process that has answered with a report.
 using Words = std::function<std::string(const control::Process&, const model::Report&)>;
 
 /// Says what became of each, or all together as JSON; failures on standard error. Returns the exit status.
 int tell_all(const std::string& program, const OutputOptions& output,
              const std::vector<control::Outcome>& outcomes, const Words& words);
-
-/// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.
-[[nodiscard]] int run_need(control::Need need, const OutputOptions& output);
-
-/// `standard`: what holds without it.
-[[nodiscard]] usage::Row wait_row(std::optional<Milliseconds>& wait, std::string_view standard);
-
-/// The same before a command starts, on each GPU that it will see by CUDA_VISIBLE_DEVICES and
-/// CUDA_DEVICE_ORDER. Speaks on standard error, as `program`. Returns the exit status: 0 if each of them has
-/// so much free; otherwise nobody was put to sleep, unless somebody else took the room meanwhile. `whom`: the
-/// command's name, for the history. Tries for as long as `wait`; unset: for up to half a minute if processes
-/// only have not been awake for long enough.
-[[nodiscard]] int make_room_for_command(const std::string& program, const std::string& whom, Bytes bytes,
-                                        Milliseconds min_awake, std::optional<Milliseconds> wait);
 
 /// While it lives, SIGINT, SIGTERM and SIGHUP do not end the command, but can be taken one by one;
 /// ignored ones stay ignored. If that fails, they end the command as usual. Made before any other thread is.

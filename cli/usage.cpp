@@ -126,11 +126,9 @@ CLI::Option* add_row(CLI::App& app, const Row& row) {
             ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
     if (!value.read) return nullptr;
     const auto name = row.names.substr(row.names.find(',') + 1);
-    const auto take = [&app, value, name](const std::string& word) {
+    const auto take = [value, name](const std::string& word) {
         const auto problem = value.read(word);
         if (!problem.empty()) throw CLI::ValidationError(fmt::format("{}: {}", name, problem));
-        const auto warning = value.warning ? value.warning(word) : std::string();
-        if (!warning.empty()) print_error(fmt::format("{}: {}: {}\n", app.get_name(), name, warning));
     };
     if (!value.may_repeat) return app.add_option_function<std::string>(row.names, take);
     const auto take_all = [take](const std::vector<std::string>& words) {

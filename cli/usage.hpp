@@ -28,7 +28,6 @@ struct Value {
     bool* flag = nullptr;         ///< becomes true
     std::string* plain = nullptr; ///< takes what follows an equals sign, or `fallback`
     std::string fallback = {};
-    ReadText warning = {}; ///< what to say of a text that was read, or nothing
     bool may_repeat = false;
     char separator = '\0'; ///< of several values in one word
 };
@@ -86,14 +85,10 @@ template <class Parse, class T>
 }
 /// A duration with its unit, and a size.
 [[nodiscard]] Value duration(auto& value) {
-    auto duration = parsed("DURATION", parse_duration, value);
-    duration.warning = [](const std::string& text) { return unit_warning(text); };
-    return duration;
+    return parsed("DURATION", parse_duration, value);
 }
 [[nodiscard]] Value size(auto& value) {
-    auto size = parsed("SIZE", parse_bytes, value);
-    size.warning = [](const std::string& text) { return unit_warning(text, "bytes"); };
-    return size;
+    return parsed("SIZE", parse_bytes, value);
 }
 /// Texts in one word each, or separated by `separator`; the option may be given again.
 [[nodiscard]] Value list(const std::string& name, std::vector<std::string>& texts, char separator = ',');

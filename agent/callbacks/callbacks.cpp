@@ -101,7 +101,7 @@ Result<void> Callbacks::run_before_sleep(const Event& event, Clock::time_point d
     GPU_SLEEP_TRY(await_idle(deadline));
     const auto told = std::make_shared<const Event>(event);
     for (const auto& entry : snapshot()) {
-        // What it is owed takes memory before it is called, and none afterwards.
+        // Memory for its after-wake callback is taken before it is called: none may be needed afterwards.
         Jobs its;
         if (entry.after_wake)
             its.push_back(std::make_shared<Job>(Job{entry, entry.after_wake, {}, 0, false, true}));

@@ -25,7 +25,7 @@
 
 namespace gpu_sleep::agent {
 
-/// What callbacks are told; gpu_sleep_event made of it points into it.
+/// The arguments of callbacks. A gpu_sleep_event that is made of it points into it.
 struct Event {
     int level = 0;
     std::vector<std::string> tags;
@@ -147,7 +147,7 @@ private:
     [[nodiscard]] bool is_registered(int id) const noexcept GPU_SLEEP_REQUIRES(mutex_) {
         return std::any_of(entries_.begin(), entries_.end(), [=](const Entry& e) { return e.id == id; });
     }
-    /// What `job`, which is done, did: `verb`, and why.
+    /// Says in words, as "VERB: reason", how `job` ended.
     [[nodiscard]] static std::string described(std::string_view verb, const Job& job);
     void take_owed() GPU_SLEEP_REQUIRES(mutex_);
     /// Returns whether `is_over` was true by the deadline.
@@ -176,8 +176,8 @@ private:
     std::vector<Entry> entries_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::shared_ptr<Job> job_ GPU_SLEEP_GUARDED_BY(mutex_); ///< waiting or running
     Jobs owed_ GPU_SLEEP_GUARDED_BY(mutex_);                ///< run next, before any other
-    /// What the last callbacks were given, in turn, so that a pointer that somebody has kept is not soon that
-    /// of another. Written by the thread of the callbacks alone, without the mutex.
+    /// The events of the last callbacks, used in turn: a pointer that a program keeps does not soon become
+    /// that of another event. Written by the thread of the callbacks alone, without the mutex.
     std::array<gpu_sleep_event, 64> events_{};
     const gpu_sleep_event*
         event_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr;    ///< that of the callback that runs; null for none

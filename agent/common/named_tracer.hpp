@@ -22,7 +22,7 @@ namespace gpu_sleep::agent {
 /// Documentation/admin-guide/LSM/Yama.rst.
 class NamedTracer {
 public:
-    /// What the kernel is asked by; tests name others.
+    /// The kernel's calls; tests give others.
     struct Kernel {
         std::filesystem::path scope = "/proc/sys/kernel/yama/ptrace_scope";
         int (*set)(pid_t tracer) noexcept = set_tracer; ///< sets errno and gives -1 on failure; 0: nobody

@@ -26,7 +26,7 @@ inline void refuse_setting(const char* name, std::string_view allowed) noexcept 
     log::error("{} is ignored: '{}' is not {}", name, setting(name), allowed);
 }
 
-/// What `parse` makes of a setting. Nothing when it is not set, or refused.
+/// Returns the setting as `parse` reads it. Empty if it is not set, or refused.
 template <class Parse>
 auto parsed_setting(const char* name, std::string_view allowed, Parse&& parse)
     -> decltype(parse(std::string_view())) {

@@ -32,7 +32,7 @@ struct Symbols {
         }
     }
 
-    /// What the library defines under `name`, or null. Source: the GNU hash table, as binutils writes it.
+    /// Returns the library's symbol `name`, or null. Source: the GNU hash table, as binutils writes it.
     [[nodiscard]] const ElfW(Sym) * find(const char* name) const {
         if (!symbols || !names || !hashes) return nullptr;
         const auto bucket_count = hashes[0];

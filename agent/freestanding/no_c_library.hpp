@@ -77,7 +77,7 @@ inline long read_some(int fd, char* bytes, std::size_t size) {
 inline void close_file(int fd) {
     system_call(SYS_close, fd);
 }
-/// What a link says, with a zero at its end; empty where there is none, or no room for it.
+/// Returns the target of a link, ended by a zero; empty if there is no link, or no room.
 template <std::size_t size>
 void read_link(const char* path, char (&target)[size]) {
     const long length = system_call(SYS_readlinkat, AT_FDCWD, reinterpret_cast<long>(path),

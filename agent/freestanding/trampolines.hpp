@@ -50,9 +50,9 @@
 #define GPU_SLEEP_EXPORTED_JUMP(name, slot)                                                                  \
     asm(".pushsection .text\n" GPU_SLEEP_FUNCTION(name, GPU_SLEEP_JUMP(#slot)) ".popsection\n");
 
-/// What comes before the late jumps of a library, which are numbered from 0 in the order in which they
-/// follow. Each (GPU_SLEEP_LATE_JUMP) goes where its slot points, and is at most 32 bytes long. While that is
-/// null, it goes where gpu_sleep_first_called() says, which may fill the slot. The library defines both.
+/// Begins the late jumps of a library, which follow and are numbered from 0. Each (GPU_SLEEP_LATE_JUMP) is at
+/// most 32 bytes long, and goes where its slot points. While the slot is null, it goes where
+/// gpu_sleep_first_called() says, which may fill the slot. The library defines both.
 #define GPU_SLEEP_LATE_JUMPS                                                                                 \
     ".text\n.hidden gpu_sleep_first_call\n" GPU_SLEEP_FUNCTION(gpu_sleep_first_call,                         \
                                                                GPU_SLEEP_FIRST_CALL) ".set .Llate, 0\n"
@@ -66,7 +66,7 @@
 
 namespace gpu_sleep::freestanding {
 
-/// What a look-up gives: `address`, or what `ask` says, if that is not null.
+/// The result of a look-up: that of `ask`, unless it is null; else `address`.
 struct Found {
     void* address;
     void* (*ask)(void* handle, const char* name);
@@ -78,7 +78,7 @@ extern "C" {
 // Only assembly names them: their definitions say gnu::used, for a compiler that sees the whole library.
 [[gnu::visibility("hidden")]] extern void* gpu_sleep_late_slots[];
 [[gnu::visibility("hidden")]] void* gpu_sleep_first_called(std::size_t number) noexcept;
-/// What the library that defines dlsym with GPU_SLEEP_DLSYM does in it.
+/// Answers dlsym for the library that defines it with GPU_SLEEP_DLSYM.
 [[gnu::visibility("hidden"), gnu::noinline]] gpu_sleep::freestanding::Found
 gpu_sleep_look_up(void* handle, const char* name) noexcept;
 }

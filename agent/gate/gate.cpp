@@ -95,8 +95,8 @@ void Gate::abandon() noexcept {
     const MutexLock lock(mutex_);
     abandoned_ = true;
     rule_.on_touch = model::OnTouch::fail;
-    // Those that wait are judged anew. What a transaction has in hand may be mapped in part only: it fails
-    // too.
+    // Waiting calls are judged again. Memory that a transaction was changing may be only partly mapped: calls
+    // that touch it fail, too.
     publish(phase_ == Phase::open ? Phase::open : Phase::asleep);
     rule_.checked = false;
 }
@@ -298,7 +298,7 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
         verdict = judged();
         waiter.names_sleeping = false;
         if (waiter.released && phase_ == Phase::draining) {
-            // What slept before this transaction began still does, and a pause goes on.
+            // Memory that slept before this transaction still sleeps, and a pause goes on.
             waiter.names_sleeping = rule_.paused || rule_.may_touch_sleeping(touch, waiter.named);
             if (!waiter.names_sleeping) verdict = Verdict::pass;
         }
@@ -328,7 +328,7 @@ Gate::Gate() {
 }
 
 bool Gate::is_empty() noexcept {
-    // Who was let through and has not entered yet is on its way; it enters under the mutex.
+    // A thread that was let through and has not entered yet is on its way. It enters under the mutex.
     const MutexLock lock(mutex_);
     if (waiters_.is_any_released()) return false;
     for (const auto* seat = Seats::first(); seat; seat = seat->next) {

@@ -155,12 +155,13 @@ public:
         bool is_inside = false;
     };
     [[nodiscard]] Activity activity() const noexcept;
-    /// What sleeps of that which the touch of the thread in `seat` names, empty if that is not known; nothing
-    /// if none is held while memory sleeps.
+    /// Returns the sleeping memory that the touch of the thread in `seat` names; an empty list if that is not
+    /// known; nothing if the gate holds no touch because of sleeping memory.
     [[nodiscard]] std::optional<std::vector<Named::Span>> sleeping_for(const Seat* seat) const;
 
-    /// What is called, outside of any lock, when a touch wants the process woken; while it sleeps again at
-    /// most once a second, or twice within the limit of a touch. It returns at once.
+    /// Sets the function that is called, outside of any lock, when a touch wants the process woken. While the
+    /// process stays asleep, it is called at most once a second, or twice within the limit of a touch. It
+    /// must return at once.
     void set_waker(std::function<void()> waker);
     /// The wake that the waker began has failed, and the process still sleeps. A touch whose limit is over
     /// fails then.

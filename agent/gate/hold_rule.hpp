@@ -16,7 +16,7 @@
 
 namespace gpu_sleep::gate {
 
-/// What a call of the program does, as far as the gate cares.
+/// The kind of a call, as far as the gate cares.
 enum class Touch : std::uint8_t {
     submits,  ///< gives the GPU work that reads or writes its memory
     shares,   ///< gives memory or its address to others, or ties it down; held as work is
@@ -44,7 +44,7 @@ struct Named {
     return touch == Touch::captures || touch == Touch::nests;
 }
 
-/// What sleeps, and what becomes of a call that touches it. Not checked: everything is held.
+/// The sleeping memory, and what happens to a call that touches it. Without `checked`, every call is held.
 struct HoldRule {
     model::OnTouch on_touch = model::OnTouch::wait;
     /// How long a touch asks again for a waking that was refused; then it fails.
@@ -73,7 +73,7 @@ struct HoldRule {
         if (touch == Touch::takes) return may_name; // most name none
         return !named.known || !lists_all || may_name;
     }
-    /// What slept at these addresses is gone.
+    /// Forgets sleeping memory at addresses that were freed.
     void forget(Named::Span gone) noexcept {
         for (std::size_t i = 0; i < sleeping.size(); ++i) {
             auto& span = sleeping[i];

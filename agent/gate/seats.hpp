@@ -93,7 +93,7 @@ struct Seat {
     [[nodiscard]] std::uint64_t count() const noexcept {
         return calls.word.load(std::memory_order_relaxed) >> Calls::k_depth_bits;
     }
-    /// What the thread calls from here on is not its program's work: count() is `counted` afterwards.
+    /// Calls of this thread from here on are not its program's work: count() stays at `counted`.
     void stop_counting() noexcept { counted.store(count(), std::memory_order_relaxed); }
     void count_again() noexcept {
         const auto depth = calls.word.load(std::memory_order_relaxed) & Calls::k_depth;

@@ -17,7 +17,7 @@ namespace gpu_sleep::hooks {
 
 using intercepted::Object;
 
-/// What a successful call writes the handle of to where its first argument points.
+/// The kind of object whose handle a successful call writes to where its first argument points.
 constexpr Object made_by(Entry entry) noexcept {
     switch (entry) {
     case Entry::cuStreamCreate:
@@ -51,9 +51,10 @@ constexpr Object made_by(Entry entry) noexcept {
     }
 }
 
-/// What a call destroys, its first argument. Nobody has to wait for that. What gives memory of the program's
-/// own back to it is not among these, for the driver must have let that go; nor what is freed in a stream's
-/// turn, for which the stream's context must be current; nor a graph, which may be another's by now.
+/// The kind of object, given by the first argument, whose destruction can be put off: no call waits for that.
+/// Left out are frees that return memory to the program, which the driver must have released first; frees in
+/// stream order, for which the stream's context must be current; and graphs, whose handle may be another's by
+/// then.
 constexpr Object ended_by(Entry entry) noexcept {
     switch (entry) {
     case Entry::cuStreamDestroy:
@@ -74,8 +75,8 @@ constexpr Object ended_by(Entry entry) noexcept {
     }
 }
 
-/// What its first argument may be as well, and is not after the call, which is not put off for that. External
-/// memory and pools are not among these: what was mapped or allocated of them lives on.
+/// Another kind of object that the first argument may be. The call destroys it at once, and is not put off
+/// for it. External memory and pools are left out: what was mapped or allocated of them lives on.
 constexpr Object forgotten_by(Entry entry) noexcept {
     switch (entry) {
     case Entry::cuMemFreeAsync:
@@ -88,7 +89,7 @@ constexpr Object forgotten_by(Entry entry) noexcept {
     }
 }
 
-/// What an answer is about where a call asks or waits for work that was given to the GPU.
+/// For a call that asks about GPU work or waits for it: the object that it asks about.
 enum class Asks : std::uint8_t { nothing, stream, event, context, current_context };
 
 constexpr Asks asks_about(Entry entry) noexcept {
@@ -178,7 +179,7 @@ void note_end(Arguments... arguments) noexcept {
     }
 }
 
-/// What cuEventCreate makes: others may record it, too.
+/// The kind of event that cuEventCreate makes. Other processes may record one that is for interprocess use.
 inline Object event_of(unsigned flags) noexcept {
     return (flags & CU_EVENT_INTERPROCESS) != 0 ? Object::shared_event : Object::event;
 }
@@ -206,7 +207,7 @@ void note_done(CUresult status, Arguments... arguments) noexcept {
     }
 }
 
-/// What asks_for_context() is about.
+/// Answers a call of asks_for_context() without the driver. False: only the driver can answer it.
 inline bool tell_context(CUcontext* context) noexcept {
     auto* const current = intercepted::current_context_while_deep();
     if (!current || !context) return false;
@@ -236,8 +237,8 @@ struct CaptureMode {
 /// the driver is told before the thread's next call.
 inline constinit thread_local CaptureMode t_capture_mode __attribute__((tls_model("initial-exec")));
 
-/// What cuThreadExchangeStreamCaptureMode does, without the driver. False: only the driver can say what is
-/// wrong with the argument.
+/// Does the work of cuThreadExchangeStreamCaptureMode without the driver. False: the argument is wrong, and
+/// only the driver can say how.
 inline bool exchange_capture_mode(CUstreamCaptureMode* mode) noexcept {
     if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
         return false;

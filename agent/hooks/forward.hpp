@@ -117,8 +117,9 @@ struct Own<entry, hook, passes, CUresult(Arguments...)> {
 
 private:
     static CUresult call_hook(Arguments... arguments) {
-        // Those that ask about work wait for it in the driver, and hold nothing. Amid any other, what the
-        // agent keeps of the program's memory is not whole, so that a cancellation waits for its end.
+        // Calls that ask about work wait for it in the driver, and hold nothing. In any other call the
+        // agent's record of the program's memory is being changed, so a cancellation of the thread waits for
+        // its end.
         if constexpr (asks_about(entry) != Asks::nothing) return (*hook)(arguments...);
         const CancellationHold no_cancellation;
         return (*hook)(arguments...);

@@ -22,7 +22,7 @@ CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
     return noted(real<entry>()(executable, graph, arguments...), [=] { note_graph(executable, graph); });
 }
 
-/// What the driver looks at in a node's parameters as soon as it has them.
+/// The parameters of a node that the driver checks as soon as it gets them.
 enum class LooksAt : std::uint8_t { nothing, memory, copied_memory };
 
 LooksAt looks_at(CUgraph) noexcept {
@@ -53,7 +53,7 @@ LooksAt looks_at(const CUgraphNodeParams* node) noexcept {
     }
 }
 
-/// What a node names, by a pointer to its parameters, or by its graph.
+/// Finds the addresses that a node names, given a pointer to its parameters, or its graph.
 template <class Parameters>
 class NodeInspector final : public gate::Inspector {
 public:

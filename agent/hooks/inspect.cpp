@@ -61,7 +61,8 @@ std::optional<cuuint64_t> capture_of(CUstream stream) noexcept {
     return goes_on ? std::optional(number) : std::nullopt;
 }
 
-/// What each node names, those of its child graph among it: so one that is changed names nothing besides.
+/// The addresses that each node names. A node with a child graph has the addresses of that: if it changes,
+/// all of them are replaced.
 using NodeNames = std::unordered_map<CUgraphNode, gate::Named>;
 
 struct Graphs {
@@ -308,7 +309,7 @@ void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& 
         leave_out_repeats(named);
         auto& graphs = immortal<Graphs>();
         const MutexLock lock(graphs.mutex);
-        // Of a graph that was not seen made nothing is known, whatever one of its nodes names.
+        // If the making of a graph was not seen, nothing is known of it, whatever one of its nodes names.
         const auto found = graphs.named.find(executable);
         if (found != graphs.named.end()) found->second.insert_or_assign(node, std::move(named));
     });

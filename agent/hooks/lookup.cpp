@@ -62,7 +62,7 @@ CUresult answer_for_missing() noexcept {
     return CUDA_ERROR_NOT_FOUND;
 }
 
-/// What stands in for each entry point, in their order; null for those that cuda.h lacks.
+/// The agent's function for each entry point, in their order; null for those that cuda.h lacks.
 constexpr auto k_stand_ins = [] {
     std::array<void* const*, k_entries> made{};
 #define GPU_SLEEP_STAND_IN(name, touch, hook)                                                                \
@@ -72,7 +72,7 @@ constexpr auto k_stand_ins = [] {
     return made;
 }();
 
-/// What passes as it is.
+/// Entry points that go to the driver unchanged.
 constexpr const char* k_harmless[] = {
 #define GPU_SLEEP_SYMBOL(name) #name,
     GPU_SLEEP_HARMLESS(GPU_SLEEP_SYMBOL)
@@ -189,8 +189,8 @@ void* stand_in_for_unknown(void* address, const char* name) noexcept {
     return const_cast<char*>(gpu_sleep_unknown_stand_ins + i * k_stand_in_bytes);
 }
 
-/// What stands in for the function of libcuda at `address`, for which the program asked as `name`; `address`
-/// itself when nothing does. `version` is that of cuGetProcAddress; 0 for a symbol.
+/// Returns the agent's function for the function of libcuda at `address`, for which the program asked as
+/// `name`; `address` itself if there is none. `version` is that of cuGetProcAddress; 0 for a symbol.
 void* stand_in_for(void* address, const char* name, int version) noexcept {
     const auto* known = intercepts() ? table() : nullptr;
     if (!known) return address;

@@ -147,7 +147,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, st
                  [=] { intercepted::pool_access(pool, grants, count); });
 }
 
-// What is shared has to be awake, and stays so.
+// Shared memory has to be awake, and stays so.
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     if (intercepts())
         if (const auto answer = intercepted::ipc_handle(handle, address)) return *answer;

@@ -38,7 +38,7 @@ struct NamesByte {
     }
 };
 
-// What each of them names.
+// All that the given parts name.
 template <class... Each>
 struct NamesAll {
     template <class... Arguments>
@@ -200,7 +200,7 @@ struct NamesArrayMaps {
     }
 };
 
-// What lies in arrays does not sleep.
+// Arrays do not sleep.
 struct NamesNothing {
     template <class... Arguments>
     static void add(gate::Named&, const Arguments&...) {}

@@ -26,7 +26,8 @@ CUresult answer(void* data, Value value) {
     return CUDA_SUCCESS;
 }
 
-/// What only we know: the driver would speak of a range, or of nobody's context.
+/// Answers for an intercepted allocation what the driver does not know: it would answer for the whole range,
+/// or for no context.
 std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute attribute,
                                               const Allocation& known) {
     switch (attribute) {
@@ -43,7 +44,7 @@ std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute at
     }
 }
 
-/// What the driver would say of memory that is awake.
+/// Answers for sleeping memory as the driver does for memory that is awake.
 CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Allocation& known,
                              CUdeviceptr address) {
     switch (attribute) {

@@ -95,7 +95,7 @@ public:
         const auto found = by_address_.find(address);
         if (found != by_address_.end()) body(found->second);
     }
-    /// What holds `address`.
+    /// Returns the allocation that holds `address`.
     [[nodiscard]] std::optional<Allocation> find(CUdeviceptr address) const {
         const SharedLock lock(mutex_);
         const auto after = by_address_.upper_bound(address);

@@ -28,17 +28,16 @@ struct ResidualCause {
     CUmemoryPool pool = nullptr; ///< of which it is; null: plain memory
 };
 
-/// What a call returns that would need sleeping memory and cannot wait for it.
+/// The status of a call that needs sleeping memory and cannot wait for it.
 inline constexpr CUresult k_sleeps = CUDA_ERROR_SYSTEM_NOT_READY;
 
-/// What an intercepted call returns when the gate refuses it: what the driver itself would once the process
-/// is ending.
+/// The status of an intercepted call that the gate refuses: as the driver's own when the process ends.
 [[nodiscard]] CUresult refused() noexcept;
 
 /// Puts back what was taken out of the books because what it belongs to may go; empty: there was nothing.
 using PutBack = std::function<void()>;
 
-/// What was taken out of the books because its context may go.
+/// Records that were taken out because their context may end.
 struct PendingRemoval {
     std::function<void()> gone; ///< called when the context has gone: frees it
     PutBack stays;              ///< called when the context stays

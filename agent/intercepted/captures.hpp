@@ -38,8 +38,9 @@ void forget_capture(const CaptureKey& key, std::uint64_t number);
 /// The streams in which the calling thread began those that it alone may end: as many as fit. Returns how
 /// many.
 [[nodiscard]] std::size_t streams_captured_here(std::span<CUstream> streams) noexcept;
-/// What sleeps of that for which threads wait at the gate that have a capture open, which cannot end before.
-/// Nothing if none waits; empty if it is not known what for.
+/// Returns the sleeping memory for which threads with an open capture wait at the gate: such a capture cannot
+/// end before a wake. Empty optional if no such thread waits; an empty list if it is not known for what
+/// memory.
 [[nodiscard]] std::optional<std::vector<gate::Named::Span>> captures_wait_for();
 /// Takes out the captures of the stream; empty where it has none.
 [[nodiscard]] PutBack take_captures_of(CUstream stream);

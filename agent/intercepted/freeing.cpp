@@ -262,7 +262,8 @@ bool free_amid_captures(ProgramMemory& memory) noexcept {
         const std::shared_lock contexts(contexts_mutex());
         Due due;
         PendingWork work(memory.api(), PendingWork::Way::amid_captures);
-        // What is of a pool may have been freed in a stream that captures: until then it is in use.
+        // Memory of a pool may have been freed in a stream that captures: until the capture ends it is in
+        // use.
         due.take([](const Allocation& allocation) { return !allocation.pool; });
         for (const auto& [address, allocation] : due)
             if (!note_work(memory, allocation, work)) return;

@@ -45,8 +45,8 @@ class PendingWork;
 /// and waits as the driver's own free does in a thread whose mode is relaxed. Whether any was freed. The
 /// caller holds no mutex.
 [[nodiscard]] bool free_amid_captures(ProgramMemory& memory) noexcept;
-/// What `try_once` returns, which is called again where it `is_short` of GPU memory: once pools have given
-/// back what nobody uses, and once more after free_amid_captures(). The caller holds no mutex.
+/// Returns the result of `try_once`. If that `is_short` of GPU memory, tries again once pools have given back
+/// unused memory, and a third time after free_amid_captures(). The caller holds no mutex.
 template <class Try, class IsShort>
 auto try_for_memory(ProgramMemory& memory, Try&& try_once, const IsShort& is_short) {
     auto result = try_once();

@@ -32,7 +32,7 @@ constexpr std::uint64_t k_magic = 0x3143'5049'5053'4C47; // "GLSPIPC1"
 /// A process that shares answers at once, also during a sleep, unless it is stopped or its driver is busy.
 constexpr Milliseconds k_patience{10'000};
 
-/// What the bytes of a handle say.
+/// The contents of a handle.
 struct Ticket {
     std::uint64_t magic = k_magic;
     std::uint64_t start_time = 0;
@@ -143,7 +143,7 @@ Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const T
 Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         const auto known = immortal<Allocations>().find(address);
-        // Of virtual memory and that of pools the driver makes no handle either.
+        // The driver makes no handle of virtual memory, nor of that of pools.
         if (!handle || !known || known->is_virtual || known->pool) return std::nullopt;
         const auto self = this_process();
         const auto words = secret();

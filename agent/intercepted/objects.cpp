@@ -33,7 +33,7 @@ struct Objects {
     using Key = std::pair<Object, std::uint64_t>;
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::map<Key, Made> all GPU_SLEEP_GUARDED_BY(mutex);
-    /// Of a context whose work is done.
+    /// A context whose work was done when the deep sleep began.
     struct Done {
         std::optional<CUdevice> device;
         bool was_waited_for = false; ///< since
@@ -216,7 +216,7 @@ void synchronize_as_answered(const driver::Api& api) noexcept {
 }
 
 bool is_stream_done(CUstream stream, bool waits) noexcept {
-    // Of these each context has its own, and so has each thread.
+    // Each context has such a stream of its own, and so has each thread.
     if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
         return is_current_context_done(waits);
     return is_current_context_done() && is_done(Object::stream, bits(stream), waits);

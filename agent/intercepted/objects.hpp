@@ -15,7 +15,7 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-/// What a program makes, and ends by a call that waits for nobody.
+/// An object of the program whose destruction waits for no other thread.
 enum class Object : std::uint8_t {
     none,
     stream,
@@ -29,7 +29,7 @@ enum class Object : std::uint8_t {
     graph_exec,
     texture,
     surface,
-    // What others have a part in. Nobody puts its end off.
+    // Objects that other processes share. Their destruction is never put off.
     shared_event,
     shared_pool,
     shared_memory,
@@ -78,7 +78,7 @@ struct PrimaryState {
     unsigned flags = 0;
     int active = 0;
 };
-/// That of a device. Nothing: it is not known.
+/// Returns the state of a device's primary context. Empty: it is not known.
 [[nodiscard]] std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept;
 
 /// Puts off `free`, which destroys the object, until free_what_was_put_off(), in the order of the calls.

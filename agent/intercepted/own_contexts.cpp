@@ -15,7 +15,7 @@
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
-/// Those who wait to hold contexts_mutex() alone.
+/// Counts the threads that wait to hold contexts_mutex() alone.
 struct Enders {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< for changes of count
     Condition none_waits;
@@ -46,7 +46,7 @@ bool context_waits_to_end() noexcept {
 }
 
 void let_contexts_end() noexcept {
-    // Who waits may have to go on before what those wait for is over that hold the mutex.
+    // Bounded, because a thread that holds the mutex may wait for work that needs the caller to go on.
     constexpr Milliseconds k_time_to_leave{5'000};
     auto& enders = immortal<Enders>();
     if (!context_waits_to_end()) return;
@@ -105,7 +105,7 @@ bool enter_primary_context() noexcept {
         };
         for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
             has_entered = holds_primary(device) && enter(device);
-        // What a program that is not intercepted holds is not in the books.
+        // The primary contexts of a program that is not intercepted are not recorded.
         for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
             has_entered = enter(device);
     });
@@ -141,7 +141,7 @@ bool note_work_on(ProgramMemory& memory, int device, PendingWork& work) {
 
 RunningWork find_running_work(const driver::Api& api) {
     if (!api.cuCtxRecordEvent) return RunningWork::unknown;
-    // Who ends a context, or begins a capture, is at work.
+    // A thread that ends a context, or begins a capture, is at work.
     const std::shared_lock contexts_stay(contexts_mutex(), std::try_to_lock);
     if (!contexts_stay) return RunningWork::some;
     const auto primary = driver::active_contexts(api);

@@ -59,7 +59,7 @@ class PendingWork;
 /// until it has waited. Amid captures it needs neither of the first two. False as PendingWork::note().
 bool note_work_on(ProgramMemory& memory, int device, PendingWork& work);
 
-// What follows is for contexts.cpp, which changes it.
+// The rest is for contexts.cpp, which changes the records.
 
 struct Green {
     CUcontext context = nullptr; ///< null where the driver did not say

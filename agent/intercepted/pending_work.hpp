@@ -48,8 +48,8 @@ private:
     std::map<CUcontext, std::vector<CUevent>> events_ GPU_SLEEP_GUARDED_BY(mutex_);
 };
 
-/// What the GPU had yet to do in some contexts when it was noted. For one thread. The contexts must outlive
-/// it.
+/// The unfinished GPU work of some contexts, as of when it was noted. For one thread. The contexts must
+/// outlive it.
 class PendingWork {
 public:
     /// How it is noted: at best; while captures may be open, by what breaks none; or by what nobody ever

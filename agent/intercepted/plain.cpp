@@ -23,7 +23,7 @@ namespace gpu_sleep::agent::intercepted {
 
 namespace {
 
-/// What the driver was seen to give as pitch: rows begin at multiples of this.
+/// The pitch that the driver was seen to give: rows begin at multiples of this.
 constexpr std::size_t k_pitch_alignment = 512;
 
 /// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
@@ -163,7 +163,8 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualCause& cause) n
             give_range(memory, *range);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // Who enables access from here on finds it in the index; what was enabled before is granted now.
+        // From here on, a call that enables access finds the range in the index; access that was enabled
+        // before is granted now.
         ignoring_errors([&] { grant_peers(memory, *device, *range); });
         *address = *range;
         return CUDA_SUCCESS;

@@ -13,7 +13,7 @@ namespace gpu_sleep::agent::intercepted {
 
 namespace {
 
-/// What the driver makes: the least that a range takes.
+/// The size of the driver's own ranges: the least that a range takes.
 constexpr Bytes k_least_range = 2 * k_mib;
 
 /// A spare whose event is asked, and that is not done, costs as much as a small allocation.
@@ -49,8 +49,8 @@ Blocks::iterator find_fit(Pools& all, ProgramMemory& memory, Pool& pool, const B
         const auto block = all.blocks.find(fit->second);
         auto& spare = block->second;
         if (spare.range->bytes > most || spare.range->tag != request.tag) continue;
-        // What backs it stays as its first owner had it, also when that must stay. In part asleep a checked
-        // gate lets allocations pass: they must not be given what sleeps.
+        // The backing stays as its first owner had it, also when that must stay. While the process is partly
+        // asleep, a checked gate lets allocations pass: they must not be given sleeping memory.
         if (may_have(all, memory, pool, spare.last_use, request.key, questions) &&
             memory.reuse(block->first, request.bytes))
             return block;
@@ -247,7 +247,7 @@ Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::share
     Sizes size;
     size.emplace(bytes, 0);
     range.emplace(0, Range{pool, 0, bytes, request.tag, 0});
-    // What the block leaves of it is for any stream, and joined with what this one frees.
+    // Any stream may use the rest of the range. It is joined with whatever this stream frees.
     const LastUse none{request.key, request.key.stream != CU_STREAM_PER_THREAD};
     block.emplace(0, Block{&range.begin()->second, bytes, false, none, {}});
     const auto address = memory.allocate(pool->device, request.tag, bytes);

@@ -49,7 +49,7 @@ struct LastUse {
 /// The sizes and addresses of spares.
 using Sizes = std::set<std::pair<Bytes, CUdeviceptr>>;
 
-/// What a pool counts, and has to answer for.
+/// The figures that a pool reports.
 struct PoolFigures {
     Bytes used = 0; ///< as the program asked for it
     Bytes reserved = 0;
@@ -57,7 +57,7 @@ struct PoolFigures {
     Bytes reserved_high = 0;
 };
 
-/// What is known of a pool of the program's, or of a device's own.
+/// A pool of the program, or the pool of a device.
 struct Pool {
     CUmemoryPool handle = nullptr;
     int device = 0;
@@ -135,24 +135,23 @@ void note_mixed_pool(CUmemoryPool pool) noexcept;
 
 // The caller of each of these holds the mutex of all pools, and its thread's capture mode is relaxed.
 
-/// What the driver says of its part of the pool; 0 where it has none.
+/// Returns a figure of the driver's part of the pool; 0 if it has none.
 [[nodiscard]] Bytes figure_of_driver(ProgramMemory& memory, const Pool& pool,
                                      CUmemPool_attribute attribute) noexcept;
-/// What we and the driver have reserved.
+/// Returns the bytes that the agent and the driver have reserved together.
 [[nodiscard]] Bytes reserved_in_all(ProgramMemory& memory, const Pool& pool) noexcept;
 /// After the pool, or the driver's part of it, grew.
 void note_peaks(ProgramMemory& memory, Pool& pool) noexcept;
 
 // The caller of each function holds the mutex of all pools, and its thread's capture mode is relaxed.
 
-/// What an allocation asks for.
 struct BlockRequest {
     Bytes bytes = 0; ///< a multiple of what block_size() gives
     ledger::TagId tag = 0;
     StreamKey key;
 };
 
-/// What a block of so many bytes takes.
+/// Returns the size of the block for so many bytes.
 [[nodiscard]] Bytes block_size(Bytes bytes) noexcept;
 /// A block of a spare that the stream may use now, of a range of the same tag that is awake and may sleep.
 /// Where `is_any`, of whichever range; else of one that is not much too large: one small block would keep all

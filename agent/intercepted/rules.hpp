@@ -12,7 +12,7 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-/// What the rules say of the calling code. Made before any mutex is taken: finding out who calls may need the
+/// Applies the rules to the calling code. Made before any mutex is taken: to find out who calls may need the
 /// loader's lock, which a thread that waits for a mutex of ours may hold.
 class TagChoice {
 public:

@@ -265,7 +265,7 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
     return answered_with_memory([&](ProgramMemory&) -> Answer {
         if (!handle) return std::nullopt;
         const auto at = reinterpret_cast<CUdeviceptr>(address);
-        // Of our own memory there is none to be had, as of the driver's plain memory.
+        // There is no handle of our own memory, as there is none of the driver's plain memory.
         const auto none = immortal<Allocations>().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
         auto& all = immortal<Handles>();
         const MutexLock lock(all.mutex);

@@ -80,7 +80,7 @@ const std::vector<std::string>* tags_of(const server::Operation& operation) noex
         operation);
 }
 
-/// What tags are to have in host memory from the start.
+/// Returns how many bytes of each tag the environment wants in host memory from the start.
 std::map<std::string, Bytes> live_bytes_of_environment() {
     const auto own_tag = setting(model::environment::k_tag);
     const auto parse = [&](std::string_view text) {
@@ -120,7 +120,7 @@ std::string name_in_environment(const char* variable) {
     return parsed_setting(variable, model::k_name_rule, parse_name).value_or(std::string());
 }
 
-/// What a call of the C API fails with where touches do.
+/// The error of a call of the C API during a deep sleep, if touches fail.
 Error asleep_deeply() {
     return make_error(ErrorCode::refused, "the process sleeps deeply, and calls that need the GPU fail");
 }

@@ -95,8 +95,7 @@ private:
     void sleep_if_due();
     /// If the environment wants it.
     [[nodiscard]] Result<void> watch_for_stops();
-    /// What a request says that this user's processes may hold of host memory, within the environment's
-    /// limit.
+    /// Takes over the host budget of this user's processes from a request, within the environment's limit.
     void adopt_host_budget(Bytes most);
 
     Mutex start_mutex_ GPU_SLEEP_ACQUIRED_BEFORE(lock_order::starting); ///< one start at a time

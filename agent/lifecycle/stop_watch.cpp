@@ -151,7 +151,7 @@ void StopWatch::sleep_in_time() {
     }
     const auto& report = std::get<model::Report>(outcome);
     if (!report.changed) return;
-    // What was paused goes on only when somebody wakes it.
+    // A paused process goes on only when somebody wakes it.
     if (was_paused) return;
     too_much_.reset();
     seconds_per_byte_ = report.times.total / static_cast<double>(bytes);

@@ -19,7 +19,7 @@
 
 namespace gpu_sleep::agent::lifecycle {
 
-/// What the process does when it gets SIGTSTP, unless the program handles that itself.
+/// The reaction to SIGTSTP, unless the program handles that itself.
 enum class OnStop : bool { stop, sleep };
 
 /// "stop" or "sleep".
@@ -58,7 +58,7 @@ private:
     Milliseconds grace_{0};
     std::atomic<bool> is_started_{false};
     std::vector<std::string> slept_; ///< tags that it has put to sleep, and not woken; the thread's
-    // What it goes by when it estimates how long a sleep would take; the thread's.
+    // For estimates of how long a sleep would take; used by the thread alone.
     double seconds_per_byte_ = 0;   ///< of its last sleep
     std::optional<Bytes> too_much_; ///< which did not sleep in time
 };

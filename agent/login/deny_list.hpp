@@ -32,7 +32,7 @@ inline bool matches(const char* pattern, const char* text) {
     return *pattern == '\0';
 }
 
-/// What a program is known by; empty what is not known.
+/// The names of a program; empty if not known.
 struct Program {
     const char* path = "";   ///< of its file
     const char* called = ""; ///< the first word of its command line

@@ -186,13 +186,13 @@ bool is_wanted() {
 
 using Lookup = void* (*)(void* handle, const char* name);
 
-// Of dlfcn.h, which would declare the functions above as always there.
+// Constants of dlfcn.h, which would declare the functions above as always there.
 constexpr int k_now = 2, k_no_load = 4, k_global = 0x100;
 void* const k_next = reinterpret_cast<void*>(-1);
 
 constexpr const char* k_driver = "libcuda.so.1";
 
-// What is said of an entry point, unless it only asks.
+// For each entry point but those that only ask: `said`.
 #define GPU_SLEEP_IF_own(said) said
 #define GPU_SLEEP_IF_own_passes(said) said
 #define GPU_SLEEP_IF_own_shared(said) said
@@ -277,7 +277,7 @@ bool has_agent(Lookup real) {
     return found != nullptr;
 }
 
-/// What the program is to call for the driver's `name`.
+/// Returns the function that the program is to call for the driver's `name`.
 void* resolve(Lookup real, void* library, const char* name) {
     return has_agent(real) ? g_agent_dlsym.load()(library, name) : real(library, name);
 }
@@ -295,16 +295,17 @@ extern "C" freestanding::Found gpu_sleep_look_up(void* handle, const char* name)
     if (!real || !freestanding::is_entry_point(name)) return ask_the_real_one;
     void* const address = real(handle, name);
     void* const library = driver();
-    // What this library exports must not make a program believe that there is a driver, or a newer one.
+    // The symbols of this library must not make a program believe that there is a driver, or a newer one.
     if (address && is_ours(address))
         return {library ? resolve(real, library, name) : real(k_next, name), nullptr};
     if (!address || !library || !has_agent(real)) return ask_the_real_one;
-    // What follows this library, or the program, in the order of look-ups does not follow the agent.
+    // With RTLD_NEXT, the libraries that follow this one need not follow the agent, so it is not asked.
     if (handle == k_next && address == real(library, name)) return {resolve(real, library, name), nullptr};
     return {nullptr, g_agent_dlsym};
 }
 
-/// What the entry point at `index` of the list is; kept in its slot once that is settled.
+/// Returns the function for the entry point at `index` of the list, and keeps it in its slot once that is
+/// settled.
 extern "C" [[gnu::used]] void* gpu_sleep_first_called(std::size_t index) noexcept {
     const auto real = real_dlsym();
     void* const library = real ? driver() : nullptr;
@@ -331,9 +332,9 @@ extern "C" __attribute__((visibility("default"), used)) const char gpu_sleep_log
 
 namespace {
 
-/// What containers are entered with does not hand on the path of a library that they may lack: their loader
-/// would complain to every program. glibc gives constructors the arguments of main; another C library gives
-/// none, but is ready by now.
+/// Has commands that enter a container not hand on the path of this library, which the container may lack:
+/// its loader would complain to every program. glibc gives constructors the arguments of main; another C
+/// library gives none, but is ready by now.
 __attribute__((constructor)) void begin(int /*argc*/, char** /*argv*/, char** variables) {
     keep_from_containers(gnu_get_libc_version ? variables : environ);
 }

@@ -17,7 +17,7 @@
 
 namespace gpu_sleep::agent::server {
 
-/// What a person can do about a process that is stopped.
+/// Says how to resume a stopped process.
 [[nodiscard]] std::string how_to_go_on(pid_t stopped);
 
 /// Used by one thread at a time: first the listening one, then, with an operation, the operations thread.
@@ -49,9 +49,9 @@ public:
     /// one goes on after five seconds, where this process may tell it to.
     [[nodiscard]] pid_t stopped_peer() const noexcept { return stopped_since_ ? peer_ : 0; }
 
-    /// What the peer says of the operation that it has asked for: waits for that, for `patience` at most.
-    /// Nothing: it has said nothing. Errors: connection_lost (it has withdrawn), protocol_mismatch,
-    /// invalid_argument (also something that is no directive).
+    /// Waits, for `patience` at most, for what the peer says about its operation. Empty: it has said nothing.
+    /// Errors: connection_lost (it has withdrawn), protocol_mismatch, invalid_argument (also something that
+    /// is no directive).
     [[nodiscard]] Result<std::optional<model::Directive>> hear(Milliseconds patience);
 
 private:

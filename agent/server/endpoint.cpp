@@ -176,7 +176,7 @@ Result<void> Endpoint::try_to_open() {
         directory_ = HeldFile(std::move(place->directory));
         state_name_ = name + k_state_suffix;
         name_ = std::move(name);
-        // What this process executed before may have left it.
+        // A program that this process executed before may have left the file.
         if (!socket_) ::unlinkat(directory_.get(), state_name_.c_str(), 0);
     }
     spare_ = HeldFile(); // of the socket that was
@@ -197,7 +197,7 @@ void Endpoint::add_to_history(std::string_view lines) {
     struct stat status {};
     if (!file || ::fstat(file->get(), &status) != 0) return;
     const bool is_full = static_cast<Bytes>(status.st_size) + lines.size() > model::k_max_history;
-    // Of two processes one moves it away.
+    // The lock has only one of several processes rename the file.
     if (is_full && file->lock() == LockedFile::Lock::taken && file->is_named(place.get(), model::k_history)) {
         ::renameat(place.get(), model::k_history, place.get(), model::k_old_history);
         file = LockedFile::open(place.get(), model::k_history);

@@ -25,11 +25,11 @@ using Outcome = std::variant<model::Report, model::Failure>;
 /// return (Progress::Phase::release).
 using ProgressSink = std::function<bool(const model::Progress&)>;
 
-/// What the asker of a joint request has said since: waits for it, for so long at most. Nothing: not a word.
-/// Errors: connection_lost (it has withdrawn, or has gone), protocol_mismatch, invalid_argument.
+/// Waits, for `patience` at most, for the next directive of a joint request. Empty: none came. Errors:
+/// connection_lost (the asker has withdrawn, or has gone), protocol_mismatch, invalid_argument.
 using DirectiveSource = std::function<Result<std::optional<model::Directive>>(Milliseconds patience)>;
 
-/// Who asks for an operation. All but a command are the process itself: no descriptor tells of them.
+/// The origin of an operation. All but a command are this process itself, and have no connection.
 enum class Asker {
     command,
     program, ///< through the C API, or what acts for it
@@ -91,7 +91,7 @@ public:
 
 private:
     [[nodiscard]] Place* due(Clock::time_point now) noexcept;
-    /// Of those that wait, the first that this round has not come to.
+    /// Returns the first waiting operation that this round has not tried.
     [[nodiscard]] Place* first_untried() noexcept;
 
     std::list<Place> places_; ///< as they were asked for
@@ -108,7 +108,7 @@ public:
     [[nodiscard]] Job& job() noexcept { return job_; }
     /// Whether it has been tried, and waits for GPU memory.
     [[nodiscard]] bool has_waited() const noexcept { return shortage_.has_value(); }
-    /// Of its own time limit.
+    /// Returns what is left of the operation's own time limit.
     [[nodiscard]] Milliseconds time_left(Clock::time_point now) const noexcept;
 
 private:

@@ -196,8 +196,8 @@ void Server::record(const std::vector<model::Event>& events) noexcept {
 
 Outcome Server::outcome_of(RequestQueue::Place& place) noexcept {
     auto& job = place.job();
-    // What it has waited for is off its time. A wake that has begun is carried through: callbacks that got no
-    // time would leave its tags without a refill.
+    // The time that it has waited counts. A wake is not shortened: without time for callbacks, its tags would
+    // get no refill.
     if (!std::holds_alternative<model::WakeRequest>(job.operation))
         model::terms_in(job.operation)->timeout = std::max(place.time_left(Clock::now()), Milliseconds(0));
     std::optional<Outcome> outcome;
@@ -304,7 +304,8 @@ void Server::accept_all() {
             if (errno != EAGAIN && errno != EWOULDBLOCK) make_room();
             return;
         }
-        // Who has been silent for longest makes room: otherwise silent peers could keep everybody out.
+        // The connection that has been silent longest is closed: otherwise silent peers could keep everybody
+        // out.
         if (connections_.size() >= k_max_connections) connections_.erase(connections_.begin());
         auto connection = Connection::adopt(std::move(socket));
         if (connection)

@@ -24,7 +24,7 @@
 
 namespace gpu_sleep::agent::server {
 
-/// What the server asks of the agent.
+/// The calls of the server to the agent.
 class Operations {
 public:
     virtual ~Operations() = default;
@@ -115,7 +115,7 @@ private:
     /// ask. On that thread.
     void show_state(bool may_have_changed) noexcept;
     [[nodiscard]] Outcome outcome_of(RequestQueue::Place& place) noexcept;
-    /// What the agent says of the process, and the wakes that wait.
+    /// Returns the agent's status of the process, with the wakes that wait.
     [[nodiscard]] model::Report status();
     void keep_in_place();
     void accept_all();

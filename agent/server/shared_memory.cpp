@@ -50,7 +50,7 @@ Result<UniqueFd> connect_to(const ProcessIdentity& process) {
     const auto name = agent_socket_name(process.pid, process.start_time);
     const UniqueFd tmp(open_file(AT_FDCWD, "/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     const auto connect_in = [&](const std::string& directory) -> Result<UniqueFd> {
-        // Who listens in another's directory may let everybody wait.
+        // A socket in a directory of somebody else may never answer.
         if (!open_private_directory(tmp.get(), directory, user)) return UniqueFd();
         return connect_at(fmt::format("/tmp/{}/{}", directory, name), process);
     };

@@ -10,7 +10,7 @@
 namespace gpu_sleep::saver {
 namespace {
 
-// Of cudaError_t.
+// Values of cudaError_t.
 constexpr int k_success = 0, k_no_memory = 2, k_no_runtime = 3, k_unknown = 999;
 
 template <class Function>

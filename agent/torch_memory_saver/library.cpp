@@ -46,7 +46,7 @@ void note_error(std::string_view message) noexcept {
     t_error[message.copy(t_error, sizeof(t_error) - 1)] = '\0';
 }
 
-/// What is said by tms_last_error() and tms_last_status(), and returned.
+/// Returns `status`, and keeps it and `message` for tms_last_status() and tms_last_error().
 gpu_sleep_status fail(gpu_sleep_status status, std::string_view message) {
     note_error(message);
     return t_status = status;
@@ -101,7 +101,7 @@ std::string default_disk_directory() {
     return variable_or("TMPDIR", "/tmp") + "/torch_memory_saver-" + std::to_string(::geteuid());
 }
 
-/// What a pause does with contents.
+/// Where a pause keeps contents.
 enum class Backup { none, cpu, disk };
 
 /// Memory of one tag of theirs with one kind of backup.
@@ -132,7 +132,7 @@ HostMemory allocate_host(std::size_t bytes, bool is_pinned) {
     return {new std::uint8_t[bytes], HostDeleter{}};
 }
 
-/// What was kept of a part of an allocation.
+/// A copy of part of an allocation.
 struct Copy {
     HostMemory memory;
     bool is_fresh = false; ///< of the last pause
@@ -147,7 +147,8 @@ struct Allocation {
     std::uint64_t number = 0; ///< later ones have higher numbers
     bool is_paused = false;   ///< by the last call that was about it
     bool is_resident = false; ///< never paused
-    /// Of what was asked for, by address and size: live until it is freed, or resumed without being retained.
+    /// Copies that the program asked for, by address and size. A copy lives until it is freed, or resumed
+    /// without being retained.
     Copies copies;
 };
 
@@ -221,7 +222,8 @@ bool is_within_margin(std::size_t bytes) {
     return !get_info || get_info(&free, &total) != 0 || (margin <= free && bytes <= free - margin);
 }
 
-/// Those of their `tag` that have memory; of all, if it is null or "". With the mutex held.
+/// Returns the tags of the program's `tag` that have memory; all such tags if it is null or "". The caller
+/// holds the mutex.
 std::vector<Tag*> tags_of(const char* tag) {
     std::vector<Tag*> found;
     for (auto& [key, each] : memory().tags)
@@ -366,12 +368,12 @@ gpu_sleep_status release(void* pointer) {
 extern "C" {
 #pragma GCC visibility push(default)
 
-/// Of this thread's last call of a function of this library; "" if it has not failed.
+/// Returns the error of this thread's last call of a function of this library; "" if that succeeded.
 const char* tms_last_error() {
     return t_error;
 }
 
-/// Of the last call that could fail other than by its result; for tms_keep_resident().
+/// Returns the status of the last call whose result cannot tell of a failure; for tms_keep_resident().
 int tms_last_status() {
     return t_status;
 }

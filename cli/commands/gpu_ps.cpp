@@ -377,9 +377,11 @@ int watch(ListOptions& options, Milliseconds interval) {
     }
 }
 
-/// Whether a word behind --watch is its value: a time. Numbers are seconds up to two digits, then pids.
-bool is_interval(const std::string& word) {
-    return parse_duration(word) && (!model::is_number(word) || word.size() <= 2);
+/// Returns `word` with the unit that it may lack as the interval of --watch: up to 99 it is seconds, and a pid
+/// above.
+std::string interval_of(const std::string& word) {
+    const bool is_seconds = word.size() <= 2 && word.find_first_not_of("0123456789") == std::string::npos;
+    return is_seconds ? word + "s" : word;
 }
 
 } // namespace
@@ -388,7 +390,7 @@ int main(int argc, char** argv) {
     ListOptions options;
     std::vector<std::string> words(argv, argv + argc);
     for (std::size_t i = 1; i + 1 < words.size(); ++i)
-        if (words[i] == "--watch" && is_interval(words[i + 1])) {
+        if (words[i] == "--watch" && parse_duration(interval_of(words[i + 1]))) {
             words[i] += "=" + words[i + 1];
             words.erase(words.begin() + static_cast<std::ptrdiff_t>(i + 1));
         }
@@ -413,7 +415,7 @@ int main(int argc, char** argv) {
     if (options.history) return show_history(options);
     if (!options.metrics.empty()) return write_metrics(options);
     if (options.watch.empty()) return list(options).status;
-    const auto interval = parse_duration(options.watch);
+    const auto interval = parse_duration(interval_of(options.watch));
     if (!interval) return refuse("--watch: " + interval.error().message);
     constexpr Milliseconds k_shortest{100};
     const auto pause = std::max(*interval, k_shortest);

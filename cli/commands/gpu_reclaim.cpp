@@ -3,6 +3,7 @@
 // gpu-reclaim: puts to sleep what has been idle, or says why not.
 
 #include "cli/command_run.hpp"
+#include "cli/need.hpp"
 #include "cli/options.hpp"
 #include "cli/pass.hpp"
 #include "cli/show/output.hpp"

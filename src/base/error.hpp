@@ -17,7 +17,7 @@
 
 namespace gpu_sleep {
 
-/// Of every command; gpu-sleep(1) describes them.
+/// The exit statuses of every command; gpu-sleep(1) describes them.
 namespace exit_status {
 inline constexpr int done = 0;
 inline constexpr int failed_awake = 1;
@@ -46,7 +46,7 @@ inline constexpr int outcome_unknown = 9;
     return one;
 }
 
-/// What went wrong. The numbers are sent between command and agent: never change one, add at the end.
+/// The kind of an error. The numbers are sent between command and agent: never change one, add at the end.
 enum class ErrorCode : std::uint16_t {
     internal = 1,
     invalid_argument = 2,

@@ -14,7 +14,8 @@
 namespace gpu_sleep {
 namespace {
 
-/// Of all threads: one that finds the numbers filled by another needs them filled until its own end.
+/// One for all threads: if one thread filled the numbers, another that found them filled needs them so until
+/// it is done.
 Mutex s_mutex;
 int s_users GPU_SLEEP_GUARDED_BY(s_mutex) = 0;
 std::array<bool, k_first_own_number> s_is_filled GPU_SLEEP_GUARDED_BY(s_mutex) = {};

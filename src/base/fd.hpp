@@ -72,9 +72,9 @@ public:
     static void leave_in_child() noexcept;
 };
 
-/// What `open` returns, called with the program's numbers filled; errno is as that leaves it. Nothing is
-/// opened otherwise: a number that one thread finds taken would be free again once another has moved its file
-/// up.
+/// Returns the result of `open`, called while the numbers 0 to 2 are filled; keeps its errno. All files are
+/// opened so. To move a file to a higher number afterwards would not do: another thread may have taken the
+/// number meanwhile, and frees it.
 template <class Open>
 [[nodiscard]] UniqueFd opened(Open&& open) noexcept {
     const StandardNumbers filled;
@@ -88,13 +88,13 @@ template <class Open>
 struct FileIdentity {
     dev_t device = 0;
     ino_t inode = 0;
-    /// Of what `fd` means. Empty where that is nothing; for -1, with errno as it was.
+    /// Returns the identity of the open file `fd`. Empty if `fd` is not open; for -1, errno stays.
     [[nodiscard]] static std::optional<FileIdentity> of(int fd) noexcept {
         struct stat status = {};
         if (fd < 0 || ::fstat(fd, &status) != 0) return std::nullopt;
         return FileIdentity{status.st_dev, status.st_ino};
     }
-    /// Of what has this name in `directory`, links not followed.
+    /// Returns the identity of the file `name` in `directory`; does not follow links.
     [[nodiscard]] static std::optional<FileIdentity> of(int directory, const char* name) noexcept {
         struct stat status = {};
         if (::fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
@@ -123,7 +123,7 @@ public:
     [[nodiscard]] int get() const noexcept { return fd_.get(); }
     /// Not empty, whatever has become of the number.
     [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
-    /// Of the file that was given.
+    /// Returns the identity of the file that was given.
     [[nodiscard]] FileIdentity identity() const noexcept { return identity_; }
     /// Whether the number still means that file, as far as can be known. Async-signal-safe.
     [[nodiscard]] bool is_held() const noexcept {
@@ -142,7 +142,7 @@ protected:
     void abandon() noexcept { static_cast<void>(fd_.release()); }
 
 private:
-    /// Of a number that is the program's: it is not to be closed.
+    /// Abandons a number that the program uses for a file of its own: it must not be closed.
     void let_go() noexcept {
         if (!is_held()) abandon();
     }

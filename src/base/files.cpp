@@ -299,7 +299,7 @@ bool is_trusted(int directory, const struct stat& link) {
            ((status.st_mode & (S_IWGRP | S_IWOTH)) == 0 || (is_mapped && (status.st_mode & S_ISVTX) != 0));
 }
 
-/// What links say there does not lead to where they lead.
+/// Links in /proc do not lead to where their text says.
 bool is_proc(int directory) {
     struct statfs system = {};
     return ::fstatfs(directory, &system) == 0 && system.f_type == PROC_SUPER_MAGIC;

@@ -23,8 +23,8 @@ namespace gpu_sleep {
 /// opened or read. May throw for want of memory. Thread-safe.
 [[nodiscard]] std::optional<std::string> read_small_file(const std::filesystem::path& path);
 
-/// What is left of an open file, up to `most` bytes. Nothing, with errno set, if it cannot be read: EFBIG
-/// where it has more.
+/// Reads the rest of an open file, up to `most` bytes. Empty, with errno set, if it cannot be read: EFBIG if
+/// it has more.
 [[nodiscard]] std::optional<std::string> read_open_file(int file, std::size_t most);
 
 /// Takes the first line, without its end, off `text`; nothing once `text` is empty.
@@ -84,10 +84,10 @@ private:
 /// whole. Nothing here waits. Move-only; not thread-safe.
 class LockedFile : public HeldFile {
 public:
-    /// Whose a lock of a part is. A process's is not its child's by fork(), and ends with the process or as
-    /// soon as that closes any descriptor of the file (F_SETLK). A descriptor's ends with the last copy of
-    /// it and the last mapping that was made by it; on overlayfs no mapping holds it (F_OFD_SETLK). Source:
-    /// fcntl(2).
+    /// The owner of a lock. A process's lock is not inherited by fork(), and ends with the process or as soon
+    /// as that closes any descriptor of the file (F_SETLK). A descriptor's lock ends with the last copy of
+    /// the descriptor and the last mapping that was made by it; on overlayfs no mapping holds it
+    /// (F_OFD_SETLK). Source: fcntl(2).
     enum class Holder { process, descriptor };
     enum class Lock {
         taken,
@@ -101,8 +101,8 @@ public:
     /// with mode 0600, if it is missing: for the owner of the directory, whoever makes it. Errors: io_failed
     /// (also: it is a link, somebody else's, or has another name).
     [[nodiscard]] static Result<LockedFile> open(int directory, const std::string& name);
-    /// What has that name in `directory` and is no link, unchecked. Writable if it can be: some file systems
-    /// lock only such. Empty, with errno set, if it cannot be opened.
+    /// Opens the file `name` in `directory` unchecked, but no link. Opens it writable if possible: some file
+    /// systems lock only writable files. Empty, with errno set, if it cannot be opened.
     [[nodiscard]] static LockedFile find(int directory, const char* name) noexcept;
 
     /// Locks the whole file: a lock of the descriptor and its copies, which meets no lock of a part. Source:

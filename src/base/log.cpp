@@ -38,7 +38,7 @@ Severity threshold_from_environment() noexcept {
     return parse_severity(value ? value : "").value_or(Severity::warning);
 }
 
-/// What standard error was as this library was loaded: at the program's start, mostly.
+/// The file that was standard error when this library was loaded: mostly at the program's start.
 const auto g_at_start = FileIdentity::of(STDERR_FILENO);
 
 /// Whether somebody is to read what is written to descriptor 2. A program that has closed its standard error
@@ -104,7 +104,7 @@ bool enabled(Severity severity) noexcept {
 void write(Severity, std::string_view message) noexcept {
     const CancellationHold no_cancellation;
     const int errno_before = errno;
-    // What a pipe takes in one piece, and at once if it takes anything. Source: pipe(7).
+    // A pipe takes so much in one piece or not at all. Source: pipe(7).
     std::array<char, PIPE_BUF> line{};
     auto* end = fmt::format_to_n(line.data(), line.size() - 1, "gpu-sleep[{}]: ", ::getpid()).out;
     if (enabled(Severity::debug)) end = print_time(end, wall_milliseconds());

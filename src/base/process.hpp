@@ -21,7 +21,7 @@
 
 namespace gpu_sleep {
 
-/// What the names of all agent directories begin with, beneath /tmp.
+/// The prefix of the names of all agent directories, beneath /tmp.
 inline constexpr std::string_view k_agent_directory_prefix = "gpu-sleep-";
 
 /// "/tmp/gpu-sleep-UID": a fixed path, which jobs without a login session find and a logout does not remove.
@@ -83,8 +83,8 @@ inline constexpr std::size_t k_boot_id_digits = 32;
 /// proc_pid_status(5) ("NSpid").
 [[nodiscard]] std::uint64_t pid_namespace(const std::filesystem::path& proc = "/proc");
 
-/// What pid_namespace() is in the machine's first, of which all others are a part. Source: Linux,
-/// PROC_PID_INIT_INO.
+/// The value of pid_namespace() in the machine's first namespace, of which all others are a part. Source:
+/// Linux, PROC_PID_INIT_INO.
 inline constexpr std::uint64_t k_first_pid_namespace = 0xEFFFFFFC;
 
 /// The start time of the calling process. Correct even if the proc file system belongs to another pid

@@ -54,7 +54,7 @@ struct Character {
 /// "1 byte", "2 bytes". The noun's plural is formed by an s.
 [[nodiscard]] std::string counted(std::uint64_t count, std::string_view noun);
 
-/// That one of `known` of which `word` is most likely a slip; empty if it looks like none.
+/// Returns the word of `known` of which `word` is most likely a slip; empty if it looks like none.
 [[nodiscard]] std::string_view nearest(std::string_view word, std::span<const std::string_view> known);
 
 /// The whole number that all of `text` is, or nothing.

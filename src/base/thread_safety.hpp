@@ -18,14 +18,14 @@
 #define GPU_SLEEP_ANNOTATION(x)
 #endif
 
-/// Of a member: read and written with that mutex held alone.
+/// A member: read and written with that mutex held alone.
 #define GPU_SLEEP_GUARDED_BY(mutex) GPU_SLEEP_ANNOTATION(guarded_by(mutex))
-/// Of a function: its caller holds the mutex, alone or shared.
+/// A function: its caller holds the mutex, alone or shared.
 #define GPU_SLEEP_REQUIRES(...) GPU_SLEEP_ANNOTATION(requires_capability(__VA_ARGS__))
-/// Of a mutex: whoever takes both takes this one first, or last.
+/// A mutex: a thread that takes both takes this one first, or last.
 #define GPU_SLEEP_ACQUIRED_BEFORE(...) GPU_SLEEP_ANNOTATION(acquired_before(__VA_ARGS__))
 #define GPU_SLEEP_ACQUIRED_AFTER(...) GPU_SLEEP_ANNOTATION(acquired_after(__VA_ARGS__))
-/// Of a function: it returns with the mutex taken, or given back.
+/// A function: it returns with the mutex taken, or given back.
 #define GPU_SLEEP_ACQUIRE(...) GPU_SLEEP_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define GPU_SLEEP_ACQUIRE_SHARED(...) GPU_SLEEP_ANNOTATION(acquire_shared_capability(__VA_ARGS__))
 #define GPU_SLEEP_TRY_ACQUIRE(...) GPU_SLEEP_ANNOTATION(try_acquire_capability(__VA_ARGS__))

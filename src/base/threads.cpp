@@ -21,8 +21,8 @@
 namespace gpu_sleep {
 namespace {
 
-/// What a thread brings about itself. Blocked, it ends the process though the program has a handler for it,
-/// as runtimes have whose code may run on a thread of ours. Source: sigprocmask(2), NOTES.
+/// Signals that a thread causes itself. If one is blocked, it ends the process, though the program may handle
+/// it: code of runtimes that do may run on a thread of ours. Source: sigprocmask(2), NOTES.
 constexpr int k_synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
 
 /// For good on the calling thread: a callback's thread is known to the program, which may cancel it, and

@@ -18,18 +18,18 @@ struct Unit {
 };
 
 constexpr std::array k_durations = {
-    Unit{"ms", 1},         Unit{"s", 1000},        Unit{"", 1000},          Unit{"m", 60'000.0},
+    Unit{"ms", 1},         Unit{"s", 1000},        Unit{"m", 60'000.0},
     Unit{"min", 60'000.0}, Unit{"h", 3'600'000.0}, Unit{"d", 86'400'000.0},
 };
 
 constexpr std::array k_sizes = {
-    Unit{"", 1},       Unit{"B", 1},        Unit{"K", 0x1p10},   Unit{"KiB", 0x1p10}, Unit{"kB", 1e3},
-    Unit{"M", 0x1p20}, Unit{"MiB", 0x1p20}, Unit{"MB", 1e6},     Unit{"G", 0x1p30},   Unit{"GiB", 0x1p30},
-    Unit{"GB", 1e9},   Unit{"T", 0x1p40},   Unit{"TiB", 0x1p40}, Unit{"TB", 1e12},
+    Unit{"B", 1},        Unit{"K", 0x1p10},   Unit{"KiB", 0x1p10}, Unit{"kB", 1e3},     Unit{"M", 0x1p20},
+    Unit{"MiB", 0x1p20}, Unit{"MB", 1e6},     Unit{"G", 0x1p30},   Unit{"GiB", 0x1p30}, Unit{"GB", 1e9},
+    Unit{"T", 0x1p40},   Unit{"TiB", 0x1p40}, Unit{"TB", 1e12},
 };
 
-/// The number times its unit's factor, or nothing if `text` is not one non-negative number with one known
-/// unit.
+/// Returns the number times its unit's factor, or nothing if `text` is not one non-negative number with one
+/// known unit. Zero needs none.
 template <std::size_t N>
 std::optional<double> parse_scaled(std::string_view text, const std::array<Unit, N>& units) {
     double number = 0;
@@ -38,6 +38,7 @@ std::optional<double> parse_scaled(std::string_view text, const std::array<Unit,
     if (failure != std::errc{} || !std::isfinite(number) || std::signbit(number)) return std::nullopt;
     auto name = text.substr(static_cast<std::size_t>(end - text.data()));
     if (!name.empty() && name.front() == ' ') name.remove_prefix(1);
+    if (name.empty() && number == 0) return 0;
     const auto unit = std::find_if(units.begin(), units.end(), [=](const Unit& u) { return u.name == name; });
     if (unit == units.end()) return std::nullopt;
     return number * unit->factor;
@@ -53,17 +54,6 @@ Result<Milliseconds> parse_duration(std::string_view text) {
         return make_error(ErrorCode::invalid_argument,
                           "'{}' is not a duration; write it as 250ms, 30s, 15m or 2h", text);
     return Milliseconds(static_cast<Milliseconds::rep>(std::llround(*value)));
-}
-
-std::string unit_warning(std::string_view text, std::string_view unit) {
-    auto number = text.substr(0, text.find(':'));
-    while (number.ends_with(' ') || number.ends_with('.')) number.remove_suffix(1);
-    const bool has_unit = number.find_first_not_of("0123456789.") != std::string_view::npos;
-    const bool is_zero = number.find_first_not_of("0.") == std::string_view::npos;
-    if (has_unit || is_zero) return {};
-    return fmt::format("'{0}' was read as {1} {2}; give a unit, as in {1}{3}: the next release will refuse a "
-                       "value without one",
-                       text, number, unit, unit == "bytes" ? "B or 40GiB" : "s or 15m");
 }
 
 Result<Bytes> parse_bytes(std::string_view text) {

@@ -45,18 +45,13 @@ using Milliseconds = std::chrono::milliseconds;
 /// The longest duration that is accepted, so that deadlines stay within the clock's range.
 inline constexpr Milliseconds k_max_duration = std::chrono::hours(24) * 10'000;
 
-/// Reads "15m", "250ms", "1.5h" or "30" (seconds). Units: ms, s, m, h, d. At most
-/// k_max_duration. Errors: invalid_argument.
+/// Reads "15m", "250ms", "1.5h" or "0". Units: ms, s, m, min, h, d. At most k_max_duration. Errors:
+/// invalid_argument.
 [[nodiscard]] Result<Milliseconds> parse_duration(std::string_view text);
 
-/// Reads "40GiB", "1.5GB", "4096" (bytes). Units: B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, and K, M, G, T for
-/// the binary ones. Errors: invalid_argument.
+/// Reads "40GiB", "1.5GB" or "0". Units: B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, and K, M, G, T for the binary
+/// ones. Errors: invalid_argument.
 [[nodiscard]] Result<Bytes> parse_bytes(std::string_view text);
-
-/// What is to be said to whoever has written a duration, or one before a colon, or a size, without its unit,
-/// which was taken for `unit`, "seconds" or "bytes", and which the next release will refuse; empty where
-/// there is nothing to say.
-[[nodiscard]] std::string unit_warning(std::string_view text, std::string_view unit = "seconds");
 
 /// "61.2 GiB", "512 B": three or four significant digits, binary units.
 [[nodiscard]] std::string format_bytes(Bytes bytes);

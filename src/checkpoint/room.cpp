@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is not counted, and what is not known.
+// How much a process needs to come back, and how processes share the room of a GPU.
 
 #include "checkpoint/room.hpp"
 
@@ -12,16 +12,16 @@ namespace {
 /// More than the driver keeps on a GPU for a process and NVML does not count as that one's: 5.6 MiB for a
 /// context, by tests/bench/RESULTS.md. A restore takes it, too.
 constexpr Bytes k_not_counted = 16 * k_mib;
-/// What a checkpoint frees beyond what NVML counts; more is that of others, such as of a tree's other
-/// members.
+/// The most that a checkpoint frees and NVML does not count. More was freed by others, such as other members
+/// of a tree.
 constexpr Bytes k_most_not_counted = 256 * k_mib;
 /// Less on a GPU that the process is not known to use is no sign that it does.
 constexpr Bytes k_noise = 16 * k_mib;
 /// A context with its modules, where nothing better is known: a wake without room for it is not to begin.
 constexpr Bytes k_assumed_rest = 2 * k_gib;
-/// That set room aside at a time. Eight deep sleepers of 1 GiB are back soonest on average by four: the first
-/// after 0.7 s and the last after 1.5 s; one by one the last after 2.4 s, and all at once nobody before 1.1 s
-/// (tests/bench/RESULTS.md, one H100).
+/// How many processes may set room aside at a time. Eight deep sleepers of 1 GiB come back soonest on average
+/// with four: the first after 0.7 s and the last after 1.5 s; one by one the last after 2.4 s, and all at
+/// once none before 1.1 s (tests/bench/RESULTS.md, one H100).
 constexpr std::uint32_t k_most_at_a_time = 4;
 
 } // namespace

@@ -51,7 +51,7 @@ public:
     [[nodiscard]] virtual Result<void> unlock(pid_t pid) const = 0;
 };
 
-/// What is left of a process that the driver has lost.
+/// The contents that are left of a process that the driver has lost.
 enum class Kept : std::uint8_t {
     nothing,
     by_agent, ///< its agent's contents, which can be saved
@@ -62,7 +62,7 @@ inline constexpr std::string_view k_failed_partway = "the driver failed partway"
 inline constexpr std::string_view k_found_too_little =
     "the driver restored it with too little GPU memory, and cannot try again";
 
-/// That of a process which the driver has lost because of `why`. Code: context_lost.
+/// Returns the error of a process which the driver has lost because of `why`. Code: context_lost.
 [[nodiscard]] Error lost(std::string_view why, Kept kept);
 /// The same of a call's error, whose step and status it keeps.
 [[nodiscard]] Error lost(Error why, Kept kept);
@@ -86,12 +86,12 @@ public:
     [[nodiscard]] Result<void> restore(std::span<const GpuPair> pairs) const;
     /// Makes a locked one running.
     [[nodiscard]] Result<void> unlock() const;
-    /// Of one that somebody else was at work with: whether it is checkpointed. One that was left locked is
-    /// unlocked.
+    /// Finds out how a process stands with which somebody else was at work: whether it is checkpointed. One
+    /// that was left locked is unlocked.
     [[nodiscard]] Result<bool> settle(State found) const;
 
 private:
-    /// Of a step that has failed.
+    /// Returns the error of a failed step.
     [[nodiscard]] Error judge(Error why) const;
 
     const Driver& driver_;

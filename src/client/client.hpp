@@ -29,7 +29,7 @@ public:
     [[nodiscard]] static Result<Neighbours> open();
 
     [[nodiscard]] int directory() const noexcept { return directory_.get(); }
-    /// Those of all processes but this one, also of some that have ended. Errors: io_failed.
+    /// Returns the identities of all processes but this one; some may have ended. Errors: io_failed.
     [[nodiscard]] Result<std::vector<ProcessIdentity>> list() const;
     /// A connected, non-blocking socket, whose peer is of this user. Errors: no_agent (nobody listens there),
     /// timed_out (it does not accept connections), io_failed.
@@ -63,7 +63,7 @@ private:
     UniqueFd fd_;
 };
 
-/// What holds for all that sleep or wake together.
+/// The terms of a sleep or wake of several processes as one.
 struct Joint {
     bool is_sleep = true;
     Clock::time_point end = Clock::time_point::max(); ///< when all must be ready

@@ -69,7 +69,8 @@ private:
     bool lock_as_needed() noexcept;
     /// Nothing: as many as may at a time have some.
     [[nodiscard]] std::optional<Bytes> room_of_others() const;
-    /// What others have set aside; nothing, as of that, where another counts or has the lock.
+    /// Begins to count, and returns how much others have set aside. Empty if it cannot: another process
+    /// counts or has the lock, or as many have set room aside as may.
     [[nodiscard]] std::optional<Bytes> begin_counting() noexcept;
     void end_counting() noexcept;
     [[nodiscard]] bool set_aside(Bytes bytes) noexcept;

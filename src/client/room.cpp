@@ -45,7 +45,7 @@ public:
     }
 
 private:
-    /// What there is to say where nobody can look any more.
+    /// Returns the result if the GPU cannot be looked at any more.
     [[nodiscard]] Result<RoomMade> without_look(Error error) {
         if (made_.slept.empty()) return error;
         made_.error = std::move(error);

@@ -31,15 +31,15 @@ struct Candidate {
 /// `report`, a status, as a candidate for who leaves alone what was woken less than `min_awake` ago.
 [[nodiscard]] Candidate candidate_of(const model::Report& report, Milliseconds min_awake);
 
-/// Of who was woken `seconds` ago and is left alone for another `rest` seconds.
+/// Says that a process was woken `seconds` ago and is left alone for another `rest` seconds.
 [[nodiscard]] std::string woken_too_recently(double seconds, double rest);
 
 /// Says why `candidate` cannot be put to sleep; empty if it can.
 [[nodiscard]] std::string against(const Candidate& candidate);
 
-/// Those who sleep so that all that is `missing` is there: the least recently used, and none that is not
-/// needed; in the order of their last use, by their places in `candidates`. Nobody where all together are not
-/// enough.
+/// Chooses the processes to put to sleep so that `missing` becomes free: the least recently used, and none
+/// that is not needed. Returns their places in `candidates`, in the order of their last use; none if all
+/// together are not enough.
 [[nodiscard]] std::vector<std::size_t> plan_room(std::span<const Candidate> candidates,
                                                  const BytesByGpu& missing);
 

@@ -125,9 +125,9 @@ private:
     /// of those that are freed.
     enum class Of { all, unsettled, freed };
     [[nodiscard]] std::optional<std::size_t> longest_waiting(Of whom) const noexcept;
-    /// Whose turn it is, of whoever is drained and holds something, and how many it lets through.
+    /// Chooses the drained member whose turn it is to let held work through, and how many calls.
     [[nodiscard]] Word next_in_turn() noexcept;
-    /// Whose held work is let through next.
+    /// The members of which one lets held work through next.
     enum class Source { nobody, drained, undrained };
     [[nodiscard]] Source source() const noexcept;
     /// Before that.

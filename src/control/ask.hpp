@@ -32,8 +32,8 @@ struct Outcome {
     std::optional<double> stopped_report_seconds{};
 };
 
-/// What a sleep was to free of the GPU, and the driver did not release: it has failed, and all sleeps. 0 of a
-/// pause, and of a sleep that was only to come under conditions and did not.
+/// Returns how much a sleep should have freed and the driver did not release: then it has failed, though all
+/// of it sleeps. 0 for a pause, and for a conditional sleep that did not come about.
 [[nodiscard]] Bytes unreleased_by(const protocol::Request& request, const model::Report& report) noexcept;
 
 /// Whether the error means that the process has ended, or runs another program by now.

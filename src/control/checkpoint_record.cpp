@@ -64,12 +64,12 @@ Recorded parse_file(int file) {
     return line == k_last_line ? recorded : Recorded();
 }
 
-/// Of a process as this command's pid namespace numbers it.
+/// Returns the file's name for a process as this command's pid namespace numbers it.
 std::string name_of(const ProcessIdentity& process) {
     return fmt::format("{}-{}-{}{}", process.pid, process.start_time, pid_namespace(), k_ending);
 }
 
-/// Whose file it is, of this pid namespace.
+/// Returns the process of a file's name, if it is of this pid namespace.
 std::optional<ProcessIdentity> process_of(const std::string& name) {
     std::istringstream words(name);
     ProcessIdentity process;

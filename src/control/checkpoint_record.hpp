@@ -15,7 +15,7 @@
 
 namespace gpu_sleep::control {
 
-/// What a record says.
+/// The contents of a record.
 struct Recorded {
     client::BytesByGpu needs{}; ///< empty where they are not known
     bool is_lost = false;       ///< a restore has found too little: the driver tries no other
@@ -29,14 +29,14 @@ public:
     /// Makes the file if it is missing. Errors: io_failed, timed_out (another command has it).
     [[nodiscard]] static Result<CheckpointRecord> open(const Process& process, Milliseconds timeout);
 
-    /// What was written last.
+    /// Returns what was last written.
     [[nodiscard]] Recorded read() const;
     /// Errors: io_failed (what was there stays, or nothing does).
     [[nodiscard]] Result<void> write(const Recorded& recorded) const;
     /// Removes the file: the process is awake.
     void remove() const;
 
-    /// That of the file, which the owner's agents use, too. Lent.
+    /// Returns the file's directory, which the owner's agents use, too. Lent.
     [[nodiscard]] int directory() const noexcept { return directory_.get(); }
 
 private:
@@ -48,7 +48,7 @@ private:
     std::string name_;
 };
 
-/// Of a process, if there is any. Waits for no command that is at work with it.
+/// Reads the record of a process, if there is one, also while another command is at work with it.
 [[nodiscard]] Recorded recorded_of(const Process& process);
 
 /// Whether there is such a file of this very process, in its owner's directory.

@@ -35,7 +35,7 @@ struct Selection {
     [[nodiscard]] bool is_for_all() const noexcept { return words.empty() && group.empty(); }
 };
 
-/// Who puts a process to sleep.
+/// The part that puts a process to sleep.
 enum class Engine : std::uint8_t {
     agent,
     driver,    ///< its checkpoint of a process that has no agent

@@ -50,7 +50,8 @@ client::BytesByGpu used_by(pid_t pid, const Look& look) {
     return used;
 }
 
-/// What a restore takes of each GPU that the process was known to use; where none is known, of all.
+/// Returns how much a restore needs on each GPU that the process is known to use; on every GPU if none is
+/// known.
 client::BytesByGpu needs_of(const client::BytesByGpu& used, const Look& before, const Look& after) {
     client::BytesByGpu needs;
     for (const auto& gpu : after.gpus) {
@@ -66,7 +67,7 @@ client::BytesByGpu needs_of(const client::BytesByGpu& used, const Look& before, 
     return needs;
 }
 
-/// Who asks the driver about a stopped process waits until that goes on. Errors: timed_out.
+/// A command that asks the driver about a stopped process would wait until that goes on. Errors: timed_out.
 Result<void> check_not_stopped(const Process& process) {
     if (!ProcFs().is_stopped(process)) return {};
     return make_error(ErrorCode::stopped, "process {} is stopped, and does not answer the driver",

@@ -165,7 +165,7 @@ Result<UniqueFd> Finder::connect_beneath(int root, const Process& process, std::
     if (!seen) return UniqueFd();
     reason = (*seen)->directories.is_whole ? "it has no socket in /tmp" : "too many files lie in its /tmp";
     const auto candidates = GPU_SLEEP_TRY(candidates_for(process, tmp.get(), **seen));
-    const bool same_clock = proc_.shares_time_namespace(process.pid);
+    const bool same_clock = !candidates.empty() && proc_.shares_time_namespace(process.pid);
     for (const auto& candidate : candidates) {
         const auto directory = open_private_directory(tmp.get(), candidate.directory, process.uid);
         if (!directory && lacks_descriptors(errno)) return lack_of_descriptors(errno);
@@ -196,7 +196,7 @@ Error Finder::unreached(const Process& process, const std::optional<std::string>
         return make_error(ErrorCode::no_agent,
                           "there is no agent in process {}: start it again, with gpu-run or after gpu-enable",
                           who);
-    // Who ends takes its socket away first.
+    // A process that ends takes its socket away first.
     const auto now = proc_.find_thread(process.pid, k_control_thread);
     if (!now || now->second == k_control_thread_ending || !proc_.is_running(process))
         return has_ended(process);

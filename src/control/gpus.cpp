@@ -138,7 +138,7 @@ void note_gpu_use(std::vector<Outcome>& outcomes) {
         const auto* const report = sleeper(outcome);
         if (!report) continue;
         const auto use = use_of(outcome.process.pid, *gpus);
-        // Who has a context is listed, if it is known by that pid at all.
+        // A process with a context is listed, if it is known by that pid at all.
         if (use.is_listed || (report->deep && has_its_pids)) outcome.gpu_bytes = use.bytes;
     }
 }

@@ -64,21 +64,21 @@ private:
     std::vector<driver::Gpu> all_;
 };
 
-/// Those of `all` that a program sees with these values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, null
-/// where one is not set; at least one. Errors: no_driver (there is none), invalid_argument (none of them is
-/// named, or it is the driver that knows which they are).
+/// Returns the GPUs of `all` that a program sees with these values of CUDA_VISIBLE_DEVICES and
+/// CUDA_DEVICE_ORDER, null if not set; at least one. Errors: no_driver (there is none), invalid_argument
+/// (none of them is named, or only the driver knows which they are).
 [[nodiscard]] Result<std::vector<driver::Gpu>>
 visible_of(const std::vector<driver::Gpu>& all, bool are_numbered, const char* names, const char* order);
 
-/// Who has memory of a GPU.
+/// The processes that have memory of a GPU.
 struct Holders {
     std::string text;       ///< how much each has, and whether it could sleep; empty if nobody says
     bool can_sleep = false; ///< one of them could, at once or soon
 };
 
-/// Who beside `process` has memory of `gpus`, and of those that it sleeps on if it has an agent.
-/// `others_alone`: only those that its agent cannot ask. `moves`: the GPUs that it is to come back to, as in
-/// a WakeRequest.
+/// Finds the processes, besides `process`, that have memory of `gpus`, and of the GPUs on which it sleeps if
+/// it has an agent. `others_alone`: only those that its agent cannot ask. `moves`: the GPUs that it is to
+/// come back to, as in a WakeRequest.
 [[nodiscard]] Holders holders_beside(const Process& process, bool others_alone,
                                      const std::vector<GpuPair>& moves, client::BytesByGpu gpus = {});
 

@@ -18,7 +18,7 @@
 namespace gpu_sleep::control {
 namespace {
 
-/// What both libraries say, loaded once for a listing. A process is looked up in it by its pid.
+/// The answers of both libraries, loaded once for a listing. A process is looked up in it by its pid.
 class Driver {
 public:
     Driver() {

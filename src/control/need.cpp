@@ -101,7 +101,8 @@ Result<std::optional<std::set<pid_t>>> selected(Finder& finder, const Need& need
     return std::optional(std::move(pids));
 }
 
-/// Those of `processes` that may be asked to sleep, and in the same order the processes.
+/// Returns the reports of the `processes` that may be asked to sleep; adds the processes to `asked` in the
+/// same order.
 std::vector<client::Holder> holders_of(Finder& finder, const Need& need,
                                        const std::vector<Outcome>& processes,
                                        const std::optional<std::set<pid_t>>& only,

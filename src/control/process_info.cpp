@@ -28,24 +28,37 @@ Error no_such_process(pid_t pid) {
 
 /// Fills in what /proc/PID/status says, and the process whose thread it is. Returns false unless all that is
 /// needed was there.
-bool read_status(std::istream& file, Process& process, pid_t& leader) {
+bool read_status(std::string_view rest, Process& process, pid_t& leader) {
     bool has_uid = false;
     leader = process.pid;
-    for (std::string line; std::getline(file, line);) {
-        const std::string_view text = line;
-        const auto values = [&](std::string_view key) { return std::istringstream(line.substr(key.size())); };
-        if (text.starts_with("Name:\t")) process.command = fmt::format("[{}]", text.substr(6));
-        if (text.starts_with("Tgid:")) values("Tgid:") >> leader;
-        if (text.starts_with("PPid:")) values("PPid:") >> process.parent;
-        if (text.starts_with("Uid:")) {
+    while (const auto line = take_line(rest)) {
+        const auto key = line->substr(0, line->find('\t'));
+        const auto value = line->substr(std::min(key.size() + 1, line->size()));
+        const auto values = [&] { return std::istringstream(std::string(value)); };
+        if (key == "Name:") process.command = fmt::format("[{}]", value);
+        if (key == "Tgid:") values() >> leader;
+        if (key == "PPid:") values() >> process.parent;
+        if (key == "Uid:") {
             uid_t real = 0;
-            has_uid = static_cast<bool>(values("Uid:") >> real >> process.uid);
+            has_uid = static_cast<bool>(values() >> real >> process.uid);
         }
-        if (!text.starts_with("NSpid:")) continue;
-        auto numbers = values("NSpid:"); // one for each namespace, the innermost last
+        if (key != "NSpid:") continue;
+        auto numbers = values(); // one for each namespace, the innermost last
         for (pid_t number = 0; numbers >> number;) process.inner_pid = number;
     }
     return has_uid && process.inner_pid > 0;
+}
+
+/// Whether a stat file is that of a thread of the kernel's own. Source: proc_pid_stat(5), field 9
+/// (PF_KTHREAD).
+bool is_of_kernel(std::string_view stat) {
+    constexpr unsigned long k_kernel_thread = 0x0020'0000;
+    stat.remove_prefix(std::min(stat.rfind(')') + 1, stat.size())); // npos + 1 is 0
+    std::istringstream fields{std::string(stat)};
+    std::string skipped;
+    for (int field = 3; field < 9; ++field) fields >> skipped;
+    unsigned long flags = 0;
+    return fields >> flags && (flags & k_kernel_thread) != 0;
 }
 
 /// Empty where it cannot be read, as when the process ends meanwhile.
@@ -76,16 +89,13 @@ void read_command(const std::filesystem::path& directory, Process& process) {
 } // namespace
 
 Result<Process> ProcFs::read(pid_t pid) const {
-    errno = 0;
-    std::ifstream status(directory(pid) / "status");
+    const auto status = read_small_file(directory(pid) / "status");
     if (!status && lacks_descriptors(errno)) return lack_of_descriptors(errno);
     if (!status) return no_such_process(pid);
     Process process;
     process.pid = pid;
     pid_t leader = 0;
-    const bool is_whole = read_status(status, process, leader);
-    if (status.bad()) return no_such_process(pid); // it ended meanwhile
-    status.close();
+    const bool is_whole = read_status(*status, process, leader);
     if (!is_whole) return make_error(ErrorCode::io_failed, "cannot read the status of process {}", pid);
     if (leader != pid)
         return make_error(ErrorCode::no_process, "there is no process {}: it is a thread of process {}", pid,
@@ -103,7 +113,7 @@ Result<std::vector<Process>> ProcFs::list() const {
     if (failure) return errno_error(ErrorCode::io_failed, failure.value(), "opendir", root_.string());
     for (const std::filesystem::directory_iterator end; entry != end; entry.increment(failure)) {
         const auto pid = parse_number<pid_t>(entry->path().filename().native());
-        if (!pid) continue;
+        if (!pid || is_of_kernel(read_file(directory(*pid) / "stat"))) continue;
         auto process = read(*pid);
         if (process)
             processes.push_back(*std::move(process));

@@ -39,8 +39,8 @@ public:
     /// proc_pid_status(5), proc_pid_cmdline(5).
     [[nodiscard]] Result<Process> read(pid_t pid) const;
 
-    /// Every process that can be read, ordered by pid; those that end meanwhile are left out. Errors:
-    /// io_failed (nothing can be read, for want of descriptors or of a proc file system).
+    /// Every process that can be read, ordered by pid, without the kernel's own threads and those that end
+    /// meanwhile. Errors: io_failed (nothing can be read, for want of descriptors or of a proc file system).
     [[nodiscard]] Result<std::vector<Process>> list() const;
 
     /// The directory of one process.
@@ -72,8 +72,8 @@ public:
     /// Whether that may be read, and has no such file.
     [[nodiscard]] bool lacks(pid_t pid, std::string_view text) const;
 
-    /// What the process's environment said of `variable` when it was started; nothing where it has no such
-    /// variable or cannot be read. Source: proc_pid_environ(5).
+    /// Returns the value of `variable` in the process's environment at its start. Empty if it is not set or
+    /// cannot be read. Source: proc_pid_environ(5).
     [[nodiscard]] std::optional<std::string> variable(pid_t pid, std::string_view variable) const;
 
     /// The control groups of the process, as their file has them. Source: proc_pid_cgroup(5).
@@ -98,8 +98,8 @@ private:
 /// Raises the limit of open files as far as allowed: a command has a connection to each process.
 void raise_descriptor_limit() noexcept;
 
-/// What its program is called; of one that shows no arguments, what the kernel calls it. Of a title that it
-/// has set the first word alone: the others may be secrets, and change.
+/// Returns the name of its program; the kernel's name if it shows no arguments. Of a title that it has set,
+/// only the first word: the rest may be secret, and changes.
 [[nodiscard]] ProgramName program_of(const Process& process);
 
 /// The name that it was given, or else that of its program: "python3 serve.py".
@@ -109,7 +109,7 @@ void raise_descriptor_limit() noexcept;
 /// known.
 [[nodiscard]] std::string title(const Process& process);
 
-/// Those of `processes` that descend from `ancestor`, in the order they have.
+/// Returns the descendants of `ancestor` among `processes`, in the same order.
 [[nodiscard]] std::vector<Process> descendants_of(pid_t ancestor, const std::vector<Process>& processes);
 
 /// The name of a user, or the number where the system knows none. Thread-safe; may ask the network.

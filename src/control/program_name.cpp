@@ -46,10 +46,10 @@ std::string file_name(std::string_view path) {
     return std::string(path.size() > 1 ? path.substr(path.rfind('/') + 1) : path); // npos + 1 is 0
 }
 
-/// Of a process's first argument. Before others it is a path: who sets a title leaves no other arguments. On
-/// its own, "sshd: user@pts/0" and "/opt/bin/python serve.py /data" are titles, and "/opt/my programs/serve"
-/// is a path. Not told apart: a path with two blanks before the next slash is taken for a title, and a title
-/// with a relative path behind the program's for a path.
+/// Returns the program's name from a process's first argument. With further arguments it is a path: a process
+/// that sets a title leaves none. Without, "sshd: user@pts/0" and "/opt/bin/python serve.py /data" are
+/// titles, and "/opt/my programs/serve" is a path. Not told apart: a path with two blanks before the next
+/// slash is taken for a title, and a title with a relative path behind the program's for a path.
 std::string program_of(std::string_view word, bool has_arguments) {
     if (has_arguments) return file_name(word);
     const auto first = word.substr(0, word.find(' '));

@@ -18,8 +18,8 @@ struct ProgramName {
     bool is_module = false; ///< of `script`
 };
 
-/// Of the arguments of a process, the program's own name first. Where they are a title that it has set, that
-/// is the program's name as a whole.
+/// Reads the name from the arguments of a process, the program's first. If they are a title that it has set,
+/// the name is the whole title.
 [[nodiscard]] ProgramName program_name(const std::vector<std::string>& arguments);
 
 /// "python3 train.py", "python3 -m vllm.server", "llama-server".

@@ -245,7 +245,7 @@ Result<Targets> find_each(Finder& finder, const std::vector<std::string>& words,
 
 void identify(const ProcFs& proc, Process& process) {
     process.name = given_name(proc, process.pid);
-    // Whose process it is may have written what it likes.
+    // The owner of a process can write anything there.
     const auto bounded = [](std::string text) {
         constexpr std::size_t k_longest = 120;
         return text.size() > k_longest ? text.substr(0, k_longest) + "..." : text;
@@ -269,8 +269,7 @@ Result<Process> find_process(const Finder& finder, std::string_view text, std::o
 
 namespace {
 
-/// What else somebody may have meant who typed a name that no process has: a question, or how to list a
-/// user's processes.
+/// Returns a suggestion for a name that no process has: as a question, or how to list a user's processes.
 std::string suggestion(const Finder& finder, const std::vector<Process>& processes, std::string_view text,
                        std::optional<uid_t> user) {
     if (text.starts_with('-') && model::is_number(text.substr(1))) return fmt::format(": {} is no pid", text);

@@ -50,7 +50,7 @@ void identify(const ProcFs& proc, Process& process);
 [[nodiscard]] Result<Targets> find_each(Finder& finder, const std::vector<std::string>& words,
                                         const Search& search = {});
 
-/// What find_each() is made of: adds to `all` what looking for one of `words` has `found`. Errors: as there.
+/// The part of find_each() for one of `words`: adds what was `found` for it to `all`. Errors: as there.
 [[nodiscard]] Result<void> add_found(Finder& finder, const std::vector<std::string>& words,
                                      std::string_view word, Result<Targets> found, Targets& all);
 

@@ -42,7 +42,8 @@ client::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
     return limits;
 }
 
-/// What a process of this machine can have to copy: no more than its GPUs have, or its host memory holds.
+/// Returns the most that a process of this machine can have to copy: no more than its GPUs have, or its host
+/// memory.
 Bytes machine_bytes() {
     const auto gpus = driver::look_at_gpus();
     if (!gpus) return client::AnswerTimeout::k_max_bytes;

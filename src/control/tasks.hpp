@@ -35,7 +35,7 @@ inline constexpr Milliseconds k_limit_of_pass{900'000};
 [[nodiscard]] std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Manner& manner,
                                              Listener& listener, Interruptions& interruptions);
 
-/// What `answer` says of a process that `request`, an operation, was for.
+/// Turns `answer` into the outcome of a process that was sent `request`, an operation.
 [[nodiscard]] Outcome outcome_of(Finder& finder, const protocol::Request& request, Process process,
                                  client::Answer answer);
 

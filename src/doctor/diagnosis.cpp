@@ -15,7 +15,7 @@
 namespace gpu_sleep::doctor {
 namespace {
 
-/// Those that are to be examined, each with its agent's status or why there is none.
+/// Returns the processes to examine, each with its agent's status or why there is none.
 Result<std::vector<control::Outcome>> find(control::Finder& finder, const std::string& target,
                                            std::optional<uid_t> user, Milliseconds timeout) {
     if (target.empty()) return std::vector<control::Outcome>();

@@ -88,8 +88,8 @@ template <class... Facts>
     return findings_of(process_checks(), machine, process);
 }
 
-/// What crosses the link of the slowest GPU in a second: as measured, or else by its generation and width.
-/// Nothing where neither is known.
+/// How much crosses the link of the slowest GPU in a second: as measured, or else by its generation and
+/// width. Empty if neither is known.
 struct LinkRate {
     double bytes_per_second = 0;
     bool is_measured = false;

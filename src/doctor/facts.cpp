@@ -38,7 +38,7 @@ std::optional<Number> number_of(const fs::path& file) {
     return text ? number_in<Number>(*text) : std::nullopt;
 }
 
-/// What follows `key` in the line of `text` that begins with it.
+/// Returns the rest of the line of `text` that begins with `key`.
 std::optional<std::string> line_after(std::string_view text, std::string_view key) {
     while (const auto line = take_line(text))
         if (line->starts_with(key)) return std::string(line->substr(key.size()));
@@ -144,7 +144,7 @@ static void from_json(const nlohmann::json& json, SnapshotDirectory::FreeSpace& 
 namespace gpu_sleep::doctor {
 namespace {
 
-/// What `ask`, a function that returns a Result<Value>, gives apart. Errors: those of AskApart.
+/// Runs `ask`, a function that returns a Result<Value>, in a child process. Errors: those of AskApart.
 template <class Value, class Ask>
 Result<Value> asked(const AskApart& apart, Milliseconds limit, Ask&& ask) {
     constexpr auto k_replace = nlohmann::json::error_handler_t::replace;
@@ -167,7 +167,7 @@ std::vector<Result<driver::LinkSpeed>> measure(const driver::Capabilities& capab
     return links;
 }
 
-/// Of a process that has no agent.
+/// Asks for the checkpoint state of a process that has no agent.
 Result<checkpoint::State> ask_checkpoint(pid_t pid, const AskApart& apart, Milliseconds limit) {
     const auto state = asked<int>(apart, limit, [&]() -> Result<int> {
         const auto loaded = GPU_SLEEP_TRY(driver::Checkpoint::load());

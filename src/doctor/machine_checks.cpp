@@ -13,7 +13,7 @@
 namespace gpu_sleep::doctor {
 namespace {
 
-/// What cuInit gives where something about the machine is wrong. Source: CUDA Driver API, CUresult.
+/// A status of cuInit that shows something wrong with the machine. Source: CUDA Driver API, CUresult.
 struct StartFailure {
     int status;
     std::string_view advice;

@@ -17,8 +17,8 @@
 
 namespace gpu_sleep::driver {
 
-/// That of this machine, for other processes; a process may restore and unlock itself, too. Needs no context,
-/// and makes none. Thread-safe.
+/// The driver of this machine, for other processes; a process may restore and unlock itself, too. Needs no
+/// context, and makes none. Thread-safe.
 class Checkpoint final : public checkpoint::Driver {
 public:
     /// Opens libcuda.so.1 (never closed again). Errors: no_driver (there is none, or it is older than 12.8).

@@ -22,8 +22,8 @@ namespace gpu_sleep::driver {
 /// time.
 class MappedBuffer;
 
-/// What a transaction uses on one device. When it is destroyed, nothing of it is left on the device. One
-/// thread at a time, which must have entered the session's context (enter()).
+/// The resources of a transaction on one device, all of which its destructor gives back. For one thread at a
+/// time, which must have entered the session's context (enter()).
 class DeviceSession {
 public:
     /// Errors: out_of_device_memory, driver_failed, context_lost.

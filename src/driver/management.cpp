@@ -70,7 +70,7 @@ Result<Nvml> load() {
     return nvml;
 }
 
-/// Who has what of it; nobody where it does not say.
+/// Returns the processes that use the GPU, with the memory of each; none if the library does not say.
 std::vector<GpuProcess> processes_of(const Nvml& nvml, Device device) {
     std::vector<ProcessInfo> infos(64);
     int status = k_insufficient_size;

@@ -131,7 +131,7 @@ bool Ledger::move(Backing& backing, Residence to) {
         backing.slept_by_program = false;
         backing.has_lost_contents_ = false;
     }
-    // What is kept of one that is dropped is what is preserved.
+    // A dropped backing keeps only its preserved parts.
     if (to == Residence::dropped)
         backing.has_lost_contents_ = backing.kept.range == 0 || !backing.is_wholly_preserved();
     return true;

@@ -24,7 +24,7 @@ namespace gpu_sleep::ledger {
 /// The index of a tag in its ledger; never reused once a backing or a policy has it.
 using TagId = std::uint32_t;
 
-/// What is kept of a backing's contents.
+/// The kept contents of a backing.
 struct Kept {
     std::uint64_t range = 0; ///< the kept range's number; 0 for none
     Bytes bytes = 0;         ///< of the backing, that it holds for the next wake
@@ -133,7 +133,7 @@ public:
     /// Host memory that backings have in place of GPU memory: all, or those of one tag.
     [[nodiscard]] Bytes host_backed(std::optional<TagId> tag = std::nullopt) const noexcept;
 
-    /// Of that, what holds the contents of what sleeps.
+    /// Returns the part of that host memory which holds contents of sleeping backings.
     [[nodiscard]] Bytes in_place() const noexcept;
 
     /// Notes that the program itself asked for the sleep of what sleeps under `tags`, or of all for none.
@@ -144,8 +144,8 @@ public:
     /// Forgets every mark within `span`.
     static void forget_preserved(Backing& backing, Span span);
 
-    /// What the residences of all backings add up to, but for those that must stay; or of those under
-    /// `tags`. Where nothing is under them, that of all.
+    /// Returns the state of all backings together, except those that must stay; or of those under `tags`, but
+    /// of all if there are none.
     [[nodiscard]] model::State state(const std::vector<std::string>& tags = {}) const noexcept;
     /// One report for each tag on each device, ordered by tag and device. Backings that have to stay are left
     /// out. `in_files`: how much of a kept range is in files; asked for those that are not damaged.

@@ -248,7 +248,7 @@ Result<DeviceAddress> Heap::allocate_small(Pool& pool, const Device& device, led
 
 Result<DeviceAddress> Heap::allocate_in_new_block(Pool& pool, const Device& device, ledger::TagId tag,
                                                   Bytes bytes) {
-    // What takes memory comes first: once there is a range, nothing may fail.
+    // Host memory is taken first: once there is a range, nothing may fail.
     std::map<DeviceAddress, Block> block;
     auto& spans =
         block.emplace(0, Block{0, SpanAllocator(device.kind.granularity(), k_alignment)}).first->second.spans;
@@ -276,7 +276,7 @@ Result<Freed> Heap::free_small(Backing& backing, DeviceAddress address) {
     const auto offset = address - backing.address;
     const auto bytes = block.spans.allocated_at(offset);
     if (!bytes) return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation", address);
-    // What takes memory comes first: without it all is as before.
+    // The call that takes host memory comes first: if it fails, nothing has changed.
     ledger::Ledger::forget_preserved(backing, {offset, *bytes});
     block.spans.free(offset);
     update_space(pool, block, before);

@@ -57,9 +57,9 @@ inline constexpr Bytes k_largest_small = k_mib;
 /// expect.
 inline constexpr Bytes k_alignment = 512;
 
-/// What freeing an allocation left for others to do.
+/// The work that is left after freeing an allocation.
 struct Freed {
-    /// What had been kept of a range that is gone: to be forgotten. 0 for none.
+    /// The kept range of a freed range, which has to be forgotten; 0 for none.
     std::uint64_t kept = 0;
 };
 
@@ -106,7 +106,7 @@ private:
         driver::DeviceAddress address;
         SpanAllocator spans;
     };
-    /// What one tag has on one device.
+    /// The ranges of one tag on one device.
     struct Pool {
         std::map<driver::DeviceAddress, Region> regions;
         std::map<driver::DeviceAddress, Block> blocks; ///< ranges shared by small allocations

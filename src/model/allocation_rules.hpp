@@ -16,7 +16,7 @@
 
 namespace gpu_sleep::model {
 
-/// What to do with allocations of some sizes by some library.
+/// A rule for allocations of some sizes by some library.
 struct AllocationRule {
     Bytes min_size = 0;                                 ///< smallest size that matches
     Bytes max_size = std::numeric_limits<Bytes>::max(); ///< largest size that matches
@@ -44,7 +44,7 @@ inline constexpr std::size_t k_max_library_length = 100;
 /// 1 to 100 letters, digits, '_', '-', '.' and '+'.
 [[nodiscard]] bool is_valid_library(std::string_view name) noexcept;
 
-/// What is wrong with `rule`, beginning with the member's name in a rules file; empty if nothing is.
+/// Returns what is wrong with `rule`, beginning with the member's name in a rules file; empty if nothing is.
 [[nodiscard]] std::string problem_with(const AllocationRule& rule);
 
 /// Rules in order: the first that matches an allocation decides. Immutable, thread-safe.

@@ -41,7 +41,7 @@ inline constexpr const char* k_prepare = "GPU_SLEEP_PREPARE";
 
 /// Bytes of host memory that the user's processes may hold together for contents.
 inline constexpr const char* k_host_budget = "GPU_SLEEP_HOST_BUDGET";
-/// What is placed in host memory as it is allocated: see parse_live_bytes().
+/// Sizes of the tags that are placed in host memory as they are allocated: see parse_live_bytes().
 inline constexpr const char* k_live_bytes = "GPU_SLEEP_LIVE_BYTES";
 /// Milliseconds for which sleeps from outside are refused; 0: as long as the process runs.
 inline constexpr const char* k_inhibit = "GPU_SLEEP_INHIBIT";

@@ -83,8 +83,8 @@ int exit_status_of(const Failure& failure, Operation asked) noexcept {
     const auto& row = traits(failure.error.code);
     const bool is_short =
         failure.error.code == ErrorCode::out_of_host_memory || failure.error.code == ErrorCode::out_of_disk;
-    // What was to sleep is awake, because there was too little memory or disk; what slept before still
-    // sleeps.
+    // The tags that were to sleep are awake, because of too little memory or disk; others still sleep as
+    // before.
     if (is_short && failure.state == State::partial && asked == Operation::sleep) return row.exit_status;
     return is_resident(failure.state) ? row.exit_status : row.exit_status_asleep;
 }

@@ -146,10 +146,10 @@ struct PhaseTimes {
     double total = 0;
 };
 
-/// What an agent of this version can do that not every one could, each by a name that stays.
+/// Features of this agent that not every agent has. The names never change.
 inline constexpr std::array<std::string_view, 3> k_features{"pause", "deep", "joint"};
 
-/// Whose report it is.
+/// The process of a report.
 struct Identity {
     std::int32_t pid = 0; ///< in the process's own namespace
     std::string name;     ///< given by the program or its environment; may be empty
@@ -159,7 +159,7 @@ struct Identity {
     bool intercepts = false;           ///< the program's own allocations are intercepted
 };
 
-/// What an operation has done, or would do.
+/// The results of an operation, or of its rehearsal.
 struct Deed {
     Operation operation = Operation::status;
     Level level = Level::keep; ///< of a sleep
@@ -209,7 +209,7 @@ struct Touches {
     std::vector<WaitingWake> wakes_waiting; ///< for GPU memory; only in a status
 };
 
-/// What the driver has taken.
+/// The part of a deep sleep that the driver has done.
 struct Deepness {
     /// Asleep, and the driver has taken the rest as well, its context among it: nothing of it is on a GPU.
     bool deep = false;
@@ -271,7 +271,7 @@ void refuse(Report& report, std::string why, std::optional<ErrorCode> code = {})
 /// the request has it wait or make room.
 void note_short_devices(const WakeRequest& request, Report& report);
 
-/// That figure of all items, such as TagReport::in_files of a report's tags.
+/// Returns the sum of a figure of all items, such as TagReport::in_files of a report's tags.
 template <class T>
 [[nodiscard]] Bytes sum_of(const std::vector<T>& items, Bytes T::*figure) noexcept {
     Bytes sum = 0;

@@ -23,7 +23,7 @@
 
 namespace gpu_sleep::model {
 
-/// What whoever asks for an operation says of it, whichever it is.
+/// The terms that every operation has.
 struct Terms {
     bool dry_run = false;
     /// For callbacks and for draining the device, together; of a wake for callbacks, and, with `wait`, for
@@ -50,7 +50,7 @@ struct Placement {
 /// Whether it keeps anything in files, but for what spills.
 [[nodiscard]] bool uses_files(const Placement& placement) noexcept;
 
-/// What sleeps, and what becomes of its contents. A pause says nothing of it.
+/// The tags that sleep, and what becomes of their contents. A pause has no choice.
 struct Choice : Placement {
     std::vector<std::string> tags;    ///< empty means every tag
     std::vector<std::string> keep;    ///< tags treated as `preserve` by this request
@@ -124,17 +124,17 @@ struct CallRequest : Terms {
 struct WakeRequest : Terms {
     std::vector<std::string> tags; ///< empty means every tag
     Milliseconds wait{0}; ///< how long to try again when GPU memory is short; other requests run meanwhile
-    /// Of `tags`, those that are woken before the others, each once the one before it is awake and its
-    /// callbacks have run. What is awake stays so if a later one fails.
+    /// Tags among `tags` that wake first, one after another: each once the one before is awake and its
+    /// callbacks have run. If a later one fails, those before it stay awake.
     std::vector<std::string> order{};
     /// Where GPU memory is short, put others of the same user to sleep, the least recently used first.
     bool make_room = false;
     Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago
     bool joint = false; ///< one of several that wake together: once all is ready, it waits for a Directive
-    /// Of a process that sleeps deeply: it comes back to other GPUs. Lists every GPU that the driver sees,
-    /// with the one that takes its place; empty: to where it was.
+    /// For a deep sleeper: the GPUs to which it comes back. Lists every GPU that the driver sees, with the
+    /// one that takes its place; empty: where it was.
     std::vector<GpuPair> gpus{};
-    /// Of what runs from host memory, how much comes back to the GPU, once all that sleeps is awake.
+    /// How much of the memory that runs from host memory comes back to the GPU, once all tags are awake.
     Bytes live_bytes = k_all_bytes;
     bool ignore_unknown_tags = false; ///< as for a sleep; who has none of `tags` only ends a pause
 };
@@ -159,7 +159,7 @@ template <class Variant>
     return std::get_if<WakeRequest>(&request);
 }
 
-/// What a command says, while the operation runs, to a process whose request is joint.
+/// An instruction of a command, while the operation runs, to a process whose request is joint.
 struct Directive {
     enum class Kind : std::uint8_t {
         hold_on = 0,     ///< others are not as far yet; said again and again, as a sign of life
@@ -168,8 +168,8 @@ struct Directive {
         commit = 3,      ///< all are ready: pass the point of no return
     };
     Kind kind = Kind::hold_on;
-    /// Of let_through: how many at most; it ends before, once the device has to wait. One of a member that
-    /// is not drained.
+    /// For let_through: how many calls at most. It ends earlier if the device has to wait. Only for a member
+    /// that is not drained.
     std::uint32_t count = 1;
     friend bool operator==(const Directive&, const Directive&) = default;
 };

@@ -19,7 +19,7 @@ enum class Level : std::uint8_t {
     drop = 2,  ///< what no policy or span preserves is dropped
 };
 
-/// What a sleep does with the contents of a tag.
+/// How a sleep treats the contents of a tag.
 enum class Retention : std::uint8_t {
     offload = 0,  ///< kept at level 1, dropped at level 2 (the default)
     preserve = 1, ///< kept at every level
@@ -39,7 +39,7 @@ enum class Residence : std::uint8_t {
     damaged = 3, ///< released, and what was kept turned out to be damaged when it was to wake
 };
 
-/// What the residences of all backings of a tag, or of a process, add up to.
+/// The state of a tag or of a process, from the residences of all its backings.
 enum class State : std::uint8_t {
     awake = 0,
     asleep = 1,
@@ -53,7 +53,7 @@ enum class State : std::uint8_t {
     return state == State::awake || state == State::paused;
 }
 
-/// What a touch does: work that reaches the gate and may not pass.
+/// The fate of a touch: work that reaches the gate and may not pass.
 enum class OnTouch : std::uint8_t {
     wait = 0, ///< it waits until the process is awake (the default)
     wake = 1, ///< it wakes the process, then goes on
@@ -82,7 +82,7 @@ enum class GateMode : std::uint8_t {
     checked = 1, ///< work passes that names no sleeping address
 };
 
-/// What the gate lets through right now.
+/// Which calls the gate lets through now.
 enum class GateState : std::uint8_t {
     open = 0,    ///< all work
     checked = 1, ///< work that names no sleeping address
@@ -96,7 +96,7 @@ inline constexpr std::size_t k_max_tag_length = 64;
 /// Bytes of a process's name.
 inline constexpr std::size_t k_max_name_length = 64;
 
-/// What is_valid_name() asks for, in words.
+/// The rule of is_valid_name(), in words.
 inline constexpr std::string_view k_name_rule =
     "a name: 1 to 64 bytes of printable UTF-8, and not a number, which would be a process id";
 

@@ -24,9 +24,9 @@ struct Row {
     std::string_view use;
 };
 
-// What a program loads only to use it. Not here: libnvidia-ptxjitcompiler, libnvidia-nvvm, libnvidia-gpucomp
-// and libnvidia-ml, which work for others or do not use the GPU; libcufile, which PyTorch always loads. That
-// one works through libcuda, but for the buffers that its device shows.
+// Libraries that a program loads only to use them. Not here: libnvidia-ptxjitcompiler, libnvidia-nvvm,
+// libnvidia-gpucomp and libnvidia-ml, which work for others or do not use the GPU; libcufile, which PyTorch
+// always loads. That one works through libcuda, but for the buffers that its device shows.
 constexpr std::array k_rows = {
     Row{"libnvcuvid.so", k_decoding},
     Row{"libvdpau_nvidia.so", k_decoding},

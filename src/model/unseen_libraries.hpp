@@ -31,14 +31,14 @@ struct Mapping {
     /// Whether the file is called `library`, with or without a version behind it.
     [[nodiscard]] bool is_of(std::string_view library) const;
 };
-/// Those of files among the lines of `text`, which lives as long as they. Source: proc_pid_maps(5).
+/// Returns the mappings of files among the lines of `text`, into which they point. Source: proc_pid_maps(5).
 [[nodiscard]] std::vector<Mapping> parse_mappings(std::string_view text);
 
 inline constexpr std::string_view k_driver_library = "libcuda.so"; ///< the CUDA driver's
 
-/// Those among `mappings`, each once, in the order of the table and then of the addresses. First a second
-/// copy of the CUDA driver, unless the audit library is there, which has the loader bind its callers to the
-/// agent. Source: proc_pid_maps(5).
+/// Finds such libraries among `mappings`, each once, in the order of the table and then of the addresses.
+/// First a second copy of the CUDA driver, unless the audit library is there, which has the loader bind its
+/// callers to the agent. Source: proc_pid_maps(5).
 [[nodiscard]] std::vector<UnseenUse> unseen_libraries(std::string_view mappings);
 
 /// Why the driver's checkpoint would harm a process with these uses; empty: none is known to be harmed.

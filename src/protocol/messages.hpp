@@ -55,13 +55,13 @@ private:
 /// nothing). Thread-safe. Source: RFC 3720, appendix B.4.
 [[nodiscard]] std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
-/// What a command sends: a request, and Directives while a joint one runs. Those that a field tells come
-/// before the one that has their type number without it.
+/// A message of a command: a request, and Directives while a joint one runs. A kind that is told by a field
+/// comes before the one that has its type number without that field.
 using Request =
     std::variant<model::StatusRequest, model::ReleaseRequest, model::LiveRequest, model::CallRequest,
                  model::IdleSleepRequest, model::SleepRequest, model::WakeRequest, model::SharedMemoryRequest,
                  model::InhibitRequest, model::Directive>;
-/// What an agent answers: any number of Progress, then one Report, Failure or SharedMemory.
+/// An answer of an agent: any number of Progress, then one Report, Failure or SharedMemory.
 using Reply = std::variant<model::Progress, model::Report, model::Failure, model::SharedMemory>;
 
 /// A whole frame, header included. A message that would be too long is refused: invalid_argument.

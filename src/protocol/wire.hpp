@@ -150,7 +150,7 @@ public:
     /// Whether every read so far was good.
     [[nodiscard]] bool ok() const noexcept { return ok_; }
     [[nodiscard]] bool at_end() const noexcept { return bytes_.empty(); }
-    /// What it has met that this side does not know, such as "value 3 of field 1 of "; empty: nothing.
+    /// The first thing that this side does not know, such as "value 3 of field 1 of "; empty: none.
     [[nodiscard]] const std::string& unknown() const noexcept { return unknown_; }
 
     /// Whether a field of that number is among what is left.

@@ -148,7 +148,7 @@ TEST_CASE("Descriptors: a daemon's child finds those free that it had closed", "
     LoadedHost host;
     host.tell("close_standard");
     std::vector<Process> listings;
-    for (int i = 0; i < 4; ++i) listings.push_back(host.start("gpu-ps", {"--watch=0.1", "--json"}));
+    for (int i = 0; i < 4; ++i) listings.push_back(host.start("gpu-ps", {"--watch=100ms", "--json"}));
     for (int i = 0; i < 20; ++i) {
         std::istringstream child(host.tell("fork"));
         pid_t pid = 0;

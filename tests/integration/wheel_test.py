@@ -15,8 +15,10 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import unittest
+import zipfile
 
 BUILD, *WHEELS = (pathlib.Path(each).resolve() for each in sys.argv[1:])
 TREE = pathlib.Path(__file__).resolve().parents[2]
@@ -41,6 +43,14 @@ def packaging():
     wheel = importlib.util.module_from_spec(importlib.util.spec_from_loader("wheel", loader))
     loader.exec_module(wheel)
     return wheel
+
+
+def bundled_pip():
+    """The wheel of pip that Python has for new environments."""
+    import ensurepip  # which may be missing
+
+    places = (sysconfig.get_config_var("WHEEL_PKG_DIR") or "/", pathlib.Path(ensurepip.__file__).parent / "_bundled")
+    return next(wheel for place in places for wheel in pathlib.Path(place).glob("pip-*.whl"))
 
 
 def missing():
@@ -83,8 +93,9 @@ class Wheel(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(directory.cleanup)
         cls.scratch = pathlib.Path(directory.name)
-        run(sys.executable, "-m", "venv", cls.scratch / "pip")
-        Environment.pip_path = str(next((cls.scratch / "pip").glob("lib*/python*/site-packages")))
+        Environment.pip_path = str(cls.scratch / "pip")
+        with zipfile.ZipFile(bundled_pip()) as pip:
+            pip.extractall(Environment.pip_path)
         cls.environments = []
         for version in VERSIONS:
             cls.environments.append(Environment(cls.scratch / version))

@@ -97,21 +97,6 @@ exempt = true
     CHECK(file->commands.at("notebook").exempt == true);
     CHECK(file->tags.at("weights").store == model::Store::file);
     CHECK(file->tags.at("kv_cache").exempt == true);
-    CHECK(file->warnings.empty());
-}
-
-TEST_CASE("Configuration: times without a unit are taken still, with a warning each", "[config_file]") {
-    if (!can_read()) return;
-    const auto file = parse_configuration("[reclaim]\nidle = [\"900\", \"4h:file\"]\nmin-awake = \"60\"\n",
-                                          "c.toml", Author::user, true);
-    REQUIRE(file);
-    CHECK(file->reclaim.min_awake == 1min);
-    REQUIRE(file->warnings.size() == 2);
-    const auto sizes = parse_configuration("[host]\nper-user = \"4096\"\n", "c.toml", Author::user);
-    REQUIRE(sizes);
-    REQUIRE(sizes->warnings.size() == 1);
-    CHECK(sizes->warnings.front().starts_with("c.toml:2: host.per-user: '4096' was read as 4096 bytes"));
-    CHECK(file->warnings.front().starts_with("c.toml:2: reclaim.idle: '900' was read as 900 seconds"));
 }
 
 TEST_CASE("Configuration: a mistake is named with its file, line and key", "[config_file]") {
@@ -131,6 +116,10 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
     CHECK(complaint_about_toml("[reclaim]\nidle = [\"1h\", 5]\n") ==
           "c.toml:2: reclaim.idle: this is a list of something other than strings, and must be a time, or a "
           "list of times: write it as \"15m\" or [\"15m:host\", \"4h:file\"]");
+    CHECK(complaint_about_toml("[reclaim]\nidle = [\"900\", \"4h:file\"]\n") ==
+          "c.toml:2: reclaim.idle: '900' is not a duration; write it as 250ms, 30s, 15m or 2h");
+    CHECK(complaint_about_toml("[host]\nbudget = \"4096\"\n") ==
+          "c.toml:2: host.budget: '4096' is not a size; write it as 512MiB, 40GiB or 1.5GB");
     CHECK(complaint_about_toml("[reclaim]\nidle = [\"1h:file\", \"2h:host\"]\n") ==
           "c.toml:2: reclaim.idle: 'host' after 2h must be deeper than 'file'");
     CHECK(complaint_about_toml("[reclaim]\nidle = \"1h:disk\"\n") ==

@@ -43,6 +43,9 @@ TEST_CASE("Find: a process is read from its status, stat and cmdline", "[find]")
     CHECK(ProcFs(tree.proc()).read(43).error().code == ErrorCode::io_failed);
     tree.write("proc/meminfo", "");
     CHECK(ProcFs(tree.proc()).list()->size() == 2);
+    tree.write("proc/41/stat", "41 (a) thread) I 2 0 0 0 -1 69238880 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0\n");
+    CHECK(ProcFs(tree.proc()).list()->size() == 1); // the kernel's own are nobody's
+    CHECK(ProcFs(tree.proc()).read(41));
 }
 
 TEST_CASE("Find: a process is stopped while its control group is frozen", "[find]") {

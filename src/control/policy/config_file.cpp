@@ -10,8 +10,8 @@
 
 #ifdef GPU_SLEEP_HAVE_TOML
 namespace {
-/// What toml++ says instead of going on where it meets what it thought impossible: version 3.3 does so after
-/// "[=". Without its checks, which NDEBUG would take away, what follows is undefined.
+/// Thrown by toml++ in place of an assertion: version 3.3 meets what it thought impossible after "[=".
+/// Without its checks, which NDEBUG would take away, the behaviour would be undefined.
 struct Unforeseen {};
 [[noreturn]] void stop_parsing() {
     throw Unforeseen();
@@ -96,8 +96,9 @@ bool is_deep(std::string_view line) {
     return parts > k_most;
 }
 
-/// What is wrong with a line, or nothing. The parser is given ASCII alone, of which it is sure: version 3.3
-/// has characters for which what it does is undefined. In a line of comment, others become question marks.
+/// Replaces characters that the parser may not handle. Returns an error of the line, or nothing. The parser
+/// is given only ASCII: for other characters, version 3.3 has undefined behaviour. In a comment, they become
+/// question marks.
 std::string_view make_plain(std::string& text, std::size_t begin, std::size_t end) {
     const auto first = text.find_first_not_of(" \t", begin);
     const bool is_comment = first < end && text[first] == '#';
@@ -211,21 +212,8 @@ Result<std::vector<Entry>> entries_of(std::string_view, std::string_view name) {
 
 #endif
 
-/// What is to be said of the texts of an entry that stand for times or sizes, and have no unit.
-std::vector<std::string> unit_warnings(const Entry& entry) {
-    const auto& key = entry.path.back();
-    const bool is_time = key == "idle" || key == "min-awake";
-    if (!is_time && key != "budget" && key != "per-user" && key != "host-budget") return {};
-    std::vector<std::string> texts;
-    if (const auto* const text = std::get_if<std::string>(&entry.value)) texts = {*text};
-    if (const auto* const list = std::get_if<std::vector<std::string>>(&entry.value)) texts = *list;
-    for (auto& text : texts) text = unit_warning(text, is_time ? "seconds" : "bytes");
-    std::erase(texts, "");
-    return texts;
-}
-
-/// What is wrong with a ladder of a user's file that leads to files, or nothing. One of the administrator's
-/// may count on each user's directory: decide() looks there.
+/// Returns why a ladder of a user's file cannot lead to files; empty if it can. One of the administrator's
+/// may rely on each user's directory: decide() looks there.
 std::string ladder_problem(const Configuration& file, const Entry& entry) {
     const bool is_general = entry.path.front() == "reclaim";
     const std::size_t depth = is_general ? 2 : 3; // of a key; [command.idle] is a section
@@ -280,12 +268,9 @@ Result<Configuration> parse_configuration(std::string_view text, std::string_vie
     const auto at = [&](const Entry& entry) {
         return fmt::format("{}:{}: {}", name, entry.line, fmt::join(entry.path, "."));
     };
-    for (const auto& entry : entries) {
+    for (const auto& entry : entries)
         if (const auto problem = put_entry(file, entry, author); !problem.empty())
             return make_error(ErrorCode::invalid_argument, "{}: {}", at(entry), problem);
-        for (const auto& warning : unit_warnings(entry))
-            file.warnings.push_back(fmt::format("{}: {}", at(entry), warning));
-    }
     if (author == Author::administrator || has_directory) return file;
     for (const auto& entry : entries)
         if (const auto problem = ladder_problem(file, entry); !problem.empty())

@@ -127,7 +127,7 @@ std::vector<std::string_view> names_of(const Keys& keys, bool of_user) {
     return names;
 }
 
-/// What else is meant by `word`, as "; did you mean 'idle'?", or all of `known`.
+/// Suggests a correction of `word`, as "; did you mean 'idle'?", or names all of `known`.
 std::string suggestion(std::string_view word, const std::vector<std::string_view>& known) {
     if (const auto meant = nearest(word, known); !meant.empty())
         return fmt::format("; did you mean '{}'?", meant);

@@ -35,8 +35,8 @@ struct Decision {
     std::string reason{};                           ///< why nothing is
 };
 
-/// What `policy` does now. The agent decides last: a request is carried out only if the process is still as
-/// idle. Errors: invalid_argument (the policy cannot be carried out: why).
+/// Decides what to do now by `policy`. The agent decides last: a request is carried out only if the process
+/// is still as idle. Errors: invalid_argument (the policy cannot be carried out: why).
 [[nodiscard]] Result<Decision> decide(const Policy& policy, const model::Report& report);
 
 /// Has a sleep that makes room, and not the policy, heed what the policy says of it: after how long awake,
@@ -61,7 +61,7 @@ struct Budgets {
     std::map<uid_t, Bytes> users; ///< of all processes of one
 };
 
-/// What to do with the processes, each given by its place among the holders.
+/// What to do with each process, given by its place among the holders.
 struct HostPlan {
     std::vector<std::size_t> release; ///< give back what they retain
     std::vector<std::size_t> move;    ///< move what they keep in host memory to files

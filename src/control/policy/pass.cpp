@@ -13,7 +13,7 @@
 namespace gpu_sleep::control::policy {
 namespace {
 
-/// What the request puts into host memory, at most.
+/// Returns how much the request puts into host memory at most.
 Bytes needed_by(const model::SleepRequest& request, const model::Report& report) {
     Bytes sum = 0;
     for (const auto& tag : report.tags) {
@@ -23,7 +23,8 @@ Bytes needed_by(const model::SleepRequest& request, const model::Report& report)
                                                 [&](const auto& each) { return each.tag == tag.tag; });
         const bool is_kept = tag.policy.retention != model::Retention::discard;
         if (!goes || goes_elsewhere || !is_kept) continue;
-        // What sleeps in its own memory takes no more, but is copied as it goes deep, from there, too.
+        // A tag that runs from host memory sleeps in it and takes no more. As it goes deep, its contents are
+        // copied, too.
         sum += tag.resident + (request.deep ? std::max(tag.host_backed, tag.in_place)
                                             : tag.host_backed - std::min(tag.host_backed, tag.in_place));
     }
@@ -83,7 +84,7 @@ void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patienc
     for (auto& each : seen) {
         if (!each.decision.request) continue;
         auto request = *each.decision.request;
-        // What the driver alone would add to a sleep, no rehearsal tells.
+        // No rehearsal tells what only the driver would add to a sleep.
         if (request.sleep.deep && tier_of(each.report) != Tier::awake) continue;
         auto socket = finder.connect(each.process);
         if (!socket) continue;
@@ -130,7 +131,7 @@ Requests requests_for(const HostPlan& plan, const Look& look) {
     return requests;
 }
 
-/// What becomes of a process for which the budgets leave no room in host memory.
+/// Changes the decision for a process for which the budgets leave no room in host memory.
 Decision without_room(Decision decision, const Policy& policy) {
     if (policy.directory.empty())
         return {{}, "it does not fit into the host memory budget, and no directory is set for files"};
@@ -142,7 +143,7 @@ Decision without_room(Decision decision, const Policy& policy) {
     return decision;
 }
 
-/// What the decisions ask for. Those of whom nothing is asked are added to `outcomes`, with the reason,
+/// Returns the requests of the decisions. Processes that get none are added to `outcomes`, with the reason,
 /// unless they are there.
 Requests requests_for(Look& look, const Budgets& budgets, std::vector<Outcome>& outcomes) {
     const auto has_room = find_room(holders_of(look.seen), budgets);

@@ -53,10 +53,7 @@ Result<void> Policies::load(const Sources& sources) {
 Result<std::optional<Configuration>> Policies::read(const std::filesystem::path& path, Author author,
                                                     uid_t owner, bool has_directory) {
     auto file = read_configuration(path, author, owner, has_directory);
-    if (file && *file) {
-        files_.push_back(path.string());
-        for (const auto& warning : (*file)->warnings) complaints_.push_back(printable(warning));
-    }
+    if (file && *file) files_.push_back(path.string());
     return file;
 }
 

@@ -32,11 +32,11 @@ public:
     /// such file as `config`).
     [[nodiscard]] Result<void> load(const Sources& sources);
 
-    /// What holds for a process that has given itself `name`. Another user's file that cannot be used is
-    /// complained about once, and the administrator's holds alone.
+    /// Returns the policy of a process that calls itself `name`. If another user's file cannot be used,
+    /// complains once, and uses the administrator's alone.
     [[nodiscard]] Policy of(const Process& process, const std::string& name);
 
-    /// Of the machine, and of the users of `processes`.
+    /// Returns the budgets of the machine, and of the users of `processes`.
     [[nodiscard]] Budgets budgets(const std::vector<Process>& processes);
 
     /// Adds complaints about sections that fit no user, or none of the processes that of() was called for.
@@ -53,7 +53,7 @@ public:
     [[nodiscard]] std::vector<std::string> take_complaints() { return std::exchange(complaints_, {}); }
 
 private:
-    /// read_configuration(), and notes the file and its warnings.
+    /// read_configuration(), and notes the file.
     [[nodiscard]] Result<std::optional<Configuration>> read(const std::filesystem::path& path, Author author,
                                                             uid_t owner, bool has_directory = false);
     /// The user's own; empty where there is none, or none that can be used.

@@ -110,7 +110,7 @@ void take_over(std::optional<T>& to, const std::optional<T>& from) {
     if (from) to = from;
 }
 
-/// What `more` says goes before what was said. `section` is its name, for people.
+/// Overrides `to` by what `more` sets. `section` is its name, for people.
 void add(Settings& to, const Settings& more, const std::string& section, const std::string& file) {
     const auto name_of = [&](const char* key) {
         return printable(fmt::format("{}.{} of {}", section, key, file));
@@ -119,7 +119,7 @@ void add(Settings& to, const Settings& more, const std::string& section, const s
         if (more.*place) to.grounds.note(key, name_of(key));
         take_over(to.*place, more.*place);
     };
-    // Who is told when to sleep is exempt no more, and the other way round.
+    // A section that says when to sleep ends an exemption, and the other way round.
     if (more.idle && !more.exempt && to.exempt.value_or(false))
         to.grounds.overridden.push_back(std::exchange(to.grounds.said_by["exempt"], {}) + ", by " +
                                         name_of("idle"));

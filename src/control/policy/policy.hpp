@@ -69,7 +69,7 @@ inline constexpr const char* k_directory_missing =
 /// "15m host, 4h file", or "never".
 [[nodiscard]] std::string to_text(const Ladder& ladder);
 
-/// Who has written a file, which decides what it may say.
+/// The author of a file, which decides what it may say.
 enum class Author { administrator, user };
 
 /// Which settings of files decide on a process: each as "command.vllm.idle of /etc/gpu-sleep.toml",
@@ -110,7 +110,6 @@ struct Configuration {
     std::optional<Bytes> machine_budget; ///< of host memory, for all users together
     std::optional<Bytes> user_budget;    ///< for each user
     std::optional<std::string> notify;   ///< the program that hears of each pass; an absolute path
-    std::vector<std::string> warnings;   ///< of what the next release will refuse, with file and line
 };
 
 /// The process that a policy applies to.
@@ -120,9 +119,9 @@ struct Subject {
     ProgramName program;
 };
 
-/// What `file` says of the process, section by section: one for the user goes before the general one, one for
-/// the command before both; of these the last of: its program, its script, both as they are shown, its name.
-/// A section that exempts the user goes before all.
+/// Returns the settings of `file` for the process. A section for the command overrides one for the user, and
+/// that the general one. Of several for the command, the last of these counts: program, script, both as they
+/// are shown, name. A section that exempts the user overrides all.
 [[nodiscard]] Settings settings_for(const Configuration& file, const Subject& subject);
 
 /// The policy that applies to one process.
@@ -141,11 +140,10 @@ struct Policy {
 /// Returns the policy that follows from one file alone.
 [[nodiscard]] Policy policy_of(const Configuration& file, const Subject& subject);
 
-/// What holds where the administrator's file comes to `limits` and the user's own to `wishes`. The user's may
-/// lead further down and earlier, but keep nothing longer on the GPU, nor more in host memory, than the
-/// administrator's: at every time the deeper rung holds, and the smaller budget. Whom the administrator has
-/// exempted as a user stays awake. A directory is the user's to
-/// choose only where the administrator names none: one that cannot be used would keep contents in host
+/// Merges the administrator's `limits` with the user's own `wishes`. The user's may lead further down and
+/// earlier, but keep nothing longer on the GPU, nor more in host memory: at every time the deeper rung
+/// counts, and the smaller budget. A user whom the administrator has exempted stays awake. The user chooses a
+/// directory only if the administrator names none: one that cannot be used would keep contents in host
 /// memory.
 [[nodiscard]] Policy merge(const Policy& limits, const Policy& wishes);
 

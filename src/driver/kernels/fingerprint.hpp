@@ -48,7 +48,7 @@ inline constexpr std::uint64_t k_fingerprint_block_bytes =
     std::uint64_t{sizeof(Quad)} * k_fingerprint_threads * k_fingerprint_rows;
 static_assert(k_fingerprint_block_bytes == std::uint64_t{1} << 20);
 
-/// What the function is keyed by: all of it random and independent. An argument of the kernel, of which all
+/// The key of the function, random and independent throughout. An argument of the kernel, of which all
 /// devices take 4 KiB.
 struct FingerprintKey {
     Quad rows[k_fingerprint_rows + 3];
@@ -57,7 +57,7 @@ struct FingerprintKey {
 };
 static_assert(sizeof(FingerprintKey) + 32 <= 4096);
 
-/// What the kernel computes, on the host: `out[i]` is the fingerprint of `blocks[i]`. Thread-safe.
+/// Does on the host what the kernel does: sets `out[i]` to the fingerprint of `blocks[i]`. Thread-safe.
 void fingerprint_on_host(const FingerprintKey& key, const FingerprintBlock* blocks, Fingerprint* out,
                          std::uint64_t count);
 

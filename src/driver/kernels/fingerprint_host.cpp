@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t k_row_bytes = k_fingerprint_threads * sizeof(Quad);
 
-/// What all threads have of a block so far.
+/// The sums of all threads for a block so far.
 struct Threads {
     ThreadSum sums[k_fingerprint_threads] = {};
     std::uint64_t bits = 0; ///< each that is set in any word

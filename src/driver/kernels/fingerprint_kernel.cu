@@ -35,7 +35,7 @@ __device__ void store_streaming(std::uint64_t address, Quad quad) {
     __stcs(reinterpret_cast<uint4*>(address), uint4{x, y, z, w});
 }
 
-/// What this thread has of the block; `bits` gets each bit that is set in any of it.
+/// Returns this thread's sums of the block; `bits` gets each bit that is set in any of it.
 template <bool copies>
 __device__ ThreadSum sum_thread(FingerprintBlock block, const Quad* key, std::uint32_t& bits) {
     constexpr auto k_row_bytes = k_fingerprint_threads * sizeof(Quad);

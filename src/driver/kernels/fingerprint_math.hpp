@@ -60,7 +60,7 @@ namespace gpu_sleep::driver {
 
 __extension__ using Wide = unsigned __int128;
 
-/// What a pair of words adds to NH. `Product` has twice the bits of `Word`.
+/// Returns how much a pair of words adds to NH. `Product` has twice the bits of `Word`.
 template <class Product, class Word>
 GPU_SLEEP_HOST_DEVICE Product nh(Word first, Word second, Word first_key, Word second_key) {
     const auto x = static_cast<Word>(first + first_key);
@@ -88,7 +88,8 @@ struct GroupSum {
     Wide streams[2];
 };
 
-/// What four words add to the result of their group; `key` is that of the four, followed by two words more.
+/// Returns how much four words add to the result of their group; `key` is that of the four, followed by two
+/// words more.
 GPU_SLEEP_HOST_DEVICE GroupSum group_part(const std::uint64_t* words, const std::uint64_t* key) {
     GroupSum part;
     for (std::size_t stream = 0; stream < 2; ++stream)

@@ -60,7 +60,7 @@ TEST_CASE("Stress: 16 threads lose nothing while the process sleeps and wakes, w
     CHECK(figures_of(program, status)["cycles"] == static_cast<std::uint64_t>(cycles()));
 }
 
-TEST_CASE("Stress: they lose nothing while contents move to host memory and back besides", "[live]") {
+TEST_CASE("Stress: they lose nothing while contents move to host memory and back besides", "[live][stress]") {
     Controlled program(stress_launch(cycles() / 5));
     int moves = 0;
     std::optional<int> status;
