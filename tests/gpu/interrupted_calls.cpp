@@ -47,6 +47,7 @@ struct Program {
     pthread_t thread{};
     std::atomic<bool> may_call{false};
     std::atomic<bool> calls{false};
+    std::atomic<bool> has_called{false};
     std::atomic<int> unwound{0};
 };
 
@@ -114,6 +115,7 @@ void call() {
         CHECKED(cuEventSynchronize(all.event));
     else
         CHECKED(cuStreamSynchronize(all.stream));
+    all.has_called = true;
     for (;;) ::pause(); // it came back before it was interrupted
 }
 
@@ -162,7 +164,8 @@ void interrupt() {
 std::string join() {
     void* result = nullptr;
     checked(-::pthread_join(program().thread, &result), "pthread_join");
-    return result == PTHREAD_CANCELED ? "cancelled " + std::to_string(program().unwound) : "jumped";
+    if (result != PTHREAD_CANCELED) return "jumped";
+    return "cancelled " + std::to_string(program().unwound) + (program().has_called ? ", call done" : "");
 }
 
 /// What another thread than the one that began the capture is told at its end; and what its graph does.

@@ -4,8 +4,9 @@
 """A thread that is cancelled in a call of the driver, or jumps out of it, fares under gpu-run as it does without.
 
 Each case runs the program interrupted_calls twice: without gpu-run, where nothing sleeps, and under it, where the call is held,
-or a sleep is under way. What the program says must be the same. If the driver itself does not survive the interruption, the
-program has to come as far under gpu-run as without, and the case is counted as left out.
+or a sleep is under way. What the program says must be the same. A real driver does not always survive that a thread leaves a
+wait within it: a later call ends the program. So a case is left out if the program has ended so without gpu-run, too; then it
+has to have said the same before. A call that is held has not reached the driver, and is never left out.
 
 Usage: interrupted_calls.py --build DIR [--case TEXT]... [--patience SECONDS]. Exit status: 0 when no case failed.
 """
@@ -24,6 +25,7 @@ import time
 import gpu_commands
 
 MOMENT = 0.3
+TRIES = 6 # to see how the driver itself fares: it may go either way
 
 
 class Failed(Exception):
@@ -87,11 +89,16 @@ class Stage:
         return [self.build / "bin" / verb, *(["--group", self.group] if len(self.programs) > 1 else
                                              [str(self.programs[0].process.pid)]), *words]
 
+    def is_lost(self):
+        return any(program.process.poll() is not None for program in self.programs)
+
     def command(self, verb, *words, status=0):
         if self.group:
             done = subprocess.run(self.words(verb, *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                   timeout=60, check=False)
             if done.returncode != status:
+                if self.is_lost():
+                    raise EOFError
                 raise Failed(f"{verb} {' '.join(words)} ended with {done.returncode}: {done.stdout}")
 
     def start(self, verb, *words):
@@ -103,6 +110,8 @@ class Stage:
         def finish():
             output, _ = child.communicate(timeout=60)
             if child.returncode != 0:
+                if self.is_lost():
+                    raise EOFError
                 raise Failed(f"{verb} {' '.join(words)} ended with {child.returncode}: {output}")
         return finish, lambda: child.poll() is not None
 
@@ -144,6 +153,7 @@ def while_it_is_held(stage, *how):
     stage.command("gpu-sleep", *how)
     program.ask("go")
     stage.await_report(is_held)
+    time.sleep(MOMENT)
     program.ask("interrupt")
     time.sleep(MOMENT)
     stage.command("gpu-wake")
@@ -199,6 +209,7 @@ def held_amid_a_joint_sleep(stage):
     finish, is_over = stage.start("gpu-sleep")
     time.sleep(MOMENT)
     first.ask("go")
+    time.sleep(MOMENT)
     first.ask("interrupt")
     if is_over():
         raise Failed("the sleep did not wait for the other program's work")
@@ -227,7 +238,7 @@ CASES = [(f"{way} in {place}, {name}", way, place, count, play)
 
 
 def perform(build, way, place, count, play, group):
-    """What the programs have said."""
+    """What the programs have said, and whether all have ended rightly."""
     stage = Stage(build, way, place, count, group)
     try:
         play(stage)
@@ -238,23 +249,33 @@ def perform(build, way, place, count, play, group):
     finally:
         for program in stage.programs:
             program.kill()
-    return [program.said for program in stage.programs]
+    said = [program.said for program in stage.programs]
+    return said, all(lines[-1] == "ended by 0" for lines in said)
+
+
+def agree(one, other, survive):
+    """Of programs that do not survive only what they have said before is compared."""
+    return all(a == b if survive else all(x == y for x, y in zip(a[:-1], b[:-1])) for a, b in zip(one, other))
 
 
 def try_case(build, number):
     """How it went, and why."""
     _, *case = CASES[number]
+    may_be_lost = case[1] != "copy"
     try:
-        expected = perform(build, *case, "")
-        found = perform(build, *case, f"interrupted-{os.getpid()}-{number}")
+        found, survives = perform(build, *case, f"interrupted-{os.getpid()}-{number}")
+        for _ in range(TRIES):
+            expected, may_survive = perform(build, *case, "")
+            if survives == may_survive or not may_be_lost:
+                break
     except Failed as error:
         return "FAILED", str(error)
-    survives = all(said[-1] == "ended by 0" for said in expected)
-    same = all(other[:len(said) - (not survives)] == said[:len(said) - (not survives)]
-               for said, other in zip(expected, found))
-    if not same:
-        return "FAILED", f"without gpu-run: {expected}; under it: {found}"
-    return ("ok", "") if survives else ("left out", f"without gpu-run: {expected}; under it: {found}")
+    told = f"without gpu-run: {expected}; under it: {found}"
+    if not agree(found, expected, survives and may_survive):
+        return "FAILED", told
+    if survives and may_survive:
+        return "ok", ""
+    return ("FAILED" if may_survive or not may_be_lost else "left out"), told
 
 
 def main():
