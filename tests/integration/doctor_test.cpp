@@ -5,7 +5,6 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/scratch.hpp"
-#include "support/shared_devices.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -199,8 +198,7 @@ TEST_CASE("Doctor: a report for others says how a process stands, and names noth
     CHECK(host.command("gpu-doctor", {"--report", path}).status != 0); // it is there already
     host.wake_whole();
     // While a step hangs, the report says which.
-    const HeldCall unmap("cuMemUnmap");
-    Host slow(unmap.environment());
+    Host slow({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:3s"});
     slow.tell("alloc weights 1048576 0");
     auto sleeping = slow.start("gpu-sleep");
     const auto hanging = scratch.file("hanging");
@@ -212,7 +210,6 @@ TEST_CASE("Doctor: a report for others says how a process stands, and names noth
         said = run({{"cat", hanging}}).out;
     }
     CHECK_THAT(said, mentions("release GPU memory: under way for"));
-    unmap.release();
     CHECK(sleeping.wait() == 0);
     slow.wake();
 }

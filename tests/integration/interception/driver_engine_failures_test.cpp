@@ -63,15 +63,13 @@ TEST_CASE("Driver engine: the next command completes what a killed one began", "
 
 TEST_CASE("Driver engine: what a command leaves that is killed while it waits for the lock",
           "[driver_engine]") {
-    const HeldCall launch("cuLaunchKernel");
-    Machine machine(launch.environment());
+    Machine machine({"GPU_SLEEP_SIM_DELAY=cuLaunchKernel:3s"});
     machine.host.process().send("launch " + machine.piece.number + " 0");
     pause_for(Milliseconds(200));
     Process process(machine.launch("sleep"));
     REQUIRE(becomes_true([&] { return machine.command("gpu-ps").json("/processes/0/state") == "asleep"; }));
     process.signal(SIGKILL);
     CHECK(process.wait() == 128 + SIGKILL);
-    launch.release();
     const auto slept = GENERATE(false, true);
     if (slept)
         CHECK(machine.command("sleep").json("/processes/0/state") == "asleep"); // its work is done first

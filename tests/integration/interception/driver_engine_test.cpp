@@ -109,14 +109,12 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
 }
 
 TEST_CASE("Driver engine: work that does not end in time leaves the process awake", "[driver_engine]") {
-    const HeldCall launch("cuLaunchKernel");
-    Machine machine(launch.environment());
+    Machine machine({"GPU_SLEEP_SIM_DELAY=cuLaunchKernel:3s"});
     machine.host.process().send("launch " + machine.piece.number + " 0");
     pause_for(Milliseconds(200));
     const auto late = machine.command("sleep", {"--timeout", "100ms"});
     CHECK(late.status == 4);
     CHECK(late.json("/processes/0/state") == "awake");
-    launch.release();
     CHECK(machine.host.process().read_line() == "ok " + machine.piece.hash);
     machine.expect_awake();
 }
