@@ -253,9 +253,10 @@ bool Gate::admit_with_pass(const Inspector* inspector) const {
     return rule_.lists_all ? !rule_.names_sleeping(*named) : named->spans.empty();
 }
 
-bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector) {
+bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector,
+                 std::optional<CancellationHold>& until_done) {
     if (has_pass(seat) && !holds_all()) return admit_with_pass(inspector);
-    const CancellationHold no_cancellation;
+    until_done.emplace();
     // A handler may call the driver while its thread waits in another call. What is listed outlives a jump.
     const auto here = GPU_SLEEP_HERE;
     const auto* const own = seat.waiter;
@@ -288,6 +289,7 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     };
     if (judged() == Verdict::pass) {
         waiter.frame = 0;
+        until_done.reset();
         return true;
     }
     waiter.since = Clock::now();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "base/error.hpp"
+#include "base/guard.hpp"
 #include "base/thread_safety.hpp"
 #include "base/threads.hpp"
 #include "base/units.hpp"
@@ -188,8 +189,10 @@ public:
     [[nodiscard]] static bool is_open() noexcept { return !s_closed.load(std::memory_order_relaxed); }
     /// The way in when the gate may be closed; the seat says inside. False: the touch fails, and the seat is
     /// left. A thread with a pass never waits, for a wake may wait for that thread: its touch fails if it is
-    /// known to name sleeping memory.
-    [[nodiscard]] bool admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector);
+    /// known to name sleeping memory. `until_done` is given to one that has waited: a cancellation that came
+    /// meanwhile would strike amid the driver's call, which it would not have met.
+    [[nodiscard]] bool admit(Seat& seat, Touch touch, const char* entry_point, const Inspector* inspector,
+                             std::optional<CancellationHold>& until_done);
 
     /// Lets the calling thread through while the pass of this number lives; see Pass.
     void share_pass(std::uint64_t number) noexcept;
@@ -264,7 +267,7 @@ public:
             return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
         if (!Gate::is_open()) [[unlikely]]
-            admitted_ = Gate::instance().admit(seat_, touch, entry_point, inspector);
+            admitted_ = Gate::instance().admit(seat_, touch, entry_point, inspector, no_cancellation_);
     }
     ~Passage() { seat_.calls.leave(); }
     Passage& operator=(Passage&&) = delete;
@@ -275,6 +278,7 @@ public:
 private:
     Seat& seat_;
     bool admitted_ = true;
+    std::optional<CancellationHold> no_cancellation_;
 };
 
 /// One call that is no touch, from before it until after it: it passes every gate but that of a deep sleep.
@@ -287,7 +291,7 @@ public:
             return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
         if (Gate::holds_all()) [[unlikely]]
-            admitted_ = Gate::instance().admit(seat_, Touch::asks, entry_point, nullptr);
+            admitted_ = Gate::instance().admit(seat_, Touch::asks, entry_point, nullptr, no_cancellation_);
     }
     ~Question() { seat_.questions.leave(); }
     Question& operator=(Question&&) = delete;
@@ -298,6 +302,7 @@ public:
 private:
     Seat& seat_;
     bool admitted_ = true;
+    std::optional<CancellationHold> no_cancellation_;
 };
 
 /// Lets the calling thread through while it lives, for it runs a callback, and those that share it. One at a

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <optional>
 #include <utility>
 
@@ -110,12 +111,21 @@ public:
     HeldFile() noexcept = default;
     explicit HeldFile(UniqueFd fd) noexcept
         : fd_(std::move(fd)), identity_(FileIdentity::of(fd_.get()).value_or(FileIdentity())) {}
+    /// Of a file that has its identity in common with others: the kernel gives many that have no name one for
+    /// all, such as events, and up to Linux 5.15 io_uring's. It is known by the signal that it would send, if
+    /// it sent any: one that nobody uses.
+    [[nodiscard]] static HeldFile marked(UniqueFd fd) noexcept {
+        HeldFile held(std::move(fd));
+        if (::fcntl(held.get(), F_SETSIG, SIGSTKFLT) == 0) held.mark_ = SIGSTKFLT;
+        return held;
+    }
     HeldFile(HeldFile&& other) noexcept = default;
     HeldFile& operator=(HeldFile&& other) noexcept {
         if (this == &other) return *this;
         let_go();
         fd_ = std::move(other.fd_);
         identity_ = other.identity_;
+        mark_ = other.mark_;
         return *this;
     }
     ~HeldFile() { let_go(); }
@@ -130,6 +140,7 @@ public:
         if (!fd_) return false;
         const auto now = FileIdentity::of(fd_.get());
         if (!now) return errno != EBADF; // a failing call, or a filter, does not make it another's
+        if (mark_ != 0 && ::fcntl(fd_.get(), F_GETSIG) != mark_) return false;
         return now == identity_ || identity_ == FileIdentity();
     }
     /// Whether `name` in `directory` is that file's.
@@ -149,6 +160,7 @@ private:
 
     UniqueFd fd_;
     FileIdentity identity_;
+    int mark_ = 0; ///< 0: none
 };
 
 } // namespace gpu_sleep

@@ -83,6 +83,7 @@ Result<void> Save::seal(driver::DeviceSession& session) {
     auto& part = found->second;
     const driver::RelaxedCaptureMode relaxed(contents_.api());
     const auto current = session.enter();
+    GPU_SLEEP_TRY(current.check());
     std::vector<driver::FingerprintBlock> blocks;
     blocks.reserve(block_count(part.bytes) + part.items.size());
     for (const auto& item : part.items)
@@ -286,6 +287,7 @@ Result<void> Save::take(driver::DeviceSession& session, ProgressCounter& progres
     if (found == parts_.end()) return {};
     const driver::RelaxedCaptureMode relaxed(contents_.api());
     const auto current = session.enter();
+    GPU_SLEEP_TRY(current.check());
     Transfer transfer{session, progress, contents_.pinner(), limits_};
     auto& part = found->second;
     // What is there already is read while the rest is copied.

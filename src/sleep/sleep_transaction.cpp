@@ -48,6 +48,7 @@ bool is_asleep(const Run& run) noexcept {
 SleepTransaction::~SleepTransaction() {
     const auto unmap = [this](DeviceSleep& device, Backing& backing) -> Result<void> {
         const auto current = device.session->enter();
+        GPU_SLEEP_TRY(current.check());
         GPU_SLEEP_TRY(device.session->synchronize()); // or it may be read still
         return unmap_memory(api_, backing);
     };

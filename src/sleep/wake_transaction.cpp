@@ -123,6 +123,7 @@ std::size_t WakeTransaction::count_blocks(const DeviceWake& device) const {
 Result<void> WakeTransaction::bring_back(DeviceWake& device, contents::ProgressCounter& progress) {
     const driver::RelaxedCaptureMode relaxed(api_);
     const auto current = device.session->enter();
+    GPU_SLEEP_TRY(current.check());
     const auto kinds = GPU_SLEEP_TRY(kinds_of(device.device));
     contents::Restore restore(contents_, *device.session, progress, devices_.size());
     // Before the first copy, behind which either would wait.

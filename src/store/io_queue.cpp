@@ -77,7 +77,7 @@ public:
     static Result<std::unique_ptr<IoQueue>> open() {
         std::unique_ptr<UringQueue> queue(new UringQueue());
         int status = 0;
-        queue->file_ = HeldFile(opened([&] {
+        queue->file_ = HeldFile::marked(opened([&] {
             status = ::io_uring_queue_init(k_depth, &queue->ring_, 0);
             return status < 0 ? -1 : queue->ring_.ring_fd;
         }));

@@ -30,6 +30,7 @@ struct Way {
     bool retains = false; ///< contents stay in host memory past a wake
     bool relays = false;  ///< their memory is pinned only afterwards
     bool checks = false;  ///< copies are read, and one is damaged each time
+    bool is_full = false; ///< the GPUs have no memory for streams: all work is on the default one
 };
 constexpr std::array k_ways{
     Way{"kept in host memory", 1, false, CUDA_ERROR_UNKNOWN},
@@ -39,6 +40,7 @@ constexpr std::array k_ways{
     Way{"dropped", 2, false, CUDA_ERROR_OUT_OF_MEMORY},
     Way{"retained in host memory", 1, false, CUDA_ERROR_UNKNOWN, true},
     Way{"relayed to host memory", 1, false, CUDA_ERROR_UNKNOWN, true, true},
+    Way{"kept by full GPUs", 1, false, CUDA_ERROR_UNKNOWN, false, false, false, true},
     Way{"checked in host memory", 1, false, CUDA_ERROR_UNKNOWN, true, false, true},
 };
 
@@ -95,13 +97,21 @@ public:
             request_.stores = {{"weights", model::Store::file}};
             request_.directory = scratch_.file("sleep");
         }
+        for (int device = 0; device < 2 && way.is_full; ++device) fill_up(device);
         awake_ = sim_live_objects();
     }
+    ~Sweep() {
+        for (const auto handle : filling_) CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+    }
+    Sweep(const Sweep&) = delete;
+    Sweep& operator=(const Sweep&) = delete;
 
     /// Runs `transaction`, whose `number`-th call of the driver fails, or which `end` comes to when its asker
     /// is told for the `number`-th time how far it is.
     template <class Transaction>
     [[nodiscard]] Result<void> run(int number, Transaction&& transaction, End end = End::failure) {
+        if (way_.is_full)
+            sim_fail("cuStreamCreate", 1, CUDA_ERROR_OUT_OF_MEMORY, SIM_FOREVER | SIM_UNCOUNTED);
         auto done = end == End::failure ? with_driver_failure(number, failed_, transaction, way_.status)
                                         : run_until(number, end, transaction);
         if (end == End::failure) {
@@ -180,6 +190,16 @@ private:
         return done;
     }
 
+    /// Leaves less than what a wake spares for the driver's streams.
+    void fill_up(int device) {
+        constexpr Bytes k_left = 8 * k_mib;
+        CUmemAllocationProp properties{};
+        properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+        REQUIRE(cuMemCreate(&filling_.emplace_back(), sim_free_bytes(device) - k_left, &properties, 0) ==
+                CUDA_SUCCESS);
+    }
+
     [[nodiscard]] static sleep::Transactions::Options options_of(const Way& way) {
         sleep::Transactions::Options options{2, 0};
         options.retained = way.retains ? 64 * k_mib : 0;
@@ -227,6 +247,7 @@ private:
     Scratch scratch_;
     EngineFixture fixture_;
     model::SleepRequest request_;
+    std::vector<CUmemGenericAllocationHandle> filling_;
     sim_live awake_{};
     std::uint64_t lost_ = 0;  ///< helpers that the driver did not take back
     std::string_view failed_; ///< the call, or the phase

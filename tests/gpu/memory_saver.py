@@ -128,20 +128,22 @@ def check_copies(torch, saver):
 
 
 def check_files(torch, saver):
-    """One for each allocation, compressed, of the same sizes each time."""
+    """One for each allocation, of the same sizes each time; compressed, if that makes it smaller."""
     with tempfile.TemporaryDirectory() as directory:
         saver.set_disk_backup_dir(directory)
         with saver.region(tag="filed", enable_disk_backup=True):
             large = torch.randn(13 * (1 << 18) + 12345, device="cuda")
             small = torch.full((7,), 10, dtype=torch.uint8, device="cuda")
-        expected, sizes = large.cpu(), set()
+            noise = torch.randint(0, 256, (16 << 20,), dtype=torch.uint8, device="cuda")
+        expected, noises, sizes = large.cpu(), noise.cpu(), set()
         for _ in range(3):
             saver.pause("filed")
             files = [file.stat().st_size for file in pathlib.Path(directory).rglob("*") if file.is_file()]
-            assert len(files) >= 2, files
+            assert len(files) >= 3 and max(files) >= noise.numel(), files
             sizes.add(sum(files))
             saver.resume("filed")
             assert torch.equal(large.cpu(), expected) and small.tolist() == [10] * 7
+            assert torch.equal(noise.cpu(), noises)
         assert len(sizes) == 1, sizes
 
 

@@ -204,19 +204,10 @@ TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does wi
     }
 }
 
-TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that is not there",
+TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that is not there, or waits for "
+          "the GPU",
           "[host_safety]") {
-    Program program({"cancel"});
-    REQUIRE(program.line() == "cancelled");
-    program.cycle();
-    program.go_on();
-    const auto end = program.ends();
-    CHECK(end.status == 0);
-    CHECK(end.err.empty());
-}
-
-TEST_CASE("Host safety: a thread may be cancelled while it waits for the GPU", "[host_safety]") {
-    Program program({"cancel_waits"});
+    Program program({GENERATE("cancel", "cancel_waits")});
     REQUIRE(program.line() == "cancelled");
     program.cycle();
     program.go_on();

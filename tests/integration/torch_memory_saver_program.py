@@ -296,8 +296,13 @@ def kept_copies():
     address = ctypes.addressof(backup(kept["pinned"], zero_copy=True).memory)
     kept["pinned"].free()
     assert not is_page_locked(address)
-    raises(AttributeError, getattr, torch_memory_saver._impl._binary_wrapper.cdll, "cudaNoSuchFunction")
-    raises(AttributeError, getattr, torch_memory_saver._impl._binary_wrapper.cdll, "no_such_function")
+    library = torch_memory_saver._impl._binary_wrapper.cdll
+    raises(AttributeError, getattr, library, "cudaNoSuchFunction")
+    raises(AttributeError, getattr, library, "no_such_function")
+    own = ctypes.CDLL(library._name)  # which is asked by dlsym, as a C program does
+    for name in ("tms_pause", "tms_resume", "tms_get_cpu_backup_pointer", "set_memory_margin_bytes"):
+        assert ctypes.cast(own[name], ctypes.c_void_p).value == ctypes.cast(library[name], ctypes.c_void_p).value
+    raises(AttributeError, getattr, own, "cudaHostGetFlags")
 
 
 def retained():
@@ -383,7 +388,14 @@ def disk():
         assert len(sizes) == 1 and len(sizes.pop()) == 3
         assert filed.is_all(5) and [each.is_all(value) for each, value in zip(others, (7, 8))] == [True, True]
         others.pop().free()
-        tensor(9, tag="a", enable_disk_backup=True)
+        random = tensor(9, tag="a", enable_disk_backup=True)
+        noise = os.urandom(BYTES)
+        torch_stand_in.driver_says(torch_stand_in.driver.cuMemcpyHtoD_v2(
+            ctypes.c_uint64(random.data_ptr()), noise, ctypes.c_size_t(BYTES)))
+        torch_memory_saver.pause("a")
+        assert max(file.stat().st_size for file in place.iterdir()) >= BYTES  # what cannot be compressed is there whole
+        torch_memory_saver.resume("a")
+        assert random.bytes() == noise
         assert sum(tag.tag.endswith(":disk") and tag.bytes > 0 for tag in gpu_sleep.status().tags) == 3
         place.rmdir()
         place.write_text("")

@@ -8,7 +8,9 @@
 #include "support/scratch.hpp"
 
 #include <cstdint>
+#include <fstream>
 #include <string>
+#include <utility>
 
 namespace gpu_sleep::test {
 
@@ -25,6 +27,23 @@ public:
 private:
     Scratch scratch_;
     std::uint64_t bytes_;
+};
+
+/// A call of the simulated driver that does not go on before release(), however slow the machine is.
+class HeldCall {
+public:
+    /// `name` is the call's. For processes with its environment().
+    explicit HeldCall(std::string name) : name_(std::move(name)) {}
+
+    [[nodiscard]] Arguments environment() const {
+        return {"GPU_SLEEP_SIM_DELAY=" + name_ + ":until=" + file_};
+    }
+    void release() const { std::ofstream(file_) << "now"; }
+
+private:
+    Scratch scratch_;
+    std::string name_;
+    std::string file_ = scratch_.file("released");
 };
 
 } // namespace gpu_sleep::test

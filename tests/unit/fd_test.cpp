@@ -11,6 +11,7 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -159,6 +160,23 @@ TEST_CASE("Descriptors: where no number is left, nothing stays open, and errno s
     CHECK(number == -1);
     CHECK(error == EMFILE);
     CHECK(left == 2);
+}
+
+TEST_CASE("Descriptors: one that has its identity in common with others is not taken for another of them",
+          "[fd]") {
+    auto held = HeldFile::marked(UniqueFd(::eventfd(0, EFD_CLOEXEC)));
+    const UniqueFd another(::eventfd(0, EFD_CLOEXEC));
+    REQUIRE(held);
+    CHECK(held.is_held());
+    if (FileIdentity::of(another.get()) != held.identity())
+        return test::skip("here each event has an identity of its own");
+    const int number = held.get();
+    auto moved = std::move(held);
+    CHECK(moved.is_held());
+    REQUIRE(::dup2(another.get(), number) == number); // as a program that knows nothing of ours
+    CHECK_FALSE(moved.is_held());
+    moved = HeldFile();
+    CHECK(::close(number) == 0);
 }
 
 TEST_CASE("Descriptors: only a number that is closed, or another file's, is not ours", "[fd]") {

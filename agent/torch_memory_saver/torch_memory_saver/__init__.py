@@ -38,7 +38,8 @@ What differs from torch_memory_saver:
   resume() of the tag, or until the memory is freed if that retains. It is page-locked unless cpu_backup_backend is "mmap". For
   paused memory that gpu-run --live-bytes has placed in host memory it raises an exception, unless that sleeps deeply.
 - Backups in files go to a directory that others cannot look into. If none is named, that is torch_memory_saver-UID in TMPDIR or
-  /tmp. /tmp itself is refused. The files are compressed.
+  /tmp. /tmp itself is refused. The files are compressed: one of floating-point numbers is smaller than its memory, and one of
+  random bytes is not.
 - cpu_backup_backend changes nothing else, and TMS_DISK_BACKUP_CHUNK_MB nothing at all: the agent pins what it can.
 - CUDA runtime functions that Python looks up by the library's handle (_binary_wrapper.cdll) are those of the runtime that the
   process has loaded. By dlsym(3) the library has its own names alone.

@@ -197,8 +197,8 @@ TEST_CASE("Deep: a process whose restore found too little is lost, and what is k
           "[deep]") {
     const Scratch place;
     const auto trace = place.file("trace");
-    DeepMachine machine(
-        {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessRestore:2s", "GPU_SLEEP_SIM_TRACE=" + trace});
+    const HeldCall restore("cuCheckpointProcessRestore");
+    DeepMachine machine(with(restore.environment(), {"GPU_SLEEP_SIM_TRACE=" + trace}));
     machine.fall_asleep();
     Host other(machine.plain());
     other.tell("start");
@@ -207,6 +207,7 @@ TEST_CASE("Deep: a process whose restore found too little is lost, and what is k
     REQUIRE(becomes_true([&] { return calls_done(trace, "cuDeviceGetUuid_v2") > looks; }));
     pause_for(Milliseconds(300)); // it has looked for room
     const auto filling = make_piece(other, "plain", free_bytes(other) - 4 * k_mib);
+    restore.release();
     const auto expect_lost = [](const Output& woken) {
         CHECK(woken.status == 7);
         CHECK(woken.json("/processes/0/error/code") == "context_lost");

@@ -81,11 +81,12 @@ TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked f
     other.tell("start");
     const auto passing = make_piece(other, "plain", 30 * k_mib);
     const auto trace = family.file("trace");
-    Process sleeping(family.deep(
-        {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:3s", "GPU_SLEEP_SIM_TRACE=" + trace}));
+    const HeldCall checkpoint("cuCheckpointProcessCheckpoint");
+    Process sleeping(family.deep(with(checkpoint.environment(), {"GPU_SLEEP_SIM_TRACE=" + trace})));
     REQUIRE(becomes_true([&] { return calls_done(trace, "cuCheckpointProcessLock") == 1; }));
     // It was looked what is free.
     other.tell("free " + passing.number);
+    checkpoint.release();
     CHECK(sleeping.finish().status == 0);
     const auto filling = make_piece(other, "plain", free_bytes(other) - 30 * k_mib);
     const auto refused = family.wake();

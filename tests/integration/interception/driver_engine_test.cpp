@@ -121,9 +121,11 @@ TEST_CASE("Driver engine: work that does not end in time leaves the process awak
 
 TEST_CASE("Driver engine: two commands do not get into each other's way", "[driver_engine]") {
     Machine machine;
-    Process first(machine.launch("sleep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:3s"}));
+    const HeldCall checkpoint("cuCheckpointProcessCheckpoint");
+    Process first(machine.launch("sleep", {}, checkpoint.environment()));
     REQUIRE(becomes_true([&] { return machine.has_noted_need(); }));
     CHECK(machine.command("sleep", {"--timeout", "100ms"}).status == 4);
+    checkpoint.release();
     CHECK(machine.command("sleep").status == 0);
     CHECK(first.finish().status == 0);
     machine.wake_whole();
@@ -134,9 +136,11 @@ TEST_CASE("Driver engine: what others take during a checkpoint makes no restore 
     Machine machine;
     Host other(machine.plain());
     other.tell("start");
-    Process sleeping(machine.launch("sleep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:3s"}));
+    const HeldCall checkpoint("cuCheckpointProcessCheckpoint");
+    Process sleeping(machine.launch("sleep", {}, checkpoint.environment()));
     REQUIRE(becomes_true([&] { return machine.has_noted_need(); }));
     const auto taken = make_piece(other, "plain", 6 * k_mib);
+    checkpoint.release();
     CHECK(sleeping.finish().status == 0);
     // It had 13 MiB, and 7 became free.
     const auto filling = make_piece(other, "plain", free_bytes(other) - 20 * k_mib);

@@ -215,6 +215,15 @@ SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flag
     });
 }
 
+SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
+    return call_with_device(Entry::cuDevicePrimaryCtxSetFlags, device, [&](Call& c) {
+        auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
+        primary.flags = flags;
+        if (primary.active) primary.active->flags = flags;
+        return CUDA_SUCCESS;
+    });
+}
+
 SIM_ENTRY(safe, 12050) cuCtxCreate(CUcontext* handle, CUctxCreateParams*, unsigned flags, CUdevice device) {
     return call_with_device(Entry::cuCtxCreate, device, [&](Call& c) {
         if (!handle) return CUDA_ERROR_INVALID_VALUE;

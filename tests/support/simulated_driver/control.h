@@ -27,6 +27,7 @@
  *                                       see sim_fail()
  *   GPU_SLEEP_SIM_DELAY=NAME:TIME[,...] see sim_delay(); TIME is like 5ms, 200us or 1s. For the library that stands
  *                                       for NVML nvmlDeviceGetMemoryInfo can be named, in milliseconds
+ *   GPU_SLEEP_SIM_DELAY=NAME:until=FILE ends when FILE is there, within a minute
  *   GPU_SLEEP_SIM_TRACE=FILE            one line a call: thread, name, status, nanoseconds
  *
  * Simpler than the real driver: managed memory lies on its device and never moves; a pool gives memory back
@@ -58,8 +59,9 @@ extern "C" {
 
 /** How long an injected failure applies. */
 enum {
-    SIM_ONCE = 0,   /**< the N-th call only */
-    SIM_FOREVER = 1 /**< the N-th call and all after it */
+    SIM_ONCE = 0,     /**< the N-th call only */
+    SIM_FOREVER = 1,  /**< the N-th call and all after it */
+    SIM_UNCOUNTED = 2 /**< added to one of these: not among injected_failures, nor sim_last_failed() */
 };
 
 /** Makes the `nth` call from now (1 is the next) of `name` return `status` (a CUresult) and do nothing. "*"

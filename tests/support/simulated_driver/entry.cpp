@@ -75,9 +75,10 @@ CUresult CallRecord::admit() const {
         if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
     }
     if (const auto status = Faults::instance().next_failure(entry_); status != CUDA_SUCCESS) return status;
-    if (const auto time = Faults::instance().delay_of(entry_);
-        time.count() > 0 && point.trait != Trait::queued)
+    if (point.trait == Trait::queued) return CUDA_SUCCESS;
+    if (const auto time = Faults::instance().delay_of(entry_); time.count() > 0)
         std::this_thread::sleep_for(time);
+    Faults::instance().await_file(entry_, false);
     return CUDA_SUCCESS;
 }
 

@@ -15,10 +15,13 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
+#include <thread>
 
 namespace gpu_sleep::sim {
 namespace {
 
+constexpr std::string_view k_until = "until=";
 constexpr auto k_entries = static_cast<std::size_t>(Entry::count);
 
 bool matches(Entry entry, const std::string& name) {
@@ -72,7 +75,11 @@ Faults::Faults() {
     }
     for (const auto& item : split(environment("GPU_SLEEP_SIM_DELAY"), ',')) {
         const auto parts = split(item, ':');
-        if (parts.size() == 2) delay(parts[0], parse_time(parts[1]));
+        if (parts.size() != 2) continue;
+        if (parts[1].starts_with(k_until))
+            awaited_files_.emplace_back(parts[0], parts[1].substr(k_until.size()));
+        else
+            delay(parts[0], parse_time(parts[1]));
     }
 }
 
@@ -85,6 +92,16 @@ void Faults::fail(const std::string& name, std::uint64_t nth, CUresult status, u
 void Faults::delay(const std::string& name, std::chrono::microseconds time) {
     for (std::size_t i = 0; i < k_entries; ++i)
         if (matches(static_cast<Entry>(i), name)) delays_us_[i] = time.count();
+}
+
+void Faults::await_file(Entry entry, const std::atomic<bool>& cancelled) const {
+    constexpr std::chrono::milliseconds k_look{2};
+    constexpr int k_looks = 30'000;
+    for (const auto& [name, file] : awaited_files_)
+        for (int i = 0; matches(entry, name) && !cancelled && i < k_looks; ++i) {
+            if (::access(file.c_str(), F_OK) == 0) break;
+            std::this_thread::sleep_for(k_look);
+        }
 }
 
 void Faults::corrupt_copy(const std::string& name, std::uint64_t nth) {
@@ -106,11 +123,13 @@ CUresult Faults::next_failure(Entry entry) {
     if (!any_failures_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
     const std::lock_guard lock(mutex_);
     CUresult status = CUDA_SUCCESS;
+    bool counts = false;
     const auto due = [&](const Failure& failure) {
         status = failure.status;
+        counts |= (failure.flags & SIM_UNCOUNTED) == 0;
         return (failure.flags & SIM_FOREVER) == 0;
     };
-    if (count_down(failures_, entry, due)) {
+    if (count_down(failures_, entry, due) && counts) {
         ++Counts::instance().injected_failures;
         Counts::instance().last_failed = entry_point(entry).name;
     }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gpu_sleep::sim {
@@ -31,6 +32,8 @@ public:
     /// The status that this call of `entry` is to fail with, or CUDA_SUCCESS. Counts the call.
     [[nodiscard]] CUresult next_failure(Entry entry);
     [[nodiscard]] std::chrono::microseconds delay_of(Entry entry) const noexcept;
+    /// Waits for the file that calls of `entry` are to wait for, unless `cancelled` becomes true.
+    void await_file(Entry entry, const std::atomic<bool>& cancelled) const;
     /// Whether this copy, made by `entry`, is to be corrupted. Counts the copy.
     [[nodiscard]] bool next_corruption(Entry entry);
 
@@ -48,7 +51,8 @@ private:
 
     Faults();
 
-    std::mutex mutex_; ///< guards both lists
+    std::vector<std::pair<std::string, std::string>> awaited_files_; ///< by the names of calls
+    std::mutex mutex_;                                               ///< guards the next two
     std::vector<Failure> failures_;
     std::vector<Corruption> corruptions_;
     std::atomic<bool> any_failures_{false};

@@ -22,6 +22,7 @@ void delay(std::chrono::microseconds time, const std::atomic<bool>& cancelled) {
 
 void run(const Work& work, const Execution& execution) {
     delay(Faults::instance().delay_of(execution.entry), execution.cancelled);
+    Faults::instance().await_file(execution.entry, execution.cancelled);
     if (execution.cancelled || execution.context.error() != CUDA_SUCCESS) return;
     if (const auto status = work.run(execution); status != CUDA_SUCCESS) execution.context.fail(status);
 }
