@@ -25,6 +25,12 @@ using Words = std::function<std::string(const control::Process&, const model::Re
 int tell_all(const std::string& program, const OutputOptions& output,
              const std::vector<control::Outcome>& outcomes, const Words& words);
 
+/// Sends `request`, which changes how a process sleeps and wakes nobody, to those that `whom` selects, and
+/// says what became of each, as tell_all().
+[[nodiscard]] int tell_selected(const std::string& program, const control::Selection& whom,
+                                const protocol::Request& request, const OutputOptions& output,
+                                const Words& words);
+
 /// Puts processes to sleep, and says which, or why not enough can be. Returns the exit status.
 [[nodiscard]] int run_need(control::Need need, const OutputOptions& output);
 

@@ -92,10 +92,9 @@ usage::Table table_of(ListOptions& options) {
            usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
                          "Print metrics for Prometheus, or write them to FILE"}),
            usage::brief({"--history", usage::flag(options.history),
-                         "Show past sleeps and wakes, and what they gave back"}),
-           usage::brief(
-               {"--since", usage::parsed("TIME", parse_since, options.since),
-                "With --history: from this time of the day on, such as 22:00, at most 24 hours ago"})}}},
+                         "Show past sleeps and wakes, and what they freed"}),
+           usage::brief({"--since", usage::parsed("TIME", parse_since, options.since),
+                         "With --history: since this time, such as 22:00"})}}},
         k_examples,
         "0 done, 1 failed, 2 wrong usage, 3 no such process or no agent in it, 4 no answer in time, 5 not "
         "permitted.",
