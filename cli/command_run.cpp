@@ -191,6 +191,20 @@ int tell_all(const std::string& program, const OutputOptions& output,
     return print_result(program, text, exit_status_of(outcomes));
 }
 
+int tell_selected(const std::string& program, const control::Selection& whom,
+                  const protocol::Request& request, const OutputOptions& output, const Words& words) {
+    constexpr Milliseconds k_timeout{5'000};
+    control::raise_descriptor_limit();
+    control::Finder finder;
+    auto targets = whom.words.empty()
+                       ? control::find_all(finder, whom.user)
+                       : control::find_each(finder, whom.words, {whom.user, whom.takes_several});
+    if (!targets) return tell_failure(program, output, targets.error());
+    auto outcomes = control::ask_each(finder, *std::move(targets), request, k_timeout);
+    if (whom.words.empty()) control::drop_ended(outcomes);
+    return tell_all(program, output, outcomes, words);
+}
+
 Signals::Signals() noexcept : Interruptions(open_signals()) {
     const auto wanted = wanted_signals();
     if (fd() >= 0) ::sigprocmask(SIG_BLOCK, &wanted, nullptr);

@@ -27,6 +27,12 @@ using Words = std::function<std::string(const control::Process&, const model::Re
 int tell_all(const std::string& program, const OutputOptions& output,
              const std::vector<control::Outcome>& outcomes, const Words& words);
 
+/// Sends `request`, which changes how a process sleeps and wakes nobody, to those that `whom` selects, and
+/// says what became of each, as tell_all().
+[[nodiscard]] int tell_selected(const std::string& program, const control::Selection& whom,
+                                const protocol::Request& request, const OutputOptions& output,
+                                const Words& words);
+
 /// While it lives, SIGINT, SIGTERM and SIGHUP do not end the command, but can be taken one by one;
 /// ignored ones stay ignored. If that fails, they end the command as usual. Made before any other thread is.
 class Signals : public control::Interruptions {

@@ -311,6 +311,7 @@ std::optional<int> parse(usage::Table table, int argc, const char* const* argv, 
     CLI::App app;
     usage::add(app, std::move(table));
     keep_standard_descriptors();
+    log::name_lines(program_invocation_short_name);
     auto problem = problem_with_values(app, argc, argv);
     try {
         if (problem.empty()) app.parse(argc, argv);

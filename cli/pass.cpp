@@ -187,12 +187,15 @@ void add_without_agent(std::optional<uid_t> user, policy::Look& look) {
     }
 }
 
-/// Runs the administrator's program with `word` as its argument and `lines` as its standard input, and waits
-/// for its end; after 5 s it is ended, with what it has started. Returns the pids that it has printed, and
-/// says in `problem` what went wrong. Input and output are files in memory: neither side waits for the other.
-std::set<pid_t> run_notify(const std::string& program, const char* word, std::string_view lines,
+/// Runs the administrator's program, the very file that was checked, with `word` as its argument and `lines`
+/// as its standard input, and waits for its end; after 5 s it is ended, with what it has started. Returns the
+/// pids that it has printed, and says in `problem` what went wrong. Input and output are files in memory:
+/// neither side waits for the other.
+std::set<pid_t> run_notify(const UniqueFd& program, const char* word, std::string_view lines,
                            std::string& problem) {
     constexpr int k_ended_by_timeout = 128 + SIGKILL;
+    constexpr int k_descriptor = 3; // a script's interpreter opens it by that number
+    constexpr const char* k_path = "/proc/self/fd/3";
     const auto input = opened([&] { return ::memfd_create("list", MFD_CLOEXEC); });
     const auto output = opened([&] { return ::memfd_create("pids", MFD_CLOEXEC); });
     if (::pwrite(input.get(), lines.data(), lines.size(), 0) != static_cast<ssize_t>(lines.size())) {
@@ -203,7 +206,8 @@ std::set<pid_t> run_notify(const std::string& program, const char* word, std::st
     ::posix_spawn_file_actions_init(&streams);
     ::posix_spawn_file_actions_adddup2(&streams, input.get(), STDIN_FILENO);
     ::posix_spawn_file_actions_adddup2(&streams, output.get(), STDOUT_FILENO);
-    const char* const words[] = {"timeout", "-s", "KILL", "5", program.c_str(), word, nullptr};
+    ::posix_spawn_file_actions_adddup2(&streams, program.get(), k_descriptor);
+    const char* const words[] = {"timeout", "-s", "KILL", "5", k_path, word, nullptr};
     pid_t process = 0;
     const int failure =
         ::posix_spawnp(&process, words[0], &streams, nullptr, const_cast<char**>(words), environ);
@@ -235,9 +239,9 @@ std::set<pid_t> notify(const PassOptions& options, const policy::Policies& polic
         lines += fmt::format("{}\t{}\t{}\t{}\n", process.pid, printable(control::user_name(process.uid)),
                              printable(control::display_name(process)), text);
     std::string problem;
-    auto pids = run_notify(*policies.notify(), word, lines, problem);
+    auto pids = run_notify(policies.notify(), word, lines, problem);
     if (!problem.empty())
-        print_error(fmt::format("{}: {} {}: {}\n", options.program, *policies.notify(), word, problem));
+        print_error(fmt::format("{}: {} {}: {}\n", options.program, policies.notify_path(), word, problem));
     return pids;
 }
 

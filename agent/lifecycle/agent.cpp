@@ -80,6 +80,15 @@ const std::vector<std::string>* tags_of(const server::Operation& operation) noex
         operation);
 }
 
+/// For the log.
+const char* name_of_step(const server::Operation& operation) noexcept {
+    const bool is_rehearsal = model::terms_in(operation)->dry_run;
+    if (std::holds_alternative<model::WakeRequest>(operation))
+        return is_rehearsal ? "rehearse a wake" : "wake";
+    if (model::sleep_in(operation)) return is_rehearsal ? "rehearse a sleep" : "sleep";
+    return "request";
+}
+
 /// Returns how many bytes of each tag the environment wants in host memory from the start.
 std::map<std::string, Bytes> live_bytes_of_environment() {
     const auto own_tag = setting(model::environment::k_tag);
@@ -333,17 +342,12 @@ Milliseconds Agent::pause_between_tries() const noexcept {
     return parts_.deep.is_deep() ? k_while_deep : Milliseconds(0);
 }
 
-void Agent::ended(const server::Operation& operation, const server::Outcome& outcome, server::Asker asker,
-                  Clock::duration taken) noexcept {
-    const auto transition = operations::transition_of(operation, outcome);
+void Agent::ended(const server::Job& job, const server::Outcome& outcome) noexcept {
+    const auto seconds = seconds_since(job.since);
+    const auto transition = parts_.transitions.count(job.operation, outcome, seconds);
     if (!transition) return;
-    const auto seconds = std::chrono::duration<double>(taken).count();
-    if (log::enabled(log::Severity::debug))
-        ignoring_errors([&] { operations::log_end(*transition, outcome, seconds); });
-    parts_.transitions.count(*transition, outcome, seconds);
     ignoring_errors([&] {
-        const auto event =
-            parts_.transitions.describe(*transition, operation, outcome, asker, parts_.status.name());
+        const auto event = parts_.transitions.describe(*transition, job, outcome, parts_.status.name());
         parts_.journal.write(*transition, outcome, seconds, event);
     });
 }
@@ -359,7 +363,7 @@ Milliseconds Agent::look() noexcept {
     const auto pause = idle_timer_.pause_between_looks();
     if (!memory_.is_started()) return pause;
     if (parts_.idle.look()) memory_.tidy_within(Milliseconds(0));
-    if (idle_timer_.is_set()) ignoring_errors([this] { sleep_if_due(); });
+    ignoring_errors([this] { sleep_if_due(); });
     return pause;
 }
 
@@ -386,9 +390,7 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
                            Clock::time_point since) {
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     const auto* const sleep = model::sleep_in(operation);
-    const log::Step step(std::holds_alternative<model::WakeRequest>(operation) ? "wake"
-                         : sleep                                               ? "sleep"
-                                                                               : "request");
+    const log::Step step(name_of_step(operation));
     if (sleep && sleep->host_budget && !sleep->dry_run) adopt_host_budget(*sleep->host_budget);
     auto report = guarded([&] {
         if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))
@@ -404,18 +406,22 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
             return operations::SleepOperation(parts_, *sleep, progress, joint, asker).run();
         }
         const auto& wake = std::get<model::WakeRequest>(operation);
-        if (wake.make_room && !wake.dry_run) {
+        const auto wake_by = [&](const auto& its) { return wake_alone(parts_, its, progress, since); };
+        if (wake.make_room && wake.dry_run) return parts_.room.rehearse(wake_by, wake);
+        if (wake.make_room) {
             const bool is_switch = asker == server::Asker::command && wake.min_awake.count() == 0;
             auto woken = parts_.room.wake(
-                [&](const auto& its) { return wake_alone(parts_, its, progress, since); },
-                [&](int device) { return intercepted::is_primary_active(memory_.api(), device); }, wake,
-                is_switch);
+                wake_by, [&](int device) { return intercepted::is_primary_active(memory_.api(), device); },
+                wake, is_switch);
             if (woken && is_switch) parts_.status.note_wake(); // also of one that was awake: it is to stay so
             return woken;
         }
         operations::Joint joint(wake.joint, progress, directives);
         return operations::WakeOperation(parts_, wake, progress, joint, since).run();
     });
+    if (report && sleep && sleep->dry_run) // for gpu-reclaim --why
+        if (auto note = idle_timer_.note(report->idle_seconds.has_value()); !note.empty())
+            report->notes.push_back(std::move(note));
     if (report) return *std::move(report);
     const auto* const tags = tags_of(operation);
     const auto state = tags ? memory_.state(*tags) : memory_.state();

@@ -70,11 +70,11 @@ public:
                                       Clock::time_point since) override;
     [[nodiscard]] const char* work_thread_name() noexcept override;
     [[nodiscard]] Milliseconds pause_between_tries() const noexcept override;
-    void ended(const server::Operation& operation, const server::Outcome& outcome, server::Asker asker,
-               Clock::duration taken) noexcept override;
+    void ended(const server::Job& job, const server::Outcome& outcome) noexcept override;
     [[nodiscard]] std::uint32_t place() const noexcept override { return parts_.room.place(); }
     void leave_line() noexcept override { parts_.room.leave(); }
     void inhibit(const model::InhibitRequest& request) noexcept override;
+    void set_timer(const model::TimerRequest& request) override { idle_timer_.set(request); }
     [[nodiscard]] Milliseconds look() noexcept override;
     [[nodiscard]] bool tidy() override;
 

@@ -38,9 +38,11 @@ std::optional<model::Placement> parse_stores(std::string_view words) {
     return placement;
 }
 
-model::SleepRequest request_of_environment() {
+model::TimerRequest request_of_environment() {
     namespace environment = model::environment;
-    model::SleepRequest request;
+    model::TimerRequest request;
+    const auto after = parsed_setting(environment::k_idle, k_idle_words, parse_idle);
+    if (!after) return request;
     if (auto placement = parsed_setting(environment::k_idle_store,
                                         "host or file, or TAG=STORE, separated by commas", parse_stores))
         static_cast<model::Placement&>(request) = *std::move(placement);
@@ -52,33 +54,48 @@ model::SleepRequest request_of_environment() {
     if (!request.directory.empty() && setting(environment::k_idle_store).empty())
         request.store = model::Store::file; // who names a directory means files
     request.deep = switch_setting(environment::k_idle_deep).value_or(false);
-    // It sleeps until it is used again, unless it was said what its touches do.
-    if (setting(environment::k_on_touch).empty()) request.on_touch = model::OnTouch::wake;
+    request.after = *after;
     return request;
 }
 
 } // namespace
 
-IdleTimer::IdleTimer() : after_(parsed_setting(model::environment::k_idle, k_idle_words, parse_idle)) {
-    if (!after_) return;
-    wanted_ = {request_of_environment(), *after_};
+IdleTimer::IdleTimer() {
+    set(request_of_environment());
+}
+
+void IdleTimer::set(const model::TimerRequest& request) {
+    model::SleepRequest sleep;
+    const model::Placement& placement = request;
+    static_cast<model::Placement&>(sleep) = placement;
+    sleep.deep = request.deep;
+    sleep.on_touch = request.on_touch;
+    // It sleeps until it is used again, unless it was said what its touches do.
+    if (!sleep.on_touch && setting(model::environment::k_on_touch).empty())
+        sleep.on_touch = model::OnTouch::wake;
+    const MutexLock lock(mutex_);
+    wanted_ = {std::move(sleep), request.after};
+    trouble_.clear();
+    goes_less_deep_ = false;
+    next_try_ = {};
 }
 
 Milliseconds IdleTimer::pause_between_looks() const noexcept {
-    if (!after_) return Milliseconds::max();
-    const auto may_be_late = std::max(k_second, *after_ / 10);
+    const MutexLock lock(mutex_);
+    if (!is_set()) return Milliseconds::max();
+    const auto may_be_late = std::max(k_second, wanted_.only_if_idle / 10);
     return may_be_late / 4; // idleness is known up to two looks late, and this is one more
 }
 
 bool IdleTimer::is_due(double idle_seconds) const noexcept {
-    if (!after_ || idle_seconds < std::chrono::duration<double>(*after_).count()) return false;
     const MutexLock lock(mutex_);
-    return Clock::now() >= next_try_;
+    const auto after = std::chrono::duration<double>(wanted_.only_if_idle).count();
+    return is_set() && idle_seconds >= after && Clock::now() >= next_try_;
 }
 
 model::IdleSleepRequest IdleTimer::request() const {
-    auto request = wanted_;
     const MutexLock lock(mutex_);
+    auto request = wanted_;
     request.sleep.deep &= !goes_less_deep_;
     return request;
 }
@@ -88,23 +105,25 @@ void IdleTimer::note_end(const server::Outcome& outcome, bool was_deep) {
     const auto trouble = failed ? failed->error.message : std::string();
     const bool has_slept = !failed && std::get<model::Report>(outcome).changed;
     MutexLock lock(mutex_);
+    const auto after = wanted_.only_if_idle;
     // One that is refused for being deep is tried again at once, without that.
     goes_less_deep_ = failed && was_deep && model::is_resident(failed->state) &&
                       failed->error.code == ErrorCode::driver_failed;
     next_try_ = has_slept || goes_less_deep_ ? Clock::time_point()
-                                             : Clock::now() + std::clamp(*after_, k_second, 60 * k_second);
+                                             : Clock::now() + std::clamp(after, k_second, 60 * k_second);
     trouble_ = trouble;
     if (!failed || told_ == trouble) return;
     told_ = trouble;
     lock.unlock();
-    log::warning("idle for {}, but it could not go to sleep as asked: {}", words_of(*after_), trouble);
+    log::warning("idle for {}, but it could not go to sleep as asked: {}", words_of(after), trouble);
 }
 
 std::string IdleTimer::note(bool knows_idleness) const {
-    if (!after_) return {};
-    auto words = fmt::format("it sleeps after {} without work on the GPU (--idle)", words_of(*after_));
-    if (!knows_idleness) words += ", but the agent cannot tell now whether it is idle";
     const MutexLock lock(mutex_);
+    if (!is_set()) return {};
+    auto words =
+        fmt::format("it sleeps after {} without work on the GPU (--idle)", words_of(wanted_.only_if_idle));
+    if (!knows_idleness) words += ", but the agent cannot tell now whether it is idle";
     if (!trouble_.empty()) words += "; the last time it could not go to sleep as asked: " + trouble_;
     return words;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A process that goes to sleep by itself once it has had no work on the GPU for so long: `gpu-run --idle`.
+// A process that goes to sleep by itself once it has had no work on the GPU for so long: `gpu-run --idle` and
+// `gpu-sleep --idle`.
 
 #pragma once
 
@@ -21,7 +22,9 @@ public:
     /// As the environment has it.
     IdleTimer();
 
-    [[nodiscard]] bool is_set() const noexcept { return after_.has_value(); }
+    /// From now on as `request` has it.
+    void set(const model::TimerRequest& request);
+
     /// How often to look, so that a sleep is late by a second at most, or by a tenth of the time.
     [[nodiscard]] Milliseconds pause_between_looks() const noexcept;
     /// Whether it is time: the process is awake, at least in part, and has been idle for so long.
@@ -35,10 +38,12 @@ public:
     [[nodiscard]] std::string note(bool knows_idleness) const;
 
 private:
-    std::optional<Milliseconds> after_;
-    model::IdleSleepRequest wanted_; ///< as the environment has it
+    [[nodiscard]] bool is_set() const noexcept GPU_SLEEP_REQUIRES(mutex_) {
+        return wanted_.only_if_idle.count() > 0;
+    }
 
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    model::IdleSleepRequest wanted_ GPU_SLEEP_GUARDED_BY(mutex_); ///< after no time: it is not set
     std::string trouble_ GPU_SLEEP_GUARDED_BY(mutex_);         ///< why the last try failed; empty: it did not
     std::string told_ GPU_SLEEP_GUARDED_BY(mutex_);            ///< of these, what was logged last
     bool goes_less_deep_ GPU_SLEEP_GUARDED_BY(mutex_) = false; ///< the last try was refused for being deep

@@ -239,9 +239,12 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
     const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake, goes_first);
     if (!locks) {
         waits_for_turn_ = true;
-        return make_error(ErrorCode::out_of_device_memory,
-                          "others are making room on the GPU: this process is number {} in the queue",
-                          place_.load());
+        // Each of those before it, and who has the memory now, stays awake for as long.
+        const auto turns = std::chrono::duration<double>(request.min_awake).count() * place_.load();
+        return make_error(
+            ErrorCode::out_of_device_memory,
+            "others are making room on the GPU: this process is number {} in the queue{}", place_.load(),
+            turns > 0 ? ", and has its turn in about " + format_seconds(turns) + " at most" : std::string());
     }
     auto done = wake(request);
     std::vector<std::string> notes;
@@ -267,6 +270,34 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
     }
     if (done) done->notes.insert(done->notes.end(), notes.begin(), notes.end());
     return done;
+}
+
+Result<Report> RoomMaking::rehearse(const Wake& wake, const model::WakeRequest& request) {
+    auto report = GPU_SLEEP_TRY(wake(request));
+    const auto missing = shortage(report, [](int) { return Bytes{0}; });
+    const auto neighbours = client::Neighbours::open();
+    if (missing.empty() || !neighbours) return report;
+    const auto holders = ask_neighbours(*neighbours);
+    auto asked = client::room_request(request.min_awake);
+    asked.dry_run = true;
+    asked.timeout = k_sleep_patience;
+    const auto made = client::make_room(
+        holders, [&]() -> Result<BytesByGpu> { return missing; }, asked);
+    if (!made) return made.error();
+    bool is_enough = !made->slept.empty();
+    for (const auto& [holder, answer] : made->slept) {
+        const bool sleeps = client::refusal_in(answer).empty();
+        if (sleeps) report.notes.push_back(holders[holder].title + " would be put to sleep for it");
+        is_enough &= sleeps;
+    }
+    if (is_enough) return report;
+    auto why = "there is too little GPU memory now: " +
+               (made->against.empty() ? "no process that it can ask has some" : joined(made->against));
+    if (request.wait.count() > 0)
+        report.notes.push_back(std::move(why));
+    else
+        refuse(report, std::move(why), ErrorCode::out_of_device_memory);
+    return report;
 }
 
 RoomMaking::Holders RoomMaking::holders(const Wake& wake, const model::WakeRequest& request) {

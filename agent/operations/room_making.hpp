@@ -120,6 +120,10 @@ public:
     [[nodiscard]] Result<model::Report> wake(const Wake& wake, const IsContextActive& is_context_active,
                                              const model::WakeRequest& request, bool goes_first = false);
 
+    /// Rehearses a wake and says in the report's notes who would be put to sleep for it, or what stands
+    /// against it. Takes no place in line. Errors: those of WakeOperation::run().
+    [[nodiscard]] Result<model::Report> rehearse(const Wake& wake, const model::WakeRequest& request);
+
     /// The place in line, from 1; 0: it does not stand. Thread-safe.
     [[nodiscard]] std::uint32_t place() const noexcept { return place_; }
     /// Whether the last try lacks no more than the time of somebody who was woken just now. On the operations

@@ -26,16 +26,26 @@ bool changes_nothing(const server::Operation& operation) noexcept {
            std::holds_alternative<model::CallRequest>(operation);
 }
 
-/// A sleep may have set no more than how touches are met; a new pause has waited for the GPU.
-std::optional<Transition> done_sleep(const model::Report& report) noexcept {
+std::optional<Transition> tried(const server::Operation& operation, const model::Failure& failure) noexcept {
+    if (changes_nothing(operation)) return {};
+    if (std::holds_alternative<model::WakeRequest>(operation)) return Transition::wake;
+    // A process that sleeps after a failed sleep slept before.
+    const bool slept = failure.state == model::State::asleep || failure.state == model::State::damaged;
+    return slept ? Transition::move : Transition::sleep;
+}
+
+/// A sleep may have set no more than how touches are met; a new pause has waited for the GPU. `was_shallow`:
+/// the process was not deep before.
+std::optional<Transition> done(const server::Operation& operation, const model::Report& report,
+                               bool was_shallow) noexcept {
+    if (changes_nothing(operation) || !report.changed) return {};
+    if (std::holds_alternative<model::WakeRequest>(operation)) return Transition::wake;
     Bytes slept = 0;
-    Bytes moved = 0;
-    for (const auto& device : report.devices) {
-        slept += device.released + device.kept + device.dropped;
-        moved += device.relocated;
-    }
+    for (const auto& device : report.devices) slept += device.released + device.kept + device.dropped;
     const bool has_paused = report.level == model::Level::pause && report.times.drain > 0;
-    if (slept > 0 || has_paused) return Transition::sleep;
+    const bool is_deeper = report.deep && was_shallow;
+    if (slept > 0 || has_paused || is_deeper) return Transition::sleep;
+    const auto moved = model::sum_of(report.devices, &model::DeviceReport::relocated);
     return moved > 0 ? std::optional(Transition::move) : std::nullopt;
 }
 
@@ -58,16 +68,9 @@ Kind kind_of(Transition transition) noexcept {
             "of contents moved to another store"};
 }
 
-Bytes bytes_of(Transition transition, const model::Report& report) noexcept {
-    Bytes bytes = 0;
-    for (const auto& device : report.devices)
-        bytes += transition == Transition::move ? device.relocated : device.released;
-    return bytes;
-}
-
-std::string words_for(server::Asker asker, const server::Operation& operation) {
-    const auto& word = model::terms_in(operation)->asker;
-    switch (asker) {
+std::string words_for(const server::Job& job) {
+    const auto& word = model::terms_in(job.operation)->asker;
+    switch (job.asker) {
     case server::Asker::program: return "program";
     case server::Asker::touch: return "touch";
     case server::Asker::timer: return "timer";
@@ -88,49 +91,24 @@ std::string_view priority_of(const model::Failure* failure) noexcept {
 
 } // namespace
 
-std::optional<Transition> transition_of(const server::Operation& operation,
-                                        const server::Outcome& outcome) noexcept {
-    if (changes_nothing(operation)) return {};
-    const bool wakes = std::holds_alternative<model::WakeRequest>(operation);
-    if (const auto* report = std::get_if<model::Report>(&outcome)) {
-        if (!report->changed) return {};
-        return wakes ? Transition::wake : done_sleep(*report);
-    }
-    if (wakes) return Transition::wake;
-    // A process that sleeps after a failed sleep slept before.
-    const auto state = std::get<model::Failure>(outcome).state;
-    const bool slept = state == model::State::asleep || state == model::State::damaged;
-    return slept ? Transition::move : Transition::sleep;
-}
-
-void log_end(Transition transition, const server::Outcome& outcome, double seconds) {
+std::optional<Transition> Transitions::count(const server::Operation& operation,
+                                             const server::Outcome& outcome, double seconds) noexcept {
     const auto* const failure = std::get_if<model::Failure>(&outcome);
-    log::debug("{} {} after {}{}{}", model::to_string(transition), failure ? "failed" : "done",
-               format_seconds(seconds), failure ? ": " : "",
-               failure ? failure->error.message : std::string());
-    if (failure) return;
-    for (const auto& device : std::get<model::Report>(outcome).devices) {
-        auto line = fmt::format("GPU {}, all threads together:", device.device);
-        for (const auto step : model::k_steps)
-            if (const auto took = device.steps[static_cast<std::size_t>(step)]; took > 0)
-                line += fmt::format(" {} {},", model::to_string(step), format_seconds(took));
-        line.pop_back(); // a colon where nothing was done
-        log::debug("{}", line);
-    }
-}
-
-void Transitions::count(Transition transition, const server::Outcome& outcome, double seconds) noexcept {
     const MutexLock lock(mutex_);
-    auto& counts = counts_[static_cast<std::size_t>(transition)];
-    if (const auto* failure = std::get_if<model::Failure>(&outcome)) {
+    const auto transition = failure ? tried(operation, *failure)
+                                    : done(operation, std::get<model::Report>(outcome), !deep_bytes_);
+    if (!transition) return transition;
+    auto& counts = counts_[static_cast<std::size_t>(*transition)];
+    if (failure) {
         const auto code = static_cast<std::size_t>(failure->error.code);
         ++counts.failed[code < k_codes ? code : static_cast<std::size_t>(ErrorCode::internal)];
-        return;
+        return transition;
     }
     const auto bound =
         std::lower_bound(model::k_duration_bounds.begin(), model::k_duration_bounds.end(), seconds);
     ++counts.done[static_cast<std::size_t>(bound - model::k_duration_bounds.begin())];
     counts.done_seconds += seconds;
+    return transition;
 }
 
 std::vector<model::TransitionCounts> Transitions::counts() const {
@@ -147,35 +125,44 @@ std::vector<model::TransitionCounts> Transitions::counts() const {
     return all;
 }
 
-model::Event Transitions::describe(Transition transition, const server::Operation& operation,
-                                   const server::Outcome& outcome, server::Asker asker, std::string name) {
+model::Event Transitions::describe(Transition transition, const server::Job& job,
+                                   const server::Outcome& outcome, std::string name) {
     constexpr std::size_t k_most_events = 100; // that wait to be written
     model::Event event;
     event.name = name.empty() ? program_invocation_short_name : std::move(name);
     event.notebook = notebook_;
     event.job = job_;
-    event.asked_by = words_for(asker, operation);
+    event.asked_by = words_for(job);
+    // Root of an outer user namespace shows as the overflow user; no other user than this one may ask.
+    event.asker_uid = job.asker_uid == ::geteuid() ? job.asker_uid : 0;
     const auto* const report = std::get_if<model::Report>(&outcome);
     if (!report) return event;
     event.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
     event.uid = ::geteuid();
     event.pid = static_cast<std::uint32_t>(::getpid());
     if (const auto start = own_start_time()) event.start_time = *start;
-    event.operation = report->operation;
+    event.transition = transition;
     event.state = report->state;
     event.level = report->level;
     event.deep = report->deep;
     const auto kept = model::sum_of(report->tags, &model::TagReport::kept);
     const auto in_files = model::sum_of(report->tags, &model::TagReport::in_files);
     event.place = kept == 0 ? "none" : in_files == 0 ? "host" : in_files == kept ? "file" : "host+file";
-    event.bytes = bytes_of(transition, *report) + report->deep_bytes;
+    event.bytes =
+        model::sum_of(report->devices, transition == Transition::move ? &model::DeviceReport::relocated
+                                                                      : &model::DeviceReport::released);
     const MutexLock lock(mutex_);
+    const auto deep_bytes = report->deep ? std::optional(report->deep_bytes) : std::nullopt;
+    if (deep_bytes.has_value() != deep_bytes_.has_value())
+        event.bytes +=
+            deep_bytes.value_or(0) + deep_bytes_.value_or(0); // the driver's part went, or came back
+    deep_bytes_ = deep_bytes;
     if (transition == Transition::wake && asleep_since_) event.asleep_seconds = seconds_since(*asleep_since_);
     if (report->state == model::State::awake)
         asleep_since_.reset();
     else if (!asleep_since_)
         asleep_since_ = Clock::now();
-    if (transition != Transition::move && events_.size() < k_most_events) events_.push_back(event);
+    if (events_.size() < k_most_events) events_.push_back(event);
     return event;
 }
 
@@ -187,7 +174,6 @@ void JournalLines::write(Transition transition, const server::Outcome& outcome, 
         const auto operation = model::to_string(transition);
         const auto* const failure = std::get_if<model::Failure>(&outcome);
         const auto* const report = std::get_if<model::Report>(&outcome);
-        const auto bytes = report ? bytes_of(transition, *report) : 0;
         const auto subject = printable(event.name);
         const auto state = report ? model::to_string(report->state) : model::to_string(failure->state);
         const auto message =
@@ -195,12 +181,13 @@ void JournalLines::write(Transition transition, const server::Outcome& outcome, 
                 ? fmt::format("{}: {} failed: {}", subject, operation, failure->error.message)
                 : fmt::format(
                       "{}: {} after {}, {} {}{}", subject, state, format_seconds(seconds),
-                      format_bytes(bytes), kind.words,
+                      format_bytes(event.bytes), kind.words,
                       event.asleep_seconds > 0 ? ", asleep for " + format_seconds(event.asleep_seconds) : "");
         const auto time = fmt::format("{:.6f}", seconds);
         const auto asleep = fmt::format("{:.3f}", event.asleep_seconds);
         const auto level = std::to_string(static_cast<int>(event.level));
-        const auto amount = std::to_string(bytes);
+        const auto asker = std::to_string(event.asker_uid);
+        const auto amount = std::to_string(event.bytes);
         std::vector<journal::Field> fields{
             {"MESSAGE", message},
             {"MESSAGE_ID", kind.id},
@@ -213,7 +200,8 @@ void JournalLines::write(Transition transition, const server::Outcome& outcome, 
             {"GPU_SLEEP_NAME", subject},
             {"GPU_SLEEP_NOTEBOOK", event.notebook},
             {"GPU_SLEEP_JOB", event.job},
-            {"GPU_SLEEP_ASKED_BY", event.asked_by}};
+            {"GPU_SLEEP_ASKED_BY", event.asked_by},
+            {"GPU_SLEEP_ASKED_BY_UID", asker}};
         if (report)
             fields.insert(fields.end(), {{kind.field, amount},
                                          {"GPU_SLEEP_LEVEL", level},

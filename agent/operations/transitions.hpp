@@ -22,29 +22,21 @@
 
 namespace gpu_sleep::agent::operations {
 
-/// What an operation that has ended so was, or tried to be; nothing where it was none: a dry run, or one that
-/// found all as it was to be. Allocates nothing.
-[[nodiscard]] std::optional<model::Transition> transition_of(const server::Operation& operation,
-                                                             const server::Outcome& outcome) noexcept;
-
-/// Says at "debug" how one ended, and on each GPU how long each kind of work took. May throw for want of
-/// memory.
-void log_end(model::Transition transition, const server::Outcome& outcome, double seconds);
-
 /// Thread-safe.
 class Transitions {
 public:
-    /// Counts one that ended with `outcome`, `seconds` after it was asked for.
-    void count(model::Transition transition, const server::Outcome& outcome, double seconds) noexcept;
+    /// Counts an operation that ended with `outcome`, `seconds` after it was asked for. Returns what it was,
+    /// or tried to be; nothing where it was no transition: a dry run, or one that found all as it was to be.
+    /// Allocates nothing.
+    [[nodiscard]] std::optional<model::Transition>
+    count(const server::Operation& operation, const server::Outcome& outcome, double seconds) noexcept;
 
     /// Of each kind that has happened.
     [[nodiscard]] std::vector<model::TransitionCounts> counts() const;
 
-    /// Describes one that has just ended with `outcome`; take_events() has it if it is a sleep or a wake that
-    /// is done.
-    [[nodiscard]] model::Event describe(model::Transition transition, const server::Operation& operation,
-                                        const server::Outcome& outcome, server::Asker asker,
-                                        std::string name);
+    /// Describes one that has just ended with `outcome`; take_events() has it if it is done.
+    [[nodiscard]] model::Event describe(model::Transition transition, const server::Job& job,
+                                        const server::Outcome& outcome, std::string name);
     /// Those since the last call, up to 100.
     [[nodiscard]] std::vector<model::Event> take_events() noexcept {
         const MutexLock lock(mutex_);
@@ -65,6 +57,7 @@ private:
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::vector<model::Event> events_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::optional<Clock::time_point> asleep_since_ GPU_SLEEP_GUARDED_BY(mutex_); ///< any of it
+    std::optional<Bytes> deep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_); ///< of the driver's part, while deep
     std::array<Counts, model::k_transitions.size()> counts_ GPU_SLEEP_GUARDED_BY(mutex_){};
 };
 

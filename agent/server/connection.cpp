@@ -69,7 +69,7 @@ Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
                           peer ? peer->uid : 0, ::geteuid());
     constexpr timeval k_send_limit{2, 0};
     ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &k_send_limit, sizeof(k_send_limit));
-    return std::unique_ptr<Connection>(new Connection(std::move(socket), peer->pid));
+    return std::unique_ptr<Connection>(new Connection(std::move(socket), *peer));
 }
 
 Result<void> Connection::receive() {

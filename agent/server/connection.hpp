@@ -9,6 +9,7 @@
 #include "common/named_tracer.hpp"
 #include "protocol/messages.hpp"
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <memory>
@@ -29,6 +30,8 @@ public:
     /// Negative once the program has closed it.
     [[nodiscard]] int fd() const noexcept { return socket_.is_held() ? socket_.get() : -1; }
     [[nodiscard]] Clock::time_point since() const noexcept { return since_; }
+    /// The peer's user, as the kernel says.
+    [[nodiscard]] uid_t uid() const noexcept { return uid_; }
 
     /// Reads what has arrived. Errors: connection_lost.
     [[nodiscard]] Result<void> receive();
@@ -55,7 +58,8 @@ public:
     [[nodiscard]] Result<std::optional<model::Directive>> hear(Milliseconds patience);
 
 private:
-    Connection(UniqueFd socket, pid_t peer) noexcept : socket_(std::move(socket)), peer_(peer) {}
+    Connection(UniqueFd socket, const ucred& peer) noexcept
+        : socket_(std::move(socket)), uid_(peer.uid), peer_(peer.pid) {}
 
     void let_peer_trace();
     /// In the phase deep: all calls of the program wait for the peer, and its lock of the driver is not to be
@@ -73,6 +77,7 @@ private:
     Clock::time_point next_look_{}; ///< of look_after_peer()
     std::optional<Clock::time_point> stopped_since_;
     bool has_said_stopped_ = false;
+    const uid_t uid_;
     pid_t peer_;         ///< as the kernel says; 0 for one that is not in this pid namespace
     NamedTracer tracer_; ///< the peer, from when it is told to do the driver's part until it has done that
 };

@@ -8,6 +8,9 @@
 #include "base/error.hpp"
 #include "model/model.hpp"
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -47,6 +50,7 @@ struct Job {
     std::function<void(const Error&)> on_shortage = {};
     Clock::time_point since = Clock::now();
     DirectiveSource directives = {}; ///< empty where no command asks
+    uid_t asker_uid = ::geteuid();   ///< of a command, as the kernel says
 };
 
 /// Not thread-safe. Takes memory in add() and waiting() alone.

@@ -221,7 +221,7 @@ model::Report Server::status() {
 }
 
 void Server::answer(const Job& job, Outcome outcome) noexcept {
-    operations_.ended(job.operation, outcome, job.asker, Clock::now() - job.since);
+    operations_.ended(job, outcome);
     const auto answered = guarded([&] { job.answer(std::move(outcome)); });
     if (!answered) log::write(log::Severity::error, "no memory to answer a command");
 }
@@ -319,7 +319,9 @@ void Server::accept_all() {
 bool Server::answer_at_once(Connection& connection, const protocol::Request& request) {
     const auto* const inhibition = std::get_if<model::InhibitRequest>(&request);
     if (inhibition) operations_.inhibit(*inhibition);
-    if (inhibition || std::holds_alternative<model::StatusRequest>(request)) {
+    const auto* const timer = std::get_if<model::TimerRequest>(&request);
+    if (timer) operations_.set_timer(*timer);
+    if (inhibition || timer || std::holds_alternative<model::StatusRequest>(request)) {
         connection.answer(status());
         return true;
     }
@@ -375,6 +377,7 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
                 std::visit([&](auto& done) { asker->answer(protocol::Reply(std::move(done))); }, outcome);
             }};
     job.directives = [asker](Milliseconds patience) { return asker->hear(patience); };
+    job.asker_uid = asker->uid();
     enqueue(std::move(job));
     return false;
 }

@@ -45,15 +45,16 @@ public:
     /// Called on the operations thread: how long at least until it is.
     [[nodiscard]] virtual Milliseconds pause_between_tries() const noexcept = 0;
     /// Called once for each operation, on the thread that ends it, before the asker hears of it: how it
-    /// ended, `taken` after it was asked for. No retry of a wake that goes on waiting is an end.
-    virtual void ended(const Operation& operation, const Outcome& outcome, Asker asker,
-                       Clock::duration taken) noexcept = 0;
+    /// ended. No retry of a wake that goes on waiting is an end.
+    virtual void ended(const Job& job, const Outcome& outcome) noexcept = 0;
     /// Called on both threads: the place in the line of those that make room; 0 without.
     [[nodiscard]] virtual std::uint32_t place() const noexcept = 0;
     /// Called on both threads: no wake that makes room waits any more.
     virtual void leave_line() noexcept = 0;
     /// Called on the listening thread: inhibits sleeps from outside, or no longer.
     virtual void inhibit(const model::InhibitRequest& request) noexcept = 0;
+    /// Likewise: sets the process's own timer.
+    virtual void set_timer(const model::TimerRequest& request) = 0;
     /// Called on the listening thread: returns at once, and calls no driver. It is called again two seconds
     /// later, or after the pause that it returns, if that is less.
     [[nodiscard]] virtual Milliseconds look() noexcept = 0;

@@ -10,6 +10,9 @@
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 
+#include <filesystem>
+#include <system_error>
+
 using namespace gpu_sleep;
 
 namespace {
@@ -61,6 +64,10 @@ usage::Table table_of(DoctorOptions& options) {
 }
 
 Result<void> write_report(const std::string& path, const doctor::Diagnosis& diagnosis) {
+    std::error_code unknown;
+    if (std::filesystem::exists(std::filesystem::symlink_status(path, unknown)))
+        return make_error(ErrorCode::invalid_argument, "--report: there is a file {} already; name a new one",
+                          path);
     auto file = GPU_SLEEP_TRY(WholeFile::create(path));
     GPU_SLEEP_TRY(file.write(cli::doctor::bug_report(diagnosis)));
     return file.commit();

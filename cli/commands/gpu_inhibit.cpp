@@ -32,36 +32,35 @@ constexpr const char* k_statuses =
     "that of COMMAND, 126 if it cannot be executed, 127 if there is no such command.";
 
 struct InhibitOptions {
-    std::vector<std::string> targets; ///< none: all, if takes_all
-    bool takes_all = false;
-    std::optional<uid_t> user;
+    control::Selection whom;
     model::InhibitRequest request;
     cli::OutputOptions output;
 };
 
 usage::Table table_of(InhibitOptions& options) {
-    return {"gpu-inhibit",
-            "Keeps others from putting a GPU process to sleep: for a time, or while COMMAND runs.",
-            {"[OPTION]... PID...", "[--for DURATION] -- COMMAND [ARGUMENT]..."},
-            {{"Options",
-              {cli::targets_row(options.targets), usage::brief(cli::all_row(options.takes_all)),
-               usage::brief({"--for", usage::duration(options.request.time),
-                             "For this long (default: until --release)"}),
-               usage::brief({"--release", usage::flag(options.request.release), "Allow sleeps again"}),
-               usage::brief(cli::user_row(options.user)), usage::brief(cli::json_row(options.output.json)),
-               usage::brief(cli::quiet_row(options.output.quiet))}}},
-            k_examples,
-            k_statuses};
+    return {
+        "gpu-inhibit",
+        "Keeps others from putting a GPU process to sleep: for a time, or while COMMAND runs.",
+        {"[OPTION]... PID...", "[--for DURATION] -- COMMAND [ARGUMENT]..."},
+        {{"Options",
+          {cli::targets_row(options.whom.words), usage::brief(cli::all_row(options.whom.takes_several)),
+           usage::brief(
+               {"--for", usage::duration(options.request.time), "For this long (default: until --release)"}),
+           usage::brief({"--release", usage::flag(options.request.release), "Allow sleeps again"}),
+           usage::brief(cli::user_row(options.whom.user)), usage::brief(cli::json_row(options.output.json)),
+           usage::brief(cli::quiet_row(options.output.quiet))}}},
+        k_examples,
+        k_statuses};
 }
 
 /// What is wrong with options that are good one by one, or nothing.
 std::string problem(const InhibitOptions& options, bool has_command) {
     if (options.request.release && options.request.time) return "--release and --for cannot be used together";
-    const bool has_target = !options.targets.empty() || options.takes_all;
+    const bool has_target = !options.whom.words.empty() || options.whom.takes_several;
     if (!has_command) return has_target ? "" : "PID or COMMAND is missing";
     if (has_target) return "COMMAND cannot be used together with PID or --all";
     if (options.request.release) return "--release cannot be used with COMMAND";
-    if (options.user) return "--user cannot be used with COMMAND";
+    if (options.whom.user) return "--user cannot be used with COMMAND";
     return options.output.json ? "--json cannot be used with COMMAND" : "";
 }
 
@@ -77,19 +76,6 @@ int execute(const model::InhibitRequest& request, char** command) {
     return reason == ENOENT ? cli::k_status_not_found : cli::k_status_cannot_execute;
 }
 
-int ask(const InhibitOptions& options) {
-    constexpr Milliseconds k_timeout{5'000};
-    control::raise_descriptor_limit();
-    control::Finder finder;
-    auto targets = options.targets.empty()
-                       ? control::find_all(finder, options.user)
-                       : control::find_each(finder, options.targets, {options.user, options.takes_all});
-    if (!targets) return cli::tell_failure("gpu-inhibit", options.output, targets.error());
-    auto outcomes = control::ask_each(finder, *std::move(targets), options.request, k_timeout);
-    if (options.targets.empty()) control::drop_ended(outcomes);
-    return cli::tell_all("gpu-inhibit", options.output, outcomes, cli::render_inhibition);
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
@@ -102,5 +88,7 @@ int main(int argc, char** argv) {
         return *status;
     if (const auto text = problem(options, has_command); !text.empty())
         return cli::usage_error("gpu-inhibit", text, options.output.json);
-    return has_command ? execute(options.request, marker + 1) : ask(options);
+    if (has_command) return execute(options.request, marker + 1);
+    return cli::tell_selected("gpu-inhibit", options.whom, options.request, options.output,
+                              cli::render_inhibition);
 }

@@ -92,9 +92,9 @@ usage::Table table_of(ListOptions& options) {
            usage::brief({"--prometheus", usage::with_default("FILE", "-", options.metrics),
                          "Print metrics for Prometheus, or write them to FILE"}),
            usage::brief({"--history", usage::flag(options.history),
-                         "Show past sleeps and wakes, and what they gave back"}),
-           {"--since", usage::parsed("TIME", parse_since, options.since),
-            "With --history: from this time of the day on, such as 22:00, at most 24 hours ago"}}}},
+                         "Show past sleeps and wakes, and what they freed"}),
+           usage::brief({"--since", usage::parsed("TIME", parse_since, options.since),
+                         "With --history: since this time, such as 22:00"})}}},
         k_examples,
         "0 done, 1 failed, 2 wrong usage, 3 no such process or no agent in it, 4 no answer in time, 5 not "
         "permitted.",
@@ -345,10 +345,13 @@ int watch(ListOptions& options, Milliseconds interval) {
             return list(options).status;
         }
         const auto show = [&](std::string_view line) {
-            auto text = live_text(options, outcomes, cli::Screen::size().columns);
-            if (is_short(options) && outcomes) text += k_keys;
-            return screen->show(line.empty() ? text
-                                             : fmt::format("{}\n{}", take_line(line).value_or(line), text));
+            const auto size = cli::Screen::size();
+            auto text = live_text(options, outcomes, size.columns);
+            const bool has_said = !line.empty();
+            const auto room = size.lines - std::min<std::size_t>(size.lines, has_said ? 1 : 0);
+            if (is_short(options) && outcomes) text = fmt::format("{}{}", cli::scrolled(text, room), k_keys);
+            return screen->show(!has_said ? text
+                                          : fmt::format("{}\n{}", take_line(line).value_or(line), text));
         };
         const auto ask = [&](const std::string& question) {
             screen->forget_keys();

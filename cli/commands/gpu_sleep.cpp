@@ -2,8 +2,10 @@
 // Copyright the gpu-sleep authors.
 // gpu-sleep: puts a process to sleep.
 
+#include "base/text.hpp"
 #include "cli/command_run.hpp"
 #include "cli/options.hpp"
+#include "cli/show/render.hpp"
 
 #include <algorithm>
 
@@ -29,6 +31,7 @@ struct Typed {
     bool releases = false;
     bool runs_on = false;
     std::optional<Bytes> live_bytes;
+    std::optional<Milliseconds> idle;
     std::optional<Milliseconds> timeout;
     cli::TypedStores stores;
     bool accepts_losses = false;
@@ -78,7 +81,9 @@ usage::Table table_of(Typed& typed) {
           {usage::brief(cli::on_touch_row(request.on_touch, "")), cli::gate_row(request.gate),
            cli::touch_limit_row(request.touch_limit)}},
          {"How it goes to sleep",
-          {usage::brief(cli::dry_run_row(request.dry_run)),
+          {{"--idle", usage::duration(typed.idle),
+            "Not now, but whenever the process has had no GPU work for this long (0s: no more)"},
+           usage::brief(cli::dry_run_row(request.dry_run)),
            {"--timeout", usage::duration(typed.timeout),
             "Give up if GPU memory is not released within this time (default: 30 s, not counting copying)"},
            {"--ignore-inhibitors", usage::flag(request.ignore_inhibitors),
@@ -110,6 +115,30 @@ bool asks_for_more(model::SleepRequest request) {
     return request != model::SleepRequest();
 }
 
+/// The timer that was typed.
+model::TimerRequest timer_of(const Typed& typed) {
+    const model::Placement& placement = typed.sleep;
+    return {placement, *typed.idle, typed.sleep.deep, typed.sleep.on_touch};
+}
+
+/// Whether more is asked for than what is told to a timer.
+bool asks_for_more_than_timer(const Typed& typed) {
+    auto rest = typed.sleep;
+    static_cast<model::Placement&>(rest) = {};
+    rest.deep = false;
+    rest.on_touch.reset();
+    return rest != model::SleepRequest() || typed.timeout || typed.releases || typed.runs_on ||
+           typed.whom.is_joint() || typed.engine != Engine::agent;
+}
+
+/// What the process says of its timer.
+std::string render_timer(const control::Process& process, const model::Report& report) {
+    const auto note = std::find_if(report.notes.begin(), report.notes.end(),
+                                   [](const auto& each) { return each.starts_with("it sleeps after "); });
+    return fmt::format("{} {}: {}\n", process.pid, cli::label(process, report),
+                       note == report.notes.end() ? "no timer puts it to sleep" : printable(*note));
+}
+
 /// Whether more is asked for than what is told to a move to host memory, too.
 bool asks_for_sleep(model::SleepRequest request) {
     request.tags.clear();
@@ -133,6 +162,8 @@ std::string problem(const Typed& typed) {
         return "--release-retained puts nothing to sleep, and cannot be used with the options of a sleep";
     if (typed.runs_on && (typed.releases || asks_for_sleep(request)))
         return "--live puts nothing to sleep, and cannot be used with the options of a sleep";
+    if (typed.idle && asks_for_more_than_timer(typed))
+        return "--idle can be used only with --deep, --on-touch and the options of where contents go";
     if (typed.live_bytes && !typed.runs_on) return "--bytes can be used only with --live";
     if (const auto possible = model::check_pause(request); !possible) return possible.error().message;
     if (auto text = cli::touch_problem(request.on_touch, request.touch_limit); !text.empty()) return text;
@@ -165,6 +196,8 @@ int main(int argc, char** argv) {
     if (text.empty()) text = cli::read_stores(typed.stores, typed.sleep);
     if (text.empty()) text = problem(typed);
     if (!text.empty()) return cli::usage_error(k_program, text, typed.output.json);
+    if (typed.idle)
+        return cli::tell_selected(k_program, typed.whom, timer_of(typed), typed.output, render_timer);
     return cli::run(k_program, {typed.whom, request_of(typed), typed.engine}, typed.output,
                     typed.accepts_losses);
 }

@@ -39,17 +39,20 @@ std::string render_history(const std::vector<model::Event>& events, double gib_h
                  {"NAME"},
                  {"WHAT"},
                  {"PLACE"},
-                 {"GPU", right},
+                 {"SIZE", right},
                  {"ASLEEP", right},
                  {"ASKED BY"}});
     for (const auto& event : events) {
-        const bool is_wake = event.operation == model::Operation::wake;
+        const bool is_wake = event.transition == model::Transition::wake;
+        const bool is_own =
+            event.asker_uid == event.uid &&
+            (event.asked_by == "touch" || event.asked_by == "timer" || event.asked_by == "program");
         const auto origin = control::to_word({event.notebook, {}, event.job, {}});
         table.add({local_time(event.time), control::user_name(event.uid), std::to_string(event.pid),
                    origin.empty() ? event.name : fmt::format("{} ({})", event.name, origin),
-                   std::string(model::to_string(event.operation)), is_wake ? "" : place(event),
+                   std::string(model::to_string(event.transition)), is_wake ? "" : place(event),
                    format_bytes(event.bytes), is_wake ? format_seconds(event.asleep_seconds) : "",
-                   event.asked_by});
+                   (is_own ? "" : control::user_name(event.asker_uid) + ": ") + event.asked_by});
     }
     return events.empty() ? "no sleep and no wake is recorded for this time\n"
                           : table.text() + fmt::format("{:.{}f} GiB hours given back\n", gib_hours,

@@ -8,6 +8,8 @@
 #include "base/text.hpp"
 #include "cli/show/table.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -27,6 +29,7 @@ struct Row {
     std::optional<double> idle;
     Bytes gpu = 0;
     Bytes host = 0;
+    Bytes retained = 0; ///< of that
     Bytes files = 0;
     bool is_asleep = false;
     bool is_lost = false;
@@ -60,6 +63,7 @@ Row row_of(const control::Outcome& outcome) {
     if (!report->name.empty()) row.name = report->name;
     if (!report->wakes_waiting.empty() && !row.is_lost) row.reason = report->wakes_waiting.front().reason;
     row.idle = report->idle_seconds;
+    row.retained = report->retained_bytes;
     row.host = report->host_bytes + report->retained_bytes;
     for (const auto& tag : report->tags) {
         row.gpu += tag.resident;
@@ -96,6 +100,7 @@ std::string summary(const std::vector<Row>& rows) {
     for (const auto& row : rows) {
         sum.gpu += row.gpu;
         sum.host += row.host;
+        sum.retained += row.retained;
         sum.files += row.files;
         asleep += row.is_asleep ? 1 : 0;
         lost += row.is_lost ? 1 : 0;
@@ -106,6 +111,8 @@ std::string summary(const std::vector<Row>& rows) {
     if (lost != 0) text += fmt::format(", {} lost", lost);
     if (silent != 0) text += fmt::format(", {} without an answer", silent);
     text += fmt::format("; GPU {}, host {}", format_bytes(sum.gpu), format_bytes(sum.host));
+    if (sum.retained != 0)
+        text += fmt::format(" ({} retained for the next sleep)", format_bytes(sum.retained));
     if (sum.files != 0) text += fmt::format(", files {}", format_bytes(sum.files));
     return text;
 }
@@ -218,6 +225,24 @@ std::optional<pid_t> choose(const std::vector<control::Outcome>& outcomes, std::
     if (at == outcomes.end()) return outcomes.front().process.pid;
     const bool is_at_end = key == 'j' ? at + 1 == outcomes.end() : at == outcomes.begin();
     return is_at_end ? chosen : (key == 'j' ? at + 1 : at - 1)->process.pid;
+}
+
+std::string scrolled(std::string_view text, std::size_t room) {
+    std::vector<std::string_view> lines;
+    while (const auto line = take_line(text)) lines.push_back(*line);
+    const auto is_chosen = [](std::string_view line) {
+        return line.substr(std::min(line.find_first_not_of(' '), line.size())).starts_with('>');
+    };
+    const auto titles = std::find(lines.begin(), lines.end(), "");
+    const auto chosen = std::find_if(lines.begin(), lines.end(), is_chosen);
+    const auto first = std::min<std::size_t>(titles - lines.begin() + 2, lines.size());
+    constexpr std::size_t k_below = 3; // the next one, and the keys
+    const auto last = std::max(room, first + k_below) - k_below;
+    const auto at = static_cast<std::size_t>(chosen - lines.begin());
+    if (chosen != lines.end() && at > last)
+        lines.erase(lines.begin() + static_cast<std::ptrdiff_t>(first),
+                    lines.begin() + static_cast<std::ptrdiff_t>(first + at - last));
+    return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
 std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns,

@@ -32,6 +32,10 @@ void sort(std::vector<control::Outcome>& outcomes, Order order);
                                       const std::vector<driver::Gpu>& gpus = {},
                                       std::optional<pid_t> chosen = {});
 
+/// `text`, which is render_live()'s, with as many rows less at the top that the chosen one is among `room`
+/// lines.
+[[nodiscard]] std::string scrolled(std::string_view text, std::size_t room);
+
 /// The process that is chosen once `key`, 'j' for the next and 'k' for the one before, was pressed.
 [[nodiscard]] std::optional<pid_t> choose(const std::vector<control::Outcome>& outcomes,
                                           std::optional<pid_t> chosen, char key);

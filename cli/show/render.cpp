@@ -26,11 +26,11 @@ constexpr auto k_right = Table::Align::right;
 Table device_table(const Report& report) {
     const bool sleeps = report.operation == Operation::sleep;
     std::vector<std::string> headings =
-        sleeps ? std::vector<std::string>{"FREED", "KEPT", "DROPPED", "STILL USED"}
-               : std::vector<std::string>{"TAKEN", "RESTORED", "ZEROED", "STILL FREE"};
+        sleeps ? std::vector<std::string>{"FREED", "KEPT", "DROPPED", "USED BY ALL"}
+               : std::vector<std::string>{"TAKEN", "RESTORED", "ZEROED", "GPU FREE"};
     if (report.dry_run)
-        headings = sleeps ? std::vector<std::string>{"WOULD FREE", "KEEP", "DROP", "USED NOW"}
-                          : std::vector<std::string>{"WOULD TAKE", "RESTORE", "ZERO", "FREE NOW"};
+        headings = sleeps ? std::vector<std::string>{"WOULD FREE", "KEEP", "DROP", "USED BY ALL"}
+                          : std::vector<std::string>{"WOULD TAKE", "RESTORE", "ZERO", "GPU FREE"};
     std::vector<Table::Column> columns{{"DEVICE", k_left}};
     for (auto& heading : headings) columns.push_back({std::move(heading), k_right});
     Table table(std::move(columns));

@@ -40,10 +40,7 @@ std::string_view words_for(GateState gate) noexcept {
     return "unknown";
 }
 
-using model::GateState;
 using model::Operation;
-using model::Report;
-using model::State;
 using model::TagReport;
 
 /// "GPU", or "GPU 2.00 GiB, host 13.0 GiB" when the bytes are in several places.

@@ -64,16 +64,28 @@ void write_now(std::string_view text) noexcept {
     errno = before;
 }
 
+/// Whether the shell has taken the terminal. Async-signal-safe.
+bool is_in_background() noexcept {
+    const auto foreground = ::tcgetpgrp(STDOUT_FILENO); // fails where it is not the controlling terminal
+    return foreground >= 0 && foreground != ::getpgrp();
+}
+
 /// Async-signal-safe.
-void leave() noexcept {
+void leave_screen() noexcept {
     if (g_is_entered != 0) write_now(k_leave);
     g_is_entered = 0;
-    if (g_is_changed != 0) ::tcsetattr(STDIN_FILENO, TCSANOW, &g_settings);
+}
+
+/// Async-signal-safe.
+void leave() noexcept {
+    leave_screen();
+    if (g_is_changed != 0 && !is_in_background()) ::tcsetattr(STDIN_FILENO, TCSANOW, &g_settings);
     g_is_changed = 0;
 }
 
+/// Once more if it was stopped by SIGSTOP: a shell has given the terminal other settings since.
 void take_keys() noexcept {
-    if (g_is_changed != 0 || ::tcgetattr(STDIN_FILENO, &g_settings) != 0) return;
+    if (g_is_changed == 0 && ::tcgetattr(STDIN_FILENO, &g_settings) != 0) return;
     auto settings = g_settings;
     settings.c_lflag &= ~static_cast<tcflag_t>(ECHO | ICANON);
     g_is_changed = 1; // before, so that a signal in between undoes it
@@ -119,8 +131,9 @@ struct Handled {
     int number;
     void (*handler)(int);
 };
-constexpr Handled k_handled[] = {{SIGINT, end},   {SIGTERM, end},  {SIGHUP, end},   {SIGQUIT, end},
-                                 {SIGTSTP, stop}, {SIGCONT, note}, {SIGWINCH, note}};
+// From the background, what SIGSTOP has left on the screen is taken back all the same (SIGTTOU).
+const Handled k_handled[] = {{SIGINT, end},   {SIGTERM, end},  {SIGHUP, end},    {SIGQUIT, end},
+                             {SIGTSTP, stop}, {SIGCONT, note}, {SIGWINCH, note}, {SIGTTOU, SIG_IGN}};
 
 void replace_handler(int number, void (*from)(int), void (*to)(int)) noexcept {
     struct sigaction now = {};
@@ -222,8 +235,10 @@ ScreenSize Screen::size() noexcept {
 }
 
 Result<void> Screen::show(std::string_view text) {
-    const auto foreground = ::tcgetpgrp(STDOUT_FILENO); // fails where it is not the controlling terminal
-    if (foreground >= 0 && foreground != ::getpgrp()) return {};
+    if (is_in_background()) {
+        leave_screen();
+        return {};
+    }
     // Stopped amid this, it would write the rest on the screen that it has left.
     sigset_t stops;
     sigset_t before;
@@ -234,7 +249,7 @@ Result<void> Screen::show(std::string_view text) {
         g_is_lost = 0;
         g_is_entered = 1; // before, so that a signal in between leaves it
         write_now(k_enter);
-        if (has_keys_ && foreground >= 0) take_keys();
+        if (has_keys_ && ::tcgetpgrp(STDOUT_FILENO) >= 0) take_keys();
     }
     auto drawn = draw(text, size());
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
@@ -252,7 +267,7 @@ bool Screen::wait_until(Clock::time_point time) noexcept {
         constexpr std::int64_t k_second = 1'000'000'000;
         const timespec limit{static_cast<time_t>(left / k_second), static_cast<long>(left % k_second)};
         if (!keys_.empty()) return false;
-        pollfd input{g_is_changed != 0 && has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
+        pollfd input{g_is_changed != 0 && g_is_entered != 0 && has_keys_ ? STDIN_FILENO : -1, POLLIN, 0};
         if (::ppoll(&input, 1, &limit, &before_) > 0) read_keys();
     }
 }

@@ -38,6 +38,8 @@ Severity threshold_from_environment() noexcept {
     return parse_severity(value ? value : "").value_or(Severity::warning);
 }
 
+const char* g_name = "gpu-sleep";
+
 /// The file that was standard error when this library was loaded: mostly at the program's start.
 const auto g_at_start = FileIdentity::of(STDERR_FILENO);
 
@@ -101,12 +103,16 @@ bool enabled(Severity severity) noexcept {
     return severity <= threshold;
 }
 
+void name_lines(const char* name) noexcept {
+    g_name = name;
+}
+
 void write(Severity, std::string_view message) noexcept {
     const CancellationHold no_cancellation;
     const int errno_before = errno;
     // A pipe takes so much in one piece or not at all. Source: pipe(7).
     std::array<char, PIPE_BUF> line{};
-    auto* end = fmt::format_to_n(line.data(), line.size() - 1, "gpu-sleep[{}]: ", ::getpid()).out;
+    auto* end = fmt::format_to_n(line.data(), line.size() - 1, "{}[{}]: ", g_name, ::getpid()).out;
     if (enabled(Severity::debug)) end = print_time(end, wall_milliseconds());
     end += print_into({end, line.data() + line.size() - 1},
                       message); // it may quote the environment, or the program

@@ -30,6 +30,9 @@ inline constexpr std::string_view k_severities = "error, warning, info or debug"
 /// once.
 [[nodiscard]] bool enabled(Severity severity) noexcept;
 
+/// Has lines begin with `name`, which is static, in place of "gpu-sleep": for commands, before they speak.
+void name_lines(const char* name) noexcept;
+
 /// Writes "gpu-sleep[PID]: MESSAGE\n" to standard error in one write, so that lines of threads do not mix;
 /// where "debug" is enabled, with the time of day (UTC) before MESSAGE;
 /// lines longer than an atomic write to a pipe are cut, and characters that are not printable() are replaced.

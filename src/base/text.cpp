@@ -179,7 +179,7 @@ std::string_view nearest(std::string_view word, std::span<const std::string_view
     constexpr std::size_t k_longest = 64; // a longer one is no slip
     std::string_view nearest;
     if (word.size() > k_longest) return nearest;
-    auto least = word.size() / 3 + 2;
+    auto least = std::min(word.size() / 3 + 2, word.size()); // of a letter or two, all would be a slip
     for (const auto& each : known)
         if (const auto far = distance(word, each); far < least) {
             least = far;

@@ -38,8 +38,12 @@ std::size_t add_events(int directory, const char* name, uid_t owner, bool is_kep
     const auto text = read_open_file(file.get(), most);
     std::string_view left = text ? *text : std::string_view();
     while (const auto line = take_line(left))
-        if (const auto event = protocol::parse_event(*line))
-            events.emplace_back(*event).uid = is_kept ? event->uid : owner;
+        if (auto event = protocol::parse_event(*line)) {
+            const auto uid = is_kept ? event->uid : owner;
+            if (event->asker_uid != 0) event->asker_uid = uid; // nobody but he and root may ask
+            event->uid = uid;
+            events.push_back(*std::move(event));
+        }
     return text ? text->size() : 0;
 }
 

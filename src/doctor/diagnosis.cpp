@@ -5,11 +5,13 @@
 #include "doctor/diagnosis.hpp"
 
 #include "base/error.hpp"
+#include "base/files.hpp"
 #include "base/text.hpp"
 #include "model/environment.hpp"
 
 #include <algorithm>
 #include <array>
+#include <sstream>
 #include <utility>
 
 namespace gpu_sleep::doctor {
@@ -26,28 +28,20 @@ Result<std::vector<control::Outcome>> find(control::Finder& finder, const std::s
     return std::vector{control::Outcome{*found, targets.error()}}; // the kernel tells of it all the same
 }
 
+/// The agent's variables in the process's environment. Of a value that may name something: "set".
 std::vector<std::string> settings_of(const control::Finder& finder, pid_t pid) {
-    namespace environment = model::environment;
-    constexpr std::array k_variables{
-        environment::k_capture,    environment::k_name,           environment::k_group,
-        environment::k_tag,        environment::k_min_size,       environment::k_rules,
-        environment::k_on_touch,   environment::k_touch_limit,    environment::k_make_room,
-        environment::k_min_awake,  environment::k_release_gil,    environment::k_log,
-        environment::k_journal,    environment::k_gate,           environment::k_retain,
-        environment::k_prepare,    environment::k_host_budget,    environment::k_live_bytes,
-        environment::k_inhibit,    environment::k_idle,           environment::k_idle_deep,
-        environment::k_idle_store, environment::k_idle_directory, environment::k_on_stop,
-        environment::k_stop_grace, environment::k_disable};
     constexpr std::array<std::string_view, 11> k_words{
         "wait", "wake", "fail", "shut", "checked", "error", "warning", "info", "debug", "sleep", "stop"};
     std::vector<std::string> settings;
-    for (const auto* const variable : k_variables) {
-        const auto value = finder.proc().variable(pid, variable);
-        if (!value) continue;
-        const bool names_nothing = variable != environment::k_tag && // it may be a number
-                                   (parse_number<std::uint64_t>(*value) ||
-                                    std::find(k_words.begin(), k_words.end(), *value) != k_words.end());
-        settings.push_back(fmt::format("{}={}", variable, names_nothing ? *value : "set"));
+    std::istringstream all(read_small_file(finder.proc().directory(pid) / "environ").value_or(""));
+    for (std::string entry; std::getline(all, entry, '\0');) {
+        const auto name = entry.substr(0, entry.find('='));
+        const auto value = entry.substr(std::min(name.size() + 1, entry.size()));
+        if (!name.starts_with("GPU_SLEEP_")) continue;
+        const bool names_nothing = name != model::environment::k_tag && // it may be a number
+                                   (parse_number<std::uint64_t>(value) ||
+                                    std::find(k_words.begin(), k_words.end(), value) != k_words.end());
+        settings.push_back(fmt::format("{}={}", name, names_nothing ? value : "set"));
     }
     return settings;
 }

@@ -24,8 +24,9 @@ double gib_hours(const std::vector<Event>& events, double since, double until,
         sum += static_cast<double>(bytes) * std::max(std::min(end, until) - std::max(begin, since), 0.0);
     };
     for (const auto& event : events) {
+        if (event.transition == Transition::move) continue;
         auto& pieces = asleep[{event.uid, event.pid, event.start_time}];
-        if (event.operation == Operation::sleep) {
+        if (event.transition == Transition::sleep) {
             pieces.push_back({event.bytes, event.time, &event});
             continue;
         }

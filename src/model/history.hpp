@@ -20,7 +20,7 @@ inline constexpr const char* k_history = "history";
 inline constexpr const char* k_old_history = "history.old";
 inline constexpr Bytes k_max_history = k_mib;
 
-/// A sleep or a wake that is done, in the process's own words.
+/// A sleep, a wake or a move that is done, in the process's own words.
 struct Event {
     double time = 0; ///< its end, in seconds since 1970
     std::uint32_t uid = 0;
@@ -29,14 +29,15 @@ struct Event {
     std::string name{};
     std::string notebook{}; ///< may be empty, as the job
     std::string job{};
-    Operation operation = Operation::sleep;
+    Transition transition = Transition::sleep;
     State state = State::awake; ///< afterwards
     Level level = Level::keep;
     bool deep = false;
-    std::string place{};       ///< where the process has contents: "host", "file", "host+file" or "none"
-    Bytes bytes = 0;           ///< of GPU memory that were freed, or taken again
-    double asleep_seconds = 0; ///< of a wake: since the process began to sleep
-    std::string asked_by{};    ///< in the asker's words: "touch", "timer", "room for llama"
+    std::string place{};         ///< where the process has contents: "host", "file", "host+file" or "none"
+    Bytes bytes = 0;             ///< of GPU memory that were freed or taken again, or of contents that moved
+    double asleep_seconds = 0;   ///< of a wake: since the process began to sleep
+    std::string asked_by{};      ///< in the asker's words: "touch", "timer", "room for llama"
+    std::uint32_t asker_uid = 0; ///< by the kernel's word; that of the process itself where no command asks
     auto operator<=>(const Event&) const = default;
 };
 

@@ -182,6 +182,13 @@ struct InhibitRequest {
     std::optional<Milliseconds> time; ///< unset: until it is released
 };
 
+/// Sets the process's own timer, or takes it away. Answered as a status.
+struct TimerRequest : Placement {
+    Milliseconds after{0}; ///< it sleeps once it has been idle for so long; 0: no more
+    bool deep = false;
+    std::optional<OnTouch> on_touch; ///< unset: the default of the process, or else to wake
+};
+
 /// Adds "host" or "file", or that for one tag, as in "weights=file", to what `placement` says of stores.
 /// Errors: invalid_argument (no such store or tag, or said already).
 [[nodiscard]] Result<void> add_store(std::string_view word, Placement& placement);

@@ -46,6 +46,8 @@ inline constexpr std::uint16_t k_type_number<model::InhibitRequest> = 5;
 template <>
 inline constexpr std::uint16_t k_type_number<model::Directive> = 6;
 template <>
+inline constexpr std::uint16_t k_type_number<model::TimerRequest> = 7;
+template <>
 inline constexpr std::uint16_t k_type_number<model::Progress> = 16;
 template <>
 inline constexpr std::uint16_t k_type_number<model::Report> = 17;
@@ -219,6 +221,11 @@ auto fields(Is<model::Directive> auto& d) {
 auto fields(Is<model::InhibitRequest> auto& r) {
     return all_fields(must<1>(r.release), must<2>(r.time));
 }
+auto fields(Is<model::TimerRequest> auto& r) {
+    return all_fields(must<1>(r.after), must<2>(r.deep), must<3>(r.on_touch), must<4>(r.store),
+                      must<5>(r.stores), must<6>(r.store_is_named), must<7>(r.directory), must<8>(r.spill),
+                      must<9>(r.keep_files));
+}
 auto fields(Is<model::SharedMemoryRequest> auto& r) {
     return all_fields(must<1>(r.secret), must<2>(r.address), must<3>(r.allocation));
 }
@@ -305,9 +312,10 @@ auto fields(Is<model::Event> auto& e) {
     return all_fields(may<1>(e.time, "time"), may<2>(e.uid, "uid"), may<3>(e.pid, "pid"),
                       may<4>(e.start_time, "start_time"), may<5>(e.name, "name"),
                       may<6>(e.notebook, or_null("notebook")), may<7>(e.job, or_null("job")),
-                      may<8>(e.operation, "operation"), may<9>(e.state, "state"), may<10>(e.level, "level"),
+                      may<8>(e.transition, "operation"), may<9>(e.state, "state"), may<10>(e.level, "level"),
                       may<11>(e.deep, "deep"), may<12>(e.place, "place"), may<13>(e.bytes, "moved_bytes"),
-                      may<14>(e.asleep_seconds, "asleep_seconds"), may<15>(e.asked_by, "asked_by"));
+                      may<14>(e.asleep_seconds, "asleep_seconds"), may<15>(e.asked_by, "asked_by"),
+                      may<16>(e.asker_uid, "asked_by_uid"));
 }
 
 template <class T>

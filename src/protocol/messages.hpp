@@ -60,7 +60,7 @@ private:
 using Request =
     std::variant<model::StatusRequest, model::ReleaseRequest, model::LiveRequest, model::CallRequest,
                  model::IdleSleepRequest, model::SleepRequest, model::WakeRequest, model::SharedMemoryRequest,
-                 model::InhibitRequest, model::Directive>;
+                 model::InhibitRequest, model::TimerRequest, model::Directive>;
 /// An answer of an agent: any number of Progress, then one Report, Failure or SharedMemory.
 using Reply = std::variant<model::Progress, model::Report, model::Failure, model::SharedMemory>;
 

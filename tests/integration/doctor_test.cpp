@@ -130,7 +130,9 @@ TEST_CASE("Steps: both sides say each with its time, if they are asked to", "[qu
     const auto by_command = [&](const std::string& name) {
         return run({{command_file(name), std::to_string(host.pid())}, {"GPU_SLEEP_LOG=debug"}}).err;
     };
+    CHECK(succeeded(host.command("gpu-sleep", {"--dry-run"})));
     const auto sleeping = by_command("gpu-sleep");
+    CHECK(succeeded(host.command("gpu-wake", {"--dry-run"})));
     const auto waking = by_command("gpu-wake");
     const auto is_in_order = [](const std::string& text, const Arguments& parts) {
         std::size_t at = 0;
@@ -148,9 +150,11 @@ TEST_CASE("Steps: both sides say each with its time, if they are asked to", "[qu
     const auto agent = host.process().errors();
     is_in_order(agent, {" sleep begins\n", " drain GPU work begins\n",
                         " drain GPU work: ", " copy contents begins\n",
-                        " copy contents: ", " release GPU memory: ", " sleep: ", " sleep done after ",
-                        "GPU 0, all threads together:", " copy ", " wake begins\n",
-                        " take GPU memory and copy contents back: ", " wake: ", " wake done after "});
+                        " copy contents: ", " release GPU memory: ", " sleep: ", " wake begins\n",
+                        " take GPU memory and copy contents back: ", " wake: "});
+    is_in_order(agent, {" rehearse a sleep begins\n", " rehearse a sleep: ", " drain GPU work",
+                        " sleep: ", " rehearse a wake begins\n", " wake begins\n"});
+    CHECK(waking.starts_with("gpu-wake["));
     // "gpu-sleep[PID]: HH:MM:SS.mmm "
     const auto begin = agent.find("]: ") + 3;
     CHECK((agent.at(begin + 2) == ':' && agent.at(begin + 5) == ':' && agent.at(begin + 8) == '.'));
@@ -195,7 +199,9 @@ TEST_CASE("Doctor: a report for others says how a process stands, and names noth
         CHECK(text.find(part) == std::string::npos);
     }
     CHECK_THAT(run({{"stat", "--format=%a", path}}).out, mentions("600"));
-    CHECK(host.command("gpu-doctor", {"--report", path}).status != 0); // it is there already
+    const auto again = host.command("gpu-doctor", {"--report", path});
+    CHECK(again.status == 2);
+    CHECK_THAT(again.err, mentions("--report: there is a file " + path + " already; name a new one"));
     host.wake_whole();
     // While a step hangs, the report says which.
     Host slow({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:3s"});

@@ -5,6 +5,9 @@
 #include "empty_tmp.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
+#include "support/other_user.hpp"
+#include "support/printed.hpp"
+#include "support/scratch.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -15,6 +18,12 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
+
+/// As `id` has it.
+std::string name_of_user() {
+    const auto name = run({{"id", "-un"}}).out;
+    return name.substr(0, name.find('\n'));
+}
 
 /// The history of the process, once it has so many events: they are written after the answer to the asker.
 Output history_of(const Host& host, int events) {
@@ -48,6 +57,7 @@ TEST_CASE("History: a sleep and a wake by a touch are shown, with who asked", "[
     CHECK(said(0, "place") == "host");
     CHECK(said(0, "moved_bytes") == "4194304");
     CHECK(said(0, "asked_by") == "command");
+    CHECK(said(0, "asked_by_uid") == std::to_string(::geteuid()));
     CHECK(said(1, "operation") == "wake");
     CHECK(said(1, "state") == "awake");
     CHECK(said(1, "moved_bytes") == "4194304");
@@ -62,8 +72,37 @@ TEST_CASE("History: a sleep and a wake by a touch are shown, with who asked", "[
     output = history_of(host, 4);
     CHECK(said(2, "asked_by") == "gpu-reclaim");
     CHECK_THAT(host.command("gpu-ps", {"--history", "--since", "00:00"}).out,
-               mentions("llama (a.ipynb)") && mentions("touch") && mentions("GiB hours given back"));
+               mentions("llama (a.ipynb)") && mentions("  touch\n") &&
+                   mentions(name_of_user() + ": command\n") && mentions("GiB hours given back"));
     CHECK(host.command("gpu-ps", {"--since", "00:00"}).status == 2);
+}
+
+TEST_CASE("History: a move of what sleeps has a line of its own", "[history]") {
+    const Scratch scratch;
+    LoadedHost host(captured());
+    host.sleep();
+    host.sleep({"--store", "file", "--dir", scratch.path().string()});
+    host.sleep({"--on-touch", "fail"}); // moves no memory
+    host.wake();
+    const auto output = history_of(host, 3);
+    CHECK(output.json("/history/1/operation") == "move");
+    CHECK(output.json("/history/1/moved_bytes") == "4194304");
+    CHECK(output.json("/history/3/pid") == "none");
+    const Printed printed(host.command("gpu-ps", {"--history"}).out);
+    REQUIRE(printed.rows.size() == 3);
+    CHECK(printed.rows[1].at("WHAT") == "move");
+    CHECK(printed.rows[1].at("PLACE") == "file");
+}
+
+TEST_CASE("History: who asks is the user whom the kernel names", "[history]") {
+    if (::geteuid() != 0) return;
+    LoadedHost host(captured(), {"setpriv", "--reuid", std::to_string(k_one_user), "--regid",
+                                 std::to_string(k_one_user), "--clear-groups"});
+    host.sleep();
+    const auto output = history_of(host, 1);
+    CHECK(output.json("/history/0/uid") == std::to_string(k_one_user));
+    CHECK(output.json("/history/0/asked_by_uid") == "0");
+    host.wake();
 }
 
 TEST_CASE("History: a file that the agent must not write to harms no sleep", "[history]") {
@@ -94,8 +133,8 @@ TEST_CASE("History: a full file becomes the old one", "[history]") {
 }
 
 TEST_CASE("History: root's pass keeps what users' files say, and gpu-ps shows it", "[history]") {
-    const auto now =
-        fmt::format("1\\t$(date +%s)\\t4711\\t7\\t99\\tkept\\t\\t\\t1\\t1\\t1\\t0\\thost\\t1024\\t0\\tby");
+    const auto now = fmt::format(
+        "1\\t$(date +%s)\\t4711\\t7\\t99\\tkept\\t\\t\\t0\\t1\\t1\\t0\\thost\\t1024\\t0\\tby\\t4711");
     const auto script =
         mount_empty_tmp() +
         " && mount -t tmpfs none /var/log && cd /tmp && mkdir -m 700 gpu-sleep-0 && umask 077 && "

@@ -5,6 +5,7 @@
 #include "place.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"
+#include "support/scratch.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -60,6 +61,30 @@ TEST_CASE("Idle timer: what is woken of a process that sleeps on has its time ag
     CHECK(host.report("woken_bytes") == "4194304");
     CHECK(falls_asleep(host));
     host.tell("spin 1");
+    host.check_whole();
+}
+
+TEST_CASE("Idle timer: it is set and taken away while the process runs", "[quick][idle_timer]") {
+    const Scratch scratch;
+    LoadedHost host(captured());
+    const auto timer = [&](Arguments arguments) { return host.command("gpu-sleep", std::move(arguments)); };
+    const auto set = timer({"--idle", "1h", "--dir", scratch.path().string(), "--on-touch", "fail"});
+    CHECK(succeeded(set));
+    CHECK_THAT(set.out, mentions("it sleeps after 1 h") && mentions(" without work on the GPU (--idle)"));
+    CHECK_THAT(host.command("gpu-reclaim", {"--why"}).out, mentions("it sleeps after 1 h"));
+    CHECK(host.state() == "awake");
+    CHECK_THAT(timer({"--idle", "1s", "--dir", scratch.path().string()}).out, mentions("after 1.00 s"));
+    REQUIRE(falls_asleep(host));
+    CHECK(host.report("gate/on_touch") == "wake");
+    CHECK(host.report("file_bytes") != "0");
+    CHECK_THAT(timer({"--idle", "0s"}).out, mentions("no timer puts it to sleep"));
+    host.tell("spin 1");
+    pause_for(Milliseconds(3'500));
+    CHECK(host.state() == "awake");
+    CHECK_THAT(host.command("gpu-ps").out, !mentions("it sleeps after"));
+    const auto refused = timer({"--idle", "1s", "--level", "2"});
+    CHECK(refused.status == 2);
+    CHECK_THAT(refused.err, mentions("--idle can be used only with"));
     host.check_whole();
 }
 

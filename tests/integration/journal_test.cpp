@@ -44,6 +44,7 @@ TEST_CASE("Journal: each transition writes one entry with fields", "[quick][jour
     CHECK(slept.at("GPU_SLEEP_NOTEBOOK") == "work/a.ipynb");
     CHECK(slept.at("GPU_SLEEP_JOB") == "471");
     CHECK(slept.at("GPU_SLEEP_ASKED_BY") == "command");
+    CHECK(slept.at("GPU_SLEEP_ASKED_BY_UID") == std::to_string(::geteuid()));
     CHECK(slept.at("GPU_SLEEP_LEVEL") == "1");
     CHECK(slept.at("GPU_SLEEP_DEEP") == "0");
     CHECK(slept.at("GPU_SLEEP_PLACE") == "host");

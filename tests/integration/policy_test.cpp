@@ -107,7 +107,8 @@ TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does n
 
 TEST_CASE("Policy: notify hears of a pass before and after it, and spares whom it names", "[policy]") {
     if (!reads_configurations()) return;
-    const Scratch scratch;
+    const Scratch scratch(
+        std::filesystem::path(command_file("gpu-ps")).parent_path()); // others write to /tmp
     const auto script = scratch.file("notify");
     const auto log = scratch.file("log");
     const auto write_script = [&](const std::string& end) {
@@ -153,14 +154,24 @@ TEST_CASE("Policy: notify hears of a pass before and after it, and spares whom i
         CHECK(output.seconds < 30);
         CHECK(host.state() == "asleep");
     }
-    SECTION("others may write to it: the file is refused") {
+    SECTION("others may write to it, or to a folder above it: it is not run") {
         write_script("");
-        REQUIRE(::chmod(script.c_str(), 0777) == 0);
+        const bool is_folder = GENERATE(false, true);
+        const auto changed = is_folder ? scratch.path().string() : script;
+        REQUIRE(::chmod(changed.c_str(), 0777) == 0);
         const auto output = pass();
         CHECK(output.status == 2);
-        CHECK_THAT(output.err, mentions("users other than its owner may write to it"));
+        CHECK_THAT(output.err,
+                   mentions(changed + " is not used: users other than its owner may write to it"));
         CHECK(told().empty());
         CHECK(host.state() == "awake");
+    }
+    SECTION("another file takes its name after it was checked: that is not run") {
+        write_script(fmt::format("mv {0}.other {0}", script));
+        write_file(script + ".other", fmt::format("#!/bin/sh\necho replaced >>{}\n", log));
+        REQUIRE(::chmod((script + ".other").c_str(), 0755) == 0);
+        CHECK(succeeded(pass()));
+        CHECK_THAT(told(), mentions("after\n") && !mentions("replaced"));
     }
 }
 

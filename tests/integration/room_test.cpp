@@ -118,7 +118,7 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     first.begin_request();
     REQUIRE(first.shows(k_place, "1"));
     third.begin_request();
-    CHECK(says(third, "number 2 in the queue"));
+    CHECK(says(third, "number 2 in the queue, and has its turn in about 20 min 0 s at most"));
     REQUIRE(second.host.command("gpu-inhibit").status == 0);
     const auto refusal = fmt::format("{} (second) has 32.0 MiB: sleeps are inhibited", second.host.pid());
     CHECK(says(third, refusal)); // though it has said its place
@@ -188,6 +188,17 @@ TEST_CASE("Room: gpu-switch wakes before all who wait, whoever has just woken, a
     first.request();
     second.begin_request();
     REQUIRE(second.shows(k_place, "1"));
+    const auto would = third.host.command("gpu-switch", {"--dry-run"});
+    CHECK(would.status == 0);
+    CHECK_THAT(would.out, mentions("(first) would be put to sleep for it"));
+    REQUIRE(first.host.command("gpu-inhibit").status == 0);
+    const auto would_not = third.host.command("gpu-switch", {"--dry-run"});
+    CHECK(would_not.status == 0); // it would wait
+    CHECK(third.host.command("gpu-switch", {"--dry-run", "--wait", "0s"}).status == 7);
+    CHECK_THAT(would_not.out, mentions("(first) has 32.0 MiB: sleeps are inhibited"));
+    REQUIRE(first.host.command("gpu-inhibit", {"--release"}).status == 0);
+    CHECK(first.host.state() == "awake");
+    CHECK_FALSE(third.host.report(k_place) == "1"); // it does not stand in line
     const auto start = Clock::now();
     const auto done = third.host.command("gpu-switch");
     CHECK(Clock::now() - start < Milliseconds(8'000) * k_slowness); // or the line would count as stuck

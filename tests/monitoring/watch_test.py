@@ -80,8 +80,12 @@ class Watch:
             for number in (signal.SIGTTOU, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL) # nohup and `&` have them ignored
             return
+        def take_terminal(number, frame):
+            os.tcsetpgrp(0, os.getpid() if number == signal.SIGUSR1 else child)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, take_terminal)
         os.write(tells, str(child).encode())
-        os.closerange(0, 1024)
+        os.closerange(1, 1024)
         _, status = os.waitpid(child, 0)
         os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 
@@ -242,6 +246,62 @@ class OnATerminal(unittest.TestCase):
         self.check_frames(watch)
         self.end(watch)
         self.check_left_whole(watch)
+
+    def stop_unseen(self, watch):
+        """As nobody can handle; the shell takes the terminal then, with settings of its own."""
+        watch.signal(signal.SIGSTOP)
+        watch.wait_for(watch.is_stopped)
+        os.kill(watch.shell.pid, signal.SIGUSR1)
+        settings = termios.tcgetattr(watch.master)
+        settings[3] |= termios.ECHO | termios.ICANON
+        termios.tcsetattr(watch.master, termios.TCSANOW, settings)
+
+    def takes_keys(self, watch):
+        return termios.tcgetattr(watch.master)[3] & (termios.ECHO | termios.ICANON) == 0
+
+    def test_takes_the_terminal_again_after_a_stop_that_it_does_not_see(self):
+        watch = Watch()
+        watch.wait_for(lambda: self.row(watch, self.small) and self.takes_keys(watch))
+        self.stop_unseen(watch)
+        self.assertFalse(self.takes_keys(watch))
+        os.kill(watch.shell.pid, signal.SIGUSR2)
+        watch.signal(signal.SIGCONT) # fg
+        watch.wait_for(lambda: self.takes_keys(watch))
+        watch.wait_for_frames(2)
+        os.write(watch.master, b"q")
+        self.assertEqual(watch.wait_for_end(), 0)
+        self.check_left_whole(watch)
+
+    def test_leaves_the_screen_to_the_shell_in_the_background(self):
+        watch = Watch()
+        watch.wait_for(lambda: self.row(watch, self.small) and self.takes_keys(watch))
+        self.stop_unseen(watch)
+        watch.signal(signal.SIGCONT) # bg
+        watch.wait_for(lambda: not watch.terminal.is_alternate)
+        self.check_left_whole(watch)
+        os.write(watch.master, b"w\n") # the shell's to read
+        time.sleep(0.5)
+        self.assertFalse(watch.is_stopped())
+        os.kill(watch.shell.pid, signal.SIGUSR2)
+        watch.signal(signal.SIGCONT) # fg
+        watch.wait_for(lambda: watch.terminal.is_alternate and self.row(watch, self.small))
+        self.stop_unseen(watch)
+        watch.signal(signal.SIGCONT)
+        watch.wait_for(lambda: not watch.terminal.is_alternate)
+        self.end(watch)
+        self.assertFalse(watch.terminal.is_alternate)
+
+    def test_scrolls_to_the_chosen_line(self):
+        watch = Watch("--sort", "name", lines=7)
+        watch.wait_for(lambda: "awake" in watch.text())
+        for _ in range(100):
+            os.write(watch.master, b"j")
+            watch.wait_for_frames(2)
+            if f">{self.small.process.pid} " in watch.text():
+                break
+        self.assertIn(f">{self.small.process.pid} ", watch.text())
+        self.check_frames(watch)
+        self.end(watch)
 
     def test_shows_one_process_with_its_tags_and_ends_with_it(self):
         host = Host("watched-alone")

@@ -16,7 +16,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
-using model::Operation;
+using model::Transition;
 
 namespace {
 
@@ -35,12 +35,13 @@ model::Event slept(double time, Bytes bytes, std::uint32_t pid = 7) {
     event.place = "host";
     event.bytes = bytes;
     event.asked_by = "room for b";
+    event.asker_uid = event.uid;
     return event;
 }
 
 model::Event woken(double time, Bytes bytes, double asleep, model::State state = model::State::awake) {
     auto event = slept(time, bytes);
-    event.operation = Operation::wake;
+    event.transition = Transition::wake;
     event.asleep_seconds = asleep;
     event.state = state;
     return event;
@@ -64,10 +65,11 @@ TEST_CASE("History: a line says all of an event", "[history]") {
     all.deep = true;
     all.job = "471";
     all.uid = 4'711;
+    all.asker_uid = 5;
     const auto line = protocol::line_of(all);
     CHECK(line ==
-          "1\t1764370800.125\t4711\t7\t99\ta\twork/a b.ipynb\t471\t2\t2\t2\t1\thost\t1073741824\t5.000"
-          "\troom for b\n");
+          "1\t1764370800.125\t4711\t7\t99\ta\twork/a b.ipynb\t471\t1\t2\t2\t1\thost\t1073741824\t5.000"
+          "\troom for b\t5\n");
     CHECK(protocol::parse_event(without_end(line)) == all);
     all.name = "two\nlines\tand a tab\x1b" + std::string(1'000, 'x');
     const auto parsed = protocol::parse_event(without_end(protocol::line_of(all)));
@@ -77,23 +79,23 @@ TEST_CASE("History: a line says all of an event", "[history]") {
 }
 
 TEST_CASE("History: a line of any other form is none", "[history]") {
-    REQUIRE(protocol::parse_event("1\t5\t0\t7\t99\ta\t\t\t1\t1\t1\t0\thost\t10\t0\tby"));
+    REQUIRE(protocol::parse_event("1\t5\t0\t7\t99\ta\t\t\t0\t1\t1\t0\thost\t10\t0\tby\t0"));
     const std::string bad =
-        GENERATE("", "1", "\t\t\t\t\t\t\t\t\t\t\t\t\t\t\t",
-                 "2\t5\t0\t7\t99\ta\t\t\t1\t1\t1\t0\thost\t10\t0\tby",          // version
-                 "1\t-5\t0\t7\t99\ta\t\t\t1\t1\t1\t0\thost\t10\t0\tby",         // time
-                 "1\tnan\t0\t7\t99\ta\t\t\t1\t1\t1\t0\thost\t10\t0\tby",        // time
-                 "1\t1e300\t0\t7\t99\ta\t\t\t1\t1\t1\t0\thost\t10\t0\tby",      // time
-                 "1\t5\t4294967296\t7\t99\ta\t\t\t1\t1\t1\t0\thost\t10\t0\tby", // uid
-                 "1\t5\t0\t7x\t99\ta\t\t\t1\t1\t1\t0\thost\t10\t0\tby",         // pid
-                 "1\t5\t0\t7\t99\ta\t\t\t3\t1\t1\t0\thost\t10\t0\tby",          // operation
-                 "1\t5\t0\t7\t99\ta\t\t\t1\t5\t1\t0\thost\t10\t0\tby",          // state
-                 "1\t5\t0\t7\t99\ta\t\t\t1\t1\t3\t0\thost\t10\t0\tby",          // level
-                 "1\t5\t0\t7\t99\ta\t\t\t1\t1\t1\t2\thost\t10\t0\tby",          // deep
-                 "1\t5\t0\t7\t99\ta\t\t\t1\t1\t1\t0\thost\t18446744073709551615\t0\tby",
-                 "1\t5\t0\t7\t99\ta\t\t\t1\t1\t1\t0\thost\t10\t0",            // a field less
-                 "1\t5\t0\t7\t99\ta\t\t\t1\t1\t1\t0\thost\t10\t0\tby\t",      // one more
-                 "1\t5\t0\t7\t99\t\x1b[2J\t\t\t1\t1\t1\t0\thost\t10\t0\tby"); // a terminal's
+        GENERATE("", "1", "\t\t\t\t\t\t\t\t\t\t\t\t\t\t\t\t",
+                 "2\t5\t0\t7\t99\ta\t\t\t0\t1\t1\t0\thost\t10\t0\tby\t0",          // version
+                 "1\t-5\t0\t7\t99\ta\t\t\t0\t1\t1\t0\thost\t10\t0\tby\t0",         // time
+                 "1\tnan\t0\t7\t99\ta\t\t\t0\t1\t1\t0\thost\t10\t0\tby\t0",        // time
+                 "1\t1e300\t0\t7\t99\ta\t\t\t0\t1\t1\t0\thost\t10\t0\tby\t0",      // time
+                 "1\t5\t4294967296\t7\t99\ta\t\t\t0\t1\t1\t0\thost\t10\t0\tby\t0", // uid
+                 "1\t5\t0\t7x\t99\ta\t\t\t0\t1\t1\t0\thost\t10\t0\tby\t0",         // pid
+                 "1\t5\t0\t7\t99\ta\t\t\t3\t1\t1\t0\thost\t10\t0\tby\t0",          // operation
+                 "1\t5\t0\t7\t99\ta\t\t\t0\t5\t1\t0\thost\t10\t0\tby\t0",          // state
+                 "1\t5\t0\t7\t99\ta\t\t\t0\t1\t3\t0\thost\t10\t0\tby\t0",          // level
+                 "1\t5\t0\t7\t99\ta\t\t\t0\t1\t1\t2\thost\t10\t0\tby\t0",          // deep
+                 "1\t5\t0\t7\t99\ta\t\t\t0\t1\t1\t0\thost\t18446744073709551615\t0\tby\t0",
+                 "1\t5\t0\t7\t99\ta\t\t\t0\t1\t1\t0\thost\t10\t0\tby",           // a field less
+                 "1\t5\t0\t7\t99\ta\t\t\t0\t1\t1\t0\thost\t10\t0\tby\t0\t",      // one more
+                 "1\t5\t0\t7\t99\t\x1b[2J\t\t\t0\t1\t1\t0\thost\t10\t0\tby\t0"); // a terminal's
     CHECK_FALSE(protocol::parse_event(bad));
 }
 
@@ -118,6 +120,11 @@ TEST_CASE("History: GiB hours are what slept, for as long", "[history]") {
     const auto later = slept(3 * k_hour, 4 * k_gib);                       // and all of it wakes at once
     CHECK(hours({sleep, later, woken(4 * k_hour, 6 * k_gib, 3 * k_hour)}, 0, all) == 6 + 4);
     CHECK(hours({sleep, part}, 0, all) == 1 + 9); // the rest sleeps on
+    auto move = later;                            // of its contents alone
+    move.transition = Transition::move;
+    CHECK(hours({sleep, move, wake}, 0, all) == 6);
+    CHECK(hours({sleep, move}, 0, all) == 18);
+    CHECK(hours({move}, 0, all) == 0);
     CHECK(hours({sleep, woken(4 * k_hour, k_gib, 3 * k_hour)}, 0, all) ==
           6); // the driver's part is not in a wake
 }
@@ -148,6 +155,7 @@ TEST_CASE("History: files that others have written are read with care", "[histor
 
     auto claimed = good;
     claimed.uid = 4'711; // the kernel knows better
+    claimed.asker_uid = 4'711;
     write(file, "nonsense\n" + std::string(10'000, 'x') + '\n' + protocol::line_of(claimed) + line + line);
     write(place / "history.old", protocol::line_of(slept(4, k_gib)));
     CHECK(read() == std::vector{slept(4, k_gib), good});

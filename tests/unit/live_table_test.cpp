@@ -123,6 +123,35 @@ TEST_CASE("Live table: GPUs with their holders, the reason of who waits, and the
     CHECK_FALSE(choose({}, {}, 'j'));
 }
 
+TEST_CASE("Live table: rows above the chosen one go where a screen is too low for it", "[live]") {
+    std::vector<control::Outcome> outcomes;
+    for (pid_t pid = 1; pid <= 20; ++pid) outcomes.push_back({process_of(pid), report_of("a", k_gib, 0, 0)});
+    const auto shown = [&](pid_t chosen, std::size_t room) {
+        std::string pids;
+        for (const auto& row : test::Printed(scrolled(render_live(outcomes, 80, {}, chosen), room)).rows)
+            pids += row.at("PID") + ' ';
+        return pids;
+    };
+    CHECK(shown(3, 10).starts_with("1 2 >3 4 "));
+    // The sum, an empty line, the titles, five rows, and two lines for keys.
+    CHECK(shown(5, 10).starts_with("1 2 3 4 >5 6 "));
+    CHECK(shown(6, 10).starts_with("2 3 4 5 >6 7 "));
+    CHECK(shown(20, 10) == "16 17 18 19 >20 ");
+    CHECK(shown(20, 1) == ">20 ");
+    const auto whole = render_live(outcomes, 80);
+    CHECK(scrolled(whole, 1) == whole); // nothing is chosen
+}
+
+TEST_CASE("Live table: what is retained is said apart of what keeps contents", "[live]") {
+    auto outcomes = sample();
+    CHECK_THAT(render_live(outcomes, 120), !test::mentions("retained"));
+    std::get<model::Report>(outcomes[1].answer).retained_bytes = 4 * k_gib;
+    const test::Printed shown(render_live(outcomes, 120));
+    CHECK_THAT(shown.sentences.front(),
+               test::mentions("host 7.00 GiB (4.00 GiB retained for the next sleep)"));
+    CHECK(shown.rows[1].at("HOST") == "5.00 GiB");
+}
+
 TEST_CASE("Live table: what tells processes of one name apart is shown, and cut after the names", "[live]") {
     auto outcomes = sample();
     for (auto& outcome : outcomes) outcome.process.origin.unit = "jupyter-of-a-user.service";

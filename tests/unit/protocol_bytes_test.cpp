@@ -256,6 +256,20 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                                                             "0180010000000102800400000008000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
                                                             "018001000000010280080000001009000000000000");
+    TimerRequest timer;
+    timer.after = Milliseconds(0x61);
+    timer.deep = timer.store_is_named = timer.spill = timer.keep_files = true;
+    timer.on_touch = OnTouch::fail;
+    timer.store = Store::file;
+    timer.stores = {{"a", Store::file}};
+    timer.directory = "/d";
+    check_bytes(timer, "07:"
+                       "0180080000006100000000000000028001000000010380010000000204800100000001"
+                       "0580120000000e0000000180010000006102800100000001"
+                       "06800100000001078002000000"
+                       "2f64"
+                       "08800100000001098001000000"
+                       "01");
     check_bytes(SharedMemoryRequest{{0x61, 0x62}, 0x63, 0x6400000000000001},
                 "04:"
                 "01801000000061000000000000006200000000000000"
@@ -360,6 +374,6 @@ TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, o
     CHECK(defaults_of<Report>() == "2:01 ");
     for (const auto& all_zero :
          {defaults_of<StatusRequest>(), defaults_of<SharedMemoryRequest>(), defaults_of<InhibitRequest>(),
-          defaults_of<Progress>(), defaults_of<SharedMemory>()})
+          defaults_of<TimerRequest>(), defaults_of<Progress>(), defaults_of<SharedMemory>()})
         CHECK(all_zero.empty());
 }

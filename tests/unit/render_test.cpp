@@ -214,9 +214,9 @@ TEST_CASE("Render: a sleep of some tags that shuts the gate says what lets the r
 TEST_CASE("Render: a sleep names what each device gave back, kept and dropped", "[render]") {
     CHECK(render_operation(listed_process(), test::sample_sleep()) ==
           R"(4242 llama is asleep at level 1 after 0.46 s:
-  DEVICE                FREED      KEPT   DROPPED  STILL USED
-  GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB       0 B    25.0 GiB
-  GPU 1 NVIDIA H200  24.0 GiB       0 B  24.0 GiB           -
+  DEVICE                FREED      KEPT   DROPPED  USED BY ALL
+  GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB       0 B     25.0 GiB
+  GPU 1 NVIDIA H200  24.0 GiB       0 B  24.0 GiB            -
   dropped with no declared refill: kv_cache
   a sentence of the agent
 )");
@@ -259,7 +259,7 @@ TEST_CASE("Render: a wake names what each device took and got back", "[render]")
                                         {"TAKEN", "15.0 GiB"},
                                         {"RESTORED", "15.0 GiB"},
                                         {"ZEROED", "0 B"},
-                                        {"STILL FREE", "100.0 GiB"}});
+                                        {"GPU FREE", "100.0 GiB"}});
 }
 
 TEST_CASE("Render: a dry run says what would be", "[render]") {
@@ -275,12 +275,12 @@ TEST_CASE("Render: a dry run says what would be", "[render]") {
                                         {"WOULD FREE", "15.0 GiB"},
                                         {"KEEP", "15.0 GiB"},
                                         {"DROP", "0 B"},
-                                        {"USED NOW", "40.0 GiB"}});
+                                        {"USED BY ALL", "40.0 GiB"}});
     CHECK(printed.rows[1] == PrintedRow{{"DEVICE", "GPU 1 NVIDIA H200"},
                                         {"WOULD FREE", "24.0 GiB"},
                                         {"KEEP", "0 B"},
                                         {"DROP", "24.0 GiB"},
-                                        {"USED NOW", "-"}});
+                                        {"USED BY ALL", "-"}});
     refuse(report, "sleeps are inhibited");
     CHECK(Printed(render_operation(listed_process(), report)).sentences.front() ==
           "4242 llama would not sleep at level 1; nothing was changed:");

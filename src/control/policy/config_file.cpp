@@ -40,6 +40,7 @@ static_assert(TOML_LIB_MAJOR >= 3);
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -228,6 +229,21 @@ Error refusal(const std::filesystem::path& path, std::string_view why) {
     return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
 }
 
+/// Refuses what is not of `type`, or what others than `owner` could have changed.
+Result<void> check_trusted(const UniqueFd& place, mode_t type, const std::filesystem::path& path,
+                           uid_t owner) {
+    struct stat status {};
+    if (!place || ::fstat(place.get(), &status) != 0)
+        return errno_error(ErrorCode::io_failed, errno, "open", path.string());
+    if ((status.st_mode & S_IFMT) != type)
+        return refusal(path, type == S_IFDIR ? "it is not a folder" : "it is not a regular file");
+    const bool may_be_roots = status.st_uid == 0 && owner == ::geteuid();
+    if (status.st_uid != owner && !may_be_roots) return refusal(path, "it belongs to somebody else");
+    if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+        return refusal(path, "users other than its owner may write to it (chmod go-w)");
+    return {};
+}
+
 std::string home_of(uid_t user) {
     std::array<char, 4096> buffer;
     passwd entry{};
@@ -246,18 +262,26 @@ std::string absolute_variable(const char* name) {
 Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
     const UniqueFd place(
         open_file(AT_FDCWD, path.c_str(), O_PATH | O_CLOEXEC)); // to open a device may do something
-    struct stat status {};
-    if (!place || ::fstat(place.get(), &status) != 0)
-        return errno_error(ErrorCode::io_failed, errno, "open", path.string());
-    if (!S_ISREG(status.st_mode)) return refusal(path, "it is not a regular file");
-    const bool may_be_roots = status.st_uid == 0 && owner == ::geteuid();
-    if (status.st_uid != owner && !may_be_roots) return refusal(path, "it belongs to somebody else");
-    if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return refusal(path, "users other than its owner may write to it (chmod go-w)");
+    GPU_SLEEP_TRY(check_trusted(place, S_IFREG, path, owner));
     UniqueFd file(
         open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", place.get()).c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path.string());
     return file;
+}
+
+Result<UniqueFd> open_trusted_program(const std::filesystem::path& path, uid_t owner) {
+    std::error_code failure;
+    const auto real = std::filesystem::canonical(path, failure); // so a link on the way is an intruder's
+    if (failure) return errno_error(ErrorCode::io_failed, failure.value(), "open", path.string());
+    auto way = real.root_path();
+    UniqueFd place(open_file(AT_FDCWD, way.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    for (const auto& name : real.relative_path()) {
+        GPU_SLEEP_TRY(check_trusted(place, S_IFDIR, way, owner));
+        way /= name;
+        place = UniqueFd(open_file(place.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    }
+    GPU_SLEEP_TRY(check_trusted(place, S_IFREG, way, owner));
+    return place;
 }
 
 Result<Configuration> parse_configuration(std::string_view text, std::string_view name, Author author,

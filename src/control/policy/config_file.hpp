@@ -34,6 +34,10 @@ read_configuration(const std::filesystem::path& path, Author author, uid_t owner
 /// io_failed.
 [[nodiscard]] Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner);
 
+/// Opens a program to be run (O_PATH), which only root or `owner` could have put there: nobody else owns it
+/// or a folder above it, or may write to one. Errors: not_permitted (names what is wrong), io_failed.
+[[nodiscard]] Result<UniqueFd> open_trusted_program(const std::filesystem::path& path, uid_t owner);
+
 /// Where the user's own file is: of this process's user as its environment says, of others beneath their home
 /// directory. Empty if that is not known. May ask the network.
 [[nodiscard]] std::filesystem::path user_file(uid_t user);

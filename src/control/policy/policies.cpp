@@ -36,13 +36,13 @@ Result<void> Policies::load(const Sources& sources) {
         limits = make_error(ErrorCode::io_failed, "{}: there is no such file", system.string());
     if (!limits) return std::move(limits).error();
     if (*limits) limits_ = **std::move(limits);
-    if (limits_.notify)
-        if (auto program = open_trusted(*limits_.notify, own); !program) {
-            if (own == 0 || sources.config)
-                return make_error(ErrorCode::invalid_argument, "{}: reclaim.notify: {}", system.string(),
-                                  program.error().message);
-            limits_.notify.reset(); // which others need not be able to read
-        }
+    if (limits_.notify) {
+        auto program = open_trusted_program(*limits_.notify, own);
+        if (!program && (own == 0 || sources.config)) // others need not be able to reach it
+            return make_error(ErrorCode::invalid_argument, "{}: reclaim.notify: {}", system.string(),
+                              program.error().message);
+        if (program) notify_ = *std::move(program);
+    }
     const auto mine = user_file(own);
     auto wishes = GPU_SLEEP_TRY(mine.empty() ? Result<std::optional<Configuration>>(std::nullopt)
                                              : read(mine, Author::user, own, names_directory(limits_)));

@@ -43,8 +43,9 @@ public:
     /// May ask the network.
     void complain_of_unused();
 
-    /// The program that hears of each pass, if any.
-    [[nodiscard]] const std::optional<std::string>& notify() const noexcept { return limits_.notify; }
+    /// The program that hears of each pass, open (O_PATH); empty without one.
+    [[nodiscard]] const UniqueFd& notify() const noexcept { return notify_; }
+    [[nodiscard]] std::string notify_path() const { return limits_.notify.value_or(""); }
 
     /// The files that were read.
     [[nodiscard]] const std::vector<std::string>& files() const noexcept { return files_; }
@@ -59,7 +60,8 @@ private:
     /// The user's own; empty where there is none, or none that can be used.
     [[nodiscard]] const Configuration& file_of(uid_t user);
 
-    Configuration limits_;                  ///< the administrator's
+    Configuration limits_; ///< the administrator's
+    UniqueFd notify_;
     std::map<uid_t, Configuration> wishes_; ///< of the users that were looked for
     std::map<uid_t, std::string> names_;    ///< the same
     std::vector<Subject> subjects_;         ///< that of() was called for

@@ -60,6 +60,27 @@ TEST_CASE("Deep: what slept already, in whole or in part, goes deep as a whole",
     machine.expect_awake();
 }
 
+TEST_CASE("Deep: what slept already has a line in the history when it goes deep", "[deep][history]") {
+    DeepMachine machine;
+    REQUIRE(machine.command("gpu-sleep").status == 0);
+    machine.fall_asleep();
+    REQUIRE(machine.command("gpu-sleep", {"--on-touch", "wake"}).status == 0); // moves no memory
+    machine.wake();
+    Output output;
+    REQUIRE(becomes_true([&] {
+        output = machine.command("gpu-ps", {"--history"});
+        return output.json("/history/2/pid") != "none";
+    }));
+    std::string lines;
+    for (int event = 0; event < 4; ++event)
+        for (const auto* const field : {"operation", "deep", "moved_bytes"})
+            lines += output.json(fmt::format("/history/{}/{}", event, field)) + ' ';
+    const auto own = std::stoull(output.json("/history/0/moved_bytes"));
+    CHECK(own >= k_piece_bytes);
+    CHECK(lines == fmt::format("sleep false {} sleep true {} wake false {} none none none ", own,
+                               k_context_bytes, own + k_context_bytes));
+}
+
 TEST_CASE("Deep: what is given up while it is stopped changes nothing of a sleep, deep or not", "[deep]") {
     DeepMachine machine;
     REQUIRE(machine.command(GENERATE("gpu-sleep", "deep")).status == 0);
