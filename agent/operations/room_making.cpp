@@ -200,10 +200,12 @@ std::vector<client::Holder> RoomMaking::ask_neighbours(const client::Neighbours&
 
 Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
                                           const std::function<Result<BytesByGpu>()>& look,
-                                          Milliseconds min_awake, std::vector<std::string>& notes) {
+                                          Milliseconds min_awake, bool is_tried,
+                                          std::vector<std::string>& notes) {
     constexpr double k_longest_rest = 0.5;
     if (Clock::now() < next_asking_ && min_awake >= against_within_) return against_;
-    const log::Step step("have other processes sleep");
+    std::optional<log::Step> step;
+    if (!is_tried) step.emplace("have other processes sleep");
     const auto holders = ask_neighbours(neighbours);
     auto request = client::room_request(min_awake);
     const auto name = status_.name();
@@ -228,7 +230,7 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
 }
 
 Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_context_active,
-                                const model::WakeRequest& request, bool goes_first) {
+                                const model::WakeRequest& request, bool is_tried, bool goes_first) {
     waits_for_turn_ = false;
     const auto dry = rehearsal(request);
     auto rehearsed = wake(dry);
@@ -255,7 +257,7 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
             if (!now) return now.error();
             return shortage(*now, margin);
         };
-        const auto against = make_room(*neighbours, look, request.min_awake, notes);
+        const auto against = make_room(*neighbours, look, request.min_awake, is_tried, notes);
         if (!against) return against.error();
         if (!against->empty()) {
             auto error = std::move(done).error();

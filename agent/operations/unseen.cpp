@@ -177,6 +177,19 @@ std::vector<model::UnseenUse> find_unseen_calls() {
     return uses;
 }
 
+Result<void> check_all_is_seen() {
+    const auto uses = find_unseen_uses(Look::calls);
+    if (!uses)
+        return make_error(uses.error().code, "it is not known which libraries are loaded: {}",
+                          uses.error().message);
+    return uses->empty() ? Result<void>() : make_error(ErrorCode::unseen_library, "{}", words_for(*uses));
+}
+
+Result<void> check_calls_are_seen() {
+    const auto calls = find_unseen_calls();
+    return calls.empty() ? Result<void>() : make_error(ErrorCode::unseen_library, "{}", words_for(calls));
+}
+
 std::string words_for(const std::vector<model::UnseenUse>& uses) {
     return "use of the GPU that cannot be seen: " + model::list_of(uses);
 }

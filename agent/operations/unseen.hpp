@@ -23,6 +23,11 @@ enum class Look { libraries, calls };
 /// The entry points of the driver that were called and that this build does not know. Thread-safe.
 [[nodiscard]] std::vector<model::UnseenUse> find_unseen_calls();
 
+/// Whether neither find_unseen_uses(), with a look at all calls, nor find_unseen_calls() finds any. Errors:
+/// unseen_library; io_failed (it is not known).
+[[nodiscard]] Result<void> check_all_is_seen();
+[[nodiscard]] Result<void> check_calls_are_seen();
+
 /// One or more of them, in words.
 [[nodiscard]] std::string words_for(const std::vector<model::UnseenUse>& uses);
 
