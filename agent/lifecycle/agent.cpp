@@ -155,9 +155,9 @@ Agent& Agent::instance() {
 Agent::Agent()
     : memory_(rule_of_environment(),
               bytes_setting(model::environment::k_retain).value_or(std::numeric_limits<Bytes>::max())),
-      operations_(memory_, name_in_environment(model::environment::k_name), journal_of_environment(),
-                  &Agent::come_first_at_exit),
-      server_(*this), touch_waker_(operations_, server_, touch_request_of_environment()),
+      operations_(memory_, name_in_environment(model::environment::k_name), &Agent::come_first_at_exit),
+      journal_(journal_of_environment()), server_(*this),
+      touch_waker_(operations_, server_, touch_request_of_environment()),
       host_budget_(bytes_setting(model::environment::k_host_budget)) {
     operations_.status.set_group(name_in_environment(model::environment::k_group));
     inhibit_by_environment(operations_.inhibitors);
@@ -298,7 +298,7 @@ server::Outcome Agent::run_here(server::Operation operation) {
 
 model::Report Agent::status() {
     auto report = operations_.status.report();
-    report.transitions = operations_.transitions.counts();
+    report.transitions = transitions_.counts();
     report.steps = log::recent_steps();
     for (auto& note : {stop_watch_.note(), idle_timer_.note(report.idle_seconds.has_value())})
         if (!note.empty()) report.notes.push_back(note);
@@ -329,16 +329,16 @@ Milliseconds Agent::pause_between_tries() const noexcept {
 
 void Agent::ended(const server::Operation& operation, const server::Outcome& outcome, server::Asker asker,
                   Clock::duration taken) noexcept {
-    const auto transition = operations::transition_of(operation, outcome);
+    const auto transition = lifecycle::transition_of(operation, outcome);
     if (!transition) return;
     const auto seconds = std::chrono::duration<double>(taken).count();
     if (log::enabled(log::Severity::debug))
-        ignoring_errors([&] { operations::log_end(*transition, outcome, seconds); });
-    operations_.transitions.count(*transition, outcome, seconds);
+        ignoring_errors([&] { lifecycle::log_end(*transition, outcome, seconds); });
+    transitions_.count(*transition, outcome, seconds);
     ignoring_errors([&] {
-        const auto event = operations_.transitions.describe(*transition, operation, outcome, asker,
-                                                            operations_.status.name());
-        operations_.journal.write(*transition, outcome, seconds, event);
+        const auto event =
+            transitions_.describe(*transition, operation, outcome, asker, operations_.status.name());
+        journal_.write(*transition, outcome, seconds, event);
     });
 }
 
@@ -371,7 +371,7 @@ void Agent::sleep_if_due() {
 }
 
 bool Agent::tidy() {
-    server_.record(operations_.transitions.take_events());
+    server_.record(transitions_.take_events());
     return operations_.tidy();
 }
 

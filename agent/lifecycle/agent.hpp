@@ -10,6 +10,7 @@
 #include "lifecycle/idle_timer.hpp"
 #include "lifecycle/stop_watch.hpp"
 #include "lifecycle/touch_waker.hpp"
+#include "lifecycle/transitions.hpp"
 #include "operations/operations.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/server.hpp"
@@ -103,6 +104,8 @@ private:
     std::atomic<pid_t> pid_{0};                                         ///< of the process that started it
     ProgramMemory memory_;
     operations::Operations operations_;
+    lifecycle::Transitions transitions_;
+    lifecycle::JournalLines journal_;
     server::Server server_;
     lifecycle::StopWatch stop_watch_;
     lifecycle::IdleTimer idle_timer_;

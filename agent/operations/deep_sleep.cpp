@@ -13,7 +13,7 @@
 #include "intercepted/objects.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/residual.hpp"
-#include "operations/unseen.hpp"
+#include "intercepted/unseen.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -139,7 +139,7 @@ std::string DeepSleep::why_not(const Uses& uses) const {
 }
 
 Result<DeepSleep::Uses> DeepSleep::uses() const {
-    auto unseen = find_unseen_uses();
+    auto unseen = intercepted::find_unseen_uses();
     if (!unseen) return unseen.error();
     Uses uses;
     uses.unseen = *std::move(unseen);

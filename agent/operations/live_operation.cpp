@@ -14,8 +14,8 @@
 #include "driver/memory.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/own_contexts.hpp"
+#include "intercepted/unseen.hpp"
 #include "operations/quiesce.hpp"
-#include "operations/unseen.hpp"
 #include "sleep/live_move.hpp"
 #include "sleep/live_plan.hpp"
 #include "sleep/per_device.hpp"
@@ -295,10 +295,10 @@ private:
     Result<void> stop_work(const server::ProgressSink& progress, Clock::time_point deadline) {
         if (!memory_.with_lock([](const LockedMemory& locked) { return pause_would_hold_work(locked); }))
             return {};
-        if (auto seen = check_all_is_seen(); !seen && !is_forced_) return seen;
+        if (auto seen = intercepted::check_all_is_seen(); !seen && !is_forced_) return seen;
         Quiesce quiesce(ground_, nullptr, progress, alone_, deadline);
         GPU_SLEEP_TRY(quiesce.shut_gate());
-        if (auto seen = check_calls_are_seen(); !seen && !is_forced_) return seen;
+        if (auto seen = intercepted::check_calls_are_seen(); !seen && !is_forced_) return seen;
         return quiesce.drain();
     }
 

@@ -9,7 +9,6 @@
 #include "operations/operation.hpp"
 #include "operations/room_making.hpp"
 #include "operations/sleep_operation.hpp"
-#include "operations/transitions.hpp"
 #include "operations/wake_operation.hpp"
 
 #include <string>
@@ -26,8 +25,6 @@ struct Operations {
     KnownDevices devices{memory};
     DeepSleep deep{memory, devices};
     ProcessStatus status;
-    Transitions transitions;
-    JournalLines journal;
     Turnstile turnstile;
     Callbacks callbacks;
     torch::TorchTrim torch_trim;
@@ -39,11 +36,9 @@ struct Operations {
     SleepGround sleeps{ground, idle, inhibitors, callbacks, torch_trim, preparation};
     WakeGround wakes{ground, idle, callbacks, lines};
 
-    Operations(ProgramMemory& its_memory, std::string name, std::string journal_socket,
-               void (*comes_first_at_exit)() noexcept)
+    Operations(ProgramMemory& its_memory, std::string name, void (*comes_first_at_exit)() noexcept)
         : memory(its_memory), status(memory, retired, idle, inhibitors, devices, deep, std::move(name)),
-          journal(std::move(journal_socket)), ground{memory, status,      turnstile,
-                                                     deep,   giving_back, comes_first_at_exit} {}
+          ground{memory, status, turnstile, deep, giving_back, comes_first_at_exit} {}
 
     /// Runs one, on the operations thread. Errors: those of the operation.
     [[nodiscard]] Result<model::Report> run(const server::Operation& operation,

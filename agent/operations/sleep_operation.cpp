@@ -11,9 +11,9 @@
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/freeing.hpp"
+#include "intercepted/unseen.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
-#include "operations/unseen.hpp"
 #include "sleep/transactions.hpp"
 
 #include <array>
@@ -235,7 +235,7 @@ public:
         quiet_since_ = Clock::now();
         if (holds_work()) GPU_SLEEP_TRY(leave_in_place(quiesce_.shut_gate()));
         // One may have been called for the first time just before.
-        return sleeps_ && !request_.force ? check_calls_are_seen() : Result<void>();
+        return sleeps_ && !request_.force ? intercepted::check_calls_are_seen() : Result<void>();
     }
     void settle_gate() noexcept {
         ground.come_first_at_exit(); // what could not be mapped again sleeps
@@ -404,7 +404,7 @@ private:
     Result<void> check_unseen() {
         if (!intercepts())
             return pauses() ? make_error(ErrorCode::driver_failed, "{}", k_not_intercepted) : Result<void>();
-        auto seen = check_all_is_seen();
+        auto seen = intercepted::check_all_is_seen();
         if (seen) return {};
         const auto& trouble = seen.error().message;
         if (request_.force)

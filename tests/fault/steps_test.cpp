@@ -4,6 +4,7 @@
 // call of the driver fails there or the asker withdraws. Afterwards the process is as it was, and can be
 // asked again. And what one request decides.
 
+#include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "operations/operations.hpp"
@@ -106,7 +107,7 @@ private:
     inline static int resumed_ = 0;
     Result<driver::PrimaryContext>* context_ = nullptr;
     ProgramMemory memory_{TouchRule(), std::numeric_limits<Bytes>::max()};
-    operations::Operations operations_{memory_, "", "", []() noexcept {}};
+    operations::Operations operations_{memory_, "", []() noexcept {}};
     /// Who sleep and wake together with it: they are always ready.
     const server::DirectiveSource others_ = [is_drained = false](Milliseconds) mutable {
         using Kind = model::Directive::Kind;

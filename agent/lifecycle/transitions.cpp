@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What counts as a transition, the counts, and what the lines say.
 
-#include "operations/transitions.hpp"
+#include "lifecycle/transitions.hpp"
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
@@ -15,7 +15,7 @@
 #include <cerrno>
 #include <chrono>
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::lifecycle {
 namespace {
 
 using model::Transition;
@@ -224,4 +224,4 @@ void JournalLines::write(Transition transition, const server::Outcome& outcome, 
     });
 }
 
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::lifecycle

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::lifecycle {
 
 /// What an operation that has ended so was, or tried to be; nothing where it was none: a dry run, or one that
 /// found all as it was to be. Allocates nothing.
@@ -83,4 +83,4 @@ private:
     const std::string socket_;
 };
 
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::lifecycle

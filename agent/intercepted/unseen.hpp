@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::intercepted {
 
 /// The libraries that are loaded now, in whichever of the loader's namespaces, and then as
 /// find_unseen_calls(). Reads the kernel's list of mappings and not the loader's of libraries: the loader's
@@ -31,4 +31,4 @@ enum class Look { libraries, calls };
 /// One or more of them, in words.
 [[nodiscard]] std::string words_for(const std::vector<model::UnseenUse>& uses);
 
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::intercepted
