@@ -230,15 +230,14 @@ Result<void> Agent::start() {
     if (memory_.is_started()) return {};
     // Before the mutex: all take the loader's lock, which a thread in a library's constructor has, that may
     // come here too.
-    auto api = driver::Api::load();
-    if (!api) return std::move(api).error();
-    GPU_SLEEP_TRY(driver::initialise(*api));
+    const auto api = GPU_SLEEP_TRY(driver::Api::load());
+    GPU_SLEEP_TRY(driver::initialise(api));
     auto deep_means = operations::DeepSleep::find_means();
     const MutexLock lock(start_mutex_);
     if (memory_.is_started()) return {};
     operations_.deep.set_means(std::move(deep_means));
     memory_.set_up(
-        *api, [this](Milliseconds delay) { server_.tidy_within(delay); },
+        api, [this](Milliseconds delay) { server_.tidy_within(delay); },
         [](int device) {
             const auto own = intercepted::own_contexts_of(device);
             return own.empty() ? nullptr : own.front();
@@ -338,7 +337,7 @@ void Agent::ended(const server::Operation& operation, const server::Outcome& out
     ignoring_errors([&] {
         const auto event =
             transitions_.describe(*transition, operation, outcome, asker, operations_.status.name());
-        journal_.write(*transition, outcome, seconds, event);
+        lifecycle::write_journal(journal_, *transition, outcome, seconds, event);
     });
 }
 

@@ -105,7 +105,7 @@ private:
     ProgramMemory memory_;
     operations::Operations operations_;
     lifecycle::Transitions transitions_;
-    lifecycle::JournalLines journal_;
+    const std::string journal_; ///< where it listens; empty: nothing is written
     server::Server server_;
     lifecycle::StopWatch stop_watch_;
     lifecycle::IdleTimer idle_timer_;

@@ -179,9 +179,9 @@ model::Event Transitions::describe(Transition transition, const server::Operatio
     return event;
 }
 
-void JournalLines::write(Transition transition, const server::Outcome& outcome, double seconds,
-                         const model::Event& event) const noexcept {
-    if (socket_.empty()) return;
+void write_journal(const std::string& socket, Transition transition, const server::Outcome& outcome,
+                   double seconds, const model::Event& event) noexcept {
+    if (socket.empty()) return;
     ignoring_errors([&] {
         const auto kind = kind_of(transition);
         const auto operation = model::to_string(transition);
@@ -220,7 +220,7 @@ void JournalLines::write(Transition transition, const server::Outcome& outcome, 
                                          {"GPU_SLEEP_DEEP", event.deep ? "1" : "0"},
                                          {"GPU_SLEEP_PLACE", event.place},
                                          {"GPU_SLEEP_ASLEEP_SECONDS", asleep}});
-        journal::send(socket_, fields);
+        journal::send(socket, fields);
     });
 }
 

@@ -74,17 +74,15 @@ public:
     /// nothing holds back, is awaited first. Errors: those of plan_live(), Callbacks::await_idle(), Quiesce
     /// and LiveMove; out_of_host_memory, driver_failed.
     Result<void> run(const std::vector<std::string>& tags, Bytes bytes) {
-        const auto parts = plan(tags, bytes);
-        if (!parts) return parts.error();
+        const auto parts = GPU_SLEEP_TRY(plan(tags, bytes));
         // Refused before anything moves.
-        for (const auto& part : *parts)
-            if (const auto able = kind(part.device); !able) return able.error();
-        if (parts->empty()) return {};
-        for (const auto& part : *parts) largest_ = std::max(largest_, part.span.bytes);
+        for (const auto& part : parts) GPU_SLEEP_TRY(kind(part.device));
+        if (parts.empty()) return {};
+        for (const auto& part : parts) largest_ = std::max(largest_, part.span.bytes);
         GPU_SLEEP_TRY(callbacks_.await_idle(control_.waits_until));
         GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
         auto done =
-            guarded([&] { return direction_ == Direction::to_host ? move_out(*parts) : move_in(*parts); });
+            guarded([&] { return direction_ == Direction::to_host ? move_out(parts) : move_in(parts); });
         leave_contexts();
         static_cast<void>(count_host(0)); // which takes nothing more
         report_.changed |= moved_ > 0;
@@ -109,22 +107,21 @@ public:
 
     /// Says what run() would do. Errors: those of plan_live(), and of MemoryKind.
     Result<void> rehearse(const std::vector<std::string>& tags, Bytes bytes) {
-        const auto parts = plan(tags, bytes);
-        if (!parts) return parts.error();
-        for (const auto& part : *parts) {
-            if (const auto able = kind(part.device); !able) return able.error();
+        const auto parts = GPU_SLEEP_TRY(plan(tags, bytes));
+        for (const auto& part : parts) {
+            GPU_SLEEP_TRY(kind(part.device));
             add_bytes(part.device, part.span.bytes);
         }
-        if (parts->empty()) return {};
+        if (parts.empty()) return {};
         GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
         for (auto& device : report_.devices)
             device.free_after = direction_ == Direction::to_host
                                     ? device.free_before + device.released
                                     : device.free_before - std::min(device.free_before, device.released);
-        const auto expected = sleep::estimate_move(direction_, *parts);
+        const auto expected = sleep::estimate_move(direction_, parts);
         report_.notes.push_back(fmt::format("{} would move {} in about {} if the program is at rest; its "
                                             "work would wait for about {} at a time",
-                                            format_bytes(sleep::bytes_of(*parts)), words_of(direction_),
+                                            format_bytes(sleep::bytes_of(parts)), words_of(direction_),
                                             format_seconds(expected.time.count()),
                                             format_seconds(expected.pause.count())));
         return {};
@@ -227,7 +224,7 @@ private:
         });
         auto copied = guarded([&]() -> Result<void> {
             if (piece) return copy(*piece);
-            if (const auto ready = session(next->device()); !ready) return ready.error();
+            GPU_SLEEP_TRY(session(next->device()));
             return {};
         });
         const auto since = Clock::now();
@@ -243,12 +240,10 @@ private:
             });
         };
         auto done = guarded([&]() -> Result<void> {
-            const auto with = session(piece.device());
-            if (!with) return with.error();
+            const auto with = GPU_SLEEP_TRY(session(piece.device()));
             for (;;) {
-                const auto copied = slice(**with);
-                if (!copied) return copied.error();
-                if (*copied) return piece.seal(**with);
+                const auto copied = GPU_SLEEP_TRY(slice(*with));
+                if (copied) return piece.seal(*with);
             }
         });
         if (!done) leave_contexts();
@@ -275,7 +270,7 @@ private:
     Result<void> hold_work(int device) {
         const auto gives_up = Clock::now() + k_patience_with_ends;
         for (;;) {
-            if (const auto ready = session(device); !ready) return ready.error();
+            GPU_SLEEP_TRY(session(device));
             // Who ends a context has passed the gate, and waits for the contexts that sessions hold.
             bool makes_way = false;
             const server::ProgressSink progress = [&](const model::Progress& now) {
@@ -351,16 +346,14 @@ private:
         }
         if (const auto known = sessions_.find(device); known != sessions_.end()) return known->second.get();
         const auto& api = memory_.api();
-        auto context = driver::PrimaryContext::retain(api, device);
-        if (!context) return std::move(context).error();
-        auto session = driver::DeviceSession::open(api, *std::move(context));
-        if (!session) return std::move(session).error();
-        if (!(*session)->has_own_stream())
+        auto context = GPU_SLEEP_TRY(driver::PrimaryContext::retain(api, device));
+        auto session = GPU_SLEEP_TRY(driver::DeviceSession::open(api, std::move(context)));
+        if (!session->has_own_stream())
             return make_error(ErrorCode::out_of_device_memory,
                               "GPU {} is full: no stream can be made to copy with while the program runs",
                               device);
-        if (direction_ == Direction::to_host) GPU_SLEEP_TRY(reserve_fingerprints(**session));
-        return (sessions_[device] = *std::move(session)).get();
+        if (direction_ == Direction::to_host) GPU_SLEEP_TRY(reserve_fingerprints(*session));
+        return (sessions_[device] = std::move(session)).get();
     }
 
     /// Which may wait for the program's work: outward beforehand, and inward in the first pause.
@@ -397,16 +390,14 @@ private:
     Result<void> note_memory(Bytes model::DeviceReport::*free) {
         const auto kept = keep_contexts(true);
         const auto& api = memory_.api();
-        const auto contexts = driver::active_contexts(api);
-        if (!contexts) return contexts.error();
-        for (const auto& context : *contexts) {
+        const auto contexts = GPU_SLEEP_TRY(driver::active_contexts(api));
+        for (const auto& context : contexts) {
             if (!kinds_.contains(context.device())) continue;
             const driver::CurrentContext current(api, context.get());
-            const auto memory = driver::memory_info(api);
-            if (!memory) return memory.error();
+            const auto memory = GPU_SLEEP_TRY(driver::memory_info(api));
             auto& all = sleep::device_in(report_, context.device());
-            all.*free = memory->free;
-            all.total = memory->total;
+            all.*free = memory.free;
+            all.total = memory.total;
         }
         return {};
     }

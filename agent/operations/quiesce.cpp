@@ -92,9 +92,8 @@ Result<void> Quiesce::shut_gate() {
 
 Result<void> Quiesce::drain() {
     const auto& api = ground_.memory.api();
-    const auto contexts = driver::active_contexts(api);
-    if (!contexts) return contexts.error();
-    const auto all = intercepted::all_contexts(*contexts);
+    const auto contexts = GPU_SLEEP_TRY(driver::active_contexts(api));
+    const auto all = intercepted::all_contexts(contexts);
     for (bool has_released = true; has_released;) {
         has_released = false;
         GPU_SLEEP_TRY(driver::drain(api, all, {deadline_, deadline_, keeps_coaxing(has_released)}));
@@ -111,10 +110,9 @@ Result<void> Quiesce::await_others() {
         return intercepts() ? gate::Gate::instance().releasable() : 0;
     };
     for (;;) {
-        const auto said = joint_.wait_drained(held);
-        if (!said) return said.error();
-        if (said->kind == model::Directive::Kind::prepare) return {};
-        GPU_SLEEP_TRY(let_through(said->count));
+        const auto said = GPU_SLEEP_TRY(joint_.wait_drained(held));
+        if (said.kind == model::Directive::Kind::prepare) return {};
+        GPU_SLEEP_TRY(let_through(said.count));
     }
 }
 

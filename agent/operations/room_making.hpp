@@ -67,7 +67,7 @@ public:
     /// Whether others have set room aside on one of `gpus`, or count.
     [[nodiscard]] bool are_shared(int directory, const std::vector<std::string>& gpus) {
         const MutexLock lock(mutex_);
-        return std::any_of(gpus.begin(), gpus.end(), [&](const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_) {
+        return std::ranges::any_of(gpus, [&](const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_) {
             const auto* const line = find(directory, gpu);
             return line && line->line.is_shared();
         });

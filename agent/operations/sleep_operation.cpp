@@ -32,8 +32,7 @@ using Spill = sleep::Transactions::Spill;
 constexpr Milliseconds k_least_time_to_hold{5'000};
 
 bool has_moved(const Report& report) noexcept {
-    return std::any_of(report.devices.begin(), report.devices.end(),
-                       [](const auto& device) { return device.relocated > 0; });
+    return std::ranges::any_of(report.devices, [](const auto& device) { return device.relocated > 0; });
 }
 
 bool is_of_driver(ErrorCode code) noexcept {
@@ -434,7 +433,7 @@ private:
     [[nodiscard]] bool moves_to_files() const noexcept {
         const auto is_file = [](const auto& each) { return each.store == model::Store::file; };
         return names_store() && (!request_.store_is_named || request_.store == model::Store::file) &&
-               std::all_of(request_.stores.begin(), request_.stores.end(), is_file);
+               std::ranges::all_of(request_.stores, is_file);
     }
 
     const SleepGround& ground_;

@@ -42,8 +42,8 @@ void add(Report& all, Report&& part) {
     ignoring_errors([&] { // a shortage only thins it
         all.notes.insert(all.notes.end(), part.notes.begin(), part.notes.end());
         for (const auto& device : part.devices) {
-            const auto same = std::find_if(all.devices.begin(), all.devices.end(),
-                                           [&](const auto& each) { return each.device == device.device; });
+            const auto same = std::ranges::find_if(
+                all.devices, [&](const auto& each) { return each.device == device.device; });
             if (same == all.devices.end()) {
                 all.devices.push_back(device);
                 continue;
@@ -200,7 +200,7 @@ private:
         if (!request_.ignore_unknown_tags || request_.tags.empty()) return false;
         return memory.with_lock([&](const LockedMemory& locked) {
             return (is_deep_ || !locked.is_paused()) &&
-                   std::none_of(request_.tags.begin(), request_.tags.end(), [&](const std::string& name) {
+                   std::ranges::none_of(request_.tags, [&](const std::string& name) {
                        return locked.ledger().find_tag(name).has_value();
                    });
         });
