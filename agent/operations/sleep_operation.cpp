@@ -271,9 +271,11 @@ public:
 
     /// Where nothing was moved, this is the point of no return.
     Result<void> pause() {
-        auto control = this->control();
-        control.deadline = Clock::time_point::max(); // nothing was prepared that could be late
-        if (!report.changed) GPU_SLEEP_TRY(sleep::pass_point_of_no_return(control));
+        if (!report.changed) {
+            auto control = this->control();
+            control.deadline = Clock::time_point::max(); // nothing was prepared that could be late
+            GPU_SLEEP_TRY(sleep::pass_point_of_no_return(control));
+        }
         const bool is_paused = pauses() && scope_ == Scope::all &&
                                memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
         report.changed |= is_paused;
@@ -293,10 +295,12 @@ public:
                     wanted_, {.is_held = was_held_, .is_for_idle = idleness_ != nullptr}, is_own_);
             // The process is already asleep, so a shortage here is not an error. It may wait for a disk, as
             // transactions do.
-            static_cast<void>(ground.transact(locked, [&]() -> Result<void> {
-                locked.engine().adjust_asleep(wanted_, report);
-                return {};
-            }));
+            ignoring_errors([&] {
+                static_cast<void>(ground.transact(locked, [&]() -> Result<void> {
+                    locked.engine().adjust_asleep(wanted_, report);
+                    return {};
+                }));
+            });
         });
         return {};
     }
