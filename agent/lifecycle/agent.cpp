@@ -14,12 +14,6 @@
 #include "intercepted/plain.hpp"
 #include "intercepted/state.hpp"
 #include "model/environment.hpp"
-#include "operations/giving_back.hpp"
-#include "operations/joint.hpp"
-#include "operations/live_operation.hpp"
-#include "operations/sleep_operation.hpp"
-#include "operations/turn.hpp"
-#include "operations/wake_operation.hpp"
 #include "store/host_account.hpp"
 #include "store/own_file.hpp"
 
@@ -78,15 +72,6 @@ const std::vector<std::string>* tags_of(const server::Operation& operation) noex
                 return nullptr;
         },
         operation);
-}
-
-/// For the log.
-const char* name_of_step(const server::Operation& operation) noexcept {
-    const bool is_rehearsal = model::terms_in(operation)->dry_run;
-    if (std::holds_alternative<model::WakeRequest>(operation))
-        return is_rehearsal ? "rehearse a wake" : "wake";
-    if (model::sleep_in(operation)) return is_rehearsal ? "rehearse a sleep" : "sleep";
-    return "request";
 }
 
 /// Returns how many bytes of each tag the environment wants in host memory from the start.
@@ -170,16 +155,16 @@ Agent& Agent::instance() {
 Agent::Agent()
     : memory_(rule_of_environment(),
               bytes_setting(model::environment::k_retain).value_or(std::numeric_limits<Bytes>::max())),
-      parts_(memory_, name_in_environment(model::environment::k_name), journal_of_environment(),
-             &Agent::come_first_at_exit),
-      server_(*this), touch_waker_(parts_, server_, touch_request_of_environment()),
+      operations_(memory_, name_in_environment(model::environment::k_name), &Agent::come_first_at_exit),
+      journal_(journal_of_environment()), server_(*this),
+      touch_waker_(operations_, server_, touch_request_of_environment()),
       host_budget_(bytes_setting(model::environment::k_host_budget)) {
-    parts_.status.set_group(name_in_environment(model::environment::k_group));
-    inhibit_by_environment(parts_.inhibitors);
+    operations_.status.set_group(name_in_environment(model::environment::k_group));
+    inhibit_by_environment(operations_.inhibitors);
     store::HostAccount::own().limit(host_budget_);
     for (const auto& [tag, bytes] : live_bytes_of_environment()) memory_.set_live_bytes(tag, bytes);
-    parts_.preparation.settled_after = prepare_of_environment();
-    parts_.callbacks.while_waiting([this] { operations::give_way_while_waiting(parts_); });
+    operations_.preparation.settled_after = prepare_of_environment();
+    operations_.callbacks.while_waiting([this] { operations_.giving_back.while_waiting(); });
 }
 
 void Agent::come_first_at_exit() noexcept {
@@ -210,9 +195,9 @@ void Agent::handle_fork_in_child() noexcept {
     if (agent && agent->pid_ == 0) {
         // It may start in the child, by what the program has set. That has opened no hold, and inhibits
         // nothing: both begin anew, where they stood, for another thread may have held their mutexes.
-        new (&agent->parts_.turnstile) operations::Turnstile;
-        new (&agent->parts_.inhibitors) operations::Inhibitors;
-        return ignoring_errors([agent] { inhibit_by_environment(agent->parts_.inhibitors); });
+        new (&agent->operations_.turnstile) operations::Turnstile;
+        new (&agent->operations_.inhibitors) operations::Inhibitors;
+        return ignoring_errors([agent] { inhibit_by_environment(agent->operations_.inhibitors); });
     }
     // The child has the memory of the agent but none of its threads, and CUDA does not work in it: it starts
     // without.
@@ -245,15 +230,14 @@ Result<void> Agent::start() {
     if (memory_.is_started()) return {};
     // Before the mutex: all take the loader's lock, which a thread in a library's constructor has, that may
     // come here too.
-    auto api = driver::Api::load();
-    if (!api) return std::move(api).error();
-    GPU_SLEEP_TRY(driver::initialise(*api));
+    const auto api = GPU_SLEEP_TRY(driver::Api::load());
+    GPU_SLEEP_TRY(driver::initialise(api));
     auto deep_means = operations::DeepSleep::find_means();
     const MutexLock lock(start_mutex_);
     if (memory_.is_started()) return {};
-    parts_.deep.set_means(std::move(deep_means));
+    operations_.deep.set_means(std::move(deep_means));
     memory_.set_up(
-        *api, [this](Milliseconds delay) { server_.tidy_within(delay); },
+        api, [this](Milliseconds delay) { server_.tidy_within(delay); },
         [](int device) {
             const auto own = intercepted::own_contexts_of(device);
             return own.empty() ? nullptr : own.front();
@@ -266,7 +250,7 @@ Result<void> Agent::start() {
     memory_.start();
     if (auto watched = watch_for_stops(); !watched)
         log::error("SIGTSTP will stop this process without a sleep: {}", watched.error().message);
-    if (parts_.preparation.settled_after.load() != Milliseconds(0)) memory_.tidy_within(Milliseconds(0));
+    if (operations_.preparation.settled_after.load() != Milliseconds(0)) memory_.tidy_within(Milliseconds(0));
     return {};
 }
 
@@ -312,12 +296,12 @@ server::Outcome Agent::run_here(server::Operation operation) {
 }
 
 model::Report Agent::status() {
-    auto report = parts_.status.report();
-    report.transitions = parts_.transitions.counts();
+    auto report = operations_.status.report();
+    report.transitions = transitions_.counts();
     report.steps = log::recent_steps();
     for (auto& note : {stop_watch_.note(), idle_timer_.note(report.idle_seconds.has_value())})
         if (!note.empty()) report.notes.push_back(note);
-    if (!report.tags.empty() && parts_.is_unguarded()) report.notes.emplace_back(k_not_intercepted);
+    if (!report.tags.empty() && operations_.is_unguarded()) report.notes.emplace_back(k_not_intercepted);
     return report;
 }
 
@@ -326,7 +310,7 @@ Result<server::SharedMemory> Agent::share(const model::SharedMemoryRequest& requ
 }
 
 const char* Agent::work_thread_name() noexcept {
-    if (parts_.deep.is_deep()) return k_work_thread_deep;
+    if (operations_.deep.is_deep()) return k_work_thread_deep;
     switch (state()) {
     case model::State::awake: return k_work_thread;
     case model::State::partial: return k_work_thread_partial;
@@ -339,39 +323,39 @@ const char* Agent::work_thread_name() noexcept {
 
 Milliseconds Agent::pause_between_tries() const noexcept {
     constexpr Milliseconds k_while_deep{1'000}; // each starts a process, to look for room
-    return parts_.deep.is_deep() ? k_while_deep : Milliseconds(0);
+    return operations_.deep.is_deep() ? k_while_deep : Milliseconds(0);
 }
 
 void Agent::ended(const server::Job& job, const server::Outcome& outcome) noexcept {
     const auto seconds = seconds_since(job.since);
-    const auto transition = parts_.transitions.count(job.operation, outcome, seconds);
+    const auto transition = transitions_.count(job.operation, outcome, seconds);
     if (!transition) return;
     ignoring_errors([&] {
-        const auto event = parts_.transitions.describe(*transition, job, outcome, parts_.status.name());
-        parts_.journal.write(*transition, outcome, seconds, event);
+        const auto event = transitions_.describe(*transition, job, outcome, operations_.status.name());
+        lifecycle::write_journal(journal_, *transition, outcome, seconds, event);
     });
 }
 
 void Agent::inhibit(const model::InhibitRequest& request) noexcept {
     if (request.release)
-        parts_.inhibitors.lift();
+        operations_.inhibitors.lift();
     else
-        parts_.inhibitors.set(request.time);
+        operations_.inhibitors.set(request.time);
 }
 
 Milliseconds Agent::look() noexcept {
     const auto pause = idle_timer_.pause_between_looks();
     if (!memory_.is_started()) return pause;
-    if (parts_.idle.look()) memory_.tidy_within(Milliseconds(0));
+    if (operations_.idle.look()) memory_.tidy_within(Milliseconds(0));
     ignoring_errors([this] { sleep_if_due(); });
     return pause;
 }
 
 void Agent::sleep_if_due() {
-    if (!idle_timer_.is_due(parts_.idle.seconds().value_or(0))) return;
-    const auto state = parts_.status.state();
+    if (!idle_timer_.is_due(operations_.idle.seconds().value_or(0))) return;
+    const auto state = operations_.status.state();
     const bool may_sleep = (model::is_resident(state) || state == model::State::partial) &&
-                           !parts_.inhibitors.now() && !parts_.turnstile.is_held();
+                           !operations_.inhibitors.now() && !operations_.turnstile.is_held();
     if (!may_sleep) return;
     auto request = idle_timer_.request();
     const bool is_deep = request.sleep.deep;
@@ -381,43 +365,18 @@ void Agent::sleep_if_due() {
 }
 
 bool Agent::tidy() {
-    server_.record(parts_.transitions.take_events());
-    return operations::tidy(parts_);
+    server_.record(transitions_.take_events());
+    return operations_.tidy();
 }
 
 server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress,
                            const server::DirectiveSource& directives, server::Asker asker,
-                           Clock::time_point since) {
+                           Clock::time_point since, bool is_tried) {
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     const auto* const sleep = model::sleep_in(operation);
-    const log::Step step(name_of_step(operation));
     if (sleep && sleep->host_budget && !sleep->dry_run) adopt_host_budget(*sleep->host_budget);
     auto report = guarded([&] {
-        if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))
-            return operations::release(parts_, *release, progress);
-        if (const auto* const live = std::get_if<model::LiveRequest>(&operation))
-            return operations::run_live(parts_, *live, progress, asker);
-        if (const auto* const call = std::get_if<model::CallRequest>(&operation))
-            return operations::call(parts_, *call, progress);
-        if (sleep) {
-            operations::Joint joint(sleep->joint, progress, directives);
-            if (const auto* const idle = std::get_if<model::IdleSleepRequest>(&operation))
-                return operations::sleep_if_idle(parts_, *idle, progress, joint, asker);
-            return operations::SleepOperation(parts_, *sleep, progress, joint, asker).run();
-        }
-        const auto& wake = std::get<model::WakeRequest>(operation);
-        const auto wake_by = [&](const auto& its) { return wake_alone(parts_, its, progress, since); };
-        if (wake.make_room && wake.dry_run) return parts_.room.rehearse(wake_by, wake);
-        if (wake.make_room) {
-            const bool is_switch = asker == server::Asker::command && wake.min_awake.count() == 0;
-            auto woken = parts_.room.wake(
-                wake_by, [&](int device) { return intercepted::is_primary_active(memory_.api(), device); },
-                wake, is_switch);
-            if (woken && is_switch) parts_.status.note_wake(); // also of one that was awake: it is to stay so
-            return woken;
-        }
-        operations::Joint joint(wake.joint, progress, directives);
-        return operations::WakeOperation(parts_, wake, progress, joint, since).run();
+        return operations_.run(operation, progress, directives, asker, {since, is_tried});
     });
     if (report && sleep && sleep->dry_run) // for gpu-reclaim --why
         if (auto note = idle_timer_.note(report->idle_seconds.has_value()); !note.empty())

@@ -10,7 +10,8 @@
 #include "lifecycle/idle_timer.hpp"
 #include "lifecycle/stop_watch.hpp"
 #include "lifecycle/touch_waker.hpp"
-#include "operations/parts.hpp"
+#include "lifecycle/transitions.hpp"
+#include "operations/operations.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/server.hpp"
 
@@ -42,13 +43,13 @@ public:
     [[nodiscard]] Result<void> allow_access(driver::DeviceAddress address, int device);
     void set_name(std::string_view name) {
         server_.show_renamed();
-        parts_.status.set_name(name);
+        operations_.status.set_name(name);
     }
 
     [[nodiscard]] ProgramMemory& memory() noexcept { return memory_; }
-    [[nodiscard]] Callbacks& callbacks() noexcept { return parts_.callbacks; }
-    [[nodiscard]] operations::Turnstile& turnstile() noexcept { return parts_.turnstile; }
-    [[nodiscard]] operations::Inhibitors& inhibitors() noexcept { return parts_.inhibitors; }
+    [[nodiscard]] Callbacks& callbacks() noexcept { return operations_.callbacks; }
+    [[nodiscard]] operations::Turnstile& turnstile() noexcept { return operations_.turnstile; }
+    [[nodiscard]] operations::Inhibitors& inhibitors() noexcept { return operations_.inhibitors; }
 
     /// Runs an operation on the operations thread and waits for it. Errors: refused when called from a
     /// callback.
@@ -56,23 +57,23 @@ public:
 
     /// Has host memory made ready for the next sleep, in the background.
     void prepare() {
-        parts_.preparation.is_urgent = true;
+        operations_.preparation.is_urgent = true;
         if (memory_.is_started()) memory_.tidy_within(Milliseconds(0));
     }
 
     // server::Operations, called on the server's threads.
     [[nodiscard]] model::Report status() override;
-    [[nodiscard]] model::State state() noexcept override { return parts_.status.state(); }
+    [[nodiscard]] model::State state() noexcept override { return operations_.status.state(); }
     [[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress,
                                       const server::DirectiveSource& directives, server::Asker asker,
-                                      Clock::time_point since) override;
+                                      Clock::time_point since, bool is_tried) override;
     [[nodiscard]] const char* work_thread_name() noexcept override;
     [[nodiscard]] Milliseconds pause_between_tries() const noexcept override;
     void ended(const server::Job& job, const server::Outcome& outcome) noexcept override;
-    [[nodiscard]] std::uint32_t place() const noexcept override { return parts_.room.place(); }
-    void leave_line() noexcept override { parts_.room.leave(); }
+    [[nodiscard]] std::uint32_t place() const noexcept override { return operations_.room.place(); }
+    void leave_line() noexcept override { operations_.room.leave(); }
     void inhibit(const model::InhibitRequest& request) noexcept override;
     void set_timer(const model::TimerRequest& request) override { idle_timer_.set(request); }
     [[nodiscard]] Milliseconds look() noexcept override;
@@ -101,7 +102,9 @@ private:
     Mutex start_mutex_ GPU_SLEEP_ACQUIRED_BEFORE(lock_order::starting); ///< one start at a time
     std::atomic<pid_t> pid_{0};                                         ///< of the process that started it
     ProgramMemory memory_;
-    operations::Parts parts_;
+    operations::Operations operations_;
+    lifecycle::Transitions transitions_;
+    const std::string journal_; ///< where it listens; empty: nothing is written
     server::Server server_;
     lifecycle::StopWatch stop_watch_;
     lifecycle::IdleTimer idle_timer_;

@@ -133,8 +133,7 @@ void StopWatch::sleep_in_time() {
     const bool was_paused = agent_.is_paused();
     if (!was_paused) request.on_touch = model::OnTouch::wait; // what wakes it is that it goes on
     for (const auto& tag : before.tags)
-        if (tag.resident > 0 &&
-            std::find(request.tags.begin(), request.tags.end(), tag.tag) == request.tags.end())
+        if (tag.resident > 0 && std::ranges::find(request.tags, tag.tag) == request.tags.end())
             request.tags.push_back(tag.tag);
     if (request.tags.empty()) return;
     const auto bytes = awake_bytes(before.tags);
@@ -156,7 +155,7 @@ void StopWatch::sleep_in_time() {
     too_much_.reset();
     seconds_per_byte_ = report.times.total / static_cast<double>(bytes);
     for (auto& tag : request.tags)
-        if (std::find(slept_.begin(), slept_.end(), tag) == slept_.end()) slept_.push_back(std::move(tag));
+        if (std::ranges::find(slept_, tag) == slept_.end()) slept_.push_back(std::move(tag));
 }
 
 void StopWatch::wake() {

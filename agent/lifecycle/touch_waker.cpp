@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "operations/wake_operation.hpp"
 
 namespace gpu_sleep::agent::lifecycle {
 
@@ -14,7 +13,7 @@ void TouchWaker::wake() {
     if (is_under_way_.exchange(true)) return;
     const auto asked = guarded([&]() -> Result<void> {
         const auto wake = std::make_shared<Wake>();
-        wake->times_back = parts_.deep.times_back();
+        wake->times_back = operations_.deep.times_back();
         server_.submit_for_touch(
             request_, [this, wake] { return is_wanted(*wake); },
             [this, wake](const Error& shortage) { note_shortage(*wake, shortage); },
@@ -26,28 +25,22 @@ void TouchWaker::wake() {
 
 bool TouchWaker::is_wanted(const Wake& wake) const {
     // The call that asked may need no more than that the process is not deep: all of it wakes then.
-    return wake.times_back != parts_.deep.times_back() || gate::Gate::instance().wants_waking();
+    return wake.times_back != operations_.deep.times_back() || gate::Gate::instance().wants_waking();
 }
 
 void TouchWaker::note_shortage(Wake& wake, Error shortage) {
     constexpr Milliseconds k_moment{3'000}; // to wait for that long is nothing to speak of among turns
-    wake.times_back = parts_.deep.times_back();
+    wake.times_back = operations_.deep.times_back();
     const bool takes_turns = request_.make_room; // then it has asked the holders already
-    if (!wake.holders && !takes_turns)
-        wake.holders = parts_.room.holders(
-            [this](const auto& request) {
-                const server::ProgressSink nobody = [](const model::Progress&) { return true; };
-                return operations::wake_alone(parts_, request, nobody, Clock::now());
-            },
-            request_);
+    if (!wake.holders && !takes_turns) wake.holders = operations_.holders(request_);
     if (wake.holders && !wake.holders->words.empty()) shortage.message += "; " + wake.holders->words;
     if (wake.holders && wake.holders->could_sleep)
         shortage.message += fmt::format("; to put other processes to sleep for it: gpu-wake {} --make-room; "
                                         "next time, start it with gpu-run --share",
                                         ::getpid());
-    const bool waits_for_time = takes_turns && parts_.room.waits_for_time();
+    const bool waits_for_time = takes_turns && operations_.room.waits_for_time();
     if (waits_for_time) shortage.message += fmt::format("; to go first: gpu-switch {}", ::getpid());
-    const bool waits_for_turn = takes_turns && parts_.room.waits_for_turn();
+    const bool waits_for_turn = takes_turns && operations_.room.waits_for_turn();
     const bool is_early = takes_turns && Clock::now() - wake.since < k_moment;
     tell(shortage, is_early         ? nullptr
                    : waits_for_turn ? &is_turn_said_
@@ -58,11 +51,11 @@ void TouchWaker::note_shortage(Wake& wake, Error shortage) {
 void TouchWaker::note_end(const server::Outcome& outcome) {
     is_under_way_ = false;
     const auto* const failure = std::get_if<model::Failure>(&outcome);
-    if (!failure || parts_.status.state() == model::State::awake) is_trouble_said_ = false;
+    if (!failure || operations_.status.state() == model::State::awake) is_trouble_said_ = false;
     if (failure && failure->error.code != ErrorCode::cancelled)
         return tell(failure->error, &is_trouble_said_);
     if (failure) gate::Gate::instance().wake_cancelled();
-    parts_.status.set_touch_trouble({});
+    operations_.status.set_touch_trouble({});
 }
 
 void TouchWaker::tell(const Error& error, std::atomic<bool>* is_said) {
@@ -72,7 +65,7 @@ void TouchWaker::tell(const Error& error, std::atomic<bool>* is_said) {
                                                 traits(error.code).advice)
                                   : "GPU work could not wake this process yet: " + error.message;
     if (is_said && !is_said->exchange(true)) log::warning("{}", trouble);
-    parts_.status.set_touch_trouble(trouble);
+    operations_.status.set_touch_trouble(trouble);
 }
 
 } // namespace gpu_sleep::agent::lifecycle

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "model/model.hpp"
-#include "operations/parts.hpp"
+#include "operations/operations.hpp"
 #include "server/server.hpp"
 
 #include <atomic>
@@ -17,9 +17,9 @@ namespace gpu_sleep::agent::lifecycle {
 /// trouble is said once: who takes turns waits for them again and again. Thread-safe.
 class TouchWaker {
 public:
-    /// `request`: what a touch asks for. Parts and server outlive it.
-    TouchWaker(operations::Parts& parts, server::Server& server, const model::WakeRequest& request)
-        : parts_(parts), server_(server), request_(request) {}
+    /// `request`: what a touch asks for. Both outlive it.
+    TouchWaker(operations::Operations& operations, server::Server& server, const model::WakeRequest& request)
+        : operations_(operations), server_(server), request_(request) {}
 
     /// Returns at once. Asks for nothing while an earlier wake is under way.
     void wake();
@@ -40,7 +40,7 @@ private:
     /// early to log it.
     void tell(const Error& error, std::atomic<bool>* is_said);
 
-    operations::Parts& parts_;
+    operations::Operations& operations_;
     server::Server& server_;
     const model::WakeRequest request_;
     std::atomic<bool> is_under_way_{false};

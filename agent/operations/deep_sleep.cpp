@@ -13,7 +13,7 @@
 #include "intercepted/objects.hpp"
 #include "intercepted/own_contexts.hpp"
 #include "intercepted/residual.hpp"
-#include "operations/unseen.hpp"
+#include "intercepted/unseen.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -59,8 +59,7 @@ const char* why_not_objects() noexcept {
 }
 
 const OutsideGpu* find(const std::vector<OutsideGpu>& gpus, const std::string& uuid) {
-    const auto found =
-        std::find_if(gpus.begin(), gpus.end(), [&](const auto& gpu) { return gpu.uuid == uuid; });
+    const auto found = std::ranges::find_if(gpus, [&](const auto& gpu) { return gpu.uuid == uuid; });
     return found == gpus.end() ? nullptr : &*found;
 }
 
@@ -108,7 +107,7 @@ void DeepSleep::describe(model::Report& report) const {
     for (const auto& [device, known] : devices_) {
         report.deep_bytes += known.rest.bytes;
         const auto is_it = [device = device](const auto& each) { return each.device == device; };
-        const bool is_listed = std::any_of(report.devices.begin(), report.devices.end(), is_it);
+        const bool is_listed = std::ranges::any_of(report.devices, is_it);
         if (report.operation == model::Operation::status && !is_listed)
             report.devices.emplace_back().device = device;
     }
@@ -139,27 +138,24 @@ std::string DeepSleep::why_not(const Uses& uses) const {
 }
 
 Result<DeepSleep::Uses> DeepSleep::uses() const {
-    auto unseen = find_unseen_uses();
-    if (!unseen) return unseen.error();
+    auto unseen = GPU_SLEEP_TRY(intercepted::find_unseen_uses());
     Uses uses;
-    uses.unseen = *std::move(unseen);
+    uses.unseen = std::move(unseen);
     memory_.with_lock([&](const LockedMemory& locked) {
         for (const auto& row : intercepted::residual(locked)) uses.memory.emplace(row.kind, row.reason);
     });
-    const auto contexts = driver::active_contexts(memory_.api());
-    if (!contexts) return contexts.error();
-    for (const auto& context : *contexts) uses.devices.insert(context.device());
+    const auto contexts = GPU_SLEEP_TRY(driver::active_contexts(memory_.api()));
+    for (const auto& context : contexts) uses.devices.insert(context.device());
     for (int device = 0; device < driver::k_max_devices; ++device)
         if (!intercepted::own_contexts_of(device).empty()) uses.devices.insert(device);
     return uses;
 }
 
 Result<void> DeepSleep::check() {
-    const auto uses = this->uses();
-    if (!uses) return uses.error();
-    if (const auto why = why_not(*uses); !why.empty()) return refusal(why);
-    if (const auto stands = means_->checkpoint->state(::getpid()); !stands) return stands.error();
-    const auto noted = note_devices(uses->devices);
+    const auto uses = GPU_SLEEP_TRY(this->uses());
+    if (const auto why = why_not(uses); !why.empty()) return refusal(why);
+    GPU_SLEEP_TRY(means_->checkpoint->state(::getpid()));
+    const auto noted = note_devices(uses.devices);
     const MutexLock lock(mutex_);
     found_ = noted ? std::string() : noted.error().message;
     return noted ? Result<void>() : refusal(found_);
@@ -170,12 +166,11 @@ Result<void> DeepSleep::note_devices(const std::set<int>& used) {
         return make_error(ErrorCode::driver_failed,
                           "a filter restricts its system calls, and may keep it from starting a process");
     looks_.emplace(*means_->outside);
-    const auto gpus = looks_->look();
-    if (!gpus) return gpus.error();
+    const auto gpus = GPU_SLEEP_TRY(looks_->look());
     std::map<int, Device> devices;
     for (const int device : used) {
         auto known = known_devices_.find(device);
-        if (!find(*gpus, known.uuid))
+        if (!find(gpus, known.uuid))
             return make_error(ErrorCode::driver_failed,
                               "it cannot be known whether there will be room to wake it: the driver's "
                               "management library does not know GPU {} ({})",
@@ -240,22 +235,20 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
 }
 
 Result<void> DeepSleep::check_again() {
-    const auto uses = this->uses();
-    if (!uses) return uses.error();
-    if (const auto why = why_not(*uses); !why.empty()) return make_error(ErrorCode::driver_failed, "{}", why);
+    const auto uses = GPU_SLEEP_TRY(this->uses());
+    if (const auto why = why_not(uses); !why.empty()) return make_error(ErrorCode::driver_failed, "{}", why);
     const auto noted = devices();
     const auto is_noted = [&](int device) { return noted.contains(device); };
-    if (!std::all_of(uses->devices.begin(), uses->devices.end(), is_noted))
-        GPU_SLEEP_TRY(note_devices(uses->devices)); // it has begun to use one in the meantime
+    if (!std::ranges::all_of(uses.devices, is_noted))
+        GPU_SLEEP_TRY(note_devices(uses.devices)); // it has begun to use one in the meantime
     return {};
 }
 
 Result<void> DeepSleep::drain(Clock::time_point deadline, const std::function<bool()>& keep_going) {
     const auto& api = memory_.api();
     const driver::RelaxedCaptureMode relaxed(api);
-    const auto primary = driver::active_contexts(api);
-    if (!primary) return primary.error();
-    auto done = intercepted::note_what_is_done(api, intercepted::all_contexts(*primary),
+    const auto primary = GPU_SLEEP_TRY(driver::active_contexts(api));
+    auto done = intercepted::note_what_is_done(api, intercepted::all_contexts(primary),
                                                {deadline, deadline, keep_going});
     if (!done && done.error().code == ErrorCode::context_lost)
         return make_error(ErrorCode::context_lost,
@@ -372,10 +365,9 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
 
 Result<client::BytesByGpu> DeepSleep::find_room(const model::WakeRequest& request,
                                                 const client::BytesByGpu& of_others) {
-    const auto needs = this->needs(request);
-    if (!needs) return needs.error();
+    const auto needs = GPU_SLEEP_TRY(this->needs(request));
     client::BytesByGpu room;
-    for (const auto& need : *needs) {
+    for (const auto& need : needs) {
         const auto free = checkpoint::free_besides(of_others, need.uuid, need.free_before);
         if (free < need.released)
             return make_error(

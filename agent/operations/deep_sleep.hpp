@@ -18,7 +18,7 @@
 #include "gate/gate.hpp"
 #include "model/model.hpp"
 #include "model/unseen_libraries.hpp"
-#include "operations/outside.hpp"
+#include "outside/outside.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/request_queue.hpp"
 
@@ -33,6 +33,10 @@
 #include <vector>
 
 namespace gpu_sleep::agent::operations {
+
+using outside::Outside;
+using outside::OutsideGpu;
+using outside::OutsideLooks;
 
 /// The names and UUIDs of the process's GPUs, asked of the driver once until forget(): a deep sleep may end
 /// on other GPUs. Thread-safe.

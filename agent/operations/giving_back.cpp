@@ -6,12 +6,11 @@
 #include "operations/giving_back.hpp"
 
 #include "base/guard.hpp"
-#include "base/log.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "operations/preparing.hpp"
+
+#include <thread>
 
 namespace gpu_sleep::agent::operations {
 
@@ -26,93 +25,83 @@ constexpr Milliseconds k_between_looks_at_host{500};
 constexpr int k_rests = 100;
 constexpr Milliseconds k_longest_rest{100};
 
+} // namespace
+
 /// Gives up what of the retained contents the host has no room for, if it was not looked at just now. Returns
 /// whether the host is short of memory.
-bool retained_gives_way(Parts& parts) noexcept {
+bool GivingBack::retained_gives_way() noexcept {
     const auto now = Clock::now();
-    if (now < parts.next_look_at_host) {
+    if (now < next_look_at_host_) {
         // Another caller asked for this look, in place of the one that was asked for here.
-        parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(parts.next_look_at_host - now));
+        memory_.tidy_within(std::chrono::ceil<Milliseconds>(next_look_at_host_ - now));
         return false;
     }
-    const bool holds_any = parts.retired.has_any() || parts.memory.with_lock([](const LockedMemory& locked) {
+    const bool holds_any = retired_.has_any() || memory_.with_lock([](const LockedMemory& locked) {
         return locked.contents().retained() > 0;
     });
     if (!holds_any) return false;
-    parts.memory.tidy_within(k_between_looks_at_host); // first: looking may fail
-    parts.next_look_at_host = now + k_between_looks_at_host;
+    memory_.tidy_within(k_between_looks_at_host); // first: looking may fail
+    next_look_at_host_ = now + k_between_looks_at_host;
     bool is_short = false;
-    ignoring_errors([&] { is_short = parts.memory.give_way(); });
+    ignoring_errors([&] { is_short = memory_.give_way(); });
     return is_short;
 }
 
 /// Gives a little back of what is retired or wasted. False when nothing is left.
-bool give_back_some(Parts& parts) {
+bool GivingBack::a_piece() {
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
     const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
-    if (contexts) return parts.retired.give_back_some();
+    if (contexts) return retired_.give_back_some();
     std::this_thread::sleep_for(Milliseconds(1));
-    return parts.retired.has_waste();
+    return retired_.has_waste();
 }
 
-bool is_any_awake(Parts& parts) {
-    const auto state = parts.status.state();
+bool GivingBack::is_any_awake() {
+    const auto state = status_.state();
     return state == model::State::awake || state == model::State::partial;
-}
-
-/// Whether it is not yet time for more: then it is asked for once it is.
-bool rests(Parts& parts) {
-    const auto now = Clock::now();
-    if (now >= parts.next_giving_back) return false;
-    // Earlier looks go past it.
-    parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(parts.next_giving_back - now));
-    return true;
-}
-
-/// Rests from what began at `start`.
-void rest_from(Parts& parts, Clock::time_point start) {
-    const auto end = Clock::now();
-    const auto rest = std::min<Clock::duration>(k_rests * (end - start), k_longest_rest);
-    parts.next_giving_back = end + rest;
-    parts.memory.tidy_within(std::chrono::ceil<Milliseconds>(rest));
 }
 
 /// Does a little of `work`, which returns whether there was any; rests from it where it `may_rest`. True:
 /// call again at once. False: nothing is left, or it rests, and asks to be called later.
 template <class Work>
-bool do_in_time(Parts& parts, bool may_rest, Work&& work) {
-    if (may_rest && rests(parts)) return false;
+bool GivingBack::in_time(bool may_rest, Work&& work) {
     const auto start = Clock::now();
-    if (!work(parts)) return false;
+    if (may_rest && start < next_time_) { // earlier looks go past it
+        memory_.tidy_within(std::chrono::ceil<Milliseconds>(next_time_ - start));
+        return false;
+    }
+    if (!work()) return false;
     if (!may_rest) return true;
-    rest_from(parts, start);
+    const auto end = Clock::now();
+    const auto rest = std::min<Clock::duration>(k_rests * (end - start), k_longest_rest);
+    next_time_ = end + rest;
+    memory_.tidy_within(std::chrono::ceil<Milliseconds>(rest));
     return false;
 }
 
-/// Gives a little back, and rests from it while the program may work, unless memory is short. True: call
-/// again at once. False: nothing is left, or it rests, and asks to be called later.
-bool give_back_in_time(Parts& parts) {
-    if (!parts.memory.may_call_driver()) return false;
+/// Gives a little back, and rests from it while the program may work, unless memory is short.
+bool GivingBack::in_time() {
+    if (!memory_.may_call_driver()) return false;
     // While all sleeps somebody else may have locked the driver: what can wait does.
-    const bool is_awake = is_any_awake(parts);
+    const bool is_awake = is_any_awake();
     if (intercepts() && is_awake) {
         intercepted::give_back_due();
-        parts.idle.ask(parts.memory.api());
+        idle_.ask(memory_.api());
     }
-    parts.gives_back_at_once |= retained_gives_way(parts);
-    parts.retired.collect();
-    return do_in_time(parts, is_awake && !parts.gives_back_at_once, [](Parts& its) {
-        const bool has_any = give_back_some(its);
-        its.gives_back_at_once &= has_any;
+    is_host_short_ |= retained_gives_way();
+    retired_.collect();
+    return in_time(is_awake && !is_host_short_, [this] {
+        const bool has_any = a_piece();
+        is_host_short_ &= has_any;
         return has_any;
     });
 }
 
 /// Pins a little of what a sleep has left to be pinned. False when nothing is left.
-bool pin_some(Parts& parts) {
-    if (!parts.memory.may_call_driver()) return false;
+bool GivingBack::pin_some() {
+    if (!memory_.may_call_driver()) return false;
     auto* const batch =
-        parts.memory.with_lock([](const LockedMemory& locked) { return locked.contents().find_unpinned(); });
+        memory_.with_lock([](const LockedMemory& locked) { return locked.contents().find_unpinned(); });
     if (!batch) return false;
     const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
     if (contexts)
@@ -122,79 +111,59 @@ bool pin_some(Parts& parts) {
     return true;
 }
 
-/// Where an allocation of the program has failed: who has the GPU memory, and the command that makes room.
-void say_who_has_memory(Parts& parts) {
-    const auto lack = parts.memory.shortage().take();
-    if (!lack || !parts.memory.may_call_driver()) return;
-    const auto total = driver::device_memory(parts.memory.api(), lack->device);
-    if (!total || lack->bytes >= *total) return; // no sleep makes room for so much
-    const auto gpu = parts.devices.find(lack->device).uuid;
-    if (gpu.empty()) return;
-    const auto holders = parts.room.holders({{gpu, lack->bytes}}).words;
-    if (holders.empty()) return;
-    log::warning("an allocation of {} found too little memory on GPU {}: {}; make room with gpu-reclaim "
-                 "--need {}MiB --gpu {}, or start the program with gpu-run --need SIZE",
-                 format_bytes(lack->bytes), lack->device, holders, (lack->bytes + k_mib - 1) / k_mib, gpu);
-    parts.memory.shortage().set_said();
+bool GivingBack::some() {
+    return in_time() || in_time(is_any_awake(), [this] { return pin_some(); }) ||
+           in_time(is_any_awake(), [this] { return preparation_.prepare_some(memory_); });
 }
 
-} // namespace
-
-void give_way_while_waiting(Parts& parts) noexcept {
-    if (parts.memory.may_call_driver() && retained_gives_way(parts)) give_back_retired(parts);
+void GivingBack::while_waiting() noexcept {
+    if (memory_.may_call_driver() && retained_gives_way()) retired();
 }
 
-void give_back_retired(Parts& parts) noexcept {
+void GivingBack::retired() noexcept {
     // In a deep sleep too: nothing is pinned then, and the driver is not asked.
-    if (!parts.memory.is_started() || parts.memory.is_ending()) return;
-    ignoring_errors([&] {
-        parts.retired.collect();
+    if (!memory_.is_started() || memory_.is_ending()) return;
+    ignoring_errors([this] {
+        retired_.collect();
         const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
-        while (contexts && parts.retired.give_back_some()) {
+        while (contexts && retired_.give_back_some()) {
         }
     });
 }
 
-bool unpin_all(Parts& parts) noexcept {
-    if (!parts.memory.is_started() || parts.memory.is_ending()) return false;
+bool GivingBack::unpin_all() noexcept {
+    if (!memory_.is_started() || memory_.is_ending()) return false;
     bool are_all_unpinned = false;
     ignoring_errors([&] {
         const std::shared_lock contexts(intercepted::contexts_mutex());
-        parts.retired.collect();
-        while (parts.retired.give_back_some()) {
+        retired_.collect();
+        while (retired_.give_back_some()) {
         }
         are_all_unpinned =
-            parts.memory.with_lock([](const LockedMemory& locked) { return locked.contents().unpin(); });
+            memory_.with_lock([](const LockedMemory& locked) { return locked.contents().unpin(); });
     });
     return are_all_unpinned;
 }
 
-bool tidy(Parts& parts) {
-    say_who_has_memory(parts);
-    const auto prepare_some = [](Parts& its) { return its.preparation.prepare_some(its.memory); };
-    return give_back_in_time(parts) || do_in_time(parts, is_any_awake(parts), pin_some) ||
-           do_in_time(parts, is_any_awake(parts), prepare_some);
+bool GivingBack::files() {
+    if (memory_.is_ending()) return false;
+    retired_.collect();
+    return retired_.give_back_files();
 }
 
-bool give_back_files(Parts& parts) {
-    if (parts.memory.is_ending()) return false;
-    parts.retired.collect();
-    return parts.retired.give_back_files();
-}
-
-bool give_back_unneeded(Parts& parts) {
-    if (!parts.memory.may_call_driver()) return false;
-    parts.retired.collect();
-    bool has_any = parts.retired.has_any();
-    while (give_back_some(parts)) has_any = true;
+bool GivingBack::unneeded() {
+    if (!memory_.may_call_driver()) return false;
+    retired_.collect();
+    bool has_any = retired_.has_any();
+    while (a_piece()) has_any = true;
     return has_any;
 }
 
-bool give_back_all(Parts& parts) {
-    if (!parts.memory.may_call_driver()) return false;
+bool GivingBack::all() {
+    if (!memory_.may_call_driver()) return false;
     const bool has_retained =
-        parts.memory.with_lock([](LockedMemory& locked) { return locked.contents().trim_retained(0) > 0; });
-    return give_back_unneeded(parts) || has_retained;
+        memory_.with_lock([](LockedMemory& locked) { return locked.contents().trim_retained(0) > 0; });
+    return unneeded() || has_retained;
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -8,7 +8,7 @@
 #include "gate/gate.hpp"
 #include "intercepted/captures.hpp"
 #include "intercepted/own_contexts.hpp"
-#include "operations/unseen.hpp"
+#include "intercepted/unseen.hpp"
 
 namespace gpu_sleep::agent::operations {
 namespace {
@@ -22,7 +22,7 @@ bool is_shut() noexcept {
 }
 
 bool sees_all() {
-    const auto uses = find_unseen_uses();
+    const auto uses = intercepted::find_unseen_uses();
     return uses && uses->empty();
 }
 

@@ -59,9 +59,8 @@ Result<bool> Joint::wait_ready() {
     constexpr Milliseconds k_look{1'000};
     if (!is_joint_ || is_told_) return is_told_;
     for (;;) {
-        const auto said = wait(model::Progress::Phase::ready, k_look, [] { return 0; });
-        if (!said) return said.error();
-        if (said->kind == Kind::commit) return is_told_ = true;
+        const auto said = GPU_SLEEP_TRY(wait(model::Progress::Phase::ready, k_look, [] { return 0; }));
+        if (said.kind == Kind::commit) return is_told_ = true;
     }
 }
 

@@ -5,14 +5,20 @@
 #include "operations/live_operation.hpp"
 
 #include "base/guard.hpp"
+#include "base/log.hpp"
 #include "base/threads.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
+#include "driver/device_session.hpp"
 #include "driver/kernels/fingerprint.hpp"
+#include "driver/memory.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/own_contexts.hpp"
+#include "intercepted/unseen.hpp"
 #include "operations/quiesce.hpp"
-#include "operations/turn.hpp"
+#include "sleep/live_move.hpp"
+#include "sleep/live_plan.hpp"
+#include "sleep/per_device.hpp"
 
 #include <fmt/format.h>
 
@@ -53,354 +59,397 @@ private:
     std::thread thread_;
 };
 
-} // namespace
+/// One move, in the turn of the operation that makes it. On the operations thread.
+class LiveOperation {
+public:
+    /// What is moved, and notes for the user, are added to `report`. All outlive it.
+    LiveOperation(const Ground& ground, Callbacks& callbacks, Direction direction, const LiveControl& control,
+                  bool is_forced, model::Report& report)
+        : ground_(ground), memory_(ground.memory), callbacks_(callbacks), direction_(direction),
+          control_(control), is_forced_(is_forced), report_(report), alone_(false, control.progress, nobody_),
+          limit_(sleep::first_piece_limit(direction)) {}
 
-LiveOperation::LiveOperation(Parts& parts, Direction direction, const server::ProgressSink& progress,
-                             Clock::time_point deadline, bool is_forced, model::Report& report)
-    : parts_(parts), direction_(direction), progress_(progress), deadline_(deadline), report_(report),
-      alone_(false, progress, nobody_), limit_(sleep::first_piece_limit(direction)) {
-    pause_.level = model::Level::pause;
-    pause_.force = is_forced;
-}
-
-Result<std::vector<sleep::LivePart>> LiveOperation::plan(const std::vector<std::string>& tags, Bytes bytes) {
-    auto parts = parts_.memory.with_lock([&](const LockedMemory& locked) {
-        return guarded([&] { return sleep::plan_live(locked.ledger(), direction_, tags, bytes); });
-    });
-    if (parts && !parts->empty() && !intercepts())
-        return make_error(ErrorCode::driver_failed, "{}", k_not_intercepted);
-    return parts;
-}
-
-Result<const driver::MemoryKind*> LiveOperation::kind(int device) {
-    if (const auto known = kinds_.find(device); known != kinds_.end()) return &known->second;
-    const auto& api = parts_.memory.api();
-    auto made = direction_ == Direction::to_host ? driver::MemoryKind::of_host_near(api, device)
-                                                 : driver::MemoryKind::of_device(api, device);
-    if (!made) return std::move(made).error();
-    return &kinds_.emplace(device, *std::move(made)).first->second;
-}
-
-Result<void> LiveOperation::rehearse(const std::vector<std::string>& tags, Bytes bytes) {
-    const auto parts = plan(tags, bytes);
-    if (!parts) return parts.error();
-    for (const auto& part : *parts) {
-        if (const auto able = kind(part.device); !able) return able.error();
-        add_bytes(part.device, part.span.bytes);
+    /// Moves what sleep::plan_live() chooses; what is written all the time stays where it is, with a note.
+    /// Ends at the first error, which says what has moved and stays moved. A late callback, whose work
+    /// nothing holds back, is awaited first. Errors: those of plan_live(), Callbacks::await_idle(), Quiesce
+    /// and LiveMove; out_of_host_memory, driver_failed.
+    Result<void> run(const std::vector<std::string>& tags, Bytes bytes) {
+        const auto parts = GPU_SLEEP_TRY(plan(tags, bytes));
+        // Refused before anything moves.
+        for (const auto& part : parts) GPU_SLEEP_TRY(kind(part.device));
+        if (parts.empty()) return {};
+        for (const auto& part : parts) largest_ = std::max(largest_, part.span.bytes);
+        GPU_SLEEP_TRY(callbacks_.await_idle(control_.waits_until));
+        GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
+        auto done =
+            guarded([&] { return direction_ == Direction::to_host ? move_out(parts) : move_in(parts); });
+        leave_contexts();
+        static_cast<void>(count_host(0)); // which takes nothing more
+        report_.changed |= moved_ > 0;
+        ignoring_errors([&] {
+            for (const auto& [ordinal, clock] : clocks_) add_steps(ordinal, clock.times());
+            static_cast<void>(note_memory(&model::DeviceReport::free_after));
+            if (stayed_ > 0)
+                report_.notes.push_back(
+                    fmt::format("{} stay where they are: in each of {} attempts, the program "
+                                "wrote more than a tenth of it during the copy",
+                                format_bytes(stayed_), sleep::k_most_rounds));
+            if (moved_ > 0 && done)
+                report_.notes.push_back(fmt::format(
+                    "{} moved {} while the program ran; its work waited for {} at most", format_bytes(moved_),
+                    words_of(direction_), format_seconds(report_.longest_pause)));
+            if (moved_ > 0 && !done)
+                done.error().message += fmt::format("; before that, {} moved {}, and stay there",
+                                                    format_bytes(moved_), words_of(direction_));
+        });
+        return done;
     }
-    if (parts->empty()) return {};
-    GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
-    for (auto& device : report_.devices)
-        device.free_after = direction_ == Direction::to_host
-                                ? device.free_before + device.released
-                                : device.free_before - std::min(device.free_before, device.released);
-    const auto expected = sleep::estimate_move(direction_, *parts);
-    report_.notes.push_back(fmt::format(
-        "{} would move {} in about {} if the program is at rest; its work would wait for about {} at a time",
-        format_bytes(sleep::bytes_of(*parts)), words_of(direction_), format_seconds(expected.time.count()),
-        format_seconds(expected.pause.count())));
-    return {};
-}
 
-Result<void> LiveOperation::run(const std::vector<std::string>& tags, Bytes bytes,
-                                Clock::time_point waits_until) {
-    const auto parts = plan(tags, bytes);
-    if (!parts) return parts.error();
-    // Refused before anything moves.
-    for (const auto& part : *parts)
-        if (const auto able = kind(part.device); !able) return able.error();
-    if (parts->empty()) return {};
-    for (const auto& part : *parts) largest_ = std::max(largest_, part.span.bytes);
-    GPU_SLEEP_TRY(parts_.callbacks.await_idle(waits_until));
-    GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
-    auto done =
-        guarded([&] { return direction_ == Direction::to_host ? move_out(*parts) : move_in(*parts); });
-    leave_contexts();
-    static_cast<void>(count_host(0)); // which takes nothing more
-    report_.changed |= moved_ > 0;
-    ignoring_errors([&] {
-        for (const auto& [ordinal, clock] : clocks_) add_steps(ordinal, clock.times());
-        static_cast<void>(note_memory(&model::DeviceReport::free_after));
-        if (stayed_ > 0)
-            report_.notes.push_back(fmt::format("{} stay where they are: in each of {} attempts, the program "
-                                                "wrote more than a tenth of it during the copy",
-                                                format_bytes(stayed_), sleep::k_most_rounds));
-        if (moved_ > 0 && done)
-            report_.notes.push_back(fmt::format(
-                "{} moved {} while the program ran; its work waited for {} at most", format_bytes(moved_),
-                words_of(direction_), format_seconds(report_.longest_pause)));
-        if (moved_ > 0 && !done)
-            done.error().message += fmt::format("; before that, {} moved {}, and stay there",
-                                                format_bytes(moved_), words_of(direction_));
-    });
-    return done;
-}
+    /// Says what run() would do. Errors: those of plan_live(), and of MemoryKind.
+    Result<void> rehearse(const std::vector<std::string>& tags, Bytes bytes) {
+        const auto parts = GPU_SLEEP_TRY(plan(tags, bytes));
+        for (const auto& part : parts) {
+            GPU_SLEEP_TRY(kind(part.device));
+            add_bytes(part.device, part.span.bytes);
+        }
+        if (parts.empty()) return {};
+        GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
+        for (auto& device : report_.devices)
+            device.free_after = direction_ == Direction::to_host
+                                    ? device.free_before + device.released
+                                    : device.free_before - std::min(device.free_before, device.released);
+        const auto expected = sleep::estimate_move(direction_, parts);
+        report_.notes.push_back(fmt::format("{} would move {} in about {} if the program is at rest; its "
+                                            "work would wait for about {} at a time",
+                                            format_bytes(sleep::bytes_of(parts)), words_of(direction_),
+                                            format_seconds(expected.time.count()),
+                                            format_seconds(expected.pause.count())));
+        return {};
+    }
 
-Result<void> LiveOperation::move_out(std::span<const sleep::LivePart> parts) {
-    const auto total = sleep::bytes_of(parts);
-    Bytes done = 0;
-    std::unique_ptr<sleep::LiveMove> moved;
-    std::unique_ptr<sleep::LiveMove> piece;
-    for (auto next = cut(parts); piece || next; piece = std::exchange(next, cut(parts))) {
-        GPU_SLEEP_TRY(check_may_go_on(done, total));
-        Result<void> created;
-        GPU_SLEEP_TRY(copy_beside(piece.get(), next.get(), moved.get(), created));
-        if (piece) {
+private:
+    Result<std::vector<sleep::LivePart>> plan(const std::vector<std::string>& tags, Bytes bytes) {
+        auto parts = memory_.with_lock([&](const LockedMemory& locked) {
+            return guarded([&] { return sleep::plan_live(locked.ledger(), direction_, tags, bytes); });
+        });
+        if (parts && !parts->empty() && !intercepts())
+            return make_error(ErrorCode::driver_failed, "{}", k_not_intercepted);
+        return parts;
+    }
+
+    /// The memory of `device` that contents go to. Errors: those of MemoryKind.
+    Result<const driver::MemoryKind*> kind(int device) {
+        if (const auto known = kinds_.find(device); known != kinds_.end()) return &known->second;
+        const auto& api = memory_.api();
+        auto made = direction_ == Direction::to_host ? driver::MemoryKind::of_host_near(api, device)
+                                                     : driver::MemoryKind::of_device(api, device);
+        if (!made) return std::move(made).error();
+        return &kinds_.emplace(device, *std::move(made)).first->second;
+    }
+
+    Result<void> move_out(std::span<const sleep::LivePart> parts) {
+        const auto total = sleep::bytes_of(parts);
+        Bytes done = 0;
+        std::unique_ptr<sleep::LiveMove> moved;
+        std::unique_ptr<sleep::LiveMove> piece;
+        for (auto next = cut(parts); piece || next; piece = std::exchange(next, cut(parts))) {
+            GPU_SLEEP_TRY(check_may_go_on(done, total));
+            Result<void> created;
+            GPU_SLEEP_TRY(copy_beside(piece.get(), next.get(), moved.get(), created));
+            if (piece) {
+                GPU_SLEEP_TRY(finish(*piece));
+                done += piece->bytes();
+            }
+            GPU_SLEEP_TRY(created); // what was ready before has moved
+            static_cast<void>(count_host(next ? next->bytes() : 0));
+            moved = std::move(piece);
+        }
+        return {};
+    }
+
+    Result<void> move_in(std::span<const sleep::LivePart> parts) {
+        const auto total = sleep::bytes_of(parts);
+        Bytes done = 0;
+        std::unique_ptr<sleep::LiveMove> moved;
+        while (auto piece = cut(parts)) {
+            GPU_SLEEP_TRY(check_may_go_on(done, total));
+            GPU_SLEEP_TRY(guarded([&] { return piece->create(); }));
+            // Host memory takes as long to be released as to be copied.
+            std::optional<Beside> releasing;
+            if (moved)
+                releasing.emplace([&] {
+                    const driver::RelaxedCaptureMode relaxed(memory_.api());
+                    moved->let_go();
+                });
+            if (works_until_) {
+                std::this_thread::sleep_until(std::min(*works_until_, control_.deadline));
+                releasing.reset(); // it would make the next pause longer
+            }
             GPU_SLEEP_TRY(finish(*piece));
             done += piece->bytes();
+            releasing.reset();
+            static_cast<void>(count_host(piece->moved()));
+            moved = std::move(piece);
         }
-        GPU_SLEEP_TRY(created); // what was ready before has moved
-        static_cast<void>(count_host(next ? next->bytes() : 0));
-        moved = std::move(piece);
-    }
-    return {};
-}
-
-Result<void> LiveOperation::move_in(std::span<const sleep::LivePart> parts) {
-    const auto total = sleep::bytes_of(parts);
-    Bytes done = 0;
-    std::unique_ptr<sleep::LiveMove> moved;
-    while (auto piece = cut(parts)) {
-        GPU_SLEEP_TRY(check_may_go_on(done, total));
-        GPU_SLEEP_TRY(guarded([&] { return piece->create(); }));
-        // Host memory takes as long to be released as to be copied.
-        std::optional<Beside> releasing;
-        if (moved)
-            releasing.emplace([&] {
-                const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-                moved->let_go();
-            });
-        if (works_until_) {
-            std::this_thread::sleep_until(std::min(*works_until_, deadline_));
-            releasing.reset(); // it would make the next pause longer
-        }
-        GPU_SLEEP_TRY(finish(*piece));
-        done += piece->bytes();
-        releasing.reset();
-        static_cast<void>(count_host(piece->moved()));
-        moved = std::move(piece);
-    }
-    return {};
-}
-
-Result<void> LiveOperation::check_may_go_on(Bytes done, Bytes total) {
-    if (parts_.memory.is_ending()) return process_is_ending();
-    if (Clock::now() >= deadline_) return make_error(ErrorCode::timed_out, "time ran out");
-    if (!progress_({model::Progress::Phase::transfer, done, total})) return withdrawn();
-    return {};
-}
-
-std::unique_ptr<sleep::LiveMove> LiveOperation::cut(std::span<const sleep::LivePart>& rest) {
-    if (rest.empty()) return nullptr;
-    const auto piece = sleep::first_piece(rest, limit_);
-    const auto device = piece.front().device;
-    rest = rest.subspan(piece.size());
-    return std::make_unique<sleep::LiveMove>(parts_.memory.api(), kinds_.at(device), piece, clocks_[device]);
-}
-
-Result<void> LiveOperation::copy_beside(sleep::LiveMove* piece, sleep::LiveMove* next, sleep::LiveMove* moved,
-                                        Result<void>& created) {
-    if (next) created = count_host(piece ? piece->bytes() : 0, next->bytes());
-    // Not beside the swap: the driver makes memory in the same turn as it maps some, a piece at a time.
-    Beside beside([&] {
-        const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-        if (moved) moved->let_go();
-        if (next && created) created = guarded([&] { return next->create(); });
-    });
-    auto copied = guarded([&]() -> Result<void> {
-        if (piece) return copy(*piece);
-        if (const auto ready = session(next->device()); !ready) return ready.error();
         return {};
-    });
-    const auto since = Clock::now();
-    beside.wait();
-    if (next) clocks_[next->device()].add(model::Step::await_host, Clock::now() - since);
-    return copied;
-}
-
-Result<void> LiveOperation::copy(sleep::LiveMove& piece) {
-    const auto slice = [&](driver::DeviceSession& with) {
-        return parts_.memory.with_lock(
-            [&](LockedMemory& locked) { return guarded([&] { return piece.copy(with, locked.ledger()); }); });
-    };
-    auto done = guarded([&]() -> Result<void> {
-        const auto with = session(piece.device());
-        if (!with) return with.error();
-        for (;;) {
-            const auto copied = slice(**with);
-            if (!copied) return copied.error();
-            if (*copied) return piece.seal(**with);
-        }
-    });
-    if (!done) leave_contexts();
-    return done;
-}
-
-Result<void> LiveOperation::finish(sleep::LiveMove& piece) {
-    for (int round = 1;; ++round) {
-        const auto verdict = swap(piece, round);
-        add_bytes(piece.device(), piece.moved());
-        if (!verdict) return verdict.error();
-        if (*verdict == Verdict::stay) stayed_ += piece.bytes();
-        if (*verdict != Verdict::again) break;
-        GPU_SLEEP_TRY(copy(piece));
     }
-    if (piece.moved() < piece.bytes()) piece.let_go(); // what stays, or is gone, has memory for nothing
-    return {};
-}
 
-Result<void> LiveOperation::hold_work(int device) {
-    Callbacks::Jobs nobody;
-    const auto gives_up = Clock::now() + k_patience_with_ends;
-    for (;;) {
-        if (const auto ready = session(device); !ready) return ready.error();
-        // Who ends a context has passed the gate, and waits for the contexts that sessions hold.
-        bool makes_way = false;
-        const server::ProgressSink progress = [&](const model::Progress& now) {
-            makes_way |= intercepted::context_waits_to_end();
-            return !makes_way && progress_(now);
-        };
-        model::Report quiet;
-        const auto deadline = std::min(deadline_, Clock::now() + k_patience);
-        auto scope = sleep::Transactions::Scope::all;
-        auto is_quiet = Quiesce(parts_, pause_, progress, alone_, deadline, quiet).run(nobody, scope);
-        report_.times.drain += quiet.times.drain;
-        if (is_quiet) return {};
-        if (!makes_way) return std::move(is_quiet).error();
-        settle_gate(parts_.memory, parts_.status);
-        if (Clock::now() >= std::min(deadline_, gives_up))
-            return make_error(ErrorCode::timed_out, "the program keeps ending contexts");
+    /// Tells of `done` bytes of `total`. Errors: no_process, timed_out, cancelled.
+    Result<void> check_may_go_on(Bytes done, Bytes total) {
+        if (memory_.is_ending()) return process_is_ending();
+        if (Clock::now() >= control_.deadline) return make_error(ErrorCode::timed_out, "time ran out");
+        if (!control_.progress({model::Progress::Phase::transfer, done, total})) return withdrawn();
+        return {};
     }
-}
 
-Result<Verdict> LiveOperation::swap(sleep::LiveMove& piece, int round) {
-    const auto& gate = gate::Gate::instance();
-    const auto held_before = gate.waiting().held_ever;
-    GateSettler settler(parts_.memory, parts_.status);
-    GPU_SLEEP_TRY(hold_work(piece.device()));
-    const auto begun = Clock::now();
-    // Before, it would wait for the program's work; outward it does so while host memory is made.
-    if (direction_ == Direction::to_device)
-        GPU_SLEEP_TRY(reserve_fingerprints(*sessions_.at(piece.device())));
-    auto verdict = parts_.memory.with_lock([&](LockedMemory& locked) {
-        return transact(parts_.status, locked, [&] {
-            auto found = guarded([&] {
-                return piece.swap(*sessions_.at(piece.device()), locked.ledger(), locked.contents(), round);
-            });
-            if (!found) leave_contexts(); // before the program may free what is being read
-            return found;
+    /// The first piece of `rest`, which is shortened by it; null where nothing is left.
+    std::unique_ptr<sleep::LiveMove> cut(std::span<const sleep::LivePart>& rest) {
+        if (rest.empty()) return nullptr;
+        const auto piece = sleep::first_piece(rest, limit_);
+        const auto device = piece.front().device;
+        rest = rest.subspan(piece.size());
+        return std::make_unique<sleep::LiveMove>(memory_.api(), kinds_.at(device), piece, clocks_[device]);
+    }
+
+    /// Copies `piece`, if there is one, while a thread makes the memory of `next` and lets go of `moved`.
+    /// `created`: what became of `next`.
+    Result<void> copy_beside(sleep::LiveMove* piece, sleep::LiveMove* next, sleep::LiveMove* moved,
+                             Result<void>& created) {
+        if (next) created = count_host(piece ? piece->bytes() : 0, next->bytes());
+        // Not beside the swap: the driver makes memory in the same turn as it maps some, a piece at a time.
+        Beside beside([&] {
+            const driver::RelaxedCaptureMode relaxed(memory_.api());
+            if (moved) moved->let_go();
+            if (next && created) created = guarded([&] { return next->create(); });
         });
-    });
-    if (!verdict) parts_.come_first_at_exit(); // what could not be mapped again sleeps
-    settler.settle();
-    const auto ended = Clock::now();
-    const bool was_felt = gate.waiting().held_ever > held_before && gate::Gate::is_open();
-    works_until_.reset();
-    if (was_felt) works_until_ = ended + std::min<Clock::duration>(ended - begun, k_most_rest);
-    const std::chrono::duration<double> pause = ended - begun;
-    report_.longest_pause = std::max(report_.longest_pause, pause.count());
-    if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
-    return verdict;
-}
-
-Result<void> LiveOperation::count_host(Bytes made, Bytes more) {
-    return parts_.memory.with_lock([&](LockedMemory& locked) {
-        return guarded([&] { return locked.engine().count_host_backed(more, made); });
-    });
-}
-
-Result<driver::DeviceSession*> LiveOperation::session(int device) {
-    if (intercepted::context_waits_to_end()) leave_contexts();
-    if (!contexts_.owns_lock()) {
-        intercepted::let_contexts_end();
-        contexts_ = keep_contexts(true);
+        auto copied = guarded([&]() -> Result<void> {
+            if (piece) return copy(*piece);
+            GPU_SLEEP_TRY(session(next->device()));
+            return {};
+        });
+        const auto since = Clock::now();
+        beside.wait();
+        if (next) clocks_[next->device()].add(model::Step::await_host, Clock::now() - since);
+        return copied;
     }
-    if (const auto known = sessions_.find(device); known != sessions_.end()) return known->second.get();
-    const auto& api = parts_.memory.api();
-    auto context = driver::PrimaryContext::retain(api, device);
-    if (!context) return std::move(context).error();
-    auto session = driver::DeviceSession::open(api, *std::move(context));
-    if (!session) return std::move(session).error();
-    if (!(*session)->has_own_stream())
-        return make_error(ErrorCode::out_of_device_memory,
-                          "GPU {} is full: no stream can be made to copy with while the program runs",
-                          device);
-    if (direction_ == Direction::to_host) GPU_SLEEP_TRY(reserve_fingerprints(**session));
-    return (sessions_[device] = *std::move(session)).get();
-}
 
-Result<void> LiveOperation::reserve_fingerprints(driver::DeviceSession& session) {
-    const auto current = session.enter();
-    if (current.status() != CUDA_SUCCESS)
-        return driver::to_error(parts_.memory.api(), current.status(), "cuCtxPushCurrent",
-                                "cannot enter a context");
-    return session.reserve_fingerprints(largest_ / driver::k_fingerprint_block_bytes);
-}
-
-void LiveOperation::leave_contexts() noexcept {
-    for (const auto& [ordinal, each] : sessions_) add_steps(ordinal, each->steps().times());
-    sessions_.clear();
-    if (contexts_.owns_lock()) contexts_.unlock();
-}
-
-model::DeviceReport& LiveOperation::device(int ordinal) {
-    for (auto& each : report_.devices)
-        if (each.device == ordinal) return each;
-    auto& made = report_.devices.emplace_back();
-    made.device = ordinal;
-    return made;
-}
-
-void LiveOperation::add_bytes(int ordinal, Bytes bytes) {
-    auto& all = device(ordinal);
-    all.released += bytes;
-    all.kept += bytes;
-    moved_ += bytes;
-}
-
-void LiveOperation::add_steps(int ordinal, const model::StepTimes& steps) noexcept {
-    ignoring_errors([&] {
-        auto& all = device(ordinal);
-        for (std::size_t i = 0; i < steps.size(); ++i) all.steps[i] += steps[i];
-    });
-}
-
-Result<void> LiveOperation::note_memory(Bytes model::DeviceReport::*free) {
-    const auto kept = keep_contexts(true);
-    const auto& api = parts_.memory.api();
-    const auto contexts = driver::active_contexts(api);
-    if (!contexts) return contexts.error();
-    for (const auto& context : *contexts) {
-        if (!kinds_.contains(context.device())) continue;
-        const driver::CurrentContext current(api, context.get());
-        const auto memory = driver::memory_info(api);
-        if (!memory) return memory.error();
-        auto& all = device(context.device());
-        all.*free = memory->free;
-        all.total = memory->total;
+    Result<void> copy(sleep::LiveMove& piece) {
+        const auto slice = [&](driver::DeviceSession& with) {
+            return memory_.with_lock([&](LockedMemory& locked) {
+                return guarded([&] { return piece.copy(with, locked.ledger()); });
+            });
+        };
+        auto done = guarded([&]() -> Result<void> {
+            const auto with = GPU_SLEEP_TRY(session(piece.device()));
+            for (;;) {
+                const auto copied = GPU_SLEEP_TRY(slice(*with));
+                if (copied) return piece.seal(*with);
+            }
+        });
+        if (!done) leave_contexts();
+        return done;
     }
-    return {};
-}
 
-Result<model::Report> run_live(Parts& parts, const model::LiveRequest& request,
-                               const server::ProgressSink& progress, server::Asker asker) {
-    const auto start = Clock::now();
-    if (parts.inhibitors.now() && asker == server::Asker::command && !request.ignore_inhibitors)
+    /// Swaps it, and copies what goes to the host again as often as needed. What is not moved then lets go of
+    /// the memory that was made for it.
+    Result<void> finish(sleep::LiveMove& piece) {
+        for (int round = 1;; ++round) {
+            const auto verdict = swap(piece, round);
+            add_bytes(piece.device(), piece.moved());
+            if (!verdict) return verdict.error();
+            if (*verdict == Verdict::stay) stayed_ += piece.bytes();
+            if (*verdict != Verdict::again) break;
+            GPU_SLEEP_TRY(copy(piece));
+        }
+        if (piece.moved() < piece.bytes()) piece.let_go(); // what stays, or is gone, has memory for nothing
+        return {};
+    }
+
+    /// Holds work back, until the gate is settled, for a piece on `device`, whose session is ready. Makes way
+    /// for contexts that end. Errors: those of Quiesce::run() and session().
+    Result<void> hold_work(int device) {
+        const auto gives_up = Clock::now() + k_patience_with_ends;
+        for (;;) {
+            GPU_SLEEP_TRY(session(device));
+            // Who ends a context has passed the gate, and waits for the contexts that sessions hold.
+            bool makes_way = false;
+            const server::ProgressSink progress = [&](const model::Progress& now) {
+                makes_way |= intercepted::context_waits_to_end();
+                return !makes_way && control_.progress(now);
+            };
+            const auto begun = Clock::now();
+            auto is_quiet = stop_work(progress, std::min(control_.deadline, begun + k_patience));
+            report_.times.drain += seconds_since(begun);
+            if (is_quiet) return {};
+            if (!makes_way) return std::move(is_quiet).error();
+            ground_.settle_gate();
+            if (Clock::now() >= std::min(control_.deadline, gives_up))
+                return make_error(ErrorCode::timed_out, "the program keeps ending contexts");
+        }
+    }
+    Result<void> stop_work(const server::ProgressSink& progress, Clock::time_point deadline) {
+        if (!memory_.with_lock([](const LockedMemory& locked) { return pause_would_hold_work(locked); }))
+            return {};
+        if (auto seen = intercepted::check_all_is_seen(); !seen && !is_forced_) return seen;
+        Quiesce quiesce(ground_, nullptr, progress, alone_, deadline);
+        GPU_SLEEP_TRY(quiesce.shut_gate());
+        if (auto seen = intercepted::check_calls_are_seen(); !seen && !is_forced_) return seen;
+        return quiesce.drain();
+    }
+
+    /// Holds work back meanwhile.
+    Result<Verdict> swap(sleep::LiveMove& piece, int round) {
+        const auto& gate = gate::Gate::instance();
+        const auto held_before = gate.waiting().held_ever;
+        auto begun = Clock::now();
+        auto verdict = guarded([&]() -> Result<Verdict> {
+            GPU_SLEEP_TRY(hold_work(piece.device()));
+            begun = Clock::now();
+            auto& session = *sessions_.at(piece.device());
+            // Before, it would wait for the program's work; outward it does so while host memory is made.
+            if (direction_ == Direction::to_device) GPU_SLEEP_TRY(reserve_fingerprints(session));
+            return memory_.with_lock([&](LockedMemory& locked) {
+                return ground_.transact(locked, [&] {
+                    auto found = guarded(
+                        [&] { return piece.swap(session, locked.ledger(), locked.contents(), round); });
+                    if (!found) leave_contexts(); // before the program may free what is being read
+                    return found;
+                });
+            });
+        });
+        if (!verdict) ground_.come_first_at_exit(); // what could not be mapped again sleeps
+        ground_.settle_gate();
+        const auto ended = Clock::now();
+        const bool was_felt = gate.waiting().held_ever > held_before && gate::Gate::is_open();
+        works_until_.reset();
+        if (was_felt) works_until_ = ended + std::min<Clock::duration>(ended - begun, k_most_rest);
+        const std::chrono::duration<double> pause = ended - begun;
+        report_.longest_pause = std::max(report_.longest_pause, pause.count());
+        if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
+        return verdict;
+    }
+
+    /// Counts host memory: what pieces have `made` of it or left, and `more` that is about to be made.
+    Result<void> count_host(Bytes made, Bytes more = 0) {
+        return memory_.with_lock([&](LockedMemory& locked) {
+            return guarded([&] { return locked.engine().count_host_backed(more, made); });
+        });
+    }
+
+    /// What works on a device, ready for pieces: the same for all of them, but that it makes way for contexts
+    /// that end. Errors: those of PrimaryContext::retain() and DeviceSession.
+    Result<driver::DeviceSession*> session(int device) {
+        if (intercepted::context_waits_to_end()) leave_contexts();
+        if (!contexts_.owns_lock()) {
+            intercepted::let_contexts_end();
+            contexts_ = keep_contexts(true);
+        }
+        if (const auto known = sessions_.find(device); known != sessions_.end()) return known->second.get();
+        const auto& api = memory_.api();
+        auto context = GPU_SLEEP_TRY(driver::PrimaryContext::retain(api, device));
+        auto session = GPU_SLEEP_TRY(driver::DeviceSession::open(api, std::move(context)));
+        if (!session->has_own_stream())
+            return make_error(ErrorCode::out_of_device_memory,
+                              "GPU {} is full: no stream can be made to copy with while the program runs",
+                              device);
+        if (direction_ == Direction::to_host) GPU_SLEEP_TRY(reserve_fingerprints(*session));
+        return (sessions_[device] = std::move(session)).get();
+    }
+
+    /// Which may wait for the program's work: outward beforehand, and inward in the first pause.
+    Result<void> reserve_fingerprints(driver::DeviceSession& session) {
+        const auto current = session.enter();
+        if (current.status() != CUDA_SUCCESS)
+            return driver::to_error(memory_.api(), current.status(), "cuCtxPushCurrent",
+                                    "cannot enter a context");
+        return session.reserve_fingerprints(largest_ / driver::k_fingerprint_block_bytes);
+    }
+
+    /// Waits for what sessions have queued, and lets contexts end.
+    void leave_contexts() noexcept {
+        for (const auto& [ordinal, each] : sessions_) add_steps(ordinal, each->steps().times());
+        sessions_.clear();
+        if (contexts_.owns_lock()) contexts_.unlock();
+    }
+
+    void add_bytes(int ordinal, Bytes bytes) {
+        auto& all = sleep::device_in(report_, ordinal);
+        all.released += bytes;
+        all.kept += bytes;
+        moved_ += bytes;
+    }
+
+    void add_steps(int ordinal, const model::StepTimes& steps) noexcept {
+        ignoring_errors([&] {
+            auto& all = sleep::device_in(report_, ordinal);
+            for (std::size_t i = 0; i < steps.size(); ++i) all.steps[i] += steps[i];
+        });
+    }
+
+    /// Notes how much of the devices in use is free. Errors: driver_failed, context_lost.
+    Result<void> note_memory(Bytes model::DeviceReport::*free) {
+        const auto kept = keep_contexts(true);
+        const auto& api = memory_.api();
+        const auto contexts = GPU_SLEEP_TRY(driver::active_contexts(api));
+        for (const auto& context : contexts) {
+            if (!kinds_.contains(context.device())) continue;
+            const driver::CurrentContext current(api, context.get());
+            const auto memory = GPU_SLEEP_TRY(driver::memory_info(api));
+            auto& all = sleep::device_in(report_, context.device());
+            all.*free = memory.free;
+            all.total = memory.total;
+        }
+        return {};
+    }
+
+    const Ground& ground_;
+    ProgramMemory& memory_;
+    Callbacks& callbacks_;
+    const sleep::Direction direction_;
+    const LiveControl control_;
+    const bool is_forced_;
+    model::Report& report_;
+    const server::DirectiveSource nobody_;
+    Joint alone_;
+    std::map<int, driver::MemoryKind> kinds_;
+    std::map<int, model::StepClock> clocks_;       ///< of what no session counts
+    std::shared_lock<std::shared_mutex> contexts_; ///< as long as there are sessions
+    std::map<int, std::unique_ptr<driver::DeviceSession>> sessions_;
+    Bytes limit_;                         ///< of the next piece
+    Bytes largest_ = sleep::k_most_piece; ///< that any piece may be
+    /// Until when the program, which the last pause has held back, is left to its work: for as long. None
+    /// where it did not wait, or still does, for what sleeps.
+    std::optional<Clock::time_point> works_until_;
+    Bytes stayed_ = 0;
+    Bytes moved_ = 0;
+};
+
+} // namespace
+
+Result<model::Report> move_out(const Ground& ground, Callbacks& callbacks, Inhibitors& inhibitors,
+                               const model::LiveRequest& request, const server::ProgressSink& progress,
+                               server::Asker asker) {
+    if (inhibitors.now() && asker == server::Asker::command && !request.ignore_inhibitors)
         return make_error(ErrorCode::inhibited, "sleeps are inhibited");
-    const auto waits_until = start + request.timeout;
-    const auto begun = begin_operation(parts, true, waits_until, progress);
-    if (!begun) return begun.error();
-    if (begun->is_deep) return make_error(ErrorCode::refused, "it sleeps deeply, so nothing of it can run");
-    const driver::RelaxedCaptureMode relaxed(parts.memory.api());
-    model::Report report;
-    report.operation = model::Operation::sleep;
-    report.dry_run = request.dry_run;
-    const auto deadline = request.bounds_all ? waits_until : Clock::time_point::max();
-    LiveOperation move(parts, Direction::to_host, progress, deadline, request.force, report);
+    Operation its{ground, progress, Clock::now() + request.timeout};
+    const bool is_deep = GPU_SLEEP_TRY(its.begin(true));
+    if (is_deep) return make_error(ErrorCode::refused, "it sleeps deeply, so nothing of it can run");
+    const driver::RelaxedCaptureMode relaxed(ground.memory.api());
+    its.report.operation = model::Operation::sleep;
+    its.report.dry_run = request.dry_run;
+    const auto deadline = request.bounds_all ? its.deadline : Clock::time_point::max();
+    LiveOperation move(ground, callbacks, Direction::to_host, {progress, deadline, its.deadline},
+                       request.force, its.report);
     GPU_SLEEP_TRY(request.dry_run ? move.rehearse(request.tags, request.bytes)
-                                  : move.run(request.tags, request.bytes, waits_until));
-    complete_report(parts, report, start);
-    return report;
+                                  : move.run(request.tags, request.bytes));
+    return its.reported();
+}
+
+Result<void> move_back(const Ground& ground, Callbacks& callbacks, const model::WakeRequest& request,
+                       const LiveControl& control, model::Report& report) {
+    LiveOperation move(ground, callbacks, Direction::to_device, control, false, report);
+    return request.dry_run ? move.rehearse(request.tags, request.live_bytes)
+                           : move.run(request.tags, request.live_bytes);
 }
 
 } // namespace gpu_sleep::agent::operations

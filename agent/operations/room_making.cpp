@@ -125,9 +125,9 @@ Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& g
     constexpr Milliseconds k_look{5};
     const auto neighbours = client::Neighbours::open();
     for (;;) {
-        const auto is_done = try_for_room(neighbours ? neighbours->directory() : -1, gpus, count);
-        if (!is_done) return is_done.error();
-        if (*is_done) return Room(this);
+        const auto is_done =
+            GPU_SLEEP_TRY(try_for_room(neighbours ? neighbours->directory() : -1, gpus, count));
+        if (is_done) return Room(this);
         if (Clock::now() >= deadline)
             return make_error(
                 ErrorCode::out_of_device_memory,
@@ -169,8 +169,7 @@ std::vector<client::Holder> RoomMaking::ask_neighbours(const client::Neighbours&
     const auto now = Clock::now();
     std::erase_if(silent_, [=](const auto& each) { return each.second <= now; });
     const auto is_silent = [&](const ProcessIdentity& process) {
-        return std::any_of(silent_.begin(), silent_.end(),
-                           [&](const auto& each) { return each.first == process; });
+        return std::ranges::any_of(silent_, [&](const auto& each) { return each.first == process; });
     };
     const protocol::Request request = model::StatusRequest();
     std::vector<ProcessIdentity> asked;
@@ -200,35 +199,36 @@ std::vector<client::Holder> RoomMaking::ask_neighbours(const client::Neighbours&
 
 Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
                                           const std::function<Result<BytesByGpu>()>& look,
-                                          Milliseconds min_awake, std::vector<std::string>& notes) {
+                                          Milliseconds min_awake, bool is_tried,
+                                          std::vector<std::string>& notes) {
     constexpr double k_longest_rest = 0.5;
     if (Clock::now() < next_asking_ && min_awake >= against_within_) return against_;
-    const log::Step step("have other processes sleep");
+    std::optional<log::Step> step;
+    if (!is_tried) step.emplace("have other processes sleep");
     const auto holders = ask_neighbours(neighbours);
     auto request = client::room_request(min_awake);
     const auto name = status_.name();
     request.asker = "room for " + (name.empty() ? program_invocation_short_name : name);
     request.timeout = k_sleep_patience;
-    const auto made = client::make_room(holders, look, request);
-    if (!made) return made.error();
-    if (made->error) return *made->error;
-    for (const auto& slept : made->slept)
+    const auto made = GPU_SLEEP_TRY(client::make_room(holders, look, request));
+    if (made.error) return *made.error;
+    for (const auto& slept : made.slept)
         if (const auto* const report = std::get_if<Report>(&slept.answer); report && report->changed)
             notes.push_back(fmt::format("{} was put to sleep for it", holders[slept.holder].title));
-    if (made->is_enough()) return std::string();
-    against_ = made->against.empty() ? "no process that it can ask has memory there" : joined(made->against);
+    if (made.is_enough()) return std::string();
+    against_ = made.against.empty() ? "no process that it can ask has memory there" : joined(made.against);
     against_within_ = min_awake;
-    wait_ = made->wait;
-    const auto rest = std::min(made->wait.value_or(k_longest_rest), k_longest_rest);
+    wait_ = made.wait;
+    const auto rest = std::min(made.wait.value_or(k_longest_rest), k_longest_rest);
     next_asking_ =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(rest));
     // Who only waits for somebody's time keeps its place; who lacks more lets others go first.
-    if (!made->wait) leave();
+    if (!made.wait) leave();
     return against_;
 }
 
 Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_context_active,
-                                const model::WakeRequest& request, bool goes_first) {
+                                const model::WakeRequest& request, bool is_tried, bool goes_first) {
     waits_for_turn_ = false;
     const auto dry = rehearsal(request);
     auto rehearsed = wake(dry);
@@ -254,15 +254,13 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
             return tries == k_tries && !is_context_active(device) ? k_context_margin : k_room_margin;
         };
         const auto look = [&]() -> Result<BytesByGpu> {
-            const auto now = wake(dry);
-            if (!now) return now.error();
-            return shortage(*now, margin);
+            const auto now = GPU_SLEEP_TRY(wake(dry));
+            return shortage(now, margin);
         };
-        const auto against = make_room(*neighbours, look, request.min_awake, notes);
-        if (!against) return against.error();
-        if (!against->empty()) {
+        const auto against = GPU_SLEEP_TRY(make_room(*neighbours, look, request.min_awake, is_tried, notes));
+        if (!against.empty()) {
             auto error = std::move(done).error();
-            error.message += "; " + *against;
+            error.message += "; " + against;
             error.retry_seconds = wait_;
             return error;
         }
@@ -313,15 +311,14 @@ RoomMaking::Holders RoomMaking::holders(const BytesByGpu& gpus) {
     candidates.reserve(others.size());
     for (const auto& other : others) candidates.push_back(client::candidate_of(other.status, {}));
     const auto frees_any_of = [&](const client::Candidate& candidate) {
-        return std::any_of(gpus.begin(), gpus.end(), [&](const auto& gpu) {
+        return std::ranges::any_of(gpus, [&](const auto& gpu) {
             const auto its = candidate.frees.find(gpu.first);
             return its != candidate.frees.end() && its->second > 0;
         });
     };
-    const bool could_sleep =
-        std::any_of(candidates.begin(), candidates.end(), [&](const client::Candidate& candidate) {
-            return frees_any_of(candidate) && client::against(candidate).empty();
-        });
+    const bool could_sleep = std::ranges::any_of(candidates, [&](const client::Candidate& candidate) {
+        return frees_any_of(candidate) && client::against(candidate).empty();
+    });
     return {joined(client::describe(others, candidates, gpus)), could_sleep};
 }
 

@@ -67,7 +67,7 @@ public:
     /// Whether others have set room aside on one of `gpus`, or count.
     [[nodiscard]] bool are_shared(int directory, const std::vector<std::string>& gpus) {
         const MutexLock lock(mutex_);
-        return std::any_of(gpus.begin(), gpus.end(), [&](const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_) {
+        return std::ranges::any_of(gpus, [&](const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_) {
             const auto* const line = find(directory, gpu);
             return line && line->line.is_shared();
         });
@@ -107,18 +107,20 @@ private:
 /// the process can be asked anything. Used on the operations thread, but for place() and leave().
 class RoomMaking {
 public:
-    /// Tries a wake alone, or rehearses it: WakeOperation::run().
+    /// Tries a wake alone, or rehearses it.
     using Wake = std::function<Result<model::Report>(const model::WakeRequest&)>;
     /// Whether a device's primary context is active: otherwise a wake makes it.
     using IsContextActive = std::function<bool(int device)>;
 
     RoomMaking(GpuLines& lines, ProcessStatus& status) noexcept : lines_(lines), status_(status) {}
 
-    /// One try; with `goes_first` before those in line. Whom it puts to sleep stands in the report's notes.
-    /// Errors: those of WakeOperation::run(); out_of_device_memory also where it is not its turn, or others
+    /// One try, the first or one of those after it; with `goes_first` before those in line. Whom it puts to
+    /// sleep stands in the report's notes.
+    /// Errors: those of wake(); out_of_device_memory also where it is not its turn, or others
     /// cannot sleep: the message says who has the memory and why.
     [[nodiscard]] Result<model::Report> wake(const Wake& wake, const IsContextActive& is_context_active,
-                                             const model::WakeRequest& request, bool goes_first = false);
+                                             const model::WakeRequest& request, bool is_tried,
+                                             bool goes_first);
 
     /// Rehearses a wake and says in the report's notes who would be put to sleep for it, or what stands
     /// against it. Takes no place in line. Errors: those of WakeOperation::run().
@@ -156,7 +158,8 @@ private:
     /// it. Errors: those of `look`.
     [[nodiscard]] Result<std::string> make_room(const client::Neighbours& neighbours,
                                                 const std::function<Result<client::BytesByGpu>()>& look,
-                                                Milliseconds min_awake, std::vector<std::string>& notes);
+                                                Milliseconds min_awake, bool is_tried,
+                                                std::vector<std::string>& notes);
     [[nodiscard]] std::vector<client::Holder> ask_neighbours(const client::Neighbours& neighbours);
 
     GpuLines& lines_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The steps of a sleep, and what is tried when host memory or disk space is short.
+// A sleep as a list of steps (k_steps), and what is tried when host memory or disk space is short
+// (k_remedies).
 
 #include "operations/sleep_operation.hpp"
 
@@ -9,22 +10,29 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
+#include "intercepted/freeing.hpp"
+#include "intercepted/unseen.hpp"
 #include "operations/quiesce.hpp"
+#include "operations/steps.hpp"
 #include "sleep/transactions.hpp"
+
+#include <array>
 
 namespace gpu_sleep::agent::operations {
 
-using model::Report;
-
 namespace {
+
+using model::Progress;
+using model::Report;
+using Scope = sleep::Transactions::Scope;
+using Spill = sleep::Transactions::Spill;
 
 /// For calls of the driver that are under way when it is to be out of reach: they touch nothing, and are
 /// short.
 constexpr Milliseconds k_least_time_to_hold{5'000};
 
 bool has_moved(const Report& report) noexcept {
-    return !report.dry_run && std::any_of(report.devices.begin(), report.devices.end(),
-                                          [](const auto& device) { return device.relocated > 0; });
+    return std::ranges::any_of(report.devices, [](const auto& device) { return device.relocated > 0; });
 }
 
 bool is_of_driver(ErrorCode code) noexcept {
@@ -32,34 +40,22 @@ bool is_of_driver(ErrorCode code) noexcept {
            code == ErrorCode::out_of_device_memory;
 }
 
-/// Reports that nothing was put to sleep, and why.
-Report unchanged(Parts& parts, const model::SleepRequest& request, std::string why, Clock::time_point start) {
-    Report report;
-    report.operation = model::Operation::sleep;
-    report.level = request.level;
-    report.dry_run = request.dry_run;
-    complete_report(parts, report, start);
-    refuse(report, std::move(why));
-    return report;
-}
-
-} // namespace
-
 /// Whether a process is idle as a sleep asks for that is only for what is idle, and stays so. Used on the
-/// operations thread. Parts and request outlive it.
+/// operations thread. Ground and request outlive it.
 class Idleness {
 public:
-    Idleness(Parts& parts, const model::IdleSleepRequest& request) : parts_(parts), request_(request) {}
+    Idleness(const SleepGround& ground, const model::IdleSleepRequest& request)
+        : ground_(ground), status_(ground.every.status), request_(request) {}
 
     /// Looks whether the process is idle as asked. Returns why it is not to sleep now; empty: it is.
     [[nodiscard]] std::string find() {
-        const auto state = parts_.status.state();
+        const auto state = status_.state();
         const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
         if (is_asleep && request_.sleep.store_is_named) return find_unused();
         if (is_asleep) return "it is already asleep";
-        if (parts_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
-        if (parts_.turnstile.is_held()) return k_held_back;
-        const auto idle = parts_.idle.find();
+        if (ground_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
+        if (ground_.every.turnstile.is_held()) return k_held_back;
+        const auto idle = ground_.idle.find();
         if (!idle) return "it is not known whether it is idle";
         if (idle->seconds == 0) return "it is not idle";
         auto why = why_too_short(idle->seconds);
@@ -68,12 +64,12 @@ public:
     }
     /// Whether it sleeps already, and has been idle or asleep for as long as asked: nothing but moves is
     /// done, and whoever wakes meanwhile stays awake.
-    [[nodiscard]] bool is_for_moves() const noexcept { return is_for_moves_; }
+    [[nodiscard]] bool is_for_moves() const noexcept { return !idle_; }
     /// Whether the program has not worked since, and has no sleeps wait. Always so where only moves are done,
     /// for what moves sleeps on.
-    [[nodiscard]] bool lasts(model::Progress::Phase phase) {
+    [[nodiscard]] bool lasts(Progress::Phase phase) {
         if (!idle_) return true;
-        const bool waits = phase == model::Progress::Phase::waiting && parts_.turnstile.is_held();
+        const bool waits = phase == Progress::Phase::waiting && ground_.every.turnstile.is_held();
         is_over_ |= waits || gate::Gate::instance().activity().touches != idle_->touches;
         return !is_over_;
     }
@@ -82,13 +78,11 @@ public:
 
 private:
     [[nodiscard]] std::string find_unused() {
-        if (parts_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
-        const auto now = parts_.status.report();
+        if (ground_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
+        const auto now = status_.report();
         if (now.waiting > 0) return "work waits for it to wake";
         // Time asleep counts as idle.
-        auto why = why_too_short(std::max(now.idle_seconds.value_or(0), now.state_seconds));
-        is_for_moves_ = why.empty();
-        return why;
+        return why_too_short(std::max(now.idle_seconds.value_or(0), now.state_seconds));
     }
     /// Why `seconds` are too few, or nothing.
     [[nodiscard]] std::string why_too_short(double seconds) const {
@@ -96,304 +90,451 @@ private:
         return seconds < wanted ? model::not_yet("idle", seconds, wanted) : std::string();
     }
 
-    Parts& parts_;
+    const SleepGround& ground_;
+    ProcessStatus& status_;
     const model::IdleSleepRequest& request_;
     std::optional<IdleWatch::Idle> idle_; ///< as it was when it was found
-    bool is_for_moves_ = false;
     bool is_over_ = false;
 };
 
-const SleepOperation::Remedy SleepOperation::k_remedies[] = {
-    {ErrorCode::out_of_host_memory, &SleepOperation::give_unneeded_back},
-    {ErrorCode::out_of_host_memory, &SleepOperation::give_memory_back},
-    {ErrorCode::out_of_disk, &SleepOperation::give_files_back},
-    {ErrorCode::out_of_host_memory, &SleepOperation::spill_rest},
-    {ErrorCode::out_of_host_memory, &SleepOperation::turn_to_files},
-};
+/// One sleep. Its steps are in k_steps.
+class Sleep : public Operation {
+public:
+    Sleep(const SleepGround& its, const model::SleepRequest& request, const server::ProgressSink& asker,
+          Joint& joint, server::Asker who_asks, Idleness* idleness)
+        : Operation{its.every, progress_, Clock::now() + request.timeout}, ground_(its), request_(request),
+          asker_(asker), progress_([this](const Progress& at) {
+              return (!idleness_ || idleness_->lasts(at.phase)) && asker_(at);
+          }),
+          joint_(joint), is_own_(who_asks == server::Asker::program), idleness_(idleness), wanted_(request),
+          is_of_command_(who_asks == server::Asker::command),
+          scope_(idleness && idleness->is_for_moves() ? Scope::sleepers : Scope::all),
+          quiesce_(its.every, pauses() ? nullptr : &its.torch_trim, progress_, joint, deadline) {}
+    Sleep& operator=(Sleep&&) = delete;
+    ~Sleep() { ground_.every.deep.end_looks(); }
 
-SleepOperation::SleepOperation(Parts& parts, const model::SleepRequest& request,
-                               const server::ProgressSink& progress, Joint& joint, server::Asker asker,
-                               Idleness* idleness)
-    : parts_(parts), request_(request), asker_(progress), progress_([this](const model::Progress& at) {
-          return (!idleness_ || idleness_->lasts(at.phase)) && asker_(at);
-      }),
-      joint_(joint), who_asks_(asker), idleness_(idleness), deadline_(start_ + request.timeout) {
-    if (idleness && idleness->is_for_moves()) scope_ = sleep::Transactions::Scope::sleepers;
-    report_.operation = model::Operation::sleep;
-    report_.level = request.level;
-    report_.dry_run = request.dry_run;
-}
+    [[nodiscard]] Result<Report> run();
 
-bool SleepOperation::give_unneeded_back() {
-    parts_.memory.with_lock(
-        [this](LockedMemory& locked) { locked.engine().forget_retained_beside(request_); });
-    return give_back_unneeded(parts_);
-}
+    /// Refuses a request from outside while sleeps are inhibited, and only says so in a dry run; and what
+    /// only a gate could keep where the program's calls pass none.
+    Result<void> ask() {
+        GPU_SLEEP_TRY(model::check_pause(request_));
+        GPU_SLEEP_TRY(joint_.announce());
+        const auto* const option = request_.on_touch      ? "--on-touch"
+                                   : request_.gate        ? "--gate"
+                                   : request_.touch_limit ? "--touch-limit"
+                                                          : nullptr;
+        // What looks for idle memory asks every process alike.
+        if (option && !intercepts() && !is_own_ && !idleness_)
+            return make_error(ErrorCode::refused, "{}: {}", option, k_not_intercepted);
+        const auto inhibited = ground_.inhibitors.now();
+        if (!inhibited || is_own_ || request_.ignore_inhibitors) return {};
+        const auto words = inhibited->seconds ? fmt::format("sleeps are inhibited for another {}",
+                                                            format_seconds(*inhibited->seconds))
+                                              : std::string("sleeps are inhibited");
+        if (!request_.dry_run) return make_error(ErrorCode::inhibited, "{}", words);
+        refuse(report, words + "; refused without --ignore-inhibitors", ErrorCode::inhibited);
+        return {};
+    }
 
-bool SleepOperation::give_files_back() {
-    return sleep::telling_of_call(asker_, [this] { return give_back_files(parts_); });
-}
+    Result<void> take_turn() {
+        GPU_SLEEP_TRY(Operation::take_turn(!request_.dry_run));
+        if (request_.dry_run && ground.turnstile.is_held()) refuse(report, k_held_back, ErrorCode::timed_out);
+        return {};
+    }
 
-bool SleepOperation::spill_rest() {
-    if (may_spill()) spill_ = sleep::Transactions::Spill::rest;
-    return may_spill();
-}
+    Result<void> look() {
+        if (const auto awake = ground.status.seconds_since_wake(); request_.min_awake && awake) {
+            const auto wanted = std::chrono::duration<double>(*request_.min_awake).count();
+            if (*awake < wanted) why_unchanged_ = client::woken_too_recently(*awake, wanted - *awake);
+            if (!why_unchanged_.empty()) return withdrawn();
+        }
+        const auto is_deep = ground.deep.look();
+        // What is kept of a process that the driver has lost can be saved still.
+        const bool saves_lost =
+            !is_deep && is_deep.error().code == ErrorCode::context_lost && moves_to_files();
+        if (!is_deep && !saves_lost) return is_deep.error();
+        is_away_ = saves_lost || *is_deep;
+        if (is_away_ && names_store() && !moves_to_files())
+            return make_error(ErrorCode::driver_failed,
+                              "it sleeps deeply, and until it wakes its contents can only move to files");
+        // Whoever looks for what is idle, or too large, drops nothing.
+        if (is_away_) scope_ = idleness_ ? Scope::sleepers : Scope::deep;
+        if (!is_away_) relaxed_.emplace(memory.api());
+        asleep_before_ = memory.asleep_bytes();
+        was_held_ = is_away_ || asleep_before_ > 0 ||
+                    memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });
+        return {};
+    }
 
-bool SleepOperation::turn_to_files() {
-    if (!may_spill()) return false;
-    auto spilled = request_;
-    spilled.store = model::Store::file;
-    spilled.stores.clear();
-    spilled.store_is_named = false; // what sleeps stays where it is
-    spill_ = sleep::Transactions::Spill::nothing;
-    spilled_ = std::move(spilled);
-    ignoring_errors([this] { report_.notes.emplace_back("host memory is short: contents went to files"); });
-    return true;
-}
+    Result<void> check_deep() {
+        if (!request_.deep || is_away_) return {};
+        auto able = ground.deep.check();
+        if (able) return able;
+        if (!request_.dry_run) {
+            if (ground.status.state() == model::State::asleep)
+                able.error().message = "it is asleep, but " + able.error().message;
+            return able;
+        }
+        refuse(report, able.error().message + "; gpu-sleep --deep would be refused", able.error().code);
+        return {};
+    }
 
-sleep::Control SleepOperation::control() {
-    sleep::Control control{progress_, request_.bounds_all ? deadline_ : Clock::time_point::max()};
-    control.wait_for_others = [this] { return joint_.wait_ready(); };
-    return control;
-}
+    /// What the sleep would do. Where nothing is to go to sleep or to be paused, narrows the scope, unless it
+    /// is a dry run.
+    Result<void> preview() {
+        // Files of the last sleep have no names any more, but hold their room on the disk until they are
+        // closed, which takes the kernel a while.
+        if (request_.spill || is_away_ || model::uses_files(request_)) give_files_back();
+        bool stops_work = false;
+        auto state = model::State::awake;
+        auto plan = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
+            state = locked.state();
+            stops_work = pauses() && pause_would_hold_work(locked);
+            auto made = locked.engine().plan_sleep(request_);
+            if (made && scope_ != Scope::all && scope_ != Scope::deep) made->move_only();
+            return made;
+        }));
+        for (const auto& tag : plan.still_kept)
+            report.notes.push_back(fmt::format("tag '{}' keeps its contents: parts of it are preserved, and "
+                                               "a sleeping tag cannot be dropped in part; wake it first",
+                                               tag));
+        if (request_.dry_run && stops_work && state != model::State::awake)
+            report.notes.emplace_back("it would be paused as well");
+        if (scope_ == Scope::deep) return {}; // nothing of it runs
+        sleeps_ = plan.changes_sleep() || stops_work;
+        // A deep sleep takes what is left.
+        if (sleeps_ || (request_.deep && scope_ == Scope::all)) GPU_SLEEP_TRY(check_unseen());
+        // With nothing to put to sleep nobody is told: what comes later is not to be touched.
+        if (!sleeps_ && !request_.dry_run) scope_ = plan.takes_out() ? Scope::sleepers : Scope::copies;
+        // Callbacks hear only of what is still there: what already sleeps and is given up is out of their
+        // reach.
+        const auto is_asleep = [&](const std::string& tag) { return !plan.awake_tags.contains(tag); };
+        std::erase_if(plan.tags, is_asleep);
+        std::erase_if(plan.dropped_tags, is_asleep);
+        event_ = {static_cast<int>(request_.level), std::move(plan.tags), std::move(plan.dropped_tags),
+                  request_.deep};
+        return {};
+    }
 
-Result<void> SleepOperation::attempt() noexcept {
-    const auto& wanted = spilled_ ? *spilled_ : request_;
-    return guarded([&] {
-        const auto contexts = keep_contexts(wanted.dry_run || scope_ != sleep::Transactions::Scope::all);
+    Result<void> run_callbacks() {
+        const auto begun = Clock::now();
+        if (sleeps_ && !event_.tags.empty())
+            GPU_SLEEP_TRY(ground_.callbacks.run_before_sleep(event_, deadline, owed_));
+        report.times.callbacks = seconds_since(begun);
+        return {};
+    }
+    /// Callbacks that have made ready hear that nothing sleeps. What could not be mapped again does, though.
+    void call_off() noexcept {
+        if (!has_slept_ && memory.asleep_bytes() <= asleep_before_)
+            ground_.callbacks.call_off(std::exchange(owed_, {}), deadline);
+    }
+
+    Result<void> shut_gate() {
+        quiet_since_ = Clock::now();
+        if (holds_work()) GPU_SLEEP_TRY(leave_in_place(quiesce_.shut_gate()));
+        // One may have been called for the first time just before.
+        return sleeps_ && !request_.force ? intercepted::check_calls_are_seen() : Result<void>();
+    }
+    void settle_gate() noexcept {
+        ground.come_first_at_exit(); // what could not be mapped again sleeps
+        ground.settle_gate();
+    }
+    Result<void> drain() { return holds_work() ? leave_in_place(quiesce_.drain()) : Result<void>(); }
+    Result<void> await_others() {
+        if (!holds_work()) return {};
+        GPU_SLEEP_TRY(leave_in_place(quiesce_.await_others()));
+        if (sleeps_ && intercepts() && !pauses()) intercepted::trim();
+        report.times.drain = seconds_since(quiet_since_);
+        return {};
+    }
+
+    /// The transaction, as often as remedies allow.
+    Result<void> move_contents() {
+        const bool stayed_before = stays_in_place_.has_value();
+        auto done = leave_in_place(attempt_with_remedies());
+        if (stays_in_place_ && !stayed_before) done = attempt_with_remedies();
+        if (stays_in_place_ && (!done || !report.changed)) return *stays_in_place_;
+        if (stays_in_place_)
+            ignoring_errors([&] {
+                report.notes.push_back(
+                    fmt::format("memory that sleeps in place stays in host memory: {}", stays_in_place_->message));
+            });
+        has_slept_ = report.changed;
+        if (has_slept_ && scope_ == Scope::all) {
+            ground_.preparation.has_slept = true;
+            ground.deep.note_sleep();
+            ground_.idle.note_sleep();
+        }
+        return done;
+    }
+
+    /// Where nothing was moved, this is the point of no return.
+    Result<void> pause() {
+        if (!report.changed) {
+            auto control = this->control();
+            control.deadline = Clock::time_point::max(); // nothing was prepared that could be late
+            GPU_SLEEP_TRY(sleep::pass_point_of_no_return(control));
+        }
+        const bool is_paused = pauses() && scope_ == Scope::all &&
+                               memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
+        report.changed |= is_paused;
+        if (is_paused) ground_.idle.note_sleep();
+        if (is_paused && asleep_before_ > 0)
+            ignoring_errors([&] { report.notes.emplace_back("it is paused as well"); });
+        return {};
+    }
+
+    /// Does what the request says of all that sleeps, whichever request put it to sleep.
+    Result<void> apply_to_sleepers() {
+        // Who looks for idle memory leaves as it is what sleeps already.
+        if (idleness_ && !is_away_ && !report.changed) return {};
+        memory.with_lock([&](LockedMemory& locked) {
+            if (!request_.dry_run)
+                report.changed |= locked.adopt_touch_rule(
+                    wanted_, {.is_held = was_held_, .is_for_idle = idleness_ != nullptr}, is_own_);
+            // The process is already asleep, so a shortage here is not an error. It may wait for a disk, as
+            // transactions do.
+            ignoring_errors([&] {
+                static_cast<void>(ground.transact(locked, [&]() -> Result<void> {
+                    locked.engine().adjust_asleep(wanted_, report);
+                    return {};
+                }));
+            });
+        });
+        return {};
+    }
+
+    Result<void> open_gate() {
+        // Whoever moves contents wants their room, at once.
+        if (is_away_ ? report.changed : has_moved(report)) ground.giving_back.retired();
+        if (report.changed || request_.deep) ground.come_first_at_exit();
+        ground.settle_gate();
+        call_off();       // callbacks have freed all that was to sleep
+        relaxed_.reset(); // while the driver is within reach
+        return {};
+    }
+
+    Result<void> go_deep() {
+        if (!request_.deep || is_away_) return {};
+        const auto begun = Clock::now();
+        // The driver restores no process with memory that was pinned and out of reach.
+        if (!sleep::telling_of_call(asker_, [this] { return ground.giving_back.unpin_all(); })) {
+            if (memory.is_ending()) return process_is_ending();
+            return make_error(
+                ErrorCode::driver_failed,
+                "it is asleep, but not deeply: the driver did not unpin all of its host memory");
+        }
+        const auto until = std::max(deadline, begun + k_least_time_to_hold);
+        auto deep =
+            is_of_command_ ? ground.deep.begin(asker_, until) : ground.deep.begin_own(progress_, until);
+        ground.settle_gate();
+        report.changed |= ground.deep.is_deep();
+        return deep;
+    }
+
+private:
+    /// What may help after a shortage; each is tried once, in this order, and then the transaction again.
+    struct Remedy {
+        ErrorCode shortage;
+        /// False: there was nothing to do.
+        bool (Sleep::*apply)();
+    };
+    static const std::array<Remedy, 5> k_remedies;
+
+    /// What the last wake left to be given back, was freed since, or is retained of what does not sleep now,
+    /// may be what is missing.
+    bool give_unneeded_back() {
+        memory.with_lock([this](LockedMemory& locked) { locked.engine().forget_retained_beside(request_); });
+        return ground.giving_back.unneeded();
+    }
+    bool give_memory_back() { return ground.giving_back.all(); }
+    bool give_files_back() {
+        return sleep::telling_of_call(asker_, [this] { return ground.giving_back.files(); });
+    }
+    /// If the request allows it: what host memory has no room for goes to files, or else all of it.
+    bool spill_rest() {
+        if (may_spill()) spill_ = Spill::rest;
+        return may_spill();
+    }
+    bool turn_to_files() {
+        if (!may_spill()) return false;
+        spill_ = Spill::nothing;
+        wanted_.store = model::Store::file;
+        wanted_.stores.clear();
+        wanted_.store_is_named = false; // what sleeps stays where it is
+        report.notes.emplace_back("host memory is short: contents went to files");
+        return true;
+    }
+    [[nodiscard]] bool may_spill() const noexcept {
+        return request_.spill && (scope_ == Scope::all || (request_.deep && !names_store()));
+    }
+    /// Where the driver fails in taking out what sleeps in its own memory, has the copies alone move.
+    Result<void> leave_in_place(Result<void> done) {
+        if (done || request_.deep || scope_ != Scope::sleepers || !is_of_driver(done.error().code))
+            return done;
+        scope_ = Scope::copies;
+        stays_in_place_ = std::move(done).error();
+        return {};
+    }
+
+    Result<void> attempt_with_remedies() {
+        auto done = guarded([this] { return attempt(); });
+        for (const auto& remedy : k_remedies) {
+            if (done || done.error().code != remedy.shortage) continue;
+            bool is_applied = false;
+            ignoring_errors([&] { is_applied = (this->*remedy.apply)(); });
+            if (is_applied) done = guarded([this] { return attempt(); });
+        }
+        return done;
+    }
+    Result<void> attempt() {
+        const auto contexts = keep_contexts(request_.dry_run || scope_ != Scope::all);
         auto control = this->control();
         // The host memory that it would wait for may be its own.
-        if (parts_.retired.has_any()) control.host_patience = Milliseconds(0);
-        return parts_.memory.with_lock([&](LockedMemory& locked) {
+        if (ground.giving_back.has_retired()) control.host_patience = Milliseconds(0);
+        return memory.with_lock([&](LockedMemory& locked) {
             if (locked.contents().retained() > 0) control.host_patience = Milliseconds(0);
-            return transact(parts_.status, locked,
-                            [&] { return locked.sleep(wanted, control, report_, scope_, spill_); });
+            return ground.transact(locked,
+                                   [&] { return locked.sleep(wanted_, control, report, scope_, spill_); });
         });
-    });
-}
-
-Result<void> SleepOperation::attempt_with_remedies() {
-    auto done = attempt();
-    for (const auto& remedy : k_remedies) {
-        if (done || done.error().code != remedy.shortage) continue;
-        bool is_applied = false;
-        ignoring_errors([&] { is_applied = (this->*remedy.apply)(); });
-        if (is_applied) done = attempt();
     }
-    return done;
-}
 
-Result<void> SleepOperation::move_contents() {
-    // Callbacks that have made ready must hear how it ended, whatever fails from here on.
-    auto done = guarded(
-        [&] { return Quiesce(parts_, request_, progress_, joint_, deadline_, report_).run(owed_, scope_); });
-    if (done) done = attempt_with_remedies();
-    if (done || request_.deep || scope_ != sleep::Transactions::Scope::sleepers ||
-        !is_of_driver(done.error().code))
-        return done;
-    scope_ = sleep::Transactions::Scope::copies;
-    if (!attempt_with_remedies() || !report_.changed) return done;
-    ignoring_errors([&] {
-        report_.notes.push_back(
-            fmt::format("memory that sleeps in place stays in host memory: {}", done.error().message));
-    });
-    return {};
-}
-
-Result<void> SleepOperation::pass_without_moving() {
-    if (report_.changed || request_.dry_run) return {};
-    auto control = this->control();
-    control.deadline = Clock::time_point::max(); // nothing was prepared that could be late
-    return sleep::pass_point_of_no_return(control);
-}
-
-bool SleepOperation::pause() noexcept {
-    if (request_.level != model::Level::pause || request_.dry_run ||
-        scope_ != sleep::Transactions::Scope::all)
-        return false;
-    return parts_.memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
-}
-
-bool SleepOperation::adopt_touch_rule(LockedMemory& locked, const model::SleepRequest& request,
-                                      bool adds_to_sleep) {
-    return locked.adopt_touch_rule(request, {.is_held = adds_to_sleep, .is_for_idle = idleness_ != nullptr},
-                                   is_own());
-}
-
-void SleepOperation::apply_to_sleepers() {
-    const auto& request = spilled_ ? *spilled_ : request_;
-    parts_.memory.with_lock([&](LockedMemory& locked) {
-        if (!request.dry_run)
-            report_.changed |= adopt_touch_rule(locked, request, asleep_before_ > 0 || was_paused_);
-        // The process is already asleep, so a shortage here is not an error. It may wait for a disk, as
-        // transactions do.
-        ignoring_errors([&] {
-            static_cast<void>(transact(parts_.status, locked, [&]() -> Result<void> {
-                locked.engine().adjust_asleep(request, report_);
-                return {};
-            }));
-        });
-    });
-}
-
-Result<void> SleepOperation::check_consent() {
-    const auto inhibited = parts_.inhibitors.now();
-    if (!inhibited || is_own() || request_.ignore_inhibitors) return {};
-    const auto words = inhibited->seconds ? fmt::format("sleeps are inhibited for another {}",
-                                                        format_seconds(*inhibited->seconds))
-                                          : std::string("sleeps are inhibited");
-    if (!request_.dry_run) return make_error(ErrorCode::inhibited, "{}", words);
-    refuse(report_, words + "; refused without --ignore-inhibitors", ErrorCode::inhibited);
-    return {};
-}
-
-Result<void> SleepOperation::check_touches() const {
-    // What looks for idle memory asks every process alike.
-    if (intercepts() || is_own() || idleness_) return {};
-    const auto* const option = request_.on_touch      ? "--on-touch"
-                               : request_.gate        ? "--gate"
-                               : request_.touch_limit ? "--touch-limit"
-                                                      : nullptr;
-    if (!option) return {};
-    return make_error(ErrorCode::refused, "{}: {}", option, k_not_intercepted);
-}
-
-std::string SleepOperation::why_too_early() const {
-    const auto awake = parts_.status.seconds_since_wake();
-    if (!request_.min_awake || !awake) return {};
-    const auto wanted = std::chrono::duration<double>(*request_.min_awake).count();
-    return *awake < wanted ? client::woken_too_recently(*awake, wanted - *awake) : std::string();
-}
-
-bool SleepOperation::moves_to_files() const noexcept {
-    const auto is_file = [](const auto& each) { return each.store == model::Store::file; };
-    return names_store() && (!request_.store_is_named || request_.store == model::Store::file) &&
-           std::all_of(request_.stores.begin(), request_.stores.end(), is_file);
-}
-
-Result<void> SleepOperation::change_deep_contents() {
-    // Their host memory was unpinned, so nothing here asks the driver.
-    // Whoever looks for what is idle, or too large, drops nothing.
-    scope_ = idleness_ ? sleep::Transactions::Scope::sleepers : sleep::Transactions::Scope::deep;
-    was_paused_ = true; // held, whether it has memory or not
-    give_files_back();
-    auto done = move_contents();
-    if (done) done = pass_without_moving();
-    if (done) apply_to_sleepers();
-    if (done && report_.changed) give_back_retired(parts_); // room of what moved, or was given up
-    return done;
-}
-
-Result<Report> SleepOperation::stay_deep() {
-    if (names_store() && !moves_to_files())
-        return make_error(ErrorCode::driver_failed,
-                          "it sleeps deeply, and until it wakes its contents can only move to files");
-    GateSettler settler(parts_.memory, parts_.status);
-    const bool leaves_rest = idleness_ && !names_store(); // as who looks for idle memory does
-    GPU_SLEEP_TRY(leaves_rest ? pass_without_moving() : change_deep_contents());
-    settler.settle();
-    complete_report(parts_, report_, start_);
-    return std::move(report_);
-}
-
-Result<void> SleepOperation::check_deep() {
-    if (!request_.deep) return {};
-    auto able = parts_.deep.check();
-    if (able) return able;
-    if (!request_.dry_run) {
-        if (parts_.status.state() == model::State::asleep)
-            able.error().message = "it is asleep, but " + able.error().message;
-        return able;
+    /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds, or once the
+    /// program has called an entry point of the driver that this build does not know; notes it otherwise.
+    /// Only where all the program's work is intercepted: a program that hands its memory over promises by
+    /// itself to leave it alone.
+    Result<void> check_unseen() {
+        if (!intercepts())
+            return pauses() ? make_error(ErrorCode::driver_failed, "{}", k_not_intercepted) : Result<void>();
+        auto seen = intercepted::check_all_is_seen();
+        if (seen) return {};
+        const auto& trouble = seen.error().message;
+        if (request_.force)
+            report.notes.push_back(trouble + "; its work is not held back");
+        else if (request_.dry_run)
+            refuse(report, trouble + "; refused without --force", seen.error().code);
+        else
+            return seen;
+        return {};
     }
-    refuse(report_, able.error().message + "; gpu-sleep --deep would be refused", able.error().code);
-    return {};
-}
 
-Result<void> SleepOperation::go_deep() {
-    if (!request_.deep || request_.dry_run) return {};
-    const auto begun = Clock::now();
-    // The driver restores no process with memory that was pinned and out of reach.
-    if (!sleep::telling_of_call(asker_, [this] { return unpin_all(parts_); })) {
-        if (parts_.memory.is_ending()) return process_is_ending();
-        return make_error(ErrorCode::driver_failed,
-                          "it is asleep, but not deeply: the driver did not unpin all of its host memory");
+    /// How the asker follows the transaction.
+    [[nodiscard]] sleep::Control control() {
+        sleep::Control control{progress_, request_.bounds_all ? deadline : Clock::time_point::max()};
+        control.wait_for_others = [this] { return joint_.wait_ready(); };
+        return control;
     }
-    const auto deadline = std::max(deadline_, begun + k_least_time_to_hold);
-    const bool is_asked_from_outside = who_asks_ == server::Asker::command;
-    auto deep = is_asked_from_outside ? parts_.deep.begin(asker_, deadline)
-                                      : parts_.deep.begin_own(progress_, deadline);
-    settle_gate(parts_.memory, parts_.status);
-    report_.changed |= parts_.deep.is_deep();
-    return deep;
+    [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }
+    [[nodiscard]] bool holds_work() const noexcept {
+        return scope_ == Scope::all || scope_ == Scope::sleepers;
+    }
+    /// Whether it names a store for contents that sleep already.
+    [[nodiscard]] bool names_store() const noexcept {
+        return request_.store_is_named || !request_.stores.empty();
+    }
+    /// Whether it names files, and files alone.
+    [[nodiscard]] bool moves_to_files() const noexcept {
+        const auto is_file = [](const auto& each) { return each.store == model::Store::file; };
+        return names_store() && (!request_.store_is_named || request_.store == model::Store::file) &&
+               std::ranges::all_of(request_.stores, is_file);
+    }
+
+    const SleepGround& ground_;
+    const model::SleepRequest& request_;
+    const server::ProgressSink& asker_;
+    const server::ProgressSink progress_; ///< the asker's, while the process is idle where that is asked for
+    Joint& joint_;
+    const bool is_own_;          ///< the program itself asks: then no inhibitor stands in its way
+    Idleness* const idleness_;   ///< what the sleep is for, if it is for that alone
+    model::SleepRequest wanted_; ///< the request as it is carried out
+    const bool is_of_command_;
+    Scope scope_;
+    Spill spill_ = Spill::nothing;
+    Quiesce quiesce_;
+    std::optional<driver::RelaxedCaptureMode> relaxed_;
+    std::string why_unchanged_;           ///< and no failure
+    std::optional<Error> stays_in_place_; ///< what sleeps in its own memory
+    Clock::time_point quiet_since_{};
+    bool is_away_ = false;   ///< it sleeps deeply, or the driver has lost it
+    bool was_held_ = false;  ///< some of it slept, or it was paused
+    bool has_slept_ = false; ///< something went to sleep, or what sleeps has moved
+    bool sleeps_ = false;    ///< something goes to sleep or is paused; what sleeps may move
+    Bytes asleep_before_ = 0;
+    Event event_;          ///< what callbacks are told
+    Callbacks::Jobs owed_; ///< if the sleep does not come
+};
+
+const std::array<Sleep::Remedy, 5> Sleep::k_remedies{{
+    {ErrorCode::out_of_host_memory, &Sleep::give_unneeded_back},
+    {ErrorCode::out_of_host_memory, &Sleep::give_memory_back},
+    {ErrorCode::out_of_disk, &Sleep::give_files_back},
+    {ErrorCode::out_of_host_memory, &Sleep::spill_rest},
+    {ErrorCode::out_of_host_memory, &Sleep::turn_to_files},
+}};
+
+/// A sleep, and a dry run of it as far as nothing changes.
+constexpr Step<Sleep> k_steps[] = {
+    {"ask whether it may sleep", &Sleep::ask},
+    {"wait for other operations", &Sleep::take_turn},
+    {"look how it sleeps", &Sleep::look},
+    {"look whether it can sleep deeply", &Sleep::check_deep},
+    {"look what is to sleep", &Sleep::preview},
+    {"callbacks before the sleep", &Sleep::run_callbacks, &Sleep::call_off, Progress::Phase::callbacks, true},
+    {"shut the gate", &Sleep::shut_gate, &Sleep::settle_gate, Progress::Phase::drain, true},
+    {"drain GPU work", &Sleep::drain, nullptr, Progress::Phase::drain, true},
+    {"wait for the other processes", &Sleep::await_others, nullptr, Progress::Phase::drain, true},
+    {"move contents", &Sleep::move_contents, nullptr, Progress::Phase::transfer, true},
+    {"pause", &Sleep::pause, nullptr, std::nullopt, true},
+    {"say how touches are met", &Sleep::apply_to_sleepers, nullptr, std::nullopt, true},
+    {"settle the gate", &Sleep::open_gate, nullptr, std::nullopt, true},
+    {"have the driver take the rest", &Sleep::go_deep, nullptr, std::nullopt, true},
+};
+
+/// Reports that nothing was put to sleep, and why.
+Report unchanged(const SleepGround& ground, const model::SleepRequest& request,
+                 const server::ProgressSink& progress, Clock::time_point start, std::string why) {
+    Operation its{ground.every, progress, start, start};
+    auto report = its.reported();
+    report.operation = model::Operation::sleep;
+    report.level = request.level;
+    report.dry_run = request.dry_run;
+    refuse(report, std::move(why));
+    return report;
 }
 
-Result<void> SleepOperation::fall_asleep() {
-    const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-    GPU_SLEEP_TRY(check_deep());
-    // Files of the last sleep have no names any more, but hold their room on the disk until they are closed,
-    // which takes the kernel a while.
-    if (request_.spill || model::uses_files(request_)) give_files_back();
-    GateSettler settler(parts_.memory, parts_.status);
-    asleep_before_ = parts_.memory.asleep_bytes();
-    was_paused_ = parts_.memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });
-    auto done = move_contents();
-    const bool has_slept = report_.changed;
-    const bool has_moved_alone = scope_ != sleep::Transactions::Scope::all;
-    parts_.preparation.has_slept |= has_slept && !has_moved_alone;
-    if (has_slept && !has_moved_alone && !request_.dry_run) parts_.deep.note_sleep();
-    if (done) done = pass_without_moving();
-    const bool has_paused = done && pause();
-    report_.changed |= has_paused;
-    if (has_paused && asleep_before_ > 0)
-        ignoring_errors([&] { report_.notes.emplace_back("it is paused as well"); });
-    if ((has_slept && !has_moved_alone) || has_paused) parts_.idle.note_sleep();
-    // Who looks for idle memory leaves as it is what sleeps already.
-    if (done && (has_slept || has_paused || !idleness_)) apply_to_sleepers();
-    // Whoever moves contents wants their room, at once.
-    if (done && has_moved(report_)) give_back_retired(parts_);
-    // After a failure too: what could not be mapped again sleeps.
-    if (!done || report_.changed || request_.deep) parts_.come_first_at_exit();
-    settler.settle();
-    // Also when callbacks have freed all that was to sleep. What could not be mapped again sleeps, though.
-    if (!has_slept && parts_.memory.asleep_bytes() <= asleep_before_)
-        parts_.callbacks.call_off(std::move(owed_), deadline_);
-    return done;
+Result<Report> Sleep::run() {
+    report.operation = model::Operation::sleep;
+    report.level = request_.level;
+    report.dry_run = request_.dry_run;
+    auto done = run_steps<Sleep>(*this, k_steps, request_.dry_run, true);
+    if (done && request_.dry_run) done = attempt();
+    if (done && request_.dry_run) done = apply_to_sleepers();
+    if (!done && done.error().code == ErrorCode::cancelled && idleness_ && idleness_->is_over())
+        why_unchanged_ = "it is no longer idle";
+    if (!why_unchanged_.empty()) return unchanged(ground_, request_, progress_, start, why_unchanged_);
+    if (!done) return std::move(done).error();
+    if (sum_of(report.devices, &model::DeviceReport::released) > 0 && !is_own_ && !intercepts() &&
+        !ground_.callbacks.has_before_sleep())
+        ignoring_errors([&] { report.notes.emplace_back(k_not_intercepted); });
+    return reported();
 }
 
-Result<Report> SleepOperation::run() {
-    GPU_SLEEP_TRY(model::check_pause(request_));
-    GPU_SLEEP_TRY(joint_.announce());
-    GPU_SLEEP_TRY(check_touches());
-    GPU_SLEEP_TRY(check_consent());
-    const auto turn = take_turn(parts_, !request_.dry_run, deadline_, progress_);
-    if (!turn) return turn.error();
-    if (request_.dry_run && parts_.turnstile.is_held()) refuse(report_, k_held_back, ErrorCode::timed_out);
-    if (parts_.memory.is_ending()) return process_is_ending();
-    if (auto why = why_too_early(); !why.empty()) return unchanged(parts_, request_, std::move(why), start_);
-    const auto is_deep = parts_.deep.look();
-    // What is kept of a process that the driver has lost can be saved still.
-    const bool saves_lost = !is_deep && is_deep.error().code == ErrorCode::context_lost && moves_to_files();
-    if (!is_deep && !saves_lost) return is_deep.error();
-    if (saves_lost || *is_deep) return stay_deep();
-    GPU_SLEEP_TRY(fall_asleep());
-    GPU_SLEEP_TRY(go_deep());
-    if (sum_of(report_.devices, &model::DeviceReport::released) > 0 && !is_own() && parts_.is_unguarded())
-        ignoring_errors([&] { report_.notes.emplace_back(k_not_intercepted); });
-    complete_report(parts_, report_, start_);
-    return std::move(report_);
+} // namespace
+
+Result<Report> sleep(const SleepGround& ground, const model::SleepRequest& request,
+                     const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
+    return Sleep(ground, request, progress, joint, asker, nullptr).run();
 }
 
-Result<Report> sleep_if_idle(Parts& parts, const model::IdleSleepRequest& request,
+Result<Report> sleep_if_idle(const SleepGround& ground, const model::IdleSleepRequest& request,
                              const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
     const auto start = Clock::now();
-    const auto& sleep = request.sleep;
-    GPU_SLEEP_TRY(model::check_pause(sleep));
-    Idleness idleness(parts, request);
-    if (auto why = idleness.find(); !why.empty()) return unchanged(parts, sleep, std::move(why), start);
-    auto done = SleepOperation(parts, sleep, progress, joint, asker, &idleness).run();
-    const bool is_refused = !done && done.error().code == ErrorCode::cancelled && idleness.is_over();
-    if (is_refused) return unchanged(parts, sleep, "it is no longer idle", start);
-    return done;
+    GPU_SLEEP_TRY(model::check_pause(request.sleep));
+    Idleness idleness(ground, request);
+    if (auto why = idleness.find(); !why.empty())
+        return unchanged(ground, request.sleep, progress, start, std::move(why));
+    return Sleep(ground, request.sleep, progress, joint, asker, &idleness).run();
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The steps of a wake.
+// A wake as lists of steps (k_begin, k_back, k_part, k_end).
 
 #include "operations/wake_operation.hpp"
 
@@ -9,18 +9,19 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
-#include "operations/giving_back.hpp"
 #include "operations/live_operation.hpp"
 #include "operations/quiesce.hpp"
-#include "operations/turn.hpp"
+#include "operations/steps.hpp"
+#include "sleep/transactions.hpp"
 
 #include <fmt/ranges.h>
 
 namespace gpu_sleep::agent::operations {
 
-using model::Report;
-
 namespace {
+
+using model::Progress;
+using model::Report;
 
 /// Gives work that waits, and that a checked gate lets through now, the time to pass.
 void let_work_through() {
@@ -29,74 +30,22 @@ void let_work_through() {
     if (gate.is_checked() && gate.waiting().held_now > 0) std::this_thread::sleep_for(k_window);
 }
 
-} // namespace
-
-WakeOperation::WakeOperation(Parts& parts, const model::WakeRequest& request,
-                             const server::ProgressSink& progress, Joint& joint, Clock::time_point since)
-    : parts_(parts), request_(request), progress_(progress), joint_(joint),
-      // What was asked to bound all bounds the wait for GPU memory, too.
-      deadline_(request.bounds_all ? since + request.timeout + request.wait : start_ + request.timeout) {
-    report_.operation = model::Operation::wake;
-    report_.dry_run = request.dry_run;
-}
-
-Result<void> WakeOperation::check_free_memory(const model::WakeRequest& part) {
-    if (part.dry_run) return {};
-    const auto contexts = keep_contexts(true);
-    return parts_.memory.with_lock([&](LockedMemory& locked) {
-        return guarded([&] { return locked.engine().check_free_memory(part); });
-    });
-}
-
-Result<sleep::Woken> WakeOperation::attempt(const model::WakeRequest& part, Report& report) {
-    const server::ProgressSink progress = [&](model::Progress now) {
-        if (!part.order.empty()) now.tag = part.order.front();
-        return progress_(now);
-    };
-    // Contexts must not end while memory comes back, and what passes a checked gate must not see half of it.
-    if (!part.dry_run) GPU_SLEEP_TRY(shut_gate_to_wake(progress, deadline_));
-    const auto contexts = keep_contexts(part.dry_run);
-    sleep::Control control{progress, part.bounds_all ? deadline_ : Clock::time_point::max()};
-    control.wait_for_others = [this] {
-        room_ = {}; // all is mapped, and another of those that go together may wait for it
-        return joint_.wait_ready();
-    };
-    return parts_.memory.with_lock([&](LockedMemory& locked) {
-        const auto in_place = locked.ledger().in_place();
-        auto woken = transact(parts_.status, locked, [&] { return locked.wake(part, control, report); });
-        from_place_ += in_place - locked.ledger().in_place();
-        return woken;
-    });
-}
-
-void WakeOperation::run_callbacks(sleep::Woken& woken, Report& report) {
-    if (!report.changed || woken.tags.empty()) return; // the end of a pause is not told
-    const log::Step step("callbacks after the wake");
-    const auto called = Clock::now();
-    if (intercepts()) parts_.memory.let_allocate();
-    *event_ = {0, std::move(woken.tags), std::move(woken.dropped_tags), parts_.deep.was_deep()};
-    ignoring_errors([&] { jobs_ = parts_.callbacks.draft_after_wake(); }); // as they are by now
-    report.notes = parts_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
-    // After a refill that may have failed, what was dropped counts as not refilled, whatever was said.
-    if (!report.notes.empty()) parts_.memory.require_refill(event_->dropped_tags);
-    report.times.callbacks = seconds_since(called);
-}
-
-void WakeOperation::add(Report&& part) {
-    report_.changed |= part.changed;
-    if (report_.refusal.empty()) report_.refusal = std::move(part.refusal);
-    if (!report_.refusal_code) report_.refusal_code = part.refusal_code;
-    report_.times.callbacks += part.times.callbacks;
-    report_.times.drain += part.times.drain;
-    report_.times.transfer += part.times.transfer;
-    report_.times.release += part.times.release;
+/// Adds to `all` what a part of it has done.
+void add(Report& all, Report&& part) {
+    all.changed |= part.changed;
+    if (all.refusal.empty()) all.refusal = std::move(part.refusal);
+    if (!all.refusal_code) all.refusal_code = part.refusal_code;
+    all.times.callbacks += part.times.callbacks;
+    all.times.drain += part.times.drain;
+    all.times.transfer += part.times.transfer;
+    all.times.release += part.times.release;
     ignoring_errors([&] { // a shortage only thins it
-        report_.notes.insert(report_.notes.end(), part.notes.begin(), part.notes.end());
+        all.notes.insert(all.notes.end(), part.notes.begin(), part.notes.end());
         for (const auto& device : part.devices) {
-            const auto same = std::find_if(report_.devices.begin(), report_.devices.end(),
-                                           [&](const auto& each) { return each.device == device.device; });
-            if (same == report_.devices.end()) {
-                report_.devices.push_back(device);
+            const auto same = std::ranges::find_if(
+                all.devices, [&](const auto& each) { return each.device == device.device; });
+            if (same == all.devices.end()) {
+                all.devices.push_back(device);
                 continue;
             }
             same->released += device.released;
@@ -108,171 +57,282 @@ void WakeOperation::add(Report&& part) {
     });
 }
 
-void WakeOperation::note_speed() {
-    if (from_place_ != 0) return; // the time was not all for copies
-    Bytes bytes = 0;
-    for (const auto& device : report_.devices) bytes += device.kept;
-    if (report_.changed && bytes > 0)
-        parts_.status.set_woken(bytes, seconds_since(start_) - report_.times.callbacks);
-}
+/// One try of a wake.
+class Wake : public Operation {
+public:
+    Wake(const WakeGround& its, const model::WakeRequest& request, const server::ProgressSink& asker,
+         Joint& joint, Asked asked)
+        : // What was asked to bound all bounds the wait for GPU memory, too.
+          Operation{its.every, asker,
+                    request.bounds_all ? asked.since + request.timeout + request.wait
+                                       : Clock::now() + request.timeout},
+          ground_(its), request_(request), joint_(joint), is_noted_(!asked.is_tried && !request.dry_run) {}
 
-void WakeOperation::complete_report() {
-    parts_.memory.with_lock([&](const LockedMemory& locked) {
-        ignoring_errors([&] { // a shortage only thins it
-            for (const auto& file : locked.contents().files_left_behind())
-                report_.notes.push_back(
-                    fmt::format("{} is empty but stays: the process can no longer write to its directory; "
-                                "gpu-snapshot clean, run by a user who may, removes it",
-                                file.string()));
-            if (request_.dry_run && locked.is_paused() && locked.state() != model::State::paused)
-                report_.notes.emplace_back("its pause would end as well");
-            parts_.status.complete(locked, report_);
-        });
-    });
-    report_.times.total = seconds_since(start_);
-}
+    [[nodiscard]] Result<Report> run();
 
-Result<void> WakeOperation::wake(const model::WakeRequest& part) {
-    GPU_SLEEP_TRY(check_free_memory(part));
-    GateSettler settler(parts_.memory, parts_.status);
-    event_ = std::make_shared<Event>();
-    jobs_ = parts_.callbacks.draft_after_wake();
-    Report report;
-    auto woken = attempt(part, report);
-    room_ = {}; // callbacks take their time
-    if (!woken) return std::move(woken).error();
-    run_callbacks(*woken, report);
-    if (report.changed) {
-        parts_.idle.note_wake();
-        parts_.status.note_wake();
+    Result<void> take_turn() {
+        if (joint_.is_joint() && !request_.order.empty())
+            return make_error(ErrorCode::invalid_argument,
+                              "processes that wake together cannot wake in an order of tags");
+        GPU_SLEEP_TRY(joint_.announce());
+        return Operation::take_turn(false);
     }
-    settler.settle();
-    const bool has_changed = report.changed;
-    add(std::move(report));
-    if (woken->left) return *std::move(woken->left);
-    if (has_changed)
-        ignoring_errors([&] { woken_.insert(woken_.end(), part.order.begin(), part.order.end()); });
-    return {};
-}
-
-Result<Report> WakeOperation::rehearse_deep() {
-    auto needs = parts_.deep.needs(request_);
-    if (!needs) return std::move(needs).error();
-    report_.devices = *std::move(needs);
-    complete_report();
-    report_.notes.emplace_back("the driver brings it back to the GPU first, for which there must be room");
-    note_short_devices(request_, report_);
-    return std::move(report_);
-}
-
-Result<void> WakeOperation::end_deep() {
-    const auto find_room = [this](const client::BytesByGpu& of_others) {
-        return parts_.deep.find_room(request_, of_others);
-    };
-    // The first look takes 20 ms and more, for which nobody else is kept from counting. What it finds missing
-    // may be there once others are done.
-    if (const auto found = find_room({}); !found && found.error().code != ErrorCode::out_of_device_memory) {
-        parts_.deep.end_looks();
-        return found.error();
-    }
-    std::optional<log::Step> step("wait for GPU memory");
-    auto room = parts_.lines.wait_for_room(parts_.deep.gpus(request_), find_room, deadline_, [this] {
-        return progress_({model::Progress::Phase::waiting, 0, 0});
-    });
-    step.reset();
-    parts_.deep.end_looks();
-    if (!room) return std::move(room).error();
-    room_ = *std::move(room);
-    GPU_SLEEP_TRY(sleep::telling_of_call(progress_, [this] { return parts_.deep.end(request_); }));
-    settle_gate(parts_.memory, parts_.status); // where nothing sleeps but the driver's part, it opens here
-    return {};
-}
-
-bool WakeOperation::is_for_others(bool is_deep) const {
-    if (!request_.ignore_unknown_tags || request_.tags.empty()) return false;
-    return parts_.memory.with_lock([&](const LockedMemory& locked) {
-        return (is_deep || !locked.is_paused()) &&
-               std::none_of(request_.tags.begin(), request_.tags.end(), [&](const std::string& name) {
-                   return locked.ledger().find_tag(name).has_value();
-               });
-    });
-}
-
-Result<Report> WakeOperation::run() {
-    if (joint_.is_joint() && !request_.order.empty())
-        return make_error(ErrorCode::invalid_argument,
-                          "processes that wake together cannot wake in an order of tags");
-    GPU_SLEEP_TRY(joint_.announce());
-    const auto begun = begin_operation(parts_, false, deadline_, progress_);
-    if (!begun) return begun.error();
-    const bool is_deep = begun->is_deep;
-    if (!is_deep && !request_.gpus.empty() && !parts_.deep.has_moved(request_.gpus)) {
-        settle_gate(parts_.memory, parts_.status); // somebody else may have brought it back
+    Result<void> look() {
+        is_deep_ = GPU_SLEEP_TRY(ground.deep.look());
+        if (is_deep_ || request_.gpus.empty() || ground.deep.has_moved(request_.gpus)) return {};
+        ground.settle_gate(); // somebody else may have brought it back
         return make_error(ErrorCode::invalid_argument,
                           "it does not sleep deeply, so what it has on a GPU cannot move: put it to sleep "
                           "with gpu-sleep --deep first");
     }
-    if (is_for_others(is_deep)) {
-        complete_report();
-        return std::move(report_);
-    }
-    if (is_deep && request_.dry_run) return rehearse_deep();
-    if (is_deep) GPU_SLEEP_TRY(end_deep());
-    report_.changed = is_deep;
-    auto done = wake_all();
-    if (!done && !request_.gpus.empty())
-        done.error().message += "; it is on the other GPU already: gpu-wake without --gpu continues there";
-    return done;
-}
 
-Result<Report> WakeOperation::wake_all() {
-    const driver::RelaxedCaptureMode relaxed(parts_.memory.api());
-    const auto parts = parts_.memory.with_lock([&](const LockedMemory& locked) {
-        return guarded([&] { return locked.engine().parts_of(request_); });
-    });
-    if (!parts) return parts.error();
-    for (const auto& part : *parts) {
-        if (!woken_.empty()) let_work_through();
-        auto done = wake(part);
-        if (done) continue;
-        for (const auto& note : report_.notes) log::warning("{}", note); // the answer has no place for them
-        auto error = std::move(done).error();
-        ignoring_errors([&] {
-            if (!woken_.empty()) error.message += fmt::format("; woken before: {}", fmt::join(woken_, ", "));
-        });
-        return error;
+    /// After a deep sleep: sets aside the room for all that comes back.
+    Result<void> set_room_aside() {
+        const auto find_room = [this](const client::BytesByGpu& of_others) {
+            return ground.deep.find_room(request_, of_others);
+        };
+        // The first look takes 20 ms and more, for which nobody else is kept from counting. What it finds
+        // missing may be there once others are done.
+        const auto found = find_room({});
+        Result<GpuLines::Room> room = GpuLines::Room();
+        if (found || found.error().code == ErrorCode::out_of_device_memory)
+            room = ground_.lines.wait_for_room(ground.deep.gpus(request_), find_room, deadline, [this] {
+                return progress({Progress::Phase::waiting, 0, 0});
+            });
+        else
+            room = found.error();
+        ground.deep.end_looks();
+        room_ = GPU_SLEEP_TRY(std::move(room));
+        return {};
     }
-    note_speed();
-    const bool has_woken = report_.changed;
-    if (auto back = bring_back_live(); !back) {
-        if (!has_woken) return std::move(back).error();
+    void give_room_back() noexcept { room_ = {}; }
+    /// Brings back what the driver has taken.
+    Result<void> end_deep() {
+        GPU_SLEEP_TRY(sleep::telling_of_call(progress, [this] { return ground.deep.end(request_); }));
+        ground.settle_gate(); // where nothing sleeps but the driver's part, it opens here
+        report.changed = true;
+        return {};
+    }
+
+    /// Whether a wake could be begun now: without room nothing is, so that the program hears nothing of a
+    /// wake that is tried often.
+    Result<void> check_free_memory() {
+        if (part_.dry_run) return {};
+        const auto contexts = keep_contexts(true);
+        return memory.with_lock([this](LockedMemory& locked) {
+            return guarded([&] { return locked.engine().check_free_memory(part_); });
+        });
+    }
+    /// Contexts must not end while memory comes back, and what passes a checked gate must not see half of it.
+    Result<void> shut_gate() {
+        // What callbacks take comes first: once memory is awake they must run.
+        event_ = std::make_shared<Event>();
+        jobs_ = ground_.callbacks.draft_after_wake();
+        return shut_gate_to_wake(progress_of_part_, deadline);
+    }
+    void settle_gate() noexcept { ground.settle_gate(); }
+    /// The transaction.
+    Result<void> bring_back() {
+        const auto contexts = keep_contexts(part_.dry_run);
+        sleep::Control control{progress_of_part_, part_.bounds_all ? deadline : Clock::time_point::max()};
+        control.wait_for_others = [this] {
+            give_room_back(); // all is mapped, and another of those that go together may wait for it
+            return joint_.wait_ready();
+        };
+        woken_ = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
+            const auto in_place = locked.ledger().in_place();
+            auto woken = ground.transact(locked, [&] { return locked.wake(part_, control, of_part_); });
+            from_place_ += in_place - locked.ledger().in_place();
+            return woken;
+        }));
+        return {};
+    }
+    Result<void> run_callbacks() {
+        give_room_back();                                        // they take their time
+        if (!of_part_.changed || woken_.tags.empty()) return {}; // the end of a pause is not told
+        const auto called = Clock::now();
+        if (intercepts()) memory.let_allocate();
+        *event_ = {0, std::move(woken_.tags), std::move(woken_.dropped_tags), ground.deep.was_deep()};
+        ignoring_errors([&] { jobs_ = ground_.callbacks.draft_after_wake(); }); // as they are by now
+        of_part_.notes = ground_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
+        // After a refill that may have failed, what was dropped counts as not refilled, whatever was said.
+        if (!of_part_.notes.empty()) memory.require_refill(event_->dropped_tags);
+        of_part_.times.callbacks = seconds_since(called);
+        return {};
+    }
+    Result<void> open_gate() {
+        if (of_part_.changed) {
+            ground_.idle.note_wake();
+            ground.status.note_wake();
+        }
+        ground.settle_gate();
+        return {};
+    }
+
+    /// Of what runs from host memory, as much as was asked for.
+    Result<void> bring_back_live() {
+        // For whoever asks how long another wake would take; not where the time was not all for copies.
+        const auto bytes = sum_of(report.devices, &model::DeviceReport::kept);
+        if (report.changed && bytes > 0 && from_place_ == 0)
+            ground.status.set_woken(bytes, seconds_since(start) - report.times.callbacks);
+        const bool has_woken = report.changed;
+        auto back = move_live();
+        if (back || !has_woken) return back;
         ignoring_errors([&] {
-            report_.notes.push_back(
+            report.notes.push_back(
                 fmt::format("memory that runs from host memory stays there: {}", back.error().message));
         });
+        return {};
     }
-    // Whoever retains nothing expects host memory back when its own wake returns, not seconds later.
-    if (request_.live_bytes == 0 && parts_.memory.with_lock([](const LockedMemory& locked) {
-            return locked.contents().room_beside_retained(model::k_all_bytes) == 0;
-        }))
-        give_back_retired(parts_);
-    complete_report();
-    return std::move(report_);
+    /// Whoever retains nothing expects host memory back when its own wake returns, not seconds later.
+    Result<void> give_host_memory_back() {
+        if (request_.live_bytes == 0 && memory.with_lock([](const LockedMemory& locked) {
+                return locked.contents().room_beside_retained(model::k_all_bytes) == 0;
+            }))
+            ground.giving_back.retired();
+        return {};
+    }
+
+private:
+    /// Whether the process has none of the tags, and no pause ends: that of a deep sleeper ends when it
+    /// wakes.
+    [[nodiscard]] bool is_for_others() const {
+        if (!request_.ignore_unknown_tags || request_.tags.empty()) return false;
+        return memory.with_lock([&](const LockedMemory& locked) {
+            return (is_deep_ || !locked.is_paused()) &&
+                   std::ranges::none_of(request_.tags, [&](const std::string& name) {
+                       return locked.ledger().find_tag(name).has_value();
+                   });
+        });
+    }
+    /// What could be told of a wake from a deep sleep without the driver.
+    [[nodiscard]] Result<Report> rehearse_deep() {
+        report.devices = GPU_SLEEP_TRY(ground.deep.needs(request_));
+        auto rehearsed = completed();
+        rehearsed.notes.emplace_back(
+            "the driver brings it back to the GPU first, for which there must be room");
+        note_short_devices(request_, rehearsed);
+        return rehearsed;
+    }
+    /// One part after another. Errors: as wake().
+    [[nodiscard]] Result<void> wake_parts();
+    [[nodiscard]] Result<void> move_live() {
+        if (request_.live_bytes == 0) return {};
+        const auto until = request_.bounds_all ? deadline : Clock::time_point::max();
+        return move_back(ground, ground_.callbacks, request_, {progress, until, deadline}, report);
+    }
+    /// The report, with files that could not be removed, and how all stands.
+    [[nodiscard]] Report completed() noexcept {
+        memory.with_lock([&](const LockedMemory& locked) {
+            ignoring_errors([&] { // a shortage only thins it
+                for (const auto& file : locked.contents().files_left_behind())
+                    report.notes.push_back(fmt::format(
+                        "{} is empty but stays: the process can no longer write to its directory; "
+                        "gpu-snapshot clean, run by a user who may, removes it",
+                        file.string()));
+                if (request_.dry_run && locked.is_paused() && locked.state() != model::State::paused)
+                    report.notes.emplace_back("its pause would end as well");
+            });
+        });
+        return reported();
+    }
+
+    const WakeGround& ground_;
+    const model::WakeRequest& request_;
+    Joint& joint_;
+    const bool is_noted_;
+    const server::ProgressSink progress_of_part_ = [this](Progress now) {
+        if (!part_.order.empty()) now.tag = part_.order.front();
+        return progress(now);
+    };
+    bool is_deep_ = false;
+    /// After a deep sleep: kept until all is mapped, or others might count on the room.
+    GpuLines::Room room_;
+    model::WakeRequest part_; ///< under way
+    Report of_part_;
+    sleep::Woken woken_; ///< by it
+    std::shared_ptr<Event> event_;
+    Callbacks::Jobs jobs_;
+    Bytes from_place_ = 0; ///< of what woke, what was only mapped
+};
+
+constexpr Step<Wake> k_begin[] = {
+    {"wait for other operations", &Wake::take_turn},
+    {"look how it sleeps", &Wake::look},
+};
+/// From a deep sleep.
+constexpr Step<Wake> k_back[] = {
+    {"wait for GPU memory", &Wake::set_room_aside, &Wake::give_room_back},
+    {"have the driver bring it back", &Wake::end_deep, nullptr, std::nullopt, true},
+};
+/// Of each part of an order, or of all.
+constexpr Step<Wake> k_part[] = {
+    {"look for GPU memory", &Wake::check_free_memory},
+    {"shut the gate", &Wake::shut_gate, &Wake::settle_gate, std::nullopt, true},
+    {"take GPU memory and copy contents back", &Wake::bring_back},
+    {"callbacks after the wake", &Wake::run_callbacks},
+    {"settle the gate", &Wake::open_gate},
+};
+constexpr Step<Wake> k_end[] = {
+    {"bring back what runs from host memory", &Wake::bring_back_live},
+    {"give host memory back", &Wake::give_host_memory_back},
+};
+
+Result<void> Wake::wake_parts() {
+    const driver::RelaxedCaptureMode relaxed(memory.api());
+    const auto parts = GPU_SLEEP_TRY(memory.with_lock([&](const LockedMemory& locked) {
+        return guarded([&] { return locked.engine().parts_of(request_); });
+    }));
+    std::vector<std::string> before; // tags of the order, by parts that are done
+    for (const auto& part : parts) {
+        if (!before.empty()) let_work_through();
+        part_ = part;
+        of_part_ = {};
+        auto done = run_steps<Wake>(*this, k_part, part.dry_run, is_noted_);
+        if (done && part.dry_run) done = bring_back();
+        const bool has_changed = of_part_.changed;
+        if (done) add(report, std::move(of_part_));
+        if (done && woken_.left) done = *std::move(woken_.left);
+        if (done && has_changed)
+            ignoring_errors([&] { before.insert(before.end(), part.order.begin(), part.order.end()); });
+        if (done) continue;
+        for (const auto& note : report.notes) log::warning("{}", note); // the answer has no place for them
+        if (before.empty()) return done;
+        auto error = std::move(done).error();
+        ignoring_errors([&] { error.message += fmt::format("; woken before: {}", fmt::join(before, ", ")); });
+        return error;
+    }
+    return request_.dry_run ? move_live() : run_steps<Wake>(*this, k_end, false, is_noted_ || report.changed);
 }
 
-Result<void> WakeOperation::bring_back_live() {
-    if (request_.live_bytes == 0) return {};
-    const auto deadline = request_.bounds_all ? deadline_ : Clock::time_point::max();
-    LiveOperation move(parts_, sleep::Direction::to_device, progress_, deadline, false, report_);
-    return request_.dry_run ? move.rehearse(request_.tags, request_.live_bytes)
-                            : move.run(request_.tags, request_.live_bytes, deadline_);
+Result<Report> Wake::run() {
+    report.operation = model::Operation::wake;
+    report.dry_run = request_.dry_run;
+    GPU_SLEEP_TRY(run_steps<Wake>(*this, k_begin, request_.dry_run, is_noted_));
+    if (is_for_others()) return completed();
+    if (is_deep_ && request_.dry_run) return rehearse_deep();
+    if (is_deep_) GPU_SLEEP_TRY(run_steps<Wake>(*this, k_back, false, is_noted_));
+    if (auto done = wake_parts(); !done) {
+        if (!request_.gpus.empty())
+            done.error().message +=
+                "; it is on the other GPU already: gpu-wake without --gpu continues there";
+        return std::move(done).error();
+    }
+    return completed();
 }
 
-Result<Report> wake_alone(Parts& parts, const model::WakeRequest& request,
-                          const server::ProgressSink& progress, Clock::time_point since) {
+} // namespace
+
+Result<Report> wake(const WakeGround& ground, const model::WakeRequest& request,
+                    const server::ProgressSink& progress, Joint& joint, Asked asked) {
+    return Wake(ground, request, progress, joint, asked).run();
+}
+
+Result<Report> wake_alone(const WakeGround& ground, const model::WakeRequest& request,
+                          const server::ProgressSink& progress, Asked asked) {
     const server::DirectiveSource nobody;
     Joint alone(false, progress, nobody);
-    return WakeOperation(parts, request, progress, alone, since).run();
+    return wake(ground, request, progress, alone, asked);
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -81,7 +81,7 @@ struct Noted {
     std::atomic<std::int64_t> begun;   ///< wall_milliseconds()
     std::atomic<double> seconds;       ///< that it took; below 0: it is under way
 };
-std::array<Noted, 32> g_noted; // a sleep has about ten
+std::array<Noted, 48> g_noted; // a sleep has about twenty
 std::atomic<std::uint64_t> g_steps;
 
 Noted& noted(std::uint64_t number) noexcept {

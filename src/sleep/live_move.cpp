@@ -34,8 +34,8 @@ LiveMove::LiveMove(const driver::Api& api, const driver::MemoryKind& kind, std::
                    model::StepClock& steps)
     : api_(api), kind_(kind), steps_(steps) {
     for (const auto& what : piece) parts_.emplace_back().what = what;
-    std::sort(parts_.begin(), parts_.end(),
-              [](const Part& a, const Part& b) { return a.what.span.address < b.what.span.address; });
+    std::ranges::sort(parts_,
+                      [](const Part& a, const Part& b) { return a.what.span.address < b.what.span.address; });
     for (std::size_t i = 0; i < parts_.size(); ++i) {
         const auto bytes = parts_[i].what.span.bytes;
         for (Bytes done = 0; done < bytes; done += driver::k_fingerprint_block_bytes) {

@@ -54,7 +54,7 @@ Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction 
     Bytes moved = 0;
     for (const auto& [address, backing] : ledger.backings()) {
         const bool is_asked_for =
-            tags.empty() || std::find(tags.begin(), tags.end(), ledger.tag(backing.tag).name) != tags.end();
+            tags.empty() || std::ranges::find(tags, ledger.tag(backing.tag).name) != tags.end();
         if (!is_asked_for || backing.is_asleep() || backing.stay_reason) continue;
         if (backing.host_backed == (direction == Direction::to_device))
             parts.push_back({backing.number, {address, backing.bytes}, backing.device});
@@ -63,12 +63,11 @@ Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction 
     }
     const auto place = [&](const LivePart& part) {
         const auto& name = ledger.tag(ledger.find(part.span.address)->tag).name;
-        return std::pair(std::find(tags.begin(), tags.end(), name), part.number);
+        return std::pair(std::ranges::find(tags, name), part.number);
     };
-    std::sort(parts.begin(), parts.end(),
-              [&](const LivePart& a, const LivePart& b) { return place(a) < place(b); });
+    std::ranges::sort(parts, {}, place);
     if (direction == Direction::to_device && bytes == model::k_all_bytes) leave_as_started(ledger, parts);
-    const auto end = std::find_if(parts.begin(), parts.end(), [&](const LivePart& part) {
+    const auto end = std::ranges::find_if(parts, [&](const LivePart& part) {
         if (moved >= bytes) return true;
         moved += part.span.bytes;
         return false;
@@ -79,7 +78,7 @@ Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction 
 
 std::span<const LivePart> first_piece(std::span<const LivePart> parts, Bytes limit) noexcept {
     Bytes sum = 0;
-    const auto end = std::find_if(parts.begin(), parts.end(), [&](const LivePart& part) {
+    const auto end = std::ranges::find_if(parts, [&](const LivePart& part) {
         sum += part.span.bytes;
         return part.device != parts.front().device || (sum > limit && &part != &parts.front());
     });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a sleep and a wake share: a session on each device, and one job for each side by side. Internal to
-// this module.
+// What sleeps, wakes and moves share: a session on each device, one job for each side by side, and what
+// reports say of a device.
 
 #pragma once
 

@@ -19,12 +19,12 @@ using model::Residence;
 namespace {
 
 bool contains(const std::vector<std::string>& names, std::string_view name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
+    return std::ranges::find(names, name) != names.end();
 }
 
 template <class T>
 void add_once(std::vector<T>& items, const T& item) {
-    if (std::find(items.begin(), items.end(), item) == items.end()) items.push_back(item);
+    if (std::ranges::find(items, item) == items.end()) items.push_back(item);
 }
 
 Result<void> check_tags(const ledger::Ledger& ledger, const std::vector<std::string>& names) {
@@ -66,13 +66,12 @@ Result<void> check_directory(const model::Placement& placement) {
 } // namespace
 
 bool SleepPlan::changes_sleep() const noexcept {
-    return !give_up.empty() || std::any_of(devices.begin(), devices.end(),
-                                           [](const auto& device) { return device.second.puts_to_sleep(); });
+    return !give_up.empty() ||
+           std::ranges::any_of(devices, [](const auto& device) { return device.second.puts_to_sleep(); });
 }
 
 bool SleepPlan::takes_out() const noexcept {
-    return std::any_of(devices.begin(), devices.end(),
-                       [](const auto& device) { return !device.second.take_out.empty(); });
+    return std::ranges::any_of(devices, [](const auto& device) { return !device.second.take_out.empty(); });
 }
 
 void SleepPlan::move_only() noexcept {
@@ -86,7 +85,7 @@ void SleepPlan::move_only() noexcept {
 
 Result<void> SleepPlan::leave_gpu(bool may_stay) {
     const auto needs_gpu = [](const Backing* backing) { return backing->holds_contents; };
-    bool is_needed = std::any_of(give_up.begin(), give_up.end(), needs_gpu);
+    bool is_needed = std::ranges::any_of(give_up, needs_gpu);
     for (const auto& [ordinal, part] : devices)
         is_needed |= !part.drop.empty() || (!may_stay && !part.take_out.empty());
     if (is_needed)
@@ -132,8 +131,8 @@ bool may_be_lost(model::TagPolicy policy) noexcept {
 }
 
 std::optional<model::Store> store_named_for(const model::Placement& placement, std::string_view name) {
-    const auto named = std::find_if(placement.stores.begin(), placement.stores.end(),
-                                    [&](const model::TagStore& each) { return each.tag == name; });
+    const auto named =
+        std::ranges::find_if(placement.stores, [&](const model::TagStore& each) { return each.tag == name; });
     return named == placement.stores.end() ? std::nullopt : std::optional(named->store);
 }
 

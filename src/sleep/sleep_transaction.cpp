@@ -23,8 +23,7 @@ namespace {
 std::vector<Backing*> all_of(const DeviceSleepPlan& plan) {
     auto all = plan.keep;
     for (const auto* more : {&plan.drop, &plan.stay}) all.insert(all.end(), more->begin(), more->end());
-    std::sort(all.begin(), all.end(),
-              [](const Backing* a, const Backing* b) { return a->address < b->address; });
+    std::ranges::sort(all, {}, &Backing::address);
     return all;
 }
 
@@ -35,7 +34,7 @@ Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
 }
 
 bool contains(const std::vector<Backing*>& backings, const Backing* backing) {
-    return std::find(backings.begin(), backings.end(), backing) != backings.end();
+    return std::ranges::find(backings, backing) != backings.end();
 }
 
 /// Of a run that is taken out.

@@ -39,8 +39,7 @@ Result<contents::SaveOptions> open_stores(contents::Contents& contents, const mo
 }
 
 bool is_asked_for(const model::Choice& request, const std::string& tag) {
-    return request.tags.empty() ||
-           std::find(request.tags.begin(), request.tags.end(), tag) != request.tags.end();
+    return request.tags.empty() || std::ranges::find(request.tags, tag) != request.tags.end();
 }
 
 Bytes kept_if_dropped(const Backing& backing) noexcept {

@@ -70,15 +70,14 @@ void add_parts(std::vector<Run>& runs, const Run& run) {
 std::vector<Run> make_wake_runs(const std::vector<Backing*>& kept, const std::vector<Backing*>& others) {
     std::vector<Run> runs;
     for (const auto& run : make_runs(kept)) add_parts(runs, run);
-    std::stable_sort(runs.begin(), runs.end(),
-                     [](const Run& a, const Run& b) { return a.span().bytes < b.span().bytes; });
+    std::ranges::stable_sort(runs,
+                             [](const Run& a, const Run& b) { return a.span().bytes < b.span().bytes; });
     for (auto& run : make_runs(others)) runs.push_back(std::move(run));
     return runs;
 }
 
 bool keeps_any(const Run& run) noexcept {
-    return std::any_of(run.backings.begin(), run.backings.end(),
-                       [](const Backing* backing) { return backing->kept.range != 0; });
+    return std::ranges::any_of(run.backings, [](const Backing* backing) { return backing->kept.range != 0; });
 }
 
 } // namespace
@@ -153,8 +152,8 @@ void WakeTransaction::note_spoiled(const DeviceWake& device) {
 }
 
 Result<WakeTransaction::Kinds> WakeTransaction::kinds_of(int device) const {
-    const bool is_any_of_host = std::any_of(
-        to_host_.begin(), to_host_.end(), [&](const Backing* backing) { return backing->device == device; });
+    const bool is_any_of_host =
+        std::ranges::any_of(to_host_, [&](const Backing* backing) { return backing->device == device; });
     const auto gpu = driver::MemoryKind::of_device(api_, device);
     const auto host = is_any_of_host ? driver::MemoryKind::of_host_near(api_, device) : gpu;
     if (!gpu) return gpu.error();
@@ -260,8 +259,7 @@ bool WakeTransaction::undo() {
 }
 
 bool WakeTransaction::has_changed() const noexcept {
-    return std::any_of(devices_.begin(), devices_.end(),
-                       [](const DeviceWake& device) { return !device.runs.empty(); });
+    return std::ranges::any_of(devices_, [](const DeviceWake& device) { return !device.runs.empty(); });
 }
 
 void WakeTransaction::describe(model::Report& report) const {
@@ -272,9 +270,8 @@ Result<void> check_free_memory(const WakePlan& plan, int device, const driver::M
     const auto needed = plan.needs(device);
     if (needed <= memory.free) return {};
     const auto& backings = plan.devices.at(device);
-    const bool has_run_from_host = std::any_of(backings.begin(), backings.end(), [&](const Backing* each) {
-        return each->was_host_backed && !plan.to_host.contains(each);
-    });
+    const bool has_run_from_host = std::ranges::any_of(
+        backings, [&](const Backing* each) { return each->was_host_backed && !plan.to_host.contains(each); });
     return make_error(
         ErrorCode::out_of_device_memory, "waking needs {} on GPU {}, and {} of {} are free{}",
         format_bytes(needed), device, format_bytes(memory.free), format_bytes(memory.total),

@@ -149,6 +149,15 @@ class Documents(unittest.TestCase):
         words = [word for word in read.split() if re.search(r"\w", word)]
         self.assertLessEqual(len(words), ARCHITECTURE_WORDS)
 
+    def test_architecture_shows_the_steps_of_a_sleep_and_a_wake(self):
+        step = re.compile(r'\{"([^"]+)",\s*&\w+::\w+(?:,\s*(?:&\w+::(\w+)|nullptr))?')
+        for operation in ("sleep", "wake"):
+            steps = step.findall(text_of(TREE / f"agent/operations/{operation}_operation.cpp"))
+            self.assertGreater(len(steps), 8)
+            shown = [name + (f" / {undo.replace('_', ' ')}" if undo else "") for name, undo in steps]
+            with self.subTest(operation=operation):
+                self.assertIn("\n".join(["```", *shown, "```"]), text_of(TREE / "src/ARCHITECTURE.md"))
+
     def test_readme_and_guides_fit_a_terminal(self):
         for document in [TREE / "README.md", *GUIDES]:
             code = "".join(FENCED.findall(text_of(document))).splitlines()

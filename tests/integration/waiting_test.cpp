@@ -4,6 +4,7 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
+#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
 
 #include <fmt/ranges.h>
@@ -170,4 +171,22 @@ TEST_CASE("Waiting: the program's own wake waits in the same way", "[waiting]") 
     CHECK(process.host.process().read_line() == "ok ");
     CHECK(process.host.tell("check_all") == "intact");
     CHECK_THAT(process.host.tell("calls"), mentions("0 2 ")); // before and after
+}
+
+TEST_CASE(
+    "Waiting: the report of gpu-doctor tells the steps of the sleep while a wake is tried again and again",
+    "[waiting]") {
+    const bool makes_room = GENERATE(false, true);
+    Short process;
+    REQUIRE(process.rival.command("gpu-inhibit").status == 0);
+    Arguments arguments{"--wait", "60s"};
+    if (makes_room) arguments.emplace_back("--make-room");
+    const auto waiting = process.host.start("gpu-wake", arguments);
+    REQUIRE(process.shows());
+    pause_for(Milliseconds(2'000)); // forty tries
+    const Scratch scratch;
+    const auto path = scratch.file("report");
+    REQUIRE(process.host.command("gpu-doctor", {"--report", path}).status == 0);
+    const auto text = run({{"cat", path}}).out;
+    CHECK_THAT(text, mentions("copy contents: ") && mentions("wait for other operations: "));
 }

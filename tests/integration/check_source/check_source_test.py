@@ -45,7 +45,7 @@ class CheckSource(unittest.TestCase):
                              ("src/protocol/x.cpp", "ledger/ledger.hpp"), ("cli/x.cpp", "driver/api.hpp"),
                              ("agent/gate/x.cpp", "program_memory/program_memory.hpp"),
                              ("agent/intercepted/x.cpp", "lifecycle/agent.hpp"), ("agent/server/x.cpp", "driver/api.hpp"),
-                             ("agent/hooks/x.cpp", "operations/parts.hpp")):
+                             ("agent/hooks/x.cpp", "operations/operation.hpp")):
             with self.subTest(path=path):
                 self.assert_found(path, f'#include "{header}"\n', "")
 

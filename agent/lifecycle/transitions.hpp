@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::lifecycle {
 
 /// Thread-safe.
 class Transitions {
@@ -61,19 +61,10 @@ private:
     std::array<Counts, model::k_transitions.size()> counts_ GPU_SLEEP_GUARDED_BY(mutex_){};
 };
 
+/// Writes to the journal that listens on `socket`, if that is not empty, that one ended with `outcome`,
+/// `seconds` after it was asked for; `event` says the rest. Never waits; what cannot be written is left out.
 /// gpu-sleep(7) describes the fields. Thread-safe.
-class JournalLines {
-public:
-    /// `socket`: where the journal listens; empty: nothing is written.
-    explicit JournalLines(std::string socket) : socket_(std::move(socket)) {}
+void write_journal(const std::string& socket, model::Transition transition, const server::Outcome& outcome,
+                   double seconds, const model::Event& event) noexcept;
 
-    /// Writes that one ended with `outcome`, `seconds` after it was asked for; `event` says the rest. Never
-    /// waits; what cannot be written is left out.
-    void write(model::Transition transition, const server::Outcome& outcome, double seconds,
-               const model::Event& event) const noexcept;
-
-private:
-    const std::string socket_;
-};
-
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::lifecycle

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reading this process's mappings, where its libraries' calls lead, and which calls were noted.
 
-#include "operations/unseen.hpp"
+#include "intercepted/unseen.hpp"
 
 #include "base/fd.hpp"
 #include "base/files.hpp"
@@ -24,10 +24,10 @@
 
 extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[]; // from the linker: of the agent
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::intercepted {
 namespace {
 
-using model::Mapping;
+using FileMapping = model::Mapping;
 
 #if defined(__x86_64__)
 constexpr unsigned k_called = R_X86_64_JUMP_SLOT, k_named = R_X86_64_GLOB_DAT;
@@ -90,7 +90,7 @@ void for_each_call(const UniqueFd& own_memory, std::uintptr_t begin, const Visit
 }
 
 /// Whether a library with these mappings carries what finds the driver, such as a CUDA runtime.
-bool names_driver(const UniqueFd& own_memory, std::span<const Mapping> library) {
+bool names_driver(const UniqueFd& own_memory, std::span<const FileMapping> library) {
     constexpr std::size_t k_piece = std::size_t{1} << 20;
     for (const auto& each : library)
         for (auto at = each.begin; at < each.end; at += k_piece - model::k_driver_library.size()) {
@@ -103,12 +103,12 @@ bool names_driver(const UniqueFd& own_memory, std::span<const Mapping> library) 
 
 /// The libraries whose calls lead past the agent: they were bound to their own dependencies first, or are in
 /// a namespace of their own.
-std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
+std::vector<model::UnseenUse> find_bypassing(const std::vector<FileMapping>& all) {
     const auto lookup = reinterpret_cast<std::uintptr_t>(real_dlsym());
     const auto home = std::ranges::find_if(
-        all, [&](const Mapping& each) { return each.begin <= lookup && lookup < each.end; });
+        all, [&](const FileMapping& each) { return each.begin <= lookup && lookup < each.end; });
     if (home == all.end()) return {};
-    std::vector<Mapping> drivers;
+    std::vector<FileMapping> drivers;
     std::vector<std::uintptr_t> lookups; // each namespace has its own
     for (const auto& each : all) {
         if (each.is_of(model::k_driver_library)) drivers.push_back(each);
@@ -118,20 +118,20 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<Mapping>& all) {
     const auto own_memory = open_file(AT_FDCWD, "/proc/self/mem", O_RDONLY | O_CLOEXEC);
     const freestanding::Symbols own(reinterpret_cast<ElfW(Addr)>(__ehdr_start), _DYNAMIC);
     // A library that brings the agent late leaves entry points that only ask to the driver.
-    const bool is_late = std::any_of(all.begin(), all.end(), [](const Mapping& each) {
+    const bool is_late = std::any_of(all.begin(), all.end(), [](const FileMapping& each) {
         return each.is_of("libgpu-sleep-login.so") || each.name().starts_with("torch_memory_saver_hook_mode");
     });
     std::vector<model::UnseenUse> uses;
     for (auto begin = all.begin(), end = begin; begin != all.end(); begin = end) {
         end = std::find_if(begin, all.end(), [&](const auto& each) { return each.file != begin->file; });
         // A device is not to be read.
-        if (std::none_of(begin, end, [](const Mapping& each) { return each.runs; })) continue;
+        if (std::none_of(begin, end, [](const FileMapping& each) { return each.runs; })) continue;
         // The driver's own libraries call each other.
         if (begin->is_of(model::k_driver_library) || begin->name().starts_with("libnvidia-")) continue;
         bool calls = false, looks_up = false;
         for_each_call(own_memory, begin->begin, [&](std::uintptr_t target, const auto& name) {
             looks_up |= std::ranges::find(lookups, target) != lookups.end();
-            const auto is_in = [&](const Mapping& driver) {
+            const auto is_in = [&](const FileMapping& driver) {
                 return driver.begin <= target && target < driver.end;
             };
             if (is_late || std::ranges::none_of(drivers, is_in)) return;
@@ -172,13 +172,26 @@ Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
 
 std::vector<model::UnseenUse> find_unseen_calls() {
     std::vector<model::UnseenUse> uses;
-    for (auto& name : intercepted::called_unknown())
+    for (auto& name : called_unknown())
         uses.push_back({"calls to the driver that this version does not know", std::move(name)});
     return uses;
+}
+
+Result<void> check_all_is_seen() {
+    const auto uses = find_unseen_uses(Look::calls);
+    if (!uses)
+        return make_error(uses.error().code, "it is not known which libraries are loaded: {}",
+                          uses.error().message);
+    return uses->empty() ? Result<void>() : make_error(ErrorCode::unseen_library, "{}", words_for(*uses));
+}
+
+Result<void> check_calls_are_seen() {
+    const auto calls = find_unseen_calls();
+    return calls.empty() ? Result<void>() : make_error(ErrorCode::unseen_library, "{}", words_for(calls));
 }
 
 std::string words_for(const std::vector<model::UnseenUse>& uses) {
     return "use of the GPU that cannot be seen: " + model::list_of(uses);
 }
 
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::intercepted

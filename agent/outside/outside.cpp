@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Starting a program that no wait() of the host finds, and talking to it.
 
-#include "operations/outside.hpp"
+#include "outside/outside.hpp"
 
 #include "base/log.hpp"
 #include "base/process.hpp"
@@ -31,7 +31,7 @@
 #include <sstream>
 #include <thread>
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::outside {
 namespace {
 
 constexpr std::size_t k_stack_bytes = 64 * k_kib;
@@ -357,4 +357,4 @@ Result<void> Outside::checkpoint(Clock::time_point deadline, const std::function
     return {};
 }
 
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::outside

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::intercepted {
 
 /// The libraries that are loaded now, in whichever of the loader's namespaces, and then as
 /// find_unseen_calls(). Reads the kernel's list of mappings and not the loader's of libraries: the loader's
@@ -23,7 +23,12 @@ enum class Look { libraries, calls };
 /// The entry points of the driver that were called and that this build does not know. Thread-safe.
 [[nodiscard]] std::vector<model::UnseenUse> find_unseen_calls();
 
+/// Whether neither find_unseen_uses(), with a look at all calls, nor find_unseen_calls() finds any. Errors:
+/// unseen_library; io_failed (it is not known).
+[[nodiscard]] Result<void> check_all_is_seen();
+[[nodiscard]] Result<void> check_calls_are_seen();
+
 /// One or more of them, in words.
 [[nodiscard]] std::string words_for(const std::vector<model::UnseenUse>& uses);
 
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::intercepted

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::outside {
 
 /// Memory of one GPU, as NVML has it.
 struct OutsideGpu {
@@ -72,4 +72,4 @@ private:
     std::unique_ptr<OutsideRun> run_; ///< none before the first look, and after one that failed
 };
 
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::outside

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What counts as a transition, the counts, and what the lines say.
 
-#include "operations/transitions.hpp"
+#include "lifecycle/transitions.hpp"
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
@@ -15,7 +15,7 @@
 #include <cerrno>
 #include <chrono>
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::lifecycle {
 namespace {
 
 using model::Transition;
@@ -166,9 +166,9 @@ model::Event Transitions::describe(Transition transition, const server::Job& job
     return event;
 }
 
-void JournalLines::write(Transition transition, const server::Outcome& outcome, double seconds,
-                         const model::Event& event) const noexcept {
-    if (socket_.empty()) return;
+void write_journal(const std::string& socket, Transition transition, const server::Outcome& outcome,
+                   double seconds, const model::Event& event) noexcept {
+    if (socket.empty()) return;
     ignoring_errors([&] {
         const auto kind = kind_of(transition);
         const auto operation = model::to_string(transition);
@@ -208,8 +208,8 @@ void JournalLines::write(Transition transition, const server::Outcome& outcome, 
                                          {"GPU_SLEEP_DEEP", event.deep ? "1" : "0"},
                                          {"GPU_SLEEP_PLACE", event.place},
                                          {"GPU_SLEEP_ASLEEP_SECONDS", asleep}});
-        journal::send(socket_, fields);
+        journal::send(socket, fields);
     });
 }
 
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::lifecycle

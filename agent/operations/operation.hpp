@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What every operation begins and ends with: its turn, the contexts that it works in, the gate and the
+// report; and the two operations that need little more.
+
+#pragma once
+
+#include "base/error.hpp"
+#include "base/guard.hpp"
+#include "callbacks/callbacks.hpp"
+#include "model/model.hpp"
+#include "operations/deep_sleep.hpp"
+#include "operations/giving_back.hpp"
+#include "operations/process_status.hpp"
+#include "operations/turnstile.hpp"
+#include "program_memory/program_memory.hpp"
+#include "server/request_queue.hpp"
+
+#include <memory>
+#include <shared_mutex>
+#include <type_traits>
+#include <utility>
+
+namespace gpu_sleep::agent::operations {
+
+/// Why nothing is done any more.
+[[nodiscard]] Error process_is_ending();
+
+/// Keeps contexts from ending, for an operation that has not shut the gate: one that only looks, or only
+/// moves what sleeps. For any other the gate holds back calls that end contexts.
+[[nodiscard]] std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate);
+
+/// What any operation works with. One for the process.
+struct Ground {
+    ProgramMemory& memory;
+    ProcessStatus& status;
+    Turnstile& turnstile;
+    DeepSleep& deep;
+    GivingBack& giving_back;
+    /// Has the agent hear of the process's end before all others: called before the gate stays shut.
+    void (*come_first_at_exit)() noexcept;
+
+    /// Makes the gate fit what sleeps. Nothing where the program's calls are not intercepted.
+    void settle_gate() const noexcept;
+    /// Runs a transaction on the memory, guarded; reports tell meanwhile how all was before.
+    template <class Transaction>
+    [[nodiscard]] std::invoke_result_t<Transaction> transact(const LockedMemory& locked,
+                                                             Transaction&& transaction) const {
+        model::Report before;
+        status.complete(locked, before);
+        status.set_before(std::move(before));
+        auto done = guarded(std::forward<Transaction>(transaction));
+        status.set_before(std::nullopt);
+        return done;
+    }
+};
+
+/// What is the same in all operations. Each is run once, on the operations thread.
+struct Operation {
+    /// Waits for the turn, which lasts until this is destroyed. Errors: those of Turnstile::enter();
+    /// no_process (it is ending).
+    [[nodiscard]] Result<void> take_turn(bool is_sleep);
+    /// The same, and returns whether the process sleeps deeply. Errors besides: those of DeepSleep::look().
+    [[nodiscard]] Result<bool> begin(bool is_sleep);
+    /// Adds to the report how all stands now, and returns it. A shortage of memory only thins it.
+    [[nodiscard]] model::Report reported() noexcept;
+
+    const Ground& ground;
+    const server::ProgressSink& progress;
+    const Clock::time_point deadline;
+    const Clock::time_point start = Clock::now();
+    ProgramMemory& memory = ground.memory;
+    model::Report report{};
+    struct Leave {
+        void operator()(Turnstile* turnstile) const noexcept { turnstile->leave(); }
+    };
+    std::unique_ptr<Turnstile, Leave> turn{};
+};
+
+/// Runs the callback, while nothing sleeps or wakes, and reports its reply; in a dry run reports only whether
+/// there is one. Called on the operations thread. Errors: those of Turnstile::enter(), DeepSleep::look() and
+/// Callbacks::run_named(); refused (it sleeps deeply), no_process (it is ending).
+[[nodiscard]] Result<model::Report> call(const Ground& ground, Callbacks& callbacks,
+                                         const model::CallRequest& request,
+                                         const server::ProgressSink& progress);
+
+/// Gives back all host memory that is retained, at once; in a dry run says how much that is. Called on the
+/// operations thread. Errors: those of Turnstile::enter() and DeepSleep::look(); no_process (it is ending).
+[[nodiscard]] Result<model::Report> release(const Ground& ground, const model::ReleaseRequest& request,
+                                            const server::ProgressSink& progress);
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// From a request to its operation; and when others sleep for it.
+
+#include "operations/operations.hpp"
+
+#include "base/log.hpp"
+#include "common/interception.hpp"
+#include "driver/context.hpp"
+#include "intercepted/state.hpp"
+
+namespace gpu_sleep::agent::operations {
+
+/// Returns its name as a step, for the log.
+static const char* name_of(const server::Operation& operation) noexcept {
+    const bool is_rehearsal = model::terms_in(operation)->dry_run;
+    if (std::holds_alternative<model::WakeRequest>(operation))
+        return is_rehearsal ? "rehearse a wake" : "wake";
+    if (model::sleep_in(operation)) return is_rehearsal ? "rehearse a sleep" : "sleep";
+    return "request";
+}
+
+Result<model::Report> Operations::run(const server::Operation& operation,
+                                      const server::ProgressSink& progress,
+                                      const server::DirectiveSource& directives, server::Asker asker,
+                                      Asked asked) {
+    const auto* const sleep = model::sleep_in(operation);
+    const auto* const wake = std::get_if<model::WakeRequest>(&operation);
+    std::optional<log::Step> step;
+    if (!asked.is_tried) step.emplace(name_of(operation));
+    if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))
+        return operations::release(ground, *release, progress);
+    if (const auto* const live = std::get_if<model::LiveRequest>(&operation))
+        return move_out(ground, callbacks, inhibitors, *live, progress, asker);
+    if (const auto* const call = std::get_if<model::CallRequest>(&operation))
+        return operations::call(ground, callbacks, *call, progress);
+    Joint joint(sleep ? sleep->joint : wake->joint, progress, directives);
+    if (const auto* const if_idle = std::get_if<model::IdleSleepRequest>(&operation))
+        return sleep_if_idle(sleeps, *if_idle, progress, joint, asker);
+    if (sleep) return operations::sleep(sleeps, *sleep, progress, joint, asker);
+    if (!wake->make_room) return operations::wake(wakes, *wake, progress, joint, asked);
+    const auto wake_by = [&](const auto& its) { return wake_alone(wakes, its, progress, asked); };
+    if (wake->dry_run) return room.rehearse(wake_by, *wake);
+    const bool is_switch = asker == server::Asker::command && wake->min_awake.count() == 0;
+    auto woken = room.wake(wake_by,
+                           [&](int device) { return intercepted::is_primary_active(memory.api(), device); },
+                           *wake, asked.is_tried, is_switch);
+    if (woken && is_switch) status.note_wake(); // also of one that was awake: it is to stay so
+    return woken;
+}
+
+RoomMaking::Holders Operations::holders(const model::WakeRequest& request) {
+    const server::ProgressSink nobody = [](const model::Progress&) { return true; };
+    return room.holders([&](const auto& its) { return wake_alone(wakes, its, nobody, {}); }, request);
+}
+
+bool Operations::is_unguarded() noexcept {
+    return !intercepts() && !callbacks.has_before_sleep();
+}
+
+/// Where an allocation of the program has failed: who has the GPU memory, and the command that makes room.
+static void say_who_has_memory(ProgramMemory& memory, KnownDevices& devices, RoomMaking& room) {
+    const auto lack = memory.shortage().take();
+    if (!lack || !memory.may_call_driver()) return;
+    const auto total = driver::device_memory(memory.api(), lack->device);
+    if (!total || lack->bytes >= *total) return; // no sleep makes room for so much
+    const auto gpu = devices.find(lack->device).uuid;
+    if (gpu.empty()) return;
+    const auto holders = room.holders({{gpu, lack->bytes}}).words;
+    if (holders.empty()) return;
+    log::warning("an allocation of {} found too little memory on GPU {}: {}; make room with gpu-reclaim "
+                 "--need {}MiB --gpu {}, or start the program with gpu-run --need SIZE",
+                 format_bytes(lack->bytes), lack->device, holders, (lack->bytes + k_mib - 1) / k_mib, gpu);
+    memory.shortage().set_said();
+}
+
+bool Operations::tidy() {
+    say_who_has_memory(memory, devices, room);
+    return giving_back.some();
+}
+
+} // namespace gpu_sleep::agent::operations

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The agent's operations in the test's own process: a sleep and a wake end at each of their steps, because a
+// call of the driver fails there or the asker withdraws. Afterwards the process is as it was, and can be
+// asked again. And what one request decides.
+
+#include "base/log.hpp"
+#include "common/interception.hpp"
+#include "driver/context.hpp"
+#include "operations/operations.hpp"
+#include "support/catch.hpp"
+#include "support/result_printing.hpp"
+#include "support/sweep.hpp"
+#include "support/weights.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::agent;
+using namespace gpu_sleep::test;
+using model::State;
+using server::Asker;
+
+namespace {
+
+constexpr Bytes k_bytes = 3 * k_mib;
+
+/// The one process: it has memory under two tags, and callbacks that must come in pairs.
+class Program {
+public:
+    static Program& instance() {
+        static auto& program = *new Program; // as an agent is
+        return program;
+    }
+
+    [[nodiscard]] Result<model::Report> run(
+        const server::Operation& operation,
+        const server::ProgressSink& progress = [](const model::Progress&) { return true; }) {
+        return guarded([&] { return operations_.run(operation, progress, others_, Asker::command, {}); });
+    }
+    /// All is as it was, the gate is open, and nothing is under way or owed.
+    void check_awake() {
+        CHECK(operations_.status.state() == State::awake);
+        CHECK(gate::Gate::is_open());
+        CHECK(prepared_ == resumed_);
+        for (std::size_t i = 0; i < addresses_.size(); ++i) {
+            std::vector<std::uint8_t> bytes(k_bytes);
+            REQUIRE(cuMemcpyDtoH(bytes.data(), addresses_[i], k_bytes) == CUDA_SUCCESS);
+            CHECK(bytes == contents_[i]);
+        }
+        check_is_over();
+    }
+    void check_asleep() {
+        CHECK(operations_.status.state() == State::asleep);
+        CHECK_FALSE(gate::Gate::is_open());
+        CHECK(prepared_ == resumed_ + 1);
+        check_is_over();
+    }
+    [[nodiscard]] operations::Operations& operations() { return operations_; }
+    /// The names of the steps of the last operation.
+    [[nodiscard]] static std::vector<std::string> steps() {
+        std::vector<std::string> names;
+        constexpr std::size_t k_time = 13; // "07:46:50.123 "
+        for (const auto& line : log::recent_steps()) {
+            CHECK(line.find("under way") == std::string::npos);
+            const auto name = line.substr(k_time, line.find(": ", k_time) - k_time);
+            if (name == "sleep" || name == "wake") names.clear();
+            names.push_back(name);
+        }
+        return names;
+    }
+
+private:
+    Program() {
+        REQUIRE(intercepts());
+        auto api = driver::Api::load();
+        REQUIRE(api);
+        REQUIRE(driver::initialise(*api));
+        context_ = &*new auto(driver::PrimaryContext::retain(*api, 0));
+        REQUIRE(*context_);
+        REQUIRE(cuCtxSetCurrent((*context_)->get()) == CUDA_SUCCESS);
+        operations_.deep.set_means(operations::DeepSleep::find_means());
+        memory_.set_up(
+            *api, [](Milliseconds) {}, [](int) { return nullptr; });
+        memory_.start();
+        for (const auto* const tag : {"weights", "cache"}) {
+            const auto address = memory_.allocate(0, tag, k_bytes);
+            REQUIRE(address);
+            addresses_.push_back(*address);
+            fill_without_zeros(contents_.emplace_back(k_bytes), addresses_.size());
+            REQUIRE(cuMemcpyHtoD(*address, contents_.back().data(), k_bytes) == CUDA_SUCCESS);
+        }
+        operations_.callbacks.add([](const gpu_sleep_event*, void*) { return ++prepared_, 0; },
+                                  [](const gpu_sleep_event*, void*) { return ++resumed_, 0; }, nullptr,
+                                  Milliseconds(10'000));
+    }
+    void check_is_over() {
+        operations_.turnstile.hold(false); // which waits for an operation that has the turn
+        CHECK(operations_.turnstile.resume());
+    }
+
+    inline static int prepared_ = 0;
+    inline static int resumed_ = 0;
+    Result<driver::PrimaryContext>* context_ = nullptr;
+    ProgramMemory memory_{TouchRule(), std::numeric_limits<Bytes>::max()};
+    operations::Operations operations_{memory_, "", []() noexcept {}};
+    /// Who sleep and wake together with it: they are always ready.
+    const server::DirectiveSource others_ = [is_drained = false](Milliseconds) mutable {
+        using Kind = model::Directive::Kind;
+        is_drained = !is_drained;
+        return Result<std::optional<model::Directive>>(
+            model::Directive{is_drained ? Kind::prepare : Kind::commit});
+    };
+    std::vector<driver::DeviceAddress> addresses_;
+    std::vector<std::vector<std::uint8_t>> contents_;
+};
+
+model::SleepRequest sleep_request(model::Level level = model::Level::keep) {
+    model::SleepRequest request;
+    request.level = level;
+    request.joint = true;
+    request.force = true; // the test calls the driver itself
+    return request;
+}
+
+model::WakeRequest wake_request() {
+    model::WakeRequest request;
+    request.joint = true;
+    return request;
+}
+
+/// Has `operation` end at each word to its asker, and at each call of the driver that fails. `mend` sees to
+/// what came of it. Returns the steps at which it ended.
+template <class Mend>
+std::set<std::string> sweep(const server::Operation& operation, Mend&& mend) {
+    auto& program = Program::instance();
+    std::set<std::string> ends;
+    const auto note = [&](bool has_failed) {
+        const auto steps = Program::steps();
+        if (has_failed) ends.insert(steps.back());
+        const bool is_inner = has_failed && (steps.back() == "copy contents");
+        if (is_inner) ends.insert("move contents");
+        mend(has_failed);
+    };
+    for_each_call([&](int call) {
+        std::string_view failed;
+        const auto done = with_driver_failure(call, failed, [&] { return program.run(operation); });
+        INFO("after " << failed << " failed");
+        note(!done);
+        return !failed.empty();
+    });
+    for_each_call([&](int word) {
+        int words = 0;
+        const auto done = program.run(operation, [&](const model::Progress&) { return ++words != word; });
+        INFO("withdrawn at word " << word);
+        note(!done);
+        return words >= word;
+    });
+    return ends;
+}
+
+/// Those of `steps` in which no sweep ended.
+std::vector<std::string> never(const std::vector<std::string>& steps, const std::set<std::string>& ends) {
+    std::vector<std::string> rest;
+    for (const auto& step : steps)
+        if (!ends.contains(step)) rest.push_back(step);
+    return rest;
+}
+
+/// A request that is refused, and what makes it so.
+struct Refusal {
+    const char* step; ///< at which it ends
+    ErrorCode code;
+    server::Operation request;
+    std::function<void(operations::Operations&)> before = [](auto&) {};
+    std::function<void(operations::Operations&)> after = [](auto&) {};
+};
+
+std::vector<Refusal> refusals() {
+    const auto sleep = [](auto&& change) {
+        auto request = sleep_request();
+        request.joint = false;
+        request.timeout = Milliseconds(50);
+        change(request);
+        return request;
+    };
+    model::WakeRequest elsewhere;
+    elsewhere.gpus = {{"GPU-0", "GPU-1"}};
+    model::WakeRequest of_nobody;
+    of_nobody.tags = {"nobody"};
+    auto in_order = wake_request();
+    in_order.order = {"weights"};
+    return {
+        {"ask whether it may sleep", ErrorCode::inhibited, sleep([](auto&) {}),
+         [](auto& its) { its.inhibitors.add(); }, [](auto& its) { CHECK(its.inhibitors.remove()); }},
+        {"ask whether it may sleep", ErrorCode::invalid_argument, sleep([](auto& request) {
+             request.level = model::Level::pause;
+             request.tags = {"weights"};
+         })},
+        {"wait for other operations", ErrorCode::timed_out, sleep([](auto&) {}),
+         [](auto& its) { its.turnstile.hold(false); }, [](auto& its) { CHECK(its.turnstile.resume()); }},
+        {"look whether it can sleep deeply", ErrorCode::driver_failed,
+         sleep([](auto& request) { request.deep = true; })},
+        {"look what is to sleep", ErrorCode::unknown_tag,
+         sleep([](auto& request) { request.tags = {"nobody"}; })},
+        {"look what is to sleep", ErrorCode::invalid_argument, sleep([](auto& request) {
+             request.keep = {"weights"};
+             request.discard = {"weights"};
+         })},
+        {"look what is to sleep", ErrorCode::invalid_argument,
+         sleep([](auto& request) { request.store = model::Store::file; })},
+        {"look how it sleeps", ErrorCode::invalid_argument, elsewhere},
+        {"look how it sleeps", ErrorCode::unknown_tag, of_nobody},
+        {"wait for other operations", ErrorCode::invalid_argument, in_order},
+    };
+}
+
+} // namespace
+
+TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") {
+    auto& program = Program::instance();
+    const auto request = sleep_request();
+    REQUIRE(program.run(request));
+    const auto steps = Program::steps();
+    program.check_asleep();
+    REQUIRE(program.run(wake_request()));
+    auto ends = sweep(request, [&](bool has_failed) {
+        if (has_failed) {
+            program.check_awake();
+            REQUIRE(program.run(request));
+        }
+        program.check_asleep();
+        REQUIRE(program.run(wake_request()));
+        program.check_awake();
+    });
+    const auto pause = sleep_request(model::Level::pause);
+    ends.merge(sweep(pause, [&](bool has_failed) {
+        if (has_failed) {
+            program.check_awake();
+            REQUIRE(program.run(pause));
+        }
+        CHECK(program.operations().status.state() == State::paused);
+        REQUIRE(program.run(wake_request()));
+        program.check_awake();
+    }));
+    for (const auto& row : refusals()) ends.insert(row.step);
+    // A step belongs here only if nothing can end a sleep in it; the last, if no process outside is there.
+    CHECK(never(steps, ends) == std::vector<std::string>{"sleep", "say how touches are met",
+                                                         "settle the gate", "have the driver take the rest"});
+}
+
+TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]") {
+    auto& program = Program::instance();
+    REQUIRE(program.run(sleep_request()));
+    REQUIRE(program.run(wake_request()));
+    const auto steps = Program::steps();
+    REQUIRE(program.run(sleep_request()));
+    auto ends = sweep(wake_request(), [&](bool has_failed) {
+        if (has_failed) {
+            program.check_asleep();
+            REQUIRE(program.run(wake_request()));
+        }
+        program.check_awake();
+        REQUIRE(program.run(sleep_request()));
+    });
+    REQUIRE(program.run(wake_request()));
+    for (const auto& row : refusals()) ends.insert(row.step);
+    // Likewise. The gate of a process of which all sleeps has let nothing through that could be waited for.
+    CHECK(never(steps, ends) ==
+          std::vector<std::string>{"wake", "shut the gate", "callbacks after the wake", "settle the gate",
+                                   "bring back what runs from host memory", "give host memory back"});
+}
+
+TEST_CASE("Steps: what a process refuses, at which step and with what error", "[steps]") {
+    auto& program = Program::instance();
+    for (const auto& row : refusals()) {
+        INFO(row.step << ", " << traits(row.code).name);
+        row.before(program.operations());
+        const auto done = program.run(row.request);
+        REQUIRE_FALSE(done);
+        CHECK(done.error().code == row.code);
+        CHECK(Program::steps().back() == row.step);
+        row.after(program.operations());
+        program.check_awake();
+        if (const auto* const sleep = std::get_if<model::SleepRequest>(&row.request)) {
+            // A dry run says why it would be refused, and changes nothing.
+            auto dry = *sleep;
+            dry.dry_run = true;
+            row.before(program.operations());
+            const auto rehearsed = program.run(dry);
+            CHECK((rehearsed ? rehearsed->refusal_code : rehearsed.error().code) == row.code);
+            row.after(program.operations());
+            program.check_awake();
+        }
+    }
+}
