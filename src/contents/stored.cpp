@@ -219,20 +219,21 @@ Result<void> restore_to_device(Transfer& transfer, std::span<const Move> blocks,
     for (const auto& [batch, wanted] : batches)
         chunks = std::max(chunks, store::places_of(batch->extents()).size());
     const auto slots = Staging::slots_for(chunks, false, transfer.options);
-    for (const auto& [batch, wanted] : batches) {
-        std::vector<driver::DeviceAddress> addresses(batch->extents().size());
+    for (const auto& [key, wanted] : batches) {
+        const auto& batch = *key; // which lambdas may name
+        std::vector<driver::DeviceAddress> addresses(batch.extents().size());
         const auto extents =
-            extents_of(*batch, wanted, place_of, [&](std::size_t extent, const Move& block, Bytes offset) {
+            extents_of(batch, wanted, place_of, [&](std::size_t extent, const Move& block, Bytes offset) {
                 addresses[extent] = block.device.address - offset;
             });
         const auto get = [&](Staging& staging) {
             DeviceSink sink(transfer.session, staging, addresses, transfer.progress);
-            return get_some(*batch, extents, sink, beside(transfer, staging));
+            return get_some(batch, extents, sink, beside(transfer, staging));
         };
         auto done = transfer.with_staging(slots, get);
         if (done) continue;
         if (!is_about_store(done.error().code)) return done;
-        const auto error = naming(*batch, std::move(done).error());
+        const auto error = naming(batch, std::move(done).error());
         for (const auto& block : wanted) failures.try_emplace(block.range, error);
     }
     return {};
@@ -265,19 +266,20 @@ Result<void> restore_to_cache(Handover& handover, Batch& batch, std::span<const 
         return ready;
     };
     const auto place_of = [](const Carried& block) -> const Place& { return block.from; };
-    for (const auto& [from, wanted] : by_batch(blocks, place_of)) {
-        std::vector<std::byte*> memory(from->extents().size());
+    for (const auto& [key, wanted] : by_batch(blocks, place_of)) {
+        const auto& from = *key;
+        std::vector<std::byte*> memory(from.extents().size());
         const auto extents =
-            extents_of(*from, wanted, place_of, [&](std::size_t extent, const Carried& block, Bytes offset) {
+            extents_of(from, wanted, place_of, [&](std::size_t extent, const Carried& block, Bytes offset) {
                 memory[extent] = arena.data() + (block.to.at - offset);
             });
         auto done = with_buffers(handover.options, [&](Bytes buffer_bytes) {
             CodingOptions options;
             options.buffer_bytes = buffer_bytes;
             CacheSink sink(memory, make_ready, handover.progress);
-            return get_some(*from, extents, sink, options);
+            return get_some(from, extents, sink, options);
         });
-        if (!done) return naming(*from, std::move(done).error());
+        if (!done) return naming(from, std::move(done).error());
     }
     return {};
 }
