@@ -99,7 +99,7 @@ Result<void> read_all(const fs::path& file) {
     if (!reader) return reader.error();
     Verifier sink;
     store::SnapshotReadOptions reading;
-    reading.ahead = Verifier::k_ahead;
+    reading.under_way = Verifier::k_ahead;
     return reader->read(sink, reading);
 }
 
@@ -164,7 +164,7 @@ Result<Bytes> extract_to(const SnapshotOptions& options, int fd) {
     if (!reader) return reader.error();
     FileSink sink(fd, options.output);
     store::SnapshotReadOptions reading;
-    reading.ahead = Verifier::k_ahead;
+    reading.under_way = Verifier::k_ahead;
     reading.extents = {*options.extent};
     GPU_SLEEP_TRY(reader->read(sink, reading));
     return reader->header().description.extents[*options.extent].bytes;

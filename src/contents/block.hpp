@@ -23,11 +23,21 @@ using Number = std::uint64_t;
 /// A block is what one fingerprint covers.
 inline constexpr Bytes k_block_bytes = driver::k_fingerprint_block_bytes;
 
-/// Where bytes are kept.
+/// How bytes lie where they are kept.
+enum class Coding : std::uint8_t {
+    raw,   ///< in memory, as the GPU held them
+    chunks ///< in those of a store (store/coding.hpp), which are brought back whole
+};
+
+/// Where a block is kept, and how.
 struct Place {
-    Batch* batch = nullptr; ///< lives as long as any block that lies in it
-    Bytes at = 0;           ///< from the start of the batch's contents
+    Batch* batch = nullptr;  ///< lives as long as any block that lies in it
+    Bytes at = 0;            ///< from the start of the batch's contents
+    std::uint32_t bytes = 0; ///< of those, that are its
+    Coding coding = Coding::raw;
     friend bool operator==(const Place&, const Place&) = default;
+
+    [[nodiscard]] Span span() const noexcept { return {at, bytes}; }
 };
 
 struct Block {

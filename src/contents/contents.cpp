@@ -4,9 +4,13 @@
 
 #include "contents/contents.hpp"
 
+#include "base/log.hpp"
+#include "base/text.hpp"
 #include "driver/context.hpp"
 #include "store/host_account.hpp"
 #include "store/host_memory.hpp"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
@@ -23,16 +27,16 @@ template <class Use>
 void for_each_part(const KeptRange& range, const KeptRange* successor, Use&& use) {
     Batch* batch = nullptr;
     Span part;
-    for_each_block(range, [&](const Block& block, Span span, std::size_t i) {
+    for_each_block(range, [&](const Block& block, Span, std::size_t i) {
         const bool is_taken_over = successor && successor->blocks[i].place == block.place;
         if (is_taken_over || !block.is_stored()) return;
         if (block.place.batch == batch && block.place.at == part.end()) {
-            part.bytes += span.bytes;
+            part.bytes += block.place.bytes;
             return;
         }
         if (batch) use(*batch, part);
         batch = block.place.batch;
-        part = {block.place.at, span.bytes};
+        part = block.place.span();
     });
     if (batch) use(*batch, part);
 }
@@ -42,19 +46,53 @@ void for_each_part(const KeptRange& range, Use&& use) {
     for_each_part(range, nullptr, use);
 }
 
-/// Who has the first block that is stored; null if none is.
-const Keeper* first_keeper(const KeptRange& range) noexcept {
-    const auto stored = std::find_if(range.blocks.begin(), range.blocks.end(),
-                                     [](const Block& block) { return block.is_stored(); });
-    return stored == range.blocks.end() ? nullptr : &stored->place.batch->keeper();
-}
-
+/// What the range takes of the host cache.
 Bytes bytes_in_host(const KeptRange& range) noexcept {
     Bytes sum = 0;
-    for_each_block(range, [&](const Block& block, Span span, std::size_t) {
-        if (block.is_in(model::Store::host)) sum += span.bytes;
-    });
+    for (const auto& block : range.blocks)
+        if (block.is_in(model::Store::host)) sum += block.place.bytes;
     return sum;
+}
+
+/// Has `report` say what `needed` of host memory are.
+void note_host_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) {
+    const auto headroom = store::host_room(rehearsal.options.host_reserve);
+    const auto available = headroom.bytes;
+    const auto* const outcome = needed <= available      ? ""
+                                : rehearsal.choice.spill ? ": the rest would go to files"
+                                                         : ": it would fail unless enough bytes are zero";
+    report.notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
+                                       format_bytes(needed), format_bytes(available), headroom.limited_by,
+                                       outcome));
+}
+
+/// Has `report` say what `needed` of the directory are.
+void note_file_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) {
+    const auto& directory = rehearsal.choice.directory;
+    if (directory.empty()) return;
+    auto space = store::SnapshotDirectory::free_space_in(directory);
+    if (!space) {
+        if (rehearsal.is_fallback)
+            report.notes.push_back(space.error().message + ": nothing could be put there");
+        else
+            refuse(report, space.error().message + ": it would fail", space.error().code);
+        return;
+    }
+    std::string limit;
+    if (const auto headroom = store::host_headroom_beyond(rehearsal.options.host_reserve);
+        space->in_memory && headroom.bytes < space->bytes) {
+        space->bytes = headroom.bytes;
+        limit = fmt::format(", in host memory ({})", headroom.limited_by);
+    }
+    report.notes.push_back(
+        fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
+                    rehearsal.is_fallback ? "without enough host memory, needs" : "needs",
+                    format_bytes(needed), directory, format_bytes(space->bytes), limit,
+                    needed <= space->bytes ? "" : ": it fails unless the files compress enough"));
+}
+
+bool has_waste_in(const std::unique_ptr<Batch>& batch) noexcept {
+    return batch->arena() && batch->arena()->has_waste();
 }
 
 } // namespace
@@ -62,31 +100,60 @@ Bytes bytes_in_host(const KeptRange& range) noexcept {
 Bytes held_by(const Batches& batches, model::Store store) noexcept {
     Bytes sum = 0;
     for (const auto& batch : batches)
-        if (batch->keeper().store() == store) sum += batch->held();
+        if (batch->store() == store) sum += batch->held();
     return sum;
 }
 
 Result<Bytes> needs_of(const Batches& batches, model::Store store) {
     Bytes sum = 0;
     for (const auto& batch : batches) {
-        if (batch->keeper().store() != store) continue;
+        if (batch->store() != store) continue;
         sum += GPU_SLEEP_TRY(batch->needs());
     }
     return sum;
 }
 
-Keeper& Contents::keeper(model::Store store) noexcept {
-    switch (store) {
-    case model::Store::host: return host_;
-    case model::Store::file: return files_;
+Result<SaveOptions> Contents::open(const model::Choice& choice, std::vector<std::string>& notes) const {
+    SaveOptions options;
+    options.copies_all = choice.copy_all;
+    options.checks_copies = choice.check_copies;
+    options.keeps_files = choice.keep_files;
+    if (choice.directory.empty()) return options;
+    auto directory = store::SnapshotDirectory::open(choice.directory);
+    if (!directory && model::uses_files(choice)) return std::move(directory).error();
+    if (!directory) return options;
+    // Whoever looks here takes away what a crash has left.
+    if (const auto removed = (*directory)->remove_leftovers(); !removed)
+        log::debug("leftovers could not be removed: {}", removed.error().message);
+    if (const auto doubtful = (*directory)->doubtful(); doubtful && !doubtful->empty()) {
+        auto note =
+            fmt::format("{} has files that may belong to processes not visible here: {}, the first {}",
+                        choice.directory, counted(doubtful->size(), "snapshot"), doubtful->front().text());
+        // A sleep may try again.
+        if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
     }
-    return host_;
+    if (!model::uses_files(choice)) return options;
+    store::ClaimOptions memory;
+    memory.reserve = options_.host_reserve;
+    options.store = std::make_shared<store::FileStore>(*std::move(directory), std::move(memory));
+    return options;
+}
+
+std::unique_ptr<Batch> Contents::make_batch(Label label, model::Store store, const SaveOptions& options) {
+    if (store == model::Store::host) return host_.make_batch(std::move(label), options.takes_prepared);
+    return std::make_unique<Batch>(std::move(label), options.store);
+}
+
+void Contents::note_needs(model::Store store, Bytes needed, const Rehearsal& rehearsal,
+                          model::Report& report) {
+    if (needed == 0) return;
+    (store == model::Store::host ? note_host_needs : note_file_needs)(needed, rehearsal, report);
 }
 
 Bytes Contents::bytes_in(model::Store store, Number range) const {
     Bytes sum = 0;
-    for_each_part(ranges_.at(range), [&](const Batch& batch, Span part) {
-        if (batch.keeper().store() == store) sum += part.bytes;
+    for_each_block(ranges_.at(range), [&](const Block& block, Span span, std::size_t) {
+        if (block.is_in(store)) sum += span.bytes;
     });
     return sum;
 }
@@ -100,18 +167,20 @@ bool Contents::is_elsewhere(model::Store store, Number range) const {
 bool Contents::is_mendable(Number range) const {
     const auto& blocks = ranges_.at(range).blocks;
     return std::any_of(blocks.begin(), blocks.end(), [](const Block& block) {
-        return block.is_stored() && block.place.batch->keeper().is_mendable();
+        return block.is_stored() && !block.place.batch->is_cached();
     });
 }
 
-const Keeper* Contents::keeper_of(Number range) const {
-    return first_keeper(ranges_.at(range));
+std::string_view Contents::where(Number range) const {
+    for (const auto& block : ranges_.at(range).blocks)
+        if (block.is_stored()) return block.place.batch->is_cached() ? "host memory" : "files";
+    return {};
 }
 
 std::set<std::string> Contents::directories(Number range) const {
     std::set<std::string> found;
     for_each_part(ranges_.at(range), [&](const Batch& batch, Span) {
-        if (auto directory = batch.directory(); !directory.empty()) found.insert(directory.native());
+        if (!batch.is_cached() && batch.held() != 0) found.insert(batch.parcel()->where.native());
     });
     return found;
 }
@@ -121,25 +190,21 @@ Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
     for (const auto range : ranges)
         for_each_part(ranges_.at(range), [&](Batch& batch, Span) { batches.insert(&batch); });
     Result<void> done;
-    std::map<std::shared_ptr<const store::SnapshotDirectory>, std::vector<Batch*>> directories;
+    std::vector<store::Parcel*> named;
     for (auto* const batch : batches) {
-        auto directory = batch->keep_file();
-        if (!directory) {
-            done = std::move(directory).error();
+        if (batch->is_cached()) continue;
+        const auto is_new = batch->parcel()->keep();
+        if (!is_new) {
+            done = is_new.error();
             break;
         }
-        if (*directory) directories[*std::move(directory)].push_back(batch);
+        if (*is_new) named.push_back(batch->parcel());
     }
     // Also after a failure: what has its name by now is to keep it.
-    for (const auto& [directory, named] : directories) {
-        if (auto flushed = directory->flush(); !flushed) {
-            if (done) done = std::move(flushed);
-            continue;
-        }
-        for (auto* const batch : named) batch->note_flushed();
-    }
+    for (auto* const parcel : named)
+        if (auto flushed = parcel->flush(); !flushed && done) done = std::move(flushed);
     if (!done) return std::move(done).error();
-    return !directories.empty();
+    return !named.empty();
 }
 
 void Contents::admit(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept {
@@ -200,9 +265,7 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
     const bool has_room = bytes <= room;
     kept_in_host_ -= bytes;
     kept.is_retained = true;
-    give_up_unless(kept, [&](Batch& batch) {
-        return batch.keeper().store() == model::Store::host ? has_room : batch.retain();
-    });
+    give_up_unless(kept, [&](Batch& batch) { return batch.is_cached() ? has_room : batch.retain(); });
     if (has_room) {
         room -= bytes;
         retained_ += bytes;
@@ -232,8 +295,10 @@ Result<void> Contents::read(const KeptRange& range, Span part, std::byte* to) {
         if (!done || begin >= end) return;
         auto* const target = to + (begin - part.offset);
         const auto bytes = end - begin;
-        if (block.is_stored())
-            done = block.place.batch->read({block.place.at + (begin - span.offset), bytes}, target);
+        if (block.is_stored() && block.place.coding == Coding::raw)
+            done = block.place.batch->arena()->read({block.place.at + (begin - span.offset), bytes}, target);
+        else if (block.is_stored())
+            done = make_error(ErrorCode::refused, "the contents are in files");
         else if (block.seal.is_zero)
             std::fill_n(target, bytes, std::byte{0});
         else
@@ -282,7 +347,8 @@ Bytes Contents::trim_retained(Bytes most) noexcept {
 }
 
 void Contents::protect() noexcept {
-    for (const auto& batch : batches_) batch->protect();
+    for (const auto& batch : batches_)
+        if (batch->arena()) batch->arena()->protect();
 }
 
 Contents::Lent Contents::lend(Number range) noexcept {
@@ -330,7 +396,7 @@ void Contents::give_up_unless(KeptRange& range, Stays&& stays) noexcept {
         if (its_stay) return;
         range.stored -= span.bytes;
         const auto gone = std::exchange(place, {});
-        is_wasted |= forget_part(*gone.batch, {gone.at, span.bytes}, Files::as_asked);
+        is_wasted |= forget_part(*gone.batch, gone.span(), Files::as_asked);
     });
     if (is_wasted) told_();
 }
@@ -344,49 +410,46 @@ void Contents::retire(const Batch& batch, Files files) noexcept {
 
 std::optional<Waste> Contents::find_waste() {
     Waste waste;
-    for (const auto& batch : batches_) {
-        if (!batch->has_waste()) continue;
-        waste.batch = batch.get();
-        break;
-    }
-    if (!waste.batch) return std::nullopt;
+    const auto wasteful = std::find_if(batches_.begin(), batches_.end(), has_waste_in);
+    if (wasteful == batches_.end()) return std::nullopt;
+    waste.arena = (*wasteful)->arena();
     // What takes memory comes before the wish is ended.
     std::vector<Span> live;
     for (const auto& [number, range] : ranges_)
         for_each_part(range, [&](const Batch& batch, Span part) {
-            if (&batch == waste.batch) live.push_back(part);
+            if (&batch == wasteful->get()) live.push_back(part);
         });
     std::sort(live.begin(), live.end(), [](const Span& a, const Span& b) { return a.offset < b.offset; });
     waste.needed.reserve(live.size());
-    waste.part = *waste.batch->take_waste();
-    const auto part = waste.batch->part(waste.part);
+    waste.part = *waste.arena->take_waste();
+    const auto part = waste.arena->span_of(waste.part);
     std::copy_if(live.begin(), live.end(), std::back_inserter(waste.needed),
                  [&](const Span& span) { return span.offset < part.end() && part.offset < span.end(); });
     return waste;
 }
 
 bool Contents::has_waste() const noexcept {
-    return !retired_.empty() || std::any_of(batches_.begin(), batches_.end(),
-                                            [](const auto& batch) { return batch->has_waste(); });
+    return !retired_.empty() || std::any_of(batches_.begin(), batches_.end(), has_waste_in);
 }
 
 Batch* Contents::find_unpinned() noexcept {
-    const auto found = std::find_if(batches_.begin(), batches_.end(),
-                                    [](const auto& batch) { return batch->has_unpinned(); });
+    const auto found = std::find_if(batches_.begin(), batches_.end(), [](const auto& batch) {
+        return batch->arena() && batch->arena()->has_untried();
+    });
     return found == batches_.end() ? nullptr : found->get();
 }
 
 bool Contents::unpin() noexcept {
     bool are_all_unpinned = host_.unpin_prepared() && store::HostArena::stuck_bytes() == 0;
     for (const auto* const batches : {&batches_, &retired_})
-        for (const auto& batch : *batches) are_all_unpinned &= batch->unpin();
+        for (const auto& batch : *batches) are_all_unpinned &= !batch->arena() || batch->arena()->unpin_all();
     return are_all_unpinned;
 }
 
 std::vector<std::string> Contents::directories() const {
     std::set<std::string> found;
     for (const auto& batch : batches_)
-        if (auto directory = batch->directory(); !directory.empty()) found.insert(directory.native());
+        if (!batch->is_cached() && batch->held() != 0) found.insert(batch->parcel()->where.native());
     return {found.begin(), found.end()};
 }
 
@@ -408,15 +471,14 @@ void Retired::add(Batches batches) noexcept {
 
 bool Retired::give_back_some() noexcept {
     for (const auto& batch : batches_)
-        if (batch->give_back_some()) return true;
+        if (batch->arena() && batch->arena()->unpin_next()) return true;
     batches_.clear();
     held_ = 0;
     return false;
 }
 
 bool Retired::close_files() noexcept {
-    return batches_.remove_if(
-               [](const auto& batch) { return batch->keeper().store() == model::Store::file; }) > 0;
+    return batches_.remove_if([](const auto& batch) { return !batch->is_cached(); }) > 0;
 }
 
 } // namespace gpu_sleep::contents

@@ -5,13 +5,13 @@
 
 #pragma once
 
+#include "contents/batch.hpp"
 #include "contents/block.hpp"
-#include "contents/file_keeper.hpp"
-#include "contents/host_keeper.hpp"
+#include "contents/host_cache.hpp"
 #include "contents/host_use.hpp"
-#include "contents/keeper.hpp"
 #include "contents/progress.hpp"
 #include "contents/staging.hpp"
+#include "contents/transfer.hpp"
 #include "driver/api.hpp"
 #include "model/model.hpp"
 #include "store/host_account.hpp"
@@ -26,6 +26,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,17 +34,22 @@ namespace gpu_sleep::contents {
 
 using model::k_stores;
 
-using Batches = std::list<std::unique_ptr<Batch>>;
-
-/// A part of a batch that is worth giving back. The batch lives until it is reaped.
+/// A piece of an arena that is worth giving back. It lives until its batch is reaped.
 struct Waste {
-    Batch* batch = nullptr;
+    store::HostArena* arena = nullptr;
     std::size_t part = 0;
     std::vector<Span> needed; ///< contents that lie in it, in order
 
     /// Gives it back, and returns how much that was. Nobody may use the batch's contents meanwhile; the mutex
     /// need not be held. May throw for want of memory: then nothing has changed.
-    [[nodiscard]] Bytes give_back() const { return batch->shrink(part, needed); }
+    [[nodiscard]] Bytes give_back() const { return arena->shrink(part, needed); }
+};
+
+/// What a dry run supposes.
+struct Rehearsal {
+    const model::Choice& choice;
+    bool is_fallback = false; ///< host memory cannot take it: it goes to files, if the request says so
+    HostUse options{};
 };
 
 /// What `batches` hold of `store`.
@@ -63,8 +69,16 @@ public:
     [[nodiscard]] const driver::Api& api() const noexcept { return api_; }
     [[nodiscard]] const HostUse& options() const noexcept { return options_; }
     [[nodiscard]] store::Pinner& pinner() noexcept { return pinner_; }
-    /// Who keeps what goes to `store`. One for each: the place where a new store is put in.
-    [[nodiscard]] Keeper& keeper(model::Store store) noexcept;
+    /// Opens what `choice` wants of the stores: the place where a new one is put in. Adds to `notes` what its
+    /// user should know of what is there. Errors: not_permitted, io_failed.
+    [[nodiscard]] Result<SaveOptions> open(const model::Choice& choice,
+                                           std::vector<std::string>& notes) const;
+    /// For contents that go to `store`. Takes nothing yet.
+    [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, model::Store store,
+                                                    const SaveOptions& options);
+    /// Has `report` say what `needed` (Batch::needs() of all batches) are, and whether they are there.
+    static void note_needs(model::Store store, Bytes needed, const Rehearsal& rehearsal,
+                           model::Report& report);
 
     [[nodiscard]] const KeptRange& at(Number range) const { return ranges_.at(range); }
     /// How much of the range is in `store`.
@@ -73,8 +87,8 @@ public:
     [[nodiscard]] bool is_elsewhere(model::Store store, Number range) const;
     /// Whether any part of the range may be put right from outside, where it was found damaged.
     [[nodiscard]] bool is_mendable(Number range) const;
-    /// Who has the range; if several have, the first of them. Null if it is all zeros.
-    [[nodiscard]] const Keeper* keeper_of(Number range) const;
+    /// Where the range is, for people; if in several places, the first of them. Empty if it is all zeros.
+    [[nodiscard]] std::string_view where(Number range) const;
     /// Where the files are that hold a part of the range, each once.
     [[nodiscard]] std::set<std::string> directories(Number range) const;
     /// Has the files that hold a part of the ranges stay when they are no longer needed. Returns whether any
@@ -151,7 +165,7 @@ public:
     /// Nothing if there is none.
     [[nodiscard]] std::optional<Waste> find_waste();
     static void note_shrunk(const Waste& waste, Bytes given_back) noexcept {
-        waste.batch->note_shrunk(waste.part, given_back);
+        waste.arena->note_shrunk(waste.part, given_back);
     }
     /// Whether there is something to reap, or to give back.
     [[nodiscard]] bool has_waste() const noexcept;
@@ -196,8 +210,7 @@ private:
     const driver::Api& api_;
     const HostUse options_;
     DriverPinner pinner_;
-    HostKeeper host_;
-    FileKeeper files_;
+    HostCache host_;
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
     Batches retired_;

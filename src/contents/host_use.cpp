@@ -4,7 +4,7 @@
 
 #include "contents/host_use.hpp"
 
-#include "store/host_memory.hpp"
+#include "store/host_account.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -32,11 +32,7 @@ unsigned default_relay_threads() noexcept {
 Bytes room_for_contents(Bytes reserve) {
     // Where address space is limited, the threads and the buffers that write and read files need some, too.
     constexpr Bytes k_left_of_address_space = 128 * k_mib;
-    const auto left = store::address_space_left();
-    const auto budget = store::HostAccount::own().room();
-    return std::min({store::host_headroom_beyond(reserve).bytes,
-                     left - std::min(left, k_left_of_address_space),
-                     budget ? budget->bytes : std::numeric_limits<Bytes>::max()});
+    return store::host_room(reserve, k_left_of_address_space).bytes;
 }
 
 } // namespace gpu_sleep::contents

@@ -150,12 +150,10 @@ private:
 
 Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const store::ClaimOptions& claims) {
     std::vector<store::SnapshotExtent> extents(copies.size());
-    std::vector<driver::AddressSpan> device;
-    device.reserve(copies.size());
     Bytes total = 0;
     for (std::size_t i = 0; i < copies.size(); ++i) {
+        extents[i].address = copies[i].device.address;
         extents[i].bytes = copies[i].device.bytes;
-        device.push_back(copies[i].device);
         total += copies[i].device.bytes;
     }
     const auto places = store::places_of(extents);
@@ -163,7 +161,7 @@ Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const s
     const auto move_all = [&](Staging& staging) -> Result<void> {
         Claimer claimer(transfer, claims, total);
         FirstFailure failure;
-        DeviceSource source(transfer.session, staging, device, extents, transfer.progress);
+        DeviceSource source(transfer.session, staging, extents, transfer.progress);
         auto* const steps = &transfer.session.steps();
         auto threads = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-move", transfer.options.relay_threads));
         for (const auto& place : places) {
@@ -182,8 +180,7 @@ Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const s
         threads.reset(); // once all is there
         return failure.result();
     };
-    return with_staging(transfer.staging, transfer.session, transfer.pinner, slots, transfer.options,
-                        transfer.progress, move_all);
+    return transfer.with_staging(slots, move_all);
 }
 
 Result<bool> prepare_to_relay_back(Transfer& transfer) {

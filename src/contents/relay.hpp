@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "contents/keeper.hpp"
+#include "contents/transfer.hpp"
 #include "store/host_arena.hpp"
 #include "store/host_memory.hpp"
 

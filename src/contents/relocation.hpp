@@ -35,7 +35,7 @@ public:
 
     /// Reserves what it needs of the host. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> begin();
-    /// Copies what is to be moved; then it is whole and flushed. Errors: those of Keeper::take_over().
+    /// Copies what is to be moved; then it is whole and flushed. Errors: those of store_from_cache().
     [[nodiscard]] Result<void> carry(ProgressCounter& progress);
     /// From here on the contents lie in their new places.
     void admit() noexcept;
@@ -44,9 +44,8 @@ private:
     /// What goes to one batch.
     struct Target {
         Batch* batch = nullptr;
-        std::vector<Carried> parts; ///< as they were added to it
+        std::vector<Carried> blocks; ///< as they were added to it
     };
-    [[nodiscard]] Target& target_for(const Label& label, model::Store store);
 
     Contents& contents_;
     SaveOptions options_;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Asking keepers for blocks, and comparing seals.
+// Bringing blocks, and comparing seals.
 
 #include "contents/restore.hpp"
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "contents/stored.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace gpu_sleep::contents {
@@ -25,29 +27,12 @@ Restore::Restore(Contents& contents, driver::DeviceSession& session, ProgressCou
 }
 
 Result<void> Restore::give(std::span<const Move> blocks, bool at_once) {
-    // Of each keeper in turn; as a rule there is one.
-    std::vector<Keeper*> asked;
-    std::vector<Move> of_keeper;
-    for (const auto& block : blocks) {
-        if (!block.place.batch) continue;
-        auto& keeper = block.place.batch->keeper();
-        if (keeper.gives_at_once() != at_once) continue;
-        if (std::find(asked.begin(), asked.end(), &keeper) != asked.end()) continue;
-        asked.push_back(&keeper);
-        of_keeper.clear();
-        std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(of_keeper), [&](const Move& each) {
-            return each.place.batch && &each.place.batch->keeper() == &keeper;
-        });
-        // Neighbours lie in one batch, as a rule.
-        const Batch* reached = nullptr;
-        for (const auto& each : of_keeper) {
-            if (each.place.batch == reached) continue;
-            GPU_SLEEP_TRY(each.place.batch->unprotect());
-            reached = each.place.batch;
-        }
-        GPU_SLEEP_TRY(keeper.give(transfer_, of_keeper, failures_));
-    }
-    return {};
+    std::vector<Move> wanted;
+    std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(wanted), [=](const Move& block) {
+        return block.place.batch && block.place.batch->is_cached() == at_once;
+    });
+    if (wanted.empty()) return {};
+    return at_once ? HostCache::give(transfer_, wanted) : restore_to_device(transfer_, wanted, failures_);
 }
 
 Result<void> Restore::zero(std::span<const Move> blocks) {
@@ -66,7 +51,7 @@ Result<void> Restore::zero(std::span<const Move> blocks) {
 }
 
 bool Restore::comes_at_once(const Move& block) noexcept {
-    return !block.place.batch || block.place.batch->keeper().gives_at_once();
+    return !block.place.batch || block.place.batch->is_cached();
 }
 
 Result<void> Restore::add(std::span<const Target> targets) {

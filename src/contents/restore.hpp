@@ -39,11 +39,11 @@ private:
         driver::Fingerprint seal;
     };
     using Indices = std::vector<std::size_t>; ///< of wanted_
-    /// Has the keepers give what is wanted: those who do so at once, or the others.
+    /// Brings those of `blocks` that the host cache has, or the others.
     [[nodiscard]] Result<void> give(std::span<const Move> blocks, bool at_once);
     /// Sets those of `blocks` to zero that are stored nowhere: memory that is new is not trusted to be.
     [[nodiscard]] Result<void> zero(std::span<const Move> blocks);
-    /// Whether the block is on its way once add() has returned: it is zero, or its keeper gives at once.
+    /// Whether the block is on its way once add() has returned: it is zero, or in the host cache.
     [[nodiscard]] static bool comes_at_once(const Move& block) noexcept;
     [[nodiscard]] std::vector<driver::FingerprintBlock> memory_of(const Indices& indices) const;
     /// Queues the fingerprints of what is on its way behind its copies, while more is copied.

@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "contents/stored.hpp"
 #include "driver/context.hpp"
 
 #include <algorithm>
@@ -14,17 +15,9 @@
 namespace gpu_sleep::contents {
 namespace {
 
-/// New blocks that follow one another, on the device and in the range.
-struct Run {
-    std::size_t first = 0; ///< block
-    driver::AddressSpan memory;
-    model::Store store = model::Store::host;
-
-    [[nodiscard]] bool is_followed_by(const Run& next) const noexcept {
-        return memory.bytes > 0 && memory.end() == next.memory.address && memory.bytes % k_block_bytes == 0 &&
-               store == next.store;
-    }
-};
+/// Where room may be short, and where what has none there goes.
+constexpr auto k_first = model::k_stores.front();
+constexpr auto k_next = model::k_stores[1];
 
 } // namespace
 
@@ -98,16 +91,20 @@ Result<void> Save::seal(driver::DeviceSession& session) {
     return {};
 }
 
-Batch& Save::batch_for(Part& part, int device, model::Store store, const std::string& tag) {
-    auto& batch = part.batches[{store, tag}];
+void Save::place(Part& part, int device, const Item& item, model::Store store, Block& block,
+                 driver::AddressSpan memory) {
+    auto& [batch, blocks] = part.batches[{store, item.tag}];
     if (!batch)
-        batch = batches_.emplace_back(contents_.keeper(store).make_batch({device, tag}, options_)).get();
-    return *batch;
+        batch = batches_.emplace_back(contents_.make_batch({device, item.tag}, store, options_)).get();
+    block.place = batch->add(item.number, memory);
+    blocks.push_back({item.number, block.place, memory});
+    part.copied += memory.bytes;
 }
 
 const KeptRange* Save::usable_previous(const Item& item, bool is_unchanged) const {
     const auto* previous = contents_.find_retained(item.previous);
-    const bool is_used = contents_.keeper(item.store).may_replace() || is_unchanged;
+    // Block by block only in the host cache: elsewhere all of a tag is used, or none.
+    const bool is_used = item.store == model::Store::host || is_unchanged;
     return is_used && previous && previous->spans == item.range->spans ? previous : nullptr;
 }
 
@@ -122,11 +119,11 @@ Bytes Save::new_bytes(const Item& item) const {
 
 Save::Allowances Save::share_room() const {
     Allowances needs;
-    if (!options_.room_in_host) return needs;
+    if (!options_.room) return needs;
     for (const auto& [device, part] : parts_)
         for (const auto& item : part.items)
-            if (item.store == model::Store::host) needs[{device, item.tag}] += new_bytes(item);
-    auto room = *options_.room_in_host;
+            if (item.store == k_first) needs[{device, item.tag}] += new_bytes(item);
+    auto room = *options_.room;
     auto allowances = needs;
     for (const auto& [tag, bytes] : needs) {
         const bool fits = bytes <= room;
@@ -149,7 +146,7 @@ std::set<std::string> Save::unchanged_tags(const Part& part) {
     };
     std::map<std::string, Found> tags;
     for (const auto& item : part.items) {
-        if (contents_.keeper(item.store).may_replace()) continue;
+        if (item.store == model::Store::host) continue;
         auto& found = tags[item.tag];
         const auto* previous = contents_.find_retained(item.previous);
         if (previous && previous->spans != item.range->spans) previous = nullptr;
@@ -157,7 +154,7 @@ std::set<std::string> Save::unchanged_tags(const Part& part) {
             if (block.seal.is_zero || !found.is_same) return;
             auto* const batch = previous ? previous->blocks[i].place.batch : nullptr;
             if (!found.batch) found.batch = batch;
-            found.is_same = batch && batch == found.batch && batch->keeper().store() == item.store &&
+            found.is_same = batch && batch == found.batch && batch->store() == item.store &&
                             previous->blocks[i].seal == block.seal;
             found.bytes += span.bytes;
         });
@@ -166,7 +163,7 @@ std::set<std::string> Save::unchanged_tags(const Part& part) {
     for (const auto& [tag, found] : tags) {
         if (!found.is_same || !found.batch || found.batch->live() != found.bytes) continue;
         taken_back_.reserve(taken_back_.size() + 1);
-        if (!found.batch->take_back(tag, options_)) continue;
+        if (!found.batch->take_back(tag, *options_.store)) continue;
         taken_back_.push_back(found.batch);
         unchanged.insert(tag);
     }
@@ -176,17 +173,6 @@ std::set<std::string> Save::unchanged_tags(const Part& part) {
 void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes& allowance) {
     auto& range = *item.range;
     const auto* const previous = usable_previous(item, is_unchanged);
-    Run run;
-    const auto end_run = [&] {
-        if (run.memory.bytes == 0) return;
-        auto& batch = batch_for(part, device, run.store, item.tag);
-        const auto at = batch.add(run.memory);
-        part.copied += run.memory.bytes;
-        Bytes done = 0;
-        for (auto i = run.first; done < run.memory.bytes; ++i, done += k_block_bytes)
-            range.blocks[i].place = {&batch, at + done};
-        run.memory = {};
-    };
     for_each_block(range, [&](Block& block, Span span, std::size_t i) {
         const driver::AddressSpan memory{item.address + span.offset, span.bytes};
         if (block.seal.is_zero) return;
@@ -199,21 +185,12 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes&
             item.overwrites = true;
             return;
         }
-        Run next{i, {memory.address, 0}, item.store};
-        if (item.store == model::Store::host && allowance < memory.bytes) {
-            next.store = model::Store::file;
-            spilled_ += memory.bytes;
-            allowance = 0; // what follows goes there, too: one run
-        } else {
-            allowance -= memory.bytes;
-        }
-        if (!run.is_followed_by(next)) {
-            end_run();
-            run = next;
-        }
-        run.memory.bytes += memory.bytes;
+        const bool has_room = item.store != k_first || allowance >= memory.bytes;
+        place(part, device, item, has_room ? item.store : k_next, block, memory);
+        // What follows goes there, too: it lies together.
+        allowance = has_room ? allowance - memory.bytes : 0;
+        if (!has_room) spilled_ += memory.bytes;
     });
-    end_run();
     part.stored += range.stored;
 }
 
@@ -255,28 +232,19 @@ Result<void> Save::begin() {
 Result<void> Save::replace(Transfer& transfer, Part& part) {
     for (const auto& block : part.replaced) GPU_SLEEP_TRY(block.place.batch->unprotect());
     part.has_overwritten = true;
-    // Of each keeper in turn; as a rule there is one.
-    for (auto first = part.replaced.begin(); first != part.replaced.end();) {
-        auto& keeper = first->place.batch->keeper();
-        const auto last = std::find_if(first, part.replaced.end(), [&](const Move& block) {
-            return &block.place.batch->keeper() != &keeper;
-        });
-        GPU_SLEEP_TRY(keeper.replace(transfer, std::span<const Move>(first, last)));
-        first = last;
-    }
-    return {};
+    return HostCache::replace(transfer, part.replaced);
 }
 
 Result<void> Save::take_from_all(Transfer& transfer, Part& part) {
-    // Keeper by keeper: the batches are sorted by their store.
-    std::vector<Batch*> batches;
-    for (auto next = part.batches.begin(); next != part.batches.end();) {
-        auto& keeper = next->second->keeper();
-        batches.clear();
-        for (; next != part.batches.end() && &next->second->keeper() == &keeper; ++next)
-            batches.push_back(next->second);
-        GPU_SLEEP_TRY(keeper.take(transfer, batches));
+    std::vector<Batch*> cached;
+    std::vector<Batch*> others;
+    std::vector<Move> blocks;
+    for (auto& [key, fresh] : part.batches) {
+        (fresh.first->is_cached() ? cached : others).push_back(fresh.first);
+        if (fresh.first->is_cached()) blocks.insert(blocks.end(), fresh.second.begin(), fresh.second.end());
     }
+    if (!cached.empty()) GPU_SLEEP_TRY(HostCache::take(transfer, cached, blocks));
+    if (!others.empty()) GPU_SLEEP_TRY(store_from_device(transfer, others));
     // Last: what is retained stays so where memory or room for what is new is short.
     GPU_SLEEP_TRY(replace(transfer, part));
     return transfer.wait();
@@ -311,7 +279,7 @@ Result<std::unique_ptr<CopyCheck>> Save::check(const Part& part, bool was_there)
         const bool is_same = item.lent && item.lent.mapped().spans == item.range->spans;
         for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
             const auto* const old = is_same ? &item.lent.mapped().blocks[i] : nullptr;
-            if (!block.is_stored() || !block.place.batch->keeper().may_replace()) return;
+            if (!block.is_in(model::Store::host)) return;
             const bool stays =
                 !options_.copies_all && old && old->place == block.place && old->seal == block.seal;
             if (stays == was_there)
@@ -332,7 +300,7 @@ Result<void> Save::mend(Transfer& transfer, Part& part, CopyCheck& check) const 
         item.overwrites |= std::any_of(damaged.begin(), damaged.end(),
                                        [&](const Move& block) { return block.range == item.number; });
     const std::vector<Move> blocks(damaged.begin(), damaged.end());
-    GPU_SLEEP_TRY(blocks.front().place.batch->keeper().replace(transfer, blocks));
+    GPU_SLEEP_TRY(HostCache::replace(transfer, blocks));
     GPU_SLEEP_TRY(transfer.wait());
     GPU_SLEEP_TRY(transfer.session.synchronize());
     const auto again = GPU_SLEEP_TRY(CopyCheck::start(damaged, limits_.check_threads));

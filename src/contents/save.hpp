@@ -5,7 +5,7 @@
 #pragma once
 
 #include "contents/contents.hpp"
-#include "contents/host_copies.hpp"
+#include "contents/copy_check.hpp"
 #include "contents/host_use.hpp"
 
 #include <map>
@@ -47,7 +47,7 @@ public:
     // Once it is laid out:
     /// What `store` must take at most, besides what it has. Errors: io_failed.
     [[nodiscard]] Result<Bytes> needs(model::Store store) const;
-    /// Of what was to go to host memory, bytes that go to files for want of room (SaveOptions::room_in_host).
+    /// Bytes that go to other places than they were to, for want of room (SaveOptions::room).
     [[nodiscard]] Bytes spilled() const noexcept { return spilled_; }
     /// Of what is kept of the device: bytes that have a place, and bytes that are to be copied there.
     [[nodiscard]] Bytes stored(int device) const noexcept;
@@ -56,7 +56,7 @@ public:
     /// Reserves what it needs of the host. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> begin();
     /// Copies what is to be copied of the session's device; then it is whole and flushed. Errors: those of
-    /// Keeper::take().
+    /// HostCache::take() and store_from_device().
     [[nodiscard]] Result<void> take(driver::DeviceSession& session, ProgressCounter& progress);
     /// From here on the contents are kept, under the numbers that add() gave; Contents::forget() is the way
     /// back.
@@ -79,20 +79,23 @@ private:
     /// One device's part.
     struct Part {
         std::vector<Item> items;
-        std::map<std::pair<model::Store, std::string>, Batch*> batches; ///< new ones, by store and tag
+        /// New ones, by store and tag, with the blocks that are to be copied there.
+        std::map<std::pair<model::Store, std::string>, std::pair<Batch*, std::vector<Move>>> batches;
         std::vector<Move> replaced;   ///< blocks that get new contents in the places that they have
         bool has_overwritten = false; ///< any of those places
         Bytes bytes = 0;
         Bytes stored = 0;
         Bytes copied = 0;
     };
-    [[nodiscard]] Batch& batch_for(Part& part, int device, model::Store store, const std::string& tag);
+    /// Gives `block`, which lies at `memory`, a new place.
+    void place(Part& part, int device, const Item& item, model::Store store, Block& block,
+               driver::AddressSpan memory);
     /// What the item is retained as, where its places may be used again; else null.
     [[nodiscard]] const KeptRange* usable_previous(const Item& item, bool is_unchanged) const;
     /// What new places the item needs, if all goes to its store.
     [[nodiscard]] Bytes new_bytes(const Item& item) const;
-    /// How much of each tag may go to new places in host memory, by device and tag: whole tags first, for as
-    /// long as there is room, then whole blocks.
+    /// How much of each tag may go to new places in the first of the stores, by device and tag: whole tags
+    /// first, for as long as there is room, then whole blocks.
     using Allowances = std::map<std::pair<int, std::string>, Bytes>;
     [[nodiscard]] Allowances share_room() const;
     /// Tags none of whose contents has changed since they were put in places that cannot be replaced one by

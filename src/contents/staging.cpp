@@ -66,10 +66,9 @@ std::byte* Staging::slot(std::size_t index) const noexcept {
 }
 
 DeviceSource::DeviceSource(driver::DeviceSession& session, Staging& staging,
-                           std::vector<driver::AddressSpan> extents,
-                           const std::vector<store::SnapshotExtent>& described, ProgressCounter& progress)
-    : session_(session), staging_(staging), extents_(std::move(extents)),
-      places_(store::places_of(described)), progress_(progress), slot_of_(places_.size()) {
+                           const std::vector<store::SnapshotExtent>& extents, ProgressCounter& progress)
+    : session_(session), staging_(staging), extents_(extents), places_(store::places_of(extents)),
+      progress_(progress), slot_of_(places_.size()) {
     for (std::size_t i = staging.slots(); i-- > 0;) free_.push_back(i);
 }
 

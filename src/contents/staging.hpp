@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Pinned memory: pinning through the driver, and a ring of pinned buffers through which contents move
-// between a device and a snapshot: the GPU copies, the processors compress or decode, and the disk writes
+// between a device and a store: the GPU copies, the processors compress or decode, and the disk writes
 // or reads, all at the same time.
 
 #pragma once
@@ -10,10 +10,9 @@
 #include "contents/progress.hpp"
 #include "driver/api.hpp"
 #include "driver/device_session.hpp"
+#include "store/coding.hpp"
 #include "store/host_arena.hpp"
 #include "store/host_memory.hpp"
-#include "store/snapshot_reader.hpp"
-#include "store/snapshot_writer.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -71,41 +70,13 @@ private:
     std::size_t next_ = 0;
 };
 
-/// Runs `job(staging)` with a ring of `slots`, if there is none yet, which stays for the next job. When host
-/// memory is short, runs it again with a smaller one. Errors: out_of_host_memory, cancelled, those of the
-/// job.
-template <class Job>
-[[nodiscard]] Result<void> with_staging(std::unique_ptr<Staging>& staging, driver::DeviceSession& session,
-                                        store::Pinner& pinner, std::size_t slots, const HostUse& options,
-                                        ProgressCounter& progress, Job&& job) {
-    for (;;) {
-        if (staging) slots = staging->slots();
-        Result<void> done;
-        if (!staging) {
-            auto made = Staging::create(pinner, slots, options, progress);
-            if (made)
-                staging = *std::move(made);
-            else
-                done = std::move(made).error();
-        }
-        if (staging) done = job(*staging);
-        if (done || slots == Staging::k_min_slots || done.error().code != ErrorCode::out_of_host_memory)
-            return done;
-        // What a file in host memory lacks is more than a ring has.
-        if (staging && done.error().where == store::HostClaims::k_where) return done;
-        GPU_SLEEP_TRY(session.synchronize()); // nothing may still use the ring
-        staging.reset();
-        slots = std::max(slots / 2, Staging::k_min_slots);
-    }
-}
-
-/// Contents of a device as a snapshot's writer pulls them: copied ahead of it as far as there are slots.
+/// Contents of a device as they are pulled: copied ahead of it as far as there are slots.
 class DeviceSource final : public store::ChunkSource {
 public:
-    /// `extents` says where on the device each extent of the snapshot lies. All outlive it; the session's
-    /// context is current on the thread that calls take().
-    DeviceSource(driver::DeviceSession& session, Staging& staging, std::vector<driver::AddressSpan> extents,
-                 const std::vector<store::SnapshotExtent>& described, ProgressCounter& progress);
+    /// `extents` lie on the device. All outlive it; the session's context is current on the thread that calls
+    /// take().
+    DeviceSource(driver::DeviceSession& session, Staging& staging,
+                 const std::vector<store::SnapshotExtent>& extents, ProgressCounter& progress);
 
     [[nodiscard]] Result<std::span<const std::byte>> take(const store::ChunkPlace& place) override;
     void release(const store::ChunkPlace& place) noexcept override;
@@ -117,7 +88,7 @@ private:
 
     driver::DeviceSession& session_;
     Staging& staging_;
-    std::vector<driver::AddressSpan> extents_;
+    const std::vector<store::SnapshotExtent>& extents_;
     std::vector<store::ChunkPlace> places_;
     ProgressCounter& progress_;
     std::vector<std::size_t> slot_of_; ///< of each place
@@ -128,10 +99,10 @@ private:
     std::vector<std::size_t> free_;
 };
 
-/// Contents on their way from a snapshot to a device.
+/// Contents on their way from a store to a device.
 class DeviceSink final : public store::ChunkSink {
 public:
-    /// `addresses` says where on the device each extent of the snapshot goes; only those that are read are
+    /// `addresses` says where on the device each extent goes; only those that are read are
     /// used.
     DeviceSink(driver::DeviceSession& session, Staging& staging, std::vector<driver::DeviceAddress> addresses,
                ProgressCounter& progress);

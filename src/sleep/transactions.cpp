@@ -28,16 +28,6 @@ using ledger::Backing;
 
 namespace {
 
-/// Has each keeper open what `choice` wants of its store. Adds to `notes` what its user should know of it.
-/// Errors: those of Keeper::open().
-Result<contents::SaveOptions> open_stores(contents::Contents& contents, const model::Choice& choice,
-                                          std::vector<std::string>& notes) {
-    contents::SaveOptions options;
-    for (const auto store : contents::k_stores)
-        GPU_SLEEP_TRY(contents.keeper(store).open(choice, options, notes));
-    return options;
-}
-
 bool is_asked_for(const model::Choice& request, const std::string& tag) {
     return request.tags.empty() || std::ranges::find(request.tags, tag) != request.tags.end();
 }
@@ -106,7 +96,7 @@ private:
 /// as much in buffers.
 Bytes room_beside_files(const contents::SaveOptions& save, const contents::HostUse& options) {
     // Files in host memory take of the same, and are smaller.
-    if (save.directory->is_in_memory()) return 0;
+    if (save.store->is_in_memory) return 0;
     const auto space = options.room_for_contents(options.host_reserve);
     return space - std::min(3 * options.staging, space / 4);
 }
@@ -130,11 +120,11 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     if (plan.is_empty()) return {};
     auto opened = static_cast<const model::Choice&>(request);
     if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
-    const auto open = [&] { return open_stores(contents_, opened, report.notes); };
+    const auto open = [&] { return contents_.open(opened, report.notes); };
     // A directory's leftovers are removed.
     auto options =
         GPU_SLEEP_TRY(model::uses_files(opened) ? telling_of_call(control.progress, open) : open());
-    if (spill == Spill::rest) options.room_in_host = room_beside_files(options, contents_.options());
+    if (spill == Spill::rest) options.room = room_beside_files(options, contents_.options());
     const Protecting protecting(contents_);
     MoveTransaction move(contents_, plan, options);
     SleepTransaction transaction(api_, contents_, plan, std::move(options),
@@ -183,7 +173,7 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
         const auto saved = save.needs(store);
         const auto moved = move.needs(store);
         if (!saved || !moved) return saved ? moved.error() : saved.error();
-        contents_.keeper(store).note_needs(*saved + *moved, {request, false, contents_.options()}, report);
+        contents::Contents::note_needs(store, *saved + *moved, {request, false, contents_.options()}, report);
     }
     if (request.spill) {
         // At most all of it: how much is zero is not known.
@@ -193,8 +183,8 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
         spilled.lay_out();
         const auto in_files = GPU_SLEEP_TRY(spilled.needs(model::Store::file));
         if (in_host > 0)
-            contents_.keeper(model::Store::file)
-                .note_needs(in_files, {request, true, contents_.options()}, report);
+            contents::Contents::note_needs(model::Store::file, in_files, {request, true, contents_.options()},
+                                           report);
     }
     return {};
 }
@@ -207,12 +197,11 @@ void Transactions::adjust_asleep(const model::SleepRequest& request, model::Repo
         const auto& tag = ledger_.tag(backing.tag).name;
         if (!backing.is_asleep() || backing.kept.range == 0 || !is_asked_for(request, tag)) continue;
         asleep.push_back(backing.kept.range);
-        const auto* const keeper = contents_.keeper_of(backing.kept.range);
-        if (!keeper) continue;
+        const auto where = contents_.where(backing.kept.range);
+        if (where.empty()) continue;
         const auto asked = store_asked_for(request, tag);
         const bool is_damaged = backing.residence() == model::Residence::damaged;
-        if (is_damaged && asked && contents_.is_elsewhere(*asked, backing.kept.range))
-            elsewhere[tag] = keeper->where();
+        if (is_damaged && asked && contents_.is_elsewhere(*asked, backing.kept.range)) elsewhere[tag] = where;
         if (asked == model::Store::file) directories.merge(contents_.directories(backing.kept.range));
     }
     for (const auto& [tag, where] : elsewhere)

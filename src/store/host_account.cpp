@@ -245,6 +245,16 @@ Result<void> HostAccount::await(Bytes bytes, Milliseconds patience,
     return {};
 }
 
+Headroom host_room(Bytes reserve, Bytes spared) {
+    auto found = host_headroom_beyond(reserve);
+    const auto addresses = address_space_left();
+    if (const auto left = addresses - std::min(addresses, spared); left < found.bytes)
+        found = {left, "the process's limit on address space, ulimit -v"};
+    if (const auto room = HostAccount::own().room(); room && room->bytes < found.bytes)
+        found = {room->bytes, "this user's limit for all processes"};
+    return found;
+}
+
 Result<void> HostShare::take(HostAccount& account, Bytes bytes) {
     if (bytes == 0) return {};
     GPU_SLEEP_TRY(account.take(bytes));

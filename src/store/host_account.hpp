@@ -10,6 +10,7 @@
 #include "base/files.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
+#include "store/host_memory.hpp"
 #include "store/own_file.hpp"
 
 #include <sys/types.h>
@@ -100,6 +101,11 @@ private:
     FileIdentity file_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< in which it is
     UnsharedFd holder_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< where the page does not hold the lock
 };
+
+/// What this process may take of host memory now, beside `reserve`, and what limits that: the host, the
+/// process's own limit on address space, of which `spared` is left, or its user's account. Thread-safe; opens
+/// and reads a handful of small files.
+[[nodiscard]] Headroom host_room(Bytes reserve, Bytes spared = 0);
 
 /// What was taken of an account, and is given back at the end. Move-only; used by one thread at a time.
 class HostShare {

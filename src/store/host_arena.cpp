@@ -4,9 +4,11 @@
 
 #include "store/host_arena.hpp"
 
+#include "base/fd.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -135,7 +137,7 @@ HostArena::HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces)
 void HostArena::add_pieces(std::vector<Piece>& pieces, std::span<std::byte> memory) {
     for (Bytes at = 0; at < memory.size(); at += k_piece_bytes) {
         const auto piece = memory.subspan(at, std::min(k_piece_bytes, memory.size() - at));
-        pieces.push_back({piece, {{piece}}});
+        pieces.push_back({.memory = piece, .parts = {{piece}}, .use = {piece.size(), piece.size()}});
     }
 }
 
@@ -338,17 +340,15 @@ bool HostArena::unpin(Part& part) noexcept {
     return !part.is_pinned;
 }
 
-std::vector<HostArena::Part> HostArena::rest_of(const Part& part,
-                                                std::span<const std::span<const std::byte>> needed) {
-    const auto begin = reinterpret_cast<Bytes>(part.memory.data());
-    const auto offset_of = [=](const std::byte* at) {
-        return std::clamp(reinterpret_cast<Bytes>(at), begin, begin + part.memory.size()) - begin;
+std::vector<HostArena::Part> HostArena::rest_of(const Part& part, Bytes begin, std::span<const Span> needed) {
+    const auto offset_of = [&](Bytes at) {
+        return std::clamp(at, begin, begin + part.memory.size()) - begin;
     };
     std::vector<Part> rest;
     for (const auto& span : needed) {
-        const auto first = offset_of(span.data()) / k_huge_page_bytes * k_huge_page_bytes;
-        const auto last = offset_of(span.data() + span.size());
-        if (offset_of(span.data()) == last) continue; // it lies elsewhere
+        const auto first = offset_of(span.offset) / k_huge_page_bytes * k_huge_page_bytes;
+        const auto last = offset_of(span.end());
+        if (offset_of(span.offset) == last) continue; // it lies elsewhere
         const auto end = std::min(round_up(last, k_huge_page_bytes), part.memory.size());
         auto* const data = part.memory.data() + first;
         if (!rest.empty() && rest.back().memory.data() + rest.back().memory.size() >= data)
@@ -372,14 +372,15 @@ Bytes HostArena::drop_but(const Part& part, std::span<const Part> rest) noexcept
     return dropped;
 }
 
-Bytes HostArena::shrink(std::size_t index, std::span<const std::span<const std::byte>> needed) {
+Bytes HostArena::shrink(std::size_t index, std::span<const Span> needed) {
     auto& parts = pieces_[index].parts;
     // What takes memory comes first: behind the first unpinning nothing may fail.
     std::vector<std::vector<Part>> rests;
     std::size_t most = 0;
     bool pins_again = false;
     for (const auto& part : parts) {
-        rests.push_back(rest_of(part, needed));
+        const auto offset = static_cast<Bytes>(part.memory.data() - piece(index).data());
+        rests.push_back(rest_of(part, span_of(index).offset + offset, needed));
         most += std::max<std::size_t>(1, rests.back().size());
         pins_again |= part.is_pinned && !rests.back().empty();
     }
@@ -406,6 +407,69 @@ Bytes HostArena::shrink(std::size_t index, std::span<const std::span<const std::
     parts = std::move(left);
     if (is_reached) static_cast<void>(set_access(piece(index), PROT_NONE));
     return dropped;
+}
+
+const std::byte* HostArena::read(Span span, std::vector<std::byte>& buffer) const {
+    const auto* const begin = at(span.offset);
+    if (at(span.end() - 1) == begin + (span.bytes - 1)) return begin;
+    buffer.clear();
+    for_each_piece(span, [&](std::size_t, Span part) {
+        buffer.insert(buffer.end(), at(part.offset), at(part.offset) + part.bytes);
+    });
+    return buffer.data();
+}
+
+Result<void> HostArena::read(Span span, std::byte* to) const {
+    // The kernel reads what is out of reach of threads, and so nobody else's access to it changes.
+    const UniqueFd memory(open_file(AT_FDCWD, "/proc/self/mem", O_RDONLY | O_CLOEXEC));
+    int failure = memory ? 0 : errno;
+    for_each_piece(span, [&](std::size_t, Span part) {
+        while (failure == 0 && part.bytes > 0) {
+            const auto from = reinterpret_cast<off_t>(at(part.offset));
+            const auto count = ::pread(memory.get(), to, part.bytes, from);
+            if (count <= 0) {
+                failure = count < 0 ? errno : EIO;
+                if (failure == EINTR) failure = 0;
+                continue;
+            }
+            to += count;
+            part = {part.offset + static_cast<Bytes>(count), part.bytes - static_cast<Bytes>(count)};
+        }
+    });
+    if (failure == 0) return {};
+    return errno_error(ErrorCode::io_failed, failure, memory ? "pread" : "open", "cannot read kept contents");
+}
+
+Bytes HostArena::held() const noexcept {
+    Bytes sum = 0;
+    for (const auto& piece : pieces_) sum += piece.use.held;
+    return sum;
+}
+
+bool HostArena::forget(Span span) noexcept {
+    bool has_more = false;
+    span.bytes = std::min(round_up(span.bytes, k_alignment), bytes_ - span.offset);
+    for_each_piece(span, [&](std::size_t index, Span part) {
+        auto& use = pieces_[index].use;
+        const bool was_worth_it = use.is_worth_shrinking();
+        use.live -= part.bytes;
+        use.dead += part.bytes;
+        has_more |= !was_worth_it && use.is_worth_shrinking();
+    });
+    return has_more;
+}
+
+bool HostArena::has_waste() const noexcept {
+    return std::any_of(pieces_.begin(), pieces_.end(),
+                       [](const Piece& piece) { return piece.use.is_worth_shrinking(); });
+}
+
+std::optional<std::size_t> HostArena::take_waste() noexcept {
+    const auto piece = std::find_if(pieces_.begin(), pieces_.end(),
+                                    [](const Piece& each) { return each.use.is_worth_shrinking(); });
+    if (piece == pieces_.end()) return std::nullopt;
+    piece->use.dead = 0;
+    return static_cast<std::size_t>(piece - pieces_.begin());
 }
 
 } // namespace gpu_sleep::store

@@ -9,9 +9,11 @@
 #include "base/units.hpp"
 #include "store/host_account.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,6 +30,22 @@ public:
     [[nodiscard]] virtual bool unpin(std::span<std::byte> memory) noexcept = 0;
 };
 
+/// What one piece of an arena is used for.
+struct PieceUse {
+    Bytes held = 0; ///< memory that it takes
+    Bytes live = 0; ///< of contents that are still needed
+    Bytes dead = 0; ///< of contents that died since it was last shrunk
+
+    /// Once nothing in it lives, or what died is a quarter of what it holds. So a quarter of the memory is
+    /// wasted at most, and what is left over of huge pages; and however small the parts are that die, one
+    /// after another, a piece is shrunk some ten times until it is empty, at about 1 ms each,
+    /// measured on one H200.
+    [[nodiscard]] bool is_worth_shrinking() const noexcept {
+        constexpr Bytes k_min_share = 4;
+        return dead > 0 && (live == 0 || dead * k_min_share >= held);
+    }
+};
+
 /// Host memory in pieces of `k_piece_bytes` (the last may be shorter). Anonymous, private, on huge pages
 /// where they can be had, left out of core dumps and of children. Each piece begins on a huge page; together
 /// they take no more memory than `bytes` rounded up to a page. Neither copyable nor movable; its figures may
@@ -37,6 +55,8 @@ public:
     /// Populating and pinning together ran a fifth faster by pieces of 32 MiB on eight threads than by pieces
     /// of 128 MiB on six, on one H200.
     static constexpr Bytes k_piece_bytes = 32 * k_mib;
+    /// Contents begin at multiples of it, which keeps transfers at full speed.
+    static constexpr Bytes k_alignment = 256;
 
     /// Reserves address space for `bytes`; takes no memory yet. `pinner` may be null: nothing is pinned. The
     /// first pieces are taken out of `stock`, which may be null, as far as it has any: they are ready. The
@@ -72,7 +92,10 @@ public:
     /// unpinned, would make the wake up to five times as long. What cannot be pinned is copied unpinned.
     /// While nobody copies from or to the arena, which may be out of reach (protect()). Where there is no
     /// memory for it (which is thrown) nothing has changed.
-    [[nodiscard]] Bytes shrink(std::size_t index, std::span<const std::span<const std::byte>> needed);
+    [[nodiscard]] Bytes shrink(std::size_t index, std::span<const Span> needed);
+    [[nodiscard]] Span span_of(std::size_t index) const noexcept {
+        return {index * k_piece_bytes, pieces_[index].memory.size()};
+    }
     /// Puts the memory out of reach of this process's threads, or within it again; the GPUs' copies of what
     /// is pinned do not ask. One system call each for all pieces that lie together. What cannot be protected
     /// stays in reach. Errors of unprotect(): out_of_host_memory (the kernel has no room to note it; some may
@@ -91,6 +114,34 @@ public:
     [[nodiscard]] std::byte* at(Bytes offset) const noexcept {
         return pieces_[offset / k_piece_bytes].memory.data() + offset % k_piece_bytes;
     }
+    /// Where `span` can be read, which is within reach; in `buffer`, where it lies apart. May throw for want
+    /// of memory. On any thread, if nobody writes there.
+    [[nodiscard]] const std::byte* read(Span span, std::vector<std::byte>& buffer) const;
+    /// Copies `span` to `to`, also while it is out of reach. Errors: io_failed. Source: proc(5).
+    [[nodiscard]] Result<void> read(Span span, std::byte* to) const;
+    /// Calls `use(piece index, part)` for each part of `span` that lies in one piece: a copy must not cross
+    /// the border of a registration.
+    template <class Use>
+    static void for_each_piece(Span span, Use&& use) {
+        while (span.bytes > 0) {
+            const auto index = static_cast<std::size_t>(span.offset / k_piece_bytes);
+            const auto bytes = std::min(span.bytes, (index + 1) * k_piece_bytes - span.offset);
+            use(index, Span{span.offset, bytes});
+            span = {span.offset + bytes, span.bytes - bytes};
+        }
+    }
+
+    // What is needed of it: guarded by whoever keeps contents in it.
+    /// Memory that it holds.
+    [[nodiscard]] Bytes held() const noexcept;
+    /// `span`, with what follows up to the next that may begin, is no longer needed. Returns whether another
+    /// piece has become worth shrinking.
+    [[nodiscard]] bool forget(Span span) noexcept;
+    /// A piece that is worth shrinking. It counts as tried from then on, whatever comes of it.
+    [[nodiscard]] std::optional<std::size_t> take_waste() noexcept;
+    [[nodiscard]] bool has_waste() const noexcept;
+    void note_shrunk(std::size_t index, Bytes given_back) noexcept { pieces_[index].use.held -= given_back; }
+
     [[nodiscard]] std::size_t piece_count() const noexcept { return pieces_.size(); }
     [[nodiscard]] std::span<std::byte> piece(std::size_t index) const noexcept {
         return pieces_[index].memory;
@@ -128,6 +179,7 @@ private:
         std::vector<Part> parts; ///< what of it is left, in order
         bool is_ready = false;
         bool was_tried = false; ///< to be pinned
+        PieceUse use{};         ///< all is needed at first
     };
 
     HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces);
@@ -147,9 +199,9 @@ private:
     void pin(Part& part) noexcept;
     /// Returns false if the part is still pinned.
     bool unpin(Part& part) noexcept;
-    /// What of `part` is `needed`, on whole huge pages.
-    [[nodiscard]] static std::vector<Part> rest_of(const Part& part,
-                                                   std::span<const std::span<const std::byte>> needed);
+    /// What of `part`, which begins at `begin`, is `needed`, on whole huge pages.
+    [[nodiscard]] static std::vector<Part> rest_of(const Part& part, Bytes begin,
+                                                   std::span<const Span> needed);
     /// Drops the pages of `part`, which is not pinned, but for those of `rest`. Returns how much.
     Bytes drop_but(const Part& part, std::span<const Part> rest) noexcept;
 

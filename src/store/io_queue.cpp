@@ -34,7 +34,12 @@ Result<void> check(IoRequest::Kind kind, long moved) {
     if (moved == 0 && !writes)
         return make_error(ErrorCode::damaged, "the snapshot is truncated: it ends before its contents do");
     const auto number = moved == 0 ? ENOSPC : static_cast<int>(-moved);
-    if (writes && (number == ENOSPC || number == EDQUOT || number == EFBIG))
+    if (writes && number == EFBIG)
+        return Error{ErrorCode::out_of_disk,
+                     "cannot write the snapshot: the file would be too long (RLIMIT_FSIZE)",
+                     {},
+                     EFBIG};
+    if (writes && (number == ENOSPC || number == EDQUOT))
         return errno_error(ErrorCode::out_of_disk, number, "write", "cannot write the snapshot");
     return errno_error(ErrorCode::io_failed, number, writes ? "write" : "read",
                        writes ? "cannot write the snapshot" : "cannot read the snapshot");

@@ -28,13 +28,18 @@ Bytes SnapshotDescription::content_bytes() const noexcept {
     return sum;
 }
 
-std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents) {
+std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents,
+                                  const std::vector<std::size_t>& wanted) {
+    std::vector<bool> is_wanted(extents.size(), wanted.empty());
+    for (const auto extent : wanted) is_wanted[extent] = true;
     std::vector<ChunkPlace> places;
+    std::size_t number = 0;
     for (std::size_t i = 0; i < extents.size(); ++i)
-        for (Bytes at = 0; at < extents[i].bytes; at += codec::k_chunk_bytes)
-            places.push_back({i, at,
-                              static_cast<std::size_t>(std::min(codec::k_chunk_bytes, extents[i].bytes - at)),
-                              places.size()});
+        for (Bytes at = 0; at < extents[i].bytes; at += codec::k_chunk_bytes, ++number)
+            if (is_wanted[i])
+                places.push_back(
+                    {i, at, static_cast<std::size_t>(std::min(codec::k_chunk_bytes, extents[i].bytes - at)),
+                     number});
     return places;
 }
 

@@ -71,8 +71,9 @@ struct ChunkPlace {
     return static_cast<std::size_t>((bytes + codec::k_chunk_bytes - 1) / codec::k_chunk_bytes);
 }
 
-/// The chunks that the extents are cut into, in order.
-[[nodiscard]] std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents);
+/// The chunks that the extents are cut into, in order; of those extents that are `wanted`, or all if none is.
+[[nodiscard]] std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents,
+                                                const std::vector<std::size_t>& wanted = {});
 
 /// A description with the calling process as owner. Errors: io_failed.
 [[nodiscard]] Result<SnapshotDescription> describe_own();

@@ -1,37 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Reading a snapshot: chunks are read ahead, checked and decoded on all cores, and delivered in order.
+// Reading a snapshot: its header is checked, and its chunks are found.
 
 #pragma once
 
 #include "base/fd.hpp"
+#include "store/coding.hpp"
 #include "store/io_queue.hpp"
 #include "store/snapshot.hpp"
 
 #include <filesystem>
-#include <span>
+#include <memory>
+#include <vector>
 
 namespace gpu_sleep::store {
 
 class SnapshotFile;
 
-/// Where the contents of a snapshot go.
-class ChunkSink {
-public:
-    virtual ~ChunkSink() = default;
-    /// Memory for the contents of `place`. Called in order, on the thread of SnapshotReader::read(), for at
-    /// most `ahead` chunks before the first of them is delivered. Errors: any; reading ends.
-    [[nodiscard]] virtual Result<std::span<std::byte>> space(const ChunkPlace& place) = 0;
-    /// The contents of `place`, checked, are where space() said. Called in order, on the same thread. Errors:
-    /// any; reading ends.
-    [[nodiscard]] virtual Result<void> deliver(const ChunkPlace& place,
-                                               std::span<const std::byte> content) = 0;
-};
-
-struct SnapshotReadOptions {
-    unsigned threads = 0;             ///< that check and decode; 0 for one per processor
-    std::size_t ahead = 0;            ///< chunks in progress; 0 for three per thread
-    Bytes buffer_bytes = 512 * k_mib; ///< bound for all buffers; lowers the two above
+struct SnapshotReadOptions : CodingOptions {
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
     /// Which extents to read, by number; all if there is none.
@@ -58,9 +44,11 @@ public:
     /// out_of_host_memory, invalid_argument (no such extent), those of the sink.
     [[nodiscard]] Result<void> read(ChunkSink& sink, const SnapshotReadOptions& options = {}) const;
 
-private:
-    [[nodiscard]] Result<void> read_unguarded(ChunkSink& sink, const SnapshotReadOptions& options) const;
+    /// What gets its chunks, by a queue that lasts as long, and may be used while this is there. Errors:
+    /// out_of_threads. Those of it: io_failed; those of IoRequest.
+    [[nodiscard]] Result<GetChunk> chunks(const SnapshotReadOptions& options = {}) const;
 
+private:
     SnapshotReader(UniqueFd own, int fd, SnapshotHeader header)
         : own_(std::move(own)), fd_(fd), header_(std::move(header)) {}
     SnapshotReader(const SnapshotFile& file, SnapshotHeader header);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Writing a snapshot: contents are pulled, compressed on all cores, and written, all at the same time.
+// Writing a snapshot: coded chunks go wherever the file ends just then, several at a time; the header last.
 
 #pragma once
 
+#include "base/thread_safety.hpp"
+#include "store/coding.hpp"
 #include "store/host_memory.hpp"
 #include "store/io_queue.hpp"
 #include "store/snapshot.hpp"
@@ -12,29 +14,13 @@
 
 #include <functional>
 #include <memory>
-#include <span>
+#include <optional>
+#include <vector>
 
 namespace gpu_sleep::store {
 
-/// Where the contents of a snapshot come from.
-class ChunkSource {
-public:
-    virtual ~ChunkSource() = default;
-    /// Waits for the contents of `place`. Called for every chunk in order, on the thread of write_snapshot();
-    /// at most as many are out as there are chunks under way (SnapshotWriteOptions). Errors: any; the
-    /// snapshot is given up. Where they begin at a page, contents that do not compress are written without a
-    /// copy.
-    [[nodiscard]] virtual Result<std::span<const std::byte>> take(const ChunkPlace& place) = 0;
-    /// The contents are no longer needed. Called once for each that was taken, from any thread, also after a
-    /// failure.
-    virtual void release(const ChunkPlace& place) noexcept = 0;
-};
-
-struct SnapshotWriteOptions {
-    unsigned threads = 0;             ///< that encode; 0 for one per processor
-    std::size_t under_way = 0;        ///< chunks taken and not yet written; 0 for three per thread
-    Bytes buffer_bytes = 512 * k_mib; ///< bound for all buffers; lowers the two above
-    bool direct = true;               ///< use direct I/O if the file system can
+struct SnapshotWriteOptions : CodingOptions {
+    bool direct = true; ///< use direct I/O if the file system can
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
     /// Told when flushing the file begins, which may take minutes, and when it has ended, unless by an error.
@@ -49,9 +35,47 @@ struct Snapshot {
     SnapshotHeader header;
 };
 
-/// Writes the contents that `source` has of `description` (whose id and date are set here) to a new file in
-/// `directory`. After an error nothing is left there. Errors: out_of_disk, out_of_host_memory (that of
-/// HostClaims::make() among them), io_failed, not_permitted, those of the source.
+/// A snapshot that is being written: put() for each chunk of its extents, on any thread, then finish(). Where
+/// it is destroyed without that, nothing is left.
+class SnapshotWriter {
+public:
+    /// Makes the file of `description`, whose id and date are set here, in `directory`. Errors: out_of_disk,
+    /// io_failed, not_permitted, out_of_threads.
+    [[nodiscard]] static Result<std::unique_ptr<SnapshotWriter>>
+    create(std::shared_ptr<const SnapshotDirectory> directory, SnapshotDescription description,
+           const SnapshotWriteOptions& options);
+    SnapshotWriter(const SnapshotWriter&) = delete;
+    SnapshotWriter& operator=(const SnapshotWriter&) = delete;
+
+    /// See PutChunk. Errors: out_of_host_memory (that of HostClaims::make()), io_failed; those of IoRequest.
+    [[nodiscard]] Result<void> put(const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done);
+    /// All chunks are there. Errors: out_of_disk, out_of_host_memory, io_failed.
+    [[nodiscard]] Result<Snapshot> finish();
+
+private:
+    SnapshotWriter(SnapshotFile file, SnapshotHeader header, const SnapshotWriteOptions& options);
+    /// What the file takes of host memory when it grows by `bytes`: nothing where it does not lie there.
+    [[nodiscard]] Result<std::shared_ptr<const HostClaim>> claim(Bytes bytes);
+    /// Where a chunk goes that was thought to take up to `most`.
+    [[nodiscard]] Bytes allot(Bytes bytes, Bytes most) noexcept;
+    [[nodiscard]] Result<void> write_header();
+
+    SnapshotFile file_;
+    SnapshotHeader header_;
+    std::unique_ptr<IoQueue> own_queue_;
+    IoQueue* queue_;
+    std::optional<HostClaims> claims_; ///< none for a file that does not lie in host memory
+
+    Mutex mutex_;
+    Bytes end_ GPU_SLEEP_GUARDED_BY(mutex_);  ///< of what was given a place in the file
+    Bytes left_ GPU_SLEEP_GUARDED_BY(mutex_); ///< that the other chunks take at most
+    /// Of the file; nothing is written behind it while space is reserved, which is until there is too little.
+    Bytes reserved_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    bool reserves_ GPU_SLEEP_GUARDED_BY(mutex_) = true;
+};
+
+/// Encodes the contents that `source` has of `description` and writes them to a new file in `directory`.
+/// After an error nothing is left there. Errors: those of encode_all() and SnapshotWriter.
 [[nodiscard]] Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directory,
                                               SnapshotDescription description, ChunkSource& source,
                                               const SnapshotWriteOptions& options = {});

@@ -27,10 +27,9 @@ Bytes g_room = 0;
 bool is_out_of_reach(EngineFixture& fixture, std::size_t allocation) {
     const auto number = fixture.ledger().find(fixture.allocations()[allocation].address)->kept.range;
     const auto& place = fixture.engine().contents().at(number).blocks.front().place;
-    const auto& batch = dynamic_cast<const contents::HostBatch&>(*place.batch);
     std::array<int, 2> pipe{};
     REQUIRE(::pipe(pipe.data()) == 0);
-    const bool is_refused = ::write(pipe[1], batch.arena().data() + place.at, 1) == -1 && errno == EFAULT;
+    const bool is_refused = ::write(pipe[1], place.batch->arena()->at(place.at), 1) == -1 && errno == EFAULT;
     for (const int end : pipe) ::close(end);
     return is_refused;
 }

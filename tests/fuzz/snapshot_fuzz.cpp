@@ -65,7 +65,7 @@ void read(std::span<const std::byte> bytes) {
     AnySink sink;
     store::SnapshotReadOptions options;
     options.threads = 1;
-    options.ahead = 1;
+    options.under_way = 1;
     options.io = store::IoKind::threads;
     static_cast<void>(reader->read(sink, options));
 }

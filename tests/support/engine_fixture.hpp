@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "contents/host_keeper.hpp"
 #include "driver/context.hpp"
 #include "memory/heap.hpp"
 #include "sleep/transactions.hpp"
@@ -148,9 +147,10 @@ public:
         const auto& range = engine_.contents().at(ledger_.find(allocations_[index].address)->kept.range);
         contents::for_each_block(range, [&](const contents::Block& block, Span span, std::size_t) {
             if (offset < span.offset || offset >= span.end()) return;
-            auto& batch = dynamic_cast<contents::HostBatch&>(*block.place.batch);
-            REQUIRE(batch.unprotect());
-            sim_flip_bit(reinterpret_cast<std::uint64_t>(batch.arena().data()),
+            REQUIRE(block.place.batch->is_cached());
+            auto& arena = *block.place.batch->arena();
+            REQUIRE(arena.unprotect());
+            sim_flip_bit(reinterpret_cast<std::uint64_t>(arena.data()),
                          block.place.at + (offset - span.offset), bit);
         });
     }

@@ -49,8 +49,7 @@ public:
         const std::lock_guard lock(mutex_);
         CHECK(out_.insert(place.number).second);
         most_out = std::max(most_out, out_.size());
-        return std::span<const std::byte>(contents_[place.extent])
-            .subspan(static_cast<std::size_t>(place.offset), place.bytes);
+        return bytes_of(place);
     }
     void release(const store::ChunkPlace& place) noexcept override {
         const std::lock_guard lock(mutex_);
@@ -68,8 +67,7 @@ public:
     }
     [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
                                        std::span<const std::byte> content) override {
-        const auto wanted = std::span<const std::byte>(contents_[place.extent])
-                                .subspan(static_cast<std::size_t>(place.offset), place.bytes);
+        const auto wanted = bytes_of(place);
         CHECK(std::equal(content.begin(), content.end(), wanted.begin(), wanted.end()));
         if (!delivered.empty()) CHECK(delivered.back() < place.number);
         delivered.push_back(place.number);
@@ -81,6 +79,12 @@ public:
     std::size_t fails_at = SIZE_MAX; ///< chunk
     std::size_t most_out = 0;
     std::vector<std::size_t> delivered;
+
+protected:
+    [[nodiscard]] std::span<const std::byte> bytes_of(const store::ChunkPlace& place) const {
+        return std::span<const std::byte>(contents_[place.extent])
+            .subspan(static_cast<std::size_t>(place.offset), place.bytes);
+    }
 
 private:
     std::vector<ByteVector> contents_;

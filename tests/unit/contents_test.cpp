@@ -27,13 +27,14 @@ public:
     explicit Tag(const std::vector<Bytes>& sizes) {
         std::map<Number, contents::KeptRange> ranges;
         contents::Batches batches;
-        auto& batch = *batches.emplace_back(keeper_.make_batch({0, "weights"}, {}));
+        auto& batch = *batches.emplace_back(contents.make_batch({0, "weights"}, model::Store::host, {}));
         for (const auto bytes : sizes) {
             contents::KeptRange range;
             range.spans = {{0, bytes}};
-            const auto at = batch.add({0x7000'0000, bytes});
-            for (Bytes done = 0; done < bytes; done += contents::k_block_bytes)
-                range.blocks.push_back({{}, {&batch, at + done}});
+            range.blocks.resize(contents::block_count(bytes));
+            contents::for_each_block(range, [&](contents::Block& block, Span span, std::size_t) {
+                block.place = batch.add(1, {0x7000'0000 + span.offset, span.bytes});
+            });
             numbers_.push_back(contents.next_number());
             ranges.emplace(numbers_.back(), std::move(range));
         }
@@ -52,7 +53,6 @@ public:
 
 private:
     driver::Api api_{};
-    contents::HostKeeper keeper_{nullptr};
     std::vector<Number> numbers_;
 
 public:
@@ -112,6 +112,54 @@ TEST_CASE("Contents: a piece in which nothing lives goes, however little was lef
     CHECK(waste->part == 0);
     CHECK(waste->needed.empty());
     CHECK(tag.host_bytes() == 4 * k_mib);
+}
+
+TEST_CASE("Contents: a short block dies with what rounds it up", "[contents]") {
+    Tag tag({k_piece - 256, 100, 4 * k_mib});
+    tag.free(0);
+    CHECK(tag.shrink(k_piece - 2 * k_mib));
+    tag.free(1);
+    const auto waste = tag.shrink(2 * k_mib);
+    REQUIRE(waste);
+    CHECK(waste->part == 0);
+    CHECK(waste->needed.empty());
+}
+
+TEST_CASE("Contents: what lies together in a store does so on the device, and is of one range",
+          "[contents]") {
+    struct Added {
+        Number range;
+        driver::AddressSpan memory;
+    };
+    using Extents = std::vector<Bytes>; // their sizes
+    struct Row {
+        std::vector<Added> blocks;
+        Extents extents;
+    };
+    const std::vector<Row> rows{
+        {{{1, {0, k_mib}}, {1, {k_mib, k_mib}}, {1, {2 * k_mib, 5}}}, {2 * k_mib + 5}},
+        {{{1, {0, k_mib}}, {1, {2 * k_mib, k_mib}}}, {k_mib, k_mib}},
+        {{{1, {0, k_mib}}, {2, {k_mib, k_mib}}}, {k_mib, k_mib}},
+        {{{1, {0, 4096}}, {1, {4096, k_mib}}}, {4096, k_mib}},
+    };
+    for (const auto& row : rows) {
+        contents::Batch batch({0, "weights"}, std::make_shared<store::FileStore>());
+        Bytes end = 0;
+        for (const auto& [range, memory] : row.blocks) {
+            const auto place = batch.add(range, memory);
+            CHECK(place.coding == contents::Coding::chunks);
+            CHECK(place.bytes == memory.bytes);
+            CHECK(place.at >= end);
+            end = place.span().end();
+            const auto extent = batch.extent_at(place.at);
+            CHECK(extent == batch.extents().size() - 1);
+            CHECK(batch.extents()[extent].address + (place.at - batch.start_of(extent)) == memory.address);
+        }
+        Extents extents;
+        for (const auto& extent : batch.extents()) extents.push_back(extent.bytes);
+        CHECK(extents == row.extents);
+        CHECK(batch.needs());
+    }
 }
 
 TEST_CASE("Contents: contents in two pieces count in both", "[contents]") {

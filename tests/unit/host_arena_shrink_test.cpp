@@ -29,7 +29,7 @@ using test::FakePinner;
 
 namespace {
 
-using Needed = std::vector<std::span<const std::byte>>;
+using Needed = std::vector<Span>;
 
 constexpr Bytes k_huge = 2 * k_mib;
 constexpr std::byte k_content{0x5a};
@@ -66,7 +66,7 @@ struct Full {
 
 TEST_CASE("Host arena: what is dead goes by huge pages, and the rest stays pinned", "[host_arena]") {
     Full full(10 * k_mib);
-    const Needed needed{full.part(3 * k_mib, 1), full.part(8 * k_mib, 256)};
+    const Needed needed{{3 * k_mib, 1}, {8 * k_mib, 256}};
     CHECK(full.arena->shrink(0, needed) == 6 * k_mib);
     CHECK(full.resident() == 2 * k_huge);
     CHECK(full.arena->populated_bytes() == 2 * k_huge);
@@ -91,7 +91,7 @@ TEST_CASE("Host arena: what is dead goes by huge pages, and the rest stays pinne
 TEST_CASE("Host arena: what was unpinned stays so when it is shrunk", "[host_arena]") {
     Full full(10 * k_mib);
     REQUIRE(full.arena->unpin_all());
-    const Needed needed{full.part(3 * k_mib, 1)};
+    const Needed needed{{3 * k_mib, 1}};
     CHECK(full.arena->shrink(0, needed) == 8 * k_mib);
     CHECK(full.pinner.pinned == 0);
     CHECK_FALSE(full.arena->pin_next());
@@ -110,7 +110,7 @@ TEST_CASE("Host arena: a piece of which nothing is needed goes whole", "[host_ar
 
 TEST_CASE("Host arena: a piece of which no huge page is dead is left as it is", "[host_arena]") {
     Full full(4 * k_mib + 5);
-    const Needed needed{full.part(k_huge - 1, 1), full.part(k_huge, 1), full.part(4 * k_mib + 4, 1)};
+    const Needed needed{{k_huge - 1, 1}, {k_huge, 1}, {4 * k_mib + 4, 1}};
     const auto pinned = full.pinner.order;
     CHECK(full.arena->shrink(0, needed) == 0);
     CHECK(full.pinner.order == pinned);
@@ -120,7 +120,7 @@ TEST_CASE("Host arena: a piece of which no huge page is dead is left as it is", 
 TEST_CASE("Host arena: each piece is shrunk alone, with what lies in it of a longer part", "[host_arena]") {
     constexpr auto k_piece = HostArena::k_piece_bytes;
     Full full(k_piece + 4 * k_mib);
-    const Needed needed{full.part(k_piece - 3 * k_mib, 4 * k_mib)};
+    const Needed needed{{k_piece - 3 * k_mib, 4 * k_mib}};
     CHECK(full.arena->shrink(1, needed) == 2 * k_mib);
     CHECK(full.pinner.pinned == k_piece + 2 * k_mib);
     CHECK(full.arena->shrink(0, needed) == k_piece - 4 * k_mib);
@@ -137,7 +137,7 @@ TEST_CASE("Host arena: what the driver does not let go stays, with all that is i
     CHECK(full.arena->is_pinned(0));
 
     full.pinner.stuck = nullptr; // of two parts, one
-    const Needed needed{full.part(0, 1), full.part(6 * k_mib, 1)};
+    const Needed needed{{0, 1}, {6 * k_mib, 1}};
     CHECK(full.arena->shrink(0, needed) == 4 * k_mib);
     auto* const data = full.arena->data();
     full.pinner.stuck = data + 6 * k_mib;
@@ -154,7 +154,7 @@ TEST_CASE("Host arena: what the driver does not let go stays, with all that is i
 TEST_CASE("Host arena: what cannot be pinned again is kept unpinned", "[host_arena]") {
     Full full(8 * k_mib);
     full.pinner.fails = true;
-    const Needed needed{full.part(0, 1), full.part(6 * k_mib, 1)};
+    const Needed needed{{0, 1}, {6 * k_mib, 1}};
     CHECK(full.arena->shrink(0, needed) == 4 * k_mib);
     CHECK_FALSE(full.arena->is_pinned(0));
     CHECK(full.pinner.pinned == 0);
@@ -168,7 +168,7 @@ TEST_CASE("Host arena: what cannot be pinned again is kept unpinned", "[host_are
 TEST_CASE("Host arena: memory that the program has locked goes, too", "[host_arena]") {
     Full full(4 * k_mib);
     if (::mlock(full.arena->data(), 4 * k_mib) != 0) return test::skip_without_right("lock memory");
-    const Needed needed{full.part(0, 1)};
+    const Needed needed{{0, 1}};
     CHECK(full.arena->shrink(0, needed) == k_huge);
     CHECK(full.resident() == k_huge);
     CHECK(full.is_intact(0, k_huge));
@@ -184,7 +184,7 @@ TEST_CASE("Host arena: what is out of reach can be shrunk, and stays out of reac
         return ::write(pipe[1], full.arena->data() + offset, 1) == -1 && errno == EFAULT;
     };
     CHECK(is_out_of_reach(0));
-    const Needed needed{full.part(3 * k_mib, 1)};
+    const Needed needed{{3 * k_mib, 1}};
     CHECK(full.arena->shrink(0, needed) == k_piece - k_huge);
     CHECK(full.arena->shrink(1, {}) == k_piece);
     CHECK(full.pinner.pinned == k_huge);

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Laying blocks out, and what becomes of their places.
+
+#include "contents/batch.hpp"
+
+#include "base/guard.hpp"
+#include "base/log.hpp"
+#include "store/host_account.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gpu_sleep::contents {
+
+using store::HostArena;
+
+bool Block::is_in(model::Store store) const noexcept {
+    return is_stored() && place.batch->store() == store;
+}
+
+Place Batch::add(Number range, driver::AddressSpan memory) {
+    if (!is_cached_) {
+        const bool follows = range == last_range_ && !extents_.empty() &&
+                             extents_.back().address + extents_.back().bytes == memory.address &&
+                             extents_.back().bytes % k_block_bytes == 0;
+        if (!follows) {
+            starts_.push_back(bytes_);
+            extents_.push_back({memory.address, 0, label_.tag, label_.device});
+        }
+        extents_.back().bytes += memory.bytes;
+        last_range_ = range;
+    }
+    live_ += memory.bytes;
+    const auto at = std::exchange(bytes_, bytes_ + round_up(memory.bytes, HostArena::k_alignment));
+    return {this, at, static_cast<std::uint32_t>(memory.bytes), is_cached_ ? Coding::raw : Coding::chunks};
+}
+
+std::size_t Batch::extent_at(Bytes at) const noexcept {
+    return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), at) - starts_.begin()) -
+           1;
+}
+
+Result<Bytes> Batch::needs() const {
+    if (is_cached_) return bytes_;
+    const auto parcel = GPU_SLEEP_TRY(store_->reserve(extents_));
+    return parcel->bytes;
+}
+
+Result<void> Batch::begin() {
+    if (!is_cached_) {
+        parcel_ = GPU_SLEEP_TRY(store_->reserve(extents_));
+        store_.reset(); // which holds its directory open
+        return {};
+    }
+    constexpr auto k_piece = HostArena::k_piece_bytes;
+    const auto ready = stock_ ? stock_->piece_count() * k_piece : 0;
+    store::HostShare share; // taken before anything is, as the stock would lose its pieces
+    GPU_SLEEP_TRY(
+        share.take(store::HostAccount::own(), bytes_ - std::min(ready, bytes_ / k_piece * k_piece)));
+    arena_ = GPU_SLEEP_TRY(HostArena::create(bytes_, pinner_, stock_));
+    arena_->share().absorb(share, share.bytes());
+    return {};
+}
+
+bool Batch::forget(Span span) noexcept {
+    live_ -= span.bytes;
+    return arena_ && arena_->forget(span);
+}
+
+bool Batch::retain() noexcept {
+    return !parcel_ || guarded([this] { return parcel_->close(); });
+}
+
+bool Batch::take_back(std::string_view tag, const store::ParcelStore& wanted) {
+    // All that is in it, as it says, and where the next sleep wants it.
+    Bytes whole = 0;
+    for (const auto& extent : extents_) whole += extent.bytes;
+    const bool is_closed = parcel_ && parcel_->bytes == 0;
+    if (live_ != whole || tag != label_.tag || !is_closed || parcel_->where != wanted.where) return false;
+    const auto taken = parcel_->open();
+    if (taken) return true;
+    log::info("a kept file cannot be used again, so its contents are written to a new one: {}",
+              taken.error().message);
+    return false;
+}
+
+void Batch::retire(Files files) noexcept {
+    is_left_behind_ = parcel_ && !parcel_->forget(files == Files::as_asked);
+}
+
+std::optional<std::filesystem::path> Batch::left_behind() const {
+    if (!is_left_behind_) return std::nullopt;
+    return parcel_->name;
+}
+
+} // namespace gpu_sleep::contents

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What one sleep puts in one place, the host cache or a store, and what of it is needed.
+
+#pragma once
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "contents/block.hpp"
+#include "driver/memory.hpp"
+#include "store/host_arena.hpp"
+#include "store/parcel_store.hpp"
+
+#include <filesystem>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpu_sleep::contents {
+
+/// Whose contents a batch has.
+struct Label {
+    int device = 0;
+    std::string tag;
+};
+
+/// What becomes of files whose contents are no longer needed.
+enum class Files {
+    as_asked, ///< kept if that was asked for
+    removed
+};
+
+/// Contents of one tag on one device that one sleep puts in one place. They are made together, and what they
+/// take is given back together, or by parts: that of an arena. Filled by one transaction; from then on
+/// guarded as Contents is.
+class Batch {
+public:
+    /// In the host cache. `stock`, which may be null and lives until the batch has begun, has memory that is
+    /// ready: the batch takes what it needs of it.
+    Batch(Label label, store::Pinner* pinner, store::HostArena* stock) noexcept
+        : label_(std::move(label)), pinner_(pinner), stock_(stock) {}
+    Batch(Label label, std::shared_ptr<store::ParcelStore> store) noexcept
+        : label_(std::move(label)), is_cached_(false), store_(std::move(store)) {}
+    /// Memory that nothing needs.
+    explicit Batch(std::unique_ptr<store::HostArena> arena) noexcept : arena_(std::move(arena)) {}
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+
+    [[nodiscard]] model::Store store() const noexcept {
+        return is_cached_ ? model::Store::host : model::Store::file;
+    }
+    [[nodiscard]] bool is_cached() const noexcept { return is_cached_; }
+
+    // In this order, before the contents are kept:
+    /// A place for a block of `range`, which lies at `memory`. Where it follows the last one that was added,
+    /// it does so there, too.
+    [[nodiscard]] Place add(Number range, driver::AddressSpan memory);
+    /// What the batch will take at most, in bytes of its kind. Takes nothing. Errors: io_failed.
+    [[nodiscard]] Result<Bytes> needs() const;
+    /// Reserves what it needs of the host, before anything is copied. Errors: out_of_host_memory, io_failed.
+    [[nodiscard]] Result<void> begin();
+
+    /// Once it has begun: one of them.
+    [[nodiscard]] store::HostArena* arena() const noexcept { return arena_.get(); }
+    [[nodiscard]] store::Parcel* parcel() const noexcept { return parcel_.get(); }
+    /// Of a store: what lies together, on the device as well.
+    [[nodiscard]] const std::vector<store::SnapshotExtent>& extents() const noexcept { return extents_; }
+    /// Which extent has the contents at `at`, and where each begins.
+    [[nodiscard]] std::size_t extent_at(Bytes at) const noexcept;
+    [[nodiscard]] Bytes start_of(std::size_t extent) const noexcept { return starts_[extent]; }
+
+    // While they are kept:
+    /// Within reach of copies. Errors: out_of_host_memory (they are still out of reach).
+    [[nodiscard]] Result<void> unprotect() noexcept { return arena_ ? arena_->unprotect() : Result<void>(); }
+    /// Does a part of what makes copies faster, for 1 ms, and returns whether there is more. Nobody may use
+    /// the contents meanwhile; the mutex need not be held.
+    [[nodiscard]] bool pin_some() noexcept { return arena_ && arena_->pin_next(); }
+    /// What it holds, in bytes of its kind.
+    [[nodiscard]] Bytes held() const noexcept {
+        return arena_ ? arena_->held() : parcel_ ? parcel_->bytes : 0;
+    }
+    /// `span` is no longer needed. Returns whether more has become worth giving back.
+    [[nodiscard]] bool forget(Span span) noexcept;
+    [[nodiscard]] bool is_needed() const noexcept { return live_ != 0; }
+    /// Contents of it that are needed.
+    [[nodiscard]] Bytes live() const noexcept { return live_; }
+    /// Its contents are to stay, though their memory is awake. Returns whether they can: then what it holds
+    /// apart from host memory is let go, and may be taken back.
+    [[nodiscard]] bool retain() noexcept;
+    /// Whether what is retained can be used as it is, for the contents of `tag` in a sleep that puts them in
+    /// `wanted`.
+    [[nodiscard]] bool take_back(std::string_view tag, const store::ParcelStore& wanted);
+
+    // Once nothing of it is needed:
+    /// Lets go of what it has outside the process, or leaves it there if that was asked for.
+    void retire(Files files) noexcept;
+    /// A file that could not be removed.
+    [[nodiscard]] std::optional<std::filesystem::path> left_behind() const;
+
+private:
+    Label label_;
+    bool is_cached_ = true;
+    store::Pinner* pinner_ = nullptr;
+    store::HostArena* stock_ = nullptr;
+    std::unique_ptr<store::HostArena> arena_;
+    std::shared_ptr<store::ParcelStore> store_; ///< until it has begun
+    std::vector<store::SnapshotExtent> extents_;
+    std::vector<Bytes> starts_; ///< of each extent
+    std::unique_ptr<store::Parcel> parcel_;
+    Number last_range_ = 0; ///< that was added
+    Bytes bytes_ = 0;       ///< that were added, each from a multiple of HostArena::k_alignment on
+    Bytes live_ = 0;        ///< of contents that are needed
+    bool is_left_behind_ = false;
+};
+
+using Batches = std::list<std::unique_ptr<Batch>>;
+
+} // namespace gpu_sleep::contents

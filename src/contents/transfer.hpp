@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What moving contents needs: one device's part of a save or a restore, and what a save has of the stores.
+
+#pragma once
+
+#include "base/threads.hpp"
+#include "contents/batch.hpp"
+#include "contents/host_use.hpp"
+#include "contents/progress.hpp"
+#include "contents/staging.hpp"
+#include "driver/device_session.hpp"
+#include "model/model.hpp"
+#include "store/file_store.hpp"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace gpu_sleep::contents {
+
+/// One device's part of a save or a restore, for its thread alone.
+struct Transfer {
+    driver::DeviceSession& session; ///< its context is current
+    ProgressCounter& progress;
+    store::Pinner& pinner;
+    HostUse options;                    ///< for this device
+    std::unique_ptr<Staging> staging{}; ///< made when it is first needed
+    /// That move contents to the staging; made likewise. Between calls they have nothing to do.
+    std::unique_ptr<ThreadPool> movers{};
+
+    /// Waits for copies that still use the staging.
+    ~Transfer();
+    /// Notes that a copy of `bytes` was queued, and tells what has passed meanwhile. Does not wait. Errors:
+    /// cancelled, timed_out, driver_failed, context_lost.
+    [[nodiscard]] Result<void> queued(Bytes bytes);
+    /// Tells what has passed. Errors: as queued().
+    [[nodiscard]] Result<void> look();
+    /// Waits until all that was queued has passed. Errors: as queued().
+    [[nodiscard]] Result<void> wait();
+    /// Runs `job(staging)` with a ring of `slots`, if there is none yet, which stays for the next job. When
+    /// host memory is short, runs it again with a smaller one. Errors: out_of_host_memory, cancelled, those
+    /// of the job.
+    [[nodiscard]] Result<void> with_staging(std::size_t slots,
+                                            const std::function<Result<void>(Staging&)>& job);
+};
+
+/// A move of contents from one store to another, without a device. For one thread.
+struct Handover {
+    ProgressCounter& progress;
+    HostUse options;
+};
+
+/// What a save has of the stores.
+struct SaveOptions {
+    /// Where contents go besides the host cache; it need not take any unless they do.
+    std::shared_ptr<store::ParcelStore> store = std::make_shared<store::FileStore>();
+    bool keeps_files = false;    ///< files stay when their contents are no longer needed
+    bool takes_prepared = false; ///< new contents go to memory that was prepared, as far as there is any
+    bool copies_all = false;     ///< also what is retained and has not changed
+    bool checks_copies = false;  ///< reads what is in host memory before the sleep counts
+    /// New contents that may go where they are to: whole tags as far as they fit, then whole blocks; the rest
+    /// goes to the other places, in the order of model::k_stores. Unset: all.
+    std::optional<Bytes> room{};
+};
+
+/// A block to be copied between its place and its memory on the device.
+struct Move {
+    Number range = 0;
+    Place place;
+    driver::AddressSpan device;
+};
+
+/// A block that is kept, and goes to another place.
+struct Carried {
+    Place from;
+    Place to;
+    driver::Fingerprint seal;
+};
+
+/// Ranges that could not be brought back, and why.
+using Failures = std::map<Number, Error>;
+
+} // namespace gpu_sleep::contents

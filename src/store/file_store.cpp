@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// From parcels to snapshots.
+
+#include "store/file_store.hpp"
+
+#include "base/guard.hpp"
+#include "store/snapshot_reader.hpp"
+#include "store/snapshot_writer.hpp"
+
+#include <optional>
+#include <utility>
+
+namespace gpu_sleep::store {
+
+class FileParcel final : public Parcel {
+public:
+    FileParcel(std::shared_ptr<FileStore> store, SnapshotDescription description)
+        : store_(std::move(store)), description_(std::move(description)) {
+        bytes = max_file_bytes(description_);
+        where = store_->where;
+        is_in_memory = store_->is_in_memory;
+    }
+
+    Result<PutChunk> put() override {
+        SnapshotWriteOptions options;
+        options.memory = store_->memory_;
+        writer_.reset(); // the room of one that has failed
+        writer_ = GPU_SLEEP_TRY(SnapshotWriter::create(store_->directory_, description_, options));
+        return PutChunk([this](const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done) {
+            return writer_->put(place, chunk, std::move(done));
+        });
+    }
+
+    Result<void> flush() override {
+        if (!writer_) {
+            GPU_SLEEP_TRY(store_->flush_names());
+            is_name_flushed_ = stays_;
+            return {};
+        }
+        auto written = writer_->finish();
+        writer_.reset();
+        if (!written) return std::move(written).error();
+        name = written->file.path();
+        bytes = written->header.file_bytes;
+        snapshot_ = *std::move(written);
+        return {};
+    }
+
+    Result<GetChunk> get() override {
+        GPU_SLEEP_TRY(snapshot_->file.hold());
+        auto opened = GPU_SLEEP_TRY(SnapshotReader::open(snapshot_->file, snapshot_->header));
+        const auto reader = std::make_shared<const SnapshotReader>(std::move(opened));
+        auto get = GPU_SLEEP_TRY(reader->chunks());
+        return GetChunk([reader, get = std::move(get)](const ChunkPlace& place, std::byte* to, auto done) {
+            return get(place, to, std::move(done));
+        });
+    }
+
+    Result<bool> keep() override {
+        if (is_name_flushed_) return false;
+        if (!stays_) {
+            GPU_SLEEP_TRY(snapshot_->file.keep());
+            stays_ = true;
+            store_->has_new_names_ = true;
+            name = snapshot_->file.path();
+        }
+        return true;
+    }
+
+    Result<void> close() override {
+        if (!is_name_flushed_) return make_error(ErrorCode::refused, "it is not kept");
+        outlived_wake_ = true;
+        GPU_SLEEP_TRY(snapshot_->file.leave());
+        bytes = 0;
+        store_.reset();
+        return {};
+    }
+
+    Result<void> open() override {
+        const auto directory = GPU_SLEEP_TRY(SnapshotDirectory::open(where));
+        GPU_SLEEP_TRY(snapshot_->file.take_up(directory));
+        bytes = snapshot_->header.file_bytes;
+        store_ = std::make_shared<FileStore>(directory, ClaimOptions());
+        const auto reader = SnapshotReader::open(snapshot_->file, snapshot_->header);
+        return reader ? Result<void>() : reader.error();
+    }
+
+    bool forget(bool stays) noexcept override {
+        if (!snapshot_) return true;
+        if (stays_ && (outlived_wake_ || stays))
+            snapshot_->file.let_stay();
+        else
+            snapshot_->file.unlink();
+        return !snapshot_->file.is_out_of_reach();
+    }
+
+private:
+    std::shared_ptr<FileStore> store_; ///< null while it is closed
+    const SnapshotDescription description_;
+    std::unique_ptr<SnapshotWriter> writer_; ///< until it is whole
+    std::optional<Snapshot> snapshot_;       ///< from then on
+    bool stays_ = false;                     ///< the file, when the contents are no longer needed
+    bool is_name_flushed_ = false;           ///< under which it stays
+    bool outlived_wake_ = false;             ///< it was there before the last sleep, whatever becomes of that
+};
+
+Result<std::unique_ptr<Parcel>> FileStore::reserve(std::vector<SnapshotExtent> extents) {
+    auto description = GPU_SLEEP_TRY(describe_own());
+    description.id.assign(32, '0'); // as long as the real one
+    description.created = utc_now();
+    description.extents = std::move(extents);
+    return std::unique_ptr<Parcel>(new FileParcel(shared_from_this(), std::move(description)));
+}
+
+Result<void> FileStore::flush_names() {
+    if (!has_new_names_) return {};
+    GPU_SLEEP_TRY(directory_->flush());
+    has_new_names_ = false;
+    return {};
+}
+
+} // namespace gpu_sleep::store
