@@ -60,7 +60,7 @@ model::TimerRequest request_of_environment() {
 
 } // namespace
 
-IdleTimer::IdleTimer() {
+IdleTimer::IdleTimer() : says_touches_(!setting(model::environment::k_on_touch).empty()) {
     set(request_of_environment());
 }
 
@@ -71,11 +71,11 @@ void IdleTimer::set(const model::TimerRequest& request) {
     sleep.deep = request.deep;
     sleep.on_touch = request.on_touch;
     // It sleeps until it is used again, unless it was said what its touches do.
-    if (!sleep.on_touch && setting(model::environment::k_on_touch).empty())
-        sleep.on_touch = model::OnTouch::wake;
+    if (!sleep.on_touch && !says_touches_) sleep.on_touch = model::OnTouch::wake;
     const MutexLock lock(mutex_);
     wanted_ = {std::move(sleep), request.after};
     trouble_.clear();
+    told_.clear();
     goes_less_deep_ = false;
     next_try_ = {};
 }

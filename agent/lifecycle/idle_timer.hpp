@@ -42,6 +42,7 @@ private:
         return wanted_.only_if_idle.count() > 0;
     }
 
+    const bool says_touches_; ///< the environment does, which only the program's own threads may read
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     model::IdleSleepRequest wanted_ GPU_SLEEP_GUARDED_BY(mutex_); ///< after no time: it is not set
     std::string trouble_ GPU_SLEEP_GUARDED_BY(mutex_);         ///< why the last try failed; empty: it did not

@@ -111,10 +111,10 @@ public:
     /// The same where the program itself asked: a process outside locks it by `deadline`, and checkpoints it,
     /// while `goes_on`. Errors besides: driver_failed (it is asleep, but not deeply).
     [[nodiscard]] Result<void> begin_own(const server::ProgressSink& goes_on, Clock::time_point deadline);
-    /// The request that check() was for has ended. Who is deep goes on looking by the same process: another
-    /// might find no library where the program has changed its root, and no descriptor.
+    /// The request that check() was for has ended. Who is deep, or may be, goes on looking by the same
+    /// process: another might find no library where the program has changed its root, and no descriptor.
     void end_looks() noexcept {
-        if (!is_deep()) looks_.reset();
+        if (gate::Gate::deep_stage() < gate::DeepStage::away) looks_.reset();
     }
     /// Asks the driver whether it still is deep, and returns that: a command that was killed, or another
     /// tool, may have changed it. If it is not, the agent may call the driver again. Errors: context_lost.

@@ -292,7 +292,7 @@ private:
             return {};
         if (auto seen = intercepted::check_all_is_seen(); !seen && !is_forced_) return seen;
         Quiesce quiesce(ground_, nullptr, progress, alone_, deadline);
-        GPU_SLEEP_TRY(quiesce.shut_gate());
+        GPU_SLEEP_TRY(quiesce.shut_gate(false));
         if (auto seen = intercepted::check_calls_are_seen(); !seen && !is_forced_) return seen;
         return quiesce.drain();
     }

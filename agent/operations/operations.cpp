@@ -42,9 +42,9 @@ Result<model::Report> Operations::run(const server::Operation& operation,
     const auto wake_by = [&](const auto& its) { return wake_alone(wakes, its, progress, asked); };
     if (wake->dry_run) return room.rehearse(wake_by, *wake);
     const bool is_switch = asker == server::Asker::command && wake->min_awake.count() == 0;
-    auto woken = room.wake(wake_by,
-                           [&](int device) { return intercepted::is_primary_active(memory.api(), device); },
-                           *wake, asked.is_tried, is_switch);
+    auto woken = room.wake(
+        wake_by, [&](int device) { return intercepted::is_primary_active(memory.api(), device); }, *wake,
+        asked.is_tried, is_switch);
     if (woken && is_switch) status.note_wake(); // also of one that was awake: it is to stay so
     return woken;
 }

@@ -72,13 +72,13 @@ Result<void> Quiesce::end_captures() {
     return {};
 }
 
-Result<void> Quiesce::shut_gate() {
+Result<void> Quiesce::shut_gate(bool trims) {
     if (!intercepts()) return {};
     auto& gate = gate::Gate::instance();
     const auto keep_going = [this] { return keeps_going(); };
     // Looking symbols up takes the loader's lock, which a thread that a closed gate holds may have.
     if (gate::Gate::is_open()) interpreter_lock::find_python(gate.loader_lock());
-    for (bool has_trimmed = !torch_trim_;;) {
+    for (bool has_trimmed = !trims;;) {
         GPU_SLEEP_TRY(end_captures());
         // PyTorch could not unmap blocks of its own that sleep, and would be left in disorder.
         if (!std::exchange(has_trimmed, true) && !intercepted::own_mappings_sleep())

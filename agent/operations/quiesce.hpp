@@ -19,14 +19,14 @@ namespace gpu_sleep::agent::operations {
 /// Each of its steps may fail; who asked for it settles the gate again then.
 class Quiesce {
 public:
-    /// All outlive it. `torch_trim`: null where PyTorch is to keep what it caches.
+    /// All outlive it. `torch_trim`: null where shut_gate() never trims.
     Quiesce(const Ground& ground, torch::TorchTrim* torch_trim, const server::ProgressSink& progress,
             Joint& joint, Clock::time_point deadline)
         : ground_(ground), torch_trim_(torch_trim), progress_(progress), joint_(joint), deadline_(deadline) {}
 
-    /// Lets captures end, has PyTorch give back what it caches, and closes the gate. Errors: those of
-    /// Gate::close() and TorchTrim::run(); capture_in_progress, cancelled.
-    [[nodiscard]] Result<void> shut_gate();
+    /// Lets captures end, has PyTorch give back what it caches if `trims`, and closes the gate. Errors: those
+    /// of Gate::close() and TorchTrim::run(); capture_in_progress, cancelled.
+    [[nodiscard]] Result<void> shut_gate(bool trims);
     /// Errors: those of driver::drain() and Gate::wait_empty().
     [[nodiscard]] Result<void> drain();
     /// Where others sleep together with this one, waits until they are drained, too. Meanwhile lets through

@@ -109,7 +109,7 @@ public:
           joint_(joint), is_own_(who_asks == server::Asker::program), idleness_(idleness), wanted_(request),
           is_of_command_(who_asks == server::Asker::command),
           scope_(idleness && idleness->is_for_moves() ? Scope::sleepers : Scope::all),
-          quiesce_(its.every, pauses() ? nullptr : &its.torch_trim, progress_, joint, deadline) {}
+          quiesce_(its.every, &its.torch_trim, progress_, joint, deadline) {}
     Sleep& operator=(Sleep&&) = delete;
     ~Sleep() { ground_.every.deep.end_looks(); }
 
@@ -186,6 +186,7 @@ public:
         // Files of the last sleep have no names any more, but hold their room on the disk until they are
         // closed, which takes the kernel a while.
         if (request_.spill || is_away_ || model::uses_files(request_)) give_files_back();
+        if (leaves_rest()) return {};
         bool stops_work = false;
         auto state = model::State::awake;
         auto plan = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
@@ -232,7 +233,7 @@ public:
 
     Result<void> shut_gate() {
         quiet_since_ = Clock::now();
-        if (holds_work()) GPU_SLEEP_TRY(leave_in_place(quiesce_.shut_gate()));
+        if (holds_work()) GPU_SLEEP_TRY(leave_in_place(quiesce_.shut_gate(sleeps_ && !pauses())));
         // One may have been called for the first time just before.
         return sleeps_ && !request_.force ? intercepted::check_calls_are_seen() : Result<void>();
     }
@@ -251,14 +252,15 @@ public:
 
     /// The transaction, as often as remedies allow.
     Result<void> move_contents() {
+        if (leaves_rest()) return {};
         const bool stayed_before = stays_in_place_.has_value();
         auto done = leave_in_place(attempt_with_remedies());
         if (stays_in_place_ && !stayed_before) done = attempt_with_remedies();
         if (stays_in_place_ && (!done || !report.changed)) return *stays_in_place_;
         if (stays_in_place_)
             ignoring_errors([&] {
-                report.notes.push_back(
-                    fmt::format("memory that sleeps in place stays in host memory: {}", stays_in_place_->message));
+                report.notes.push_back(fmt::format("memory that sleeps in place stays in host memory: {}",
+                                                   stays_in_place_->message));
             });
         has_slept_ = report.changed;
         if (has_slept_ && scope_ == Scope::all) {
@@ -288,7 +290,7 @@ public:
     /// Does what the request says of all that sleeps, whichever request put it to sleep.
     Result<void> apply_to_sleepers() {
         // Who looks for idle memory leaves as it is what sleeps already.
-        if (idleness_ && !is_away_ && !report.changed) return {};
+        if (leaves_rest() || (idleness_ && !is_away_ && !report.changed)) return {};
         memory.with_lock([&](LockedMemory& locked) {
             if (!request_.dry_run)
                 report.changed |= locked.adopt_touch_rule(
@@ -363,7 +365,7 @@ private:
         wanted_.store = model::Store::file;
         wanted_.stores.clear();
         wanted_.store_is_named = false; // what sleeps stays where it is
-        report.notes.emplace_back("host memory is short: contents went to files");
+        ignoring_errors([&] { report.notes.emplace_back("host memory is short: contents went to files"); });
         return true;
     }
     [[nodiscard]] bool may_spill() const noexcept {
@@ -427,8 +429,11 @@ private:
     }
     [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }
     [[nodiscard]] bool holds_work() const noexcept {
-        return scope_ == Scope::all || scope_ == Scope::sleepers;
+        return !is_away_ && (scope_ == Scope::all || scope_ == Scope::sleepers);
     }
+    /// Whether a process that sleeps deeply is to stay as it is: who looks for idle memory changes it only by
+    /// a move.
+    [[nodiscard]] bool leaves_rest() const noexcept { return is_away_ && idleness_ && !names_store(); }
     /// Whether it names a store for contents that sleep already.
     [[nodiscard]] bool names_store() const noexcept {
         return request_.store_is_named || !request_.stores.empty();

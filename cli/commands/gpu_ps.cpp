@@ -380,8 +380,8 @@ int watch(ListOptions& options, Milliseconds interval) {
     }
 }
 
-/// Returns `word` with the unit that it may lack as the interval of --watch: up to 99 it is seconds, and a pid
-/// above.
+/// Returns `word` with the unit that it may lack as the interval of --watch: up to 99 it is seconds, and a
+/// pid above.
 std::string interval_of(const std::string& word) {
     const bool is_seconds = word.size() <= 2 && word.find_first_not_of("0123456789") == std::string::npos;
     return is_seconds ? word + "s" : word;

@@ -22,7 +22,7 @@ Error lost(std::string_view why, Kept kept) {
     if (kept == Kept::nothing)
         return make_error(ErrorCode::context_lost,
                           "{}: it is lost, its calls to the driver never return, and what it had on the GPU "
-                          "cannot be saved; end it",
+                          "cannot be saved; end the process",
                           why);
     return make_error(ErrorCode::context_lost,
                       "the driver has lost it ({}): its calls to the driver never return; save what is kept "

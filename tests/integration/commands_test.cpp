@@ -68,7 +68,8 @@ TEST_CASE("Commands: level 2 drops what nothing preserves, and says which tags h
 
     const auto woken = host.command("gpu-wake");
     REQUIRE(woken.status == 0);
-    CHECK_THAT(woken.out, mentions("weights on GPU 0 has zeros") && !mentions("kv_cache on"));
+    CHECK_THAT(woken.out,
+               mentions("tag weights on GPU 0: dropped contents read as zeros") && !mentions("kv_cache on"));
     CHECK(host.tell("check 0") == "zero");
     CHECK(host.tell("check 1") == "zero");
     CHECK(host.tell("check 2") == "intact");
@@ -91,8 +92,8 @@ TEST_CASE("Commands: at a terminal, who would drop what is not refillable is ask
     for (const auto* word : {"n", "", "yesterday"}) {
         const auto refused = answer(word);
         CHECK(refused.status == 1);
-        CHECK_THAT(refused.out,
-                   mentions("loses 4.00 MiB") && mentions("go on? [y/N]") && mentions("nothing was changed"));
+        CHECK_THAT(refused.out, mentions("would lose 4.00 MiB") && mentions("go on? [y/N]") &&
+                                    mentions("nothing was changed"));
         CHECK(host.state() == "awake");
     }
     CHECK(answer("y").status == 0);

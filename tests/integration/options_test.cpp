@@ -79,8 +79,8 @@ const std::map<std::string, Kind>& kinds() {
                                       "a=host,a=host", std::string(65, 't') + "=host"},
                                      {}, true)},
         {"SIZE|TAG=SIZE,...",
-         {{"0", "4GiB", "a=4GiB", "1,a=0,b=1.5GB"},
-          {"x", "=1", "a=", "a=x", "a=-1", "a b=1", "1,1", "a=1,a=2"},
+         {{"0", "4GiB", "a=4GiB", "1B,a=0,b=1.5GB"},
+          {"x", "=1B", "a=", "a=x", "a=-1B", "a b=1B", "1B,1B", "a=1B,a=2B", "1"},
           true}},
         {"--keep-files", {{}, {}, false, {"--spill", "/nonexistent"}}},
         {"gpu-run --idle", kind({"1s", "250ms"}, {"0", "0s", "x", "15m:host", "15m,4h:file"})},
@@ -99,7 +99,7 @@ const std::map<std::string, Kind>& kinds() {
         {"gpu-run --wait", with_needs(duration, {"--need", "1B"})},
         {"gpu-reclaim --wait", with_needs(duration, {"--need", "1B"})},
         {"--stop-grace", with_needs(duration, {"--on-stop", "sleep"})},
-        {"gpu-run --need", kind({"0", "1", "64KiB", "1MB"}, {"-1", "x", "1s"})}, // the GPU has so much
+        {"gpu-run --need", kind({"0", "1B", "64KiB", "1MB"}, {"-1", "x", "1s"})}, // the GPU has so much
         {"--gpu", kind({"0", "7", "GPU-51302d51-0000", "MIG-1"},
                        {"-1", "a b", "GPU_1", "/", std::string(65, 'G')}, {"--need", "1GiB"})},
         {"gpu-wake --gpu",

@@ -93,7 +93,8 @@ private:
         if (options_.by_requests) {
             const auto bytes = options_.ranges * options_.range_bytes + 2 * k_mib; // and its context
             static_cast<void>(
-                command({"gpu-run", "--need", std::to_string(bytes), "--min-awake", "0s", "true"}).finish());
+                command({"gpu-run", "--need", fmt::format("{}B", bytes), "--min-awake", "0s", "true"})
+                    .finish());
             return;
         }
         const Server* first = nullptr;
