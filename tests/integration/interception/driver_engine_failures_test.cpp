@@ -103,7 +103,7 @@ TEST_CASE("Driver engine: a process that the driver fails to checkpoint is lost,
     const Machine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
     for (const auto& failed : {machine.command("sleep"), machine.command("gpu-wake", {"--dry-run"})}) {
         CHECK(failed.status == 7);
-        CHECK_THAT(failed.err, mentions("end it"));
+        CHECK_THAT(failed.err, mentions("end the process"));
     }
     CHECK(machine.command("gpu-ps").json("/processes/0/report/lost") == "true");
 }
