@@ -139,9 +139,13 @@ class Stage:
             if time.monotonic() > deadline:
                 raise Failed(f"its call is not held: {answer}")
 
-    def cycle(self):
+    def check_through_a_cycle(self):
+        for program in self.programs:
+            program.ask("check")
         self.command("gpu-sleep")
         self.command("gpu-wake")
+        for program in self.programs:
+            program.ask("check")
 
 
 def is_held(report):
@@ -156,9 +160,7 @@ def while_it_waits(stage):
     program.ask("interrupt")
     program.ask("join")
     program.ask("release")
-    program.ask("check")
-    stage.cycle()
-    program.ask("check")
+    stage.check_through_a_cycle()
 
 
 def while_it_is_held(stage, *how):
@@ -172,9 +174,7 @@ def while_it_is_held(stage, *how):
     time.sleep(MOMENT)
     stage.command("gpu-wake")
     program.ask("join")
-    program.ask("check")
-    stage.cycle()
-    program.ask("check")
+    stage.check_through_a_cycle()
 
 
 def while_it_is_held_deep(stage):
@@ -191,9 +191,7 @@ def amid_a_capture(stage):
     program.ask("release")
     stage.command("gpu-sleep", "--timeout", "500ms", status=4)
     program.ask("end capture")
-    program.ask("check")
-    stage.cycle()
-    program.ask("check")
+    stage.check_through_a_cycle()
 
 
 def amid_a_joint_sleep(stage):
@@ -209,11 +207,7 @@ def amid_a_joint_sleep(stage):
     first.ask("release")
     finish()
     stage.command("gpu-wake")
-    for program in (first, second):
-        program.ask("check")
-    stage.cycle()
-    for program in (first, second):
-        program.ask("check")
+    stage.check_through_a_cycle()
 
 
 def held_amid_a_joint_sleep(stage):
@@ -231,11 +225,7 @@ def held_amid_a_joint_sleep(stage):
     finish()
     stage.command("gpu-wake")
     first.ask("join")
-    for program in (first, second):
-        program.ask("check")
-    stage.cycle()
-    for program in (first, second):
-        program.ask("check")
+    stage.check_through_a_cycle()
 
 
 CASES = [(f"{way} in {place}, {name}", way, place, count, play)
