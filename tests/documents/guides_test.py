@@ -51,6 +51,8 @@ DONE = "#!/bin/sh\n"
 COMMANDS = {
     "sudo": DONE + 'exec "$@"\n',
     "srun": DONE + 'exec "$@"\n',
+    # In the namespaces all is of one user, who is called root.
+    "nginx": DONE + 'PATH=/usr/sbin:/usr/bin exec nginx -g "user root;" "$@"\n',
     "vllm": DONE + f"exec python3 {HOME}/vllm.py\n",
     # Each unit that is named has to be installed.
     "systemctl": "#!/bin/bash\nfor word; do\n    [[ $word != *.service && $word != *.timer ]] || cat {/usr/local/lib,/etc}/systemd/system/$word 2>/dev/null |\n"
@@ -251,6 +253,10 @@ class Guides(unittest.TestCase):
 
         self.run_guide("sharing.md", {"gpu-run --name a": switched, "gpu-switch b": self.state_is("b", "asleep"),
                                       "curl -X POST": self.state_is("c", "awake")})
+
+    @unittest.skipUnless(shutil.which("nginx", path="/usr/sbin:/usr/bin"), "nginx is missing")
+    def test_proxy(self):
+        self.run_guide("proxy.md", {"curl -X POST": self.state_is("serve.py", "awake")})
 
     def test_units_of_two_servers(self):
         examples = pathlib.Path("/usr/local/share/doc/gpu-sleep/examples")
