@@ -11,16 +11,12 @@ UNRUN: bash checks its syntax alone.
 """
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -29,9 +25,11 @@ import unittest
 
 TREE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(TREE / "tests/support"))
+import own_machine  # noqa: E402
+from own_machine import mount  # noqa: E402
+
 GUIDES = sorted(TREE.glob("cli/guides/*.md"))
-MACHINE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-INSIDE = "GPU_SLEEP_GUIDES_TEST"  # set in the namespaces
 HOME = pathlib.Path("/tmp/home")  # a clone, and where the commands run
 MORE = str(1 << 30)  # bytes of GPU memory, for programs that need not share it
 SECONDS = 60
@@ -62,28 +60,14 @@ COMMANDS = {
 CLONE = {"build": DONE, "packaging/wheel": DONE + "echo dist/gpu_sleep.whl\n"}  # in scripts
 
 
-def mount(*arguments):
-    subprocess.run(["mount", *arguments], check=True)
-
-
 def make_machine():
-    """In the namespaces: the file systems, the network, what is installed."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    kept = {path: os.open(path, os.O_PATH) for path in (TREE, BUILD) if path.is_relative_to("/tmp")}
-    mount("--make-rprivate", "/")
-    mount("-t", "tmpfs", "tmpfs", "/tmp")
-    for path, descriptor in kept.items():
-        path.mkdir(parents=True, exist_ok=True)
-        assert libc.mount(f"/proc/self/fd/{descriptor}".encode(), os.fsencode(path), None, 0x5000, None) == 0  # MS_BIND | MS_REC
-    for folder in ("/var/tmp", "/var/log"):
-        mount("-t", "tmpfs", "tmpfs", folder)
+    """Inside: the file systems, what is installed."""
+    mount("-t", "tmpfs", "tmpfs", "/var/log")
     for place in ("/etc", "/usr/local"):
         layers = [pathlib.Path(f"/tmp/layers{place}/{name}") for name in ("upper", "work")]
         for layer in layers:
             layer.mkdir(parents=True)
         mount("-t", "overlay", "overlay", "-o", f"lowerdir={place},upperdir={layers[0]},workdir={layers[1]}", place)
-    with socket.socket() as any_socket:  # else there is no localhost
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
     pathlib.Path("/etc/prometheus").mkdir(exist_ok=True)
     with open("/etc/passwd", "a", encoding="utf-8") as users:
         users.write("alice:x:471:471::/nowhere:/bin/sh\n")
@@ -336,18 +320,7 @@ def shape(output):
 
 
 if __name__ == "__main__":
-    if INSIDE not in os.environ:
-        missing = [tool for tool in ("c++", "curl", "pkg-config", "unshare") if not shutil.which(tool)]
-        if missing:
-            print(f"skipped: {', '.join(missing)} is missing")
-            sys.exit(77)
-        if os.geteuid() != 0:
-            MACHINE.append("--map-root-user")
-        if subprocess.run([*MACHINE, "true"], stderr=subprocess.DEVNULL).returncode != 0:
-            print("skipped: this process may not make namespaces")
-            sys.exit(1 if os.environ.get("GPU_SLEEP_REQUIRE_RIGHTS") == "1" else 77)
-        os.environ[INSIDE] = "1"
-        os.execvp(MACHINE[0], [*MACHINE, sys.executable, *sys.argv])
+    own_machine.enter("c++", "curl", "pkg-config", kept=(TREE, BUILD))
     make_machine()
     del sys.argv[1:3]
     unittest.main()

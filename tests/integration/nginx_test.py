@@ -4,7 +4,7 @@
 
 Usage: nginx_test.py TREE BUILD
 
-The example runs as it stands, but for its ports.
+The example runs as it stands, on a machine of its own.
 """
 
 import contextlib
@@ -26,13 +26,14 @@ import unittest
 
 TREE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 sys.path.insert(0, str(TREE / "tests/support"))
+import own_machine  # noqa: E402
 from gpu_memory import GpuMemory  # noqa: E402
 
 EXAMPLE = TREE / "cli/examples/one-url.conf"
-NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
 SECONDS = 60
 SIZE = 8 << 20
-AS_THIS_USER = ["-g", "user root;"] if os.geteuid() == 0 else []  # else nginx has a user of its own do the work
+AS_ROOT = ["-g", "user root;"]  # whom all is of; else nginx has a user of its own do the work
+PORT = 8000
 TOKEN = "0123456789abcdef-token"
 # What callers of the routes send: to sleep and to wake.
 CALLERS = {
@@ -89,21 +90,9 @@ class Server(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def free_ports(count):
-    """Below those that the system gives to clients, so that nobody gets one before it is used."""
-    with contextlib.ExitStack() as stack:
-        ports = []
-        while len(ports) < count:
-            port = 10000 + int.from_bytes(os.urandom(2), "big") % 20000
-            with contextlib.suppress(OSError):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-                ports.append(port)
-        return ports
-
-
-def ask(port, method, path, body=None, headers=None, source="127.0.0.1"):
+def ask(method, path, body=None, headers=None, source="127.0.0.1"):
     """The status and the text of the reply."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS, source_address=(source, 0))) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", PORT, timeout=SECONDS, source_address=(source, 0))) as connection:
         connection.request(method, path, body, headers or {})
         reply = connection.getresponse()
         return reply.status, reply.read().decode()
@@ -119,7 +108,7 @@ def becomes_true(condition):
 
 
 class Machine(contextlib.ExitStack):
-    """A directory, ports, a model server under gpu-run, and nginx before it."""
+    """A directory, a model server under gpu-run, and nginx before it."""
 
     def __init__(self, *options):
         super().__init__()
@@ -127,13 +116,11 @@ class Machine(contextlib.ExitStack):
             unless_done.push(self)
             self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
             self.folder.chmod(0o777)
-            self.port, server, control = free_ports(3)
-            self.ports = {"8000": self.port, "8001": server, "9001": control}
             self.may_listen = self.folder / "may_listen"
-            self.server = self.start([BUILD / "bin/gpu-run", f"--http={control}", "--on-touch=wake", *options, "--", sys.executable,
-                                      pathlib.Path(__file__).resolve(), TREE, BUILD, "serve", server, self.may_listen])
+            self.server = self.start([BUILD / "bin/gpu-run", "--http=9001", "--on-touch=wake", *options, "--", sys.executable,
+                                      pathlib.Path(__file__).resolve(), TREE, BUILD, "serve", 8001, self.may_listen])
             self.proxy = self.start_nginx()
-            self.assert_true(lambda: self.ask("GET", "/is_sleeping")[0] == 200, "the program runs")
+            self.assert_true(lambda: ask("GET", "/is_sleeping")[0] == 200, "the program runs")
             unless_done.pop_all()
 
     def start(self, command, **user):
@@ -151,19 +138,18 @@ class Machine(contextlib.ExitStack):
         process.wait(SECONDS)
 
     def start_nginx(self, change=lambda text: text, **user):
-        text = re.sub(r"\b(8000|8001|9001)\b", lambda port: str(self.ports[port.group()]), change(EXAMPLE.read_text(encoding="utf-8")))
         configuration = pathlib.Path(tempfile.mkstemp(dir=self.folder, suffix=".conf")[1])
-        configuration.write_text(text, encoding="utf-8")
+        configuration.write_text(change(EXAMPLE.read_text(encoding="utf-8")), encoding="utf-8")
         configuration.chmod(0o644)
-        process = self.start([NGINX, "-p", self.folder, "-c", configuration, *([] if user else AS_THIS_USER)], **user)
-        self.assert_true(lambda: self.is_heard(self.ports["8000"]) or process.poll() is not None, "nginx listens")
+        process = self.start(["nginx", "-p", self.folder, "-c", configuration, *([] if user else AS_ROOT)], **user)
+        self.assert_true(lambda: self.is_heard() or process.poll() is not None, "nginx listens")
         assert process.poll() is None
         return process
 
     @staticmethod
-    def is_heard(port):
+    def is_heard():
         with socket.socket() as connection:
-            return connection.connect_ex(("127.0.0.1", port)) == 0
+            return connection.connect_ex(("127.0.0.1", PORT)) == 0
 
     @staticmethod
     def assert_true(condition, what):
@@ -171,13 +157,11 @@ class Machine(contextlib.ExitStack):
 
     def make_ready(self):
         self.may_listen.touch()
-        self.assert_true(lambda: self.ask("GET", "/health")[0] == 200, "the server is ready")
+        self.assert_true(lambda: ask("GET", "/health")[0] == 200, "the server is ready")
 
-    def ask(self, *request, **more):
-        return ask(self.ports["8000"], *request, **more)
-
-    def is_sleeping(self):
-        return json.loads(self.ask("GET", "/is_sleeping")[1])["is_sleeping"]
+    @staticmethod
+    def is_sleeping():
+        return json.loads(ask("GET", "/is_sleeping")[1])["is_sleeping"]
 
 
 class OneUrl(unittest.TestCase):
@@ -191,44 +175,44 @@ class OneUrl(unittest.TestCase):
 
     def test_callers(self):
         with Machine() as machine:
-            self.assertEqual(machine.ask("GET", "/health"), (503, "not ready\n"))
-            self.assertEqual(machine.ask("GET", "/generate")[0], 502)
+            self.assertEqual(ask("GET", "/health"), (503, "not ready\n"))
+            self.assertEqual(ask("GET", "/generate")[0], 502)
             self.assertFalse(machine.is_sleeping())  # what the server does not answer yet
             machine.make_ready()
             for caller, (sleep, wake) in CALLERS.items():
                 with self.subTest(caller):
-                    status, said = machine.ask(*sleep)
+                    status, said = ask(*sleep)
                     self.assertEqual((status, json.loads(said)["freed_bytes"]), (200, SIZE))
-                    self.assertEqual(machine.ask("GET", "/health"), (200, "well"))
+                    self.assertEqual(ask("GET", "/health"), (200, "well"))
                     self.assertTrue(machine.is_sleeping())  # /health did not wake it
-                    status, said = machine.ask(*wake)
+                    status, said = ask(*wake)
                     self.assertEqual((status, json.loads(said)["restored_bytes"]), (200, SIZE))
-            machine.ask("POST", "/sleep")
-            self.assertEqual(machine.ask("POST", "/v1/completions", '{"prompt": "x"}'), (200, "intact"))  # and has woken it
+            ask("POST", "/sleep")
+            self.assertEqual(ask("POST", "/v1/completions", '{"prompt": "x"}'), (200, "intact"))  # and has woken it
             self.assertFalse(machine.is_sleeping())
 
     def test_a_streamed_answer(self):
-        with Machine() as machine, socket.create_connection(("127.0.0.1", machine.port), SECONDS) as client:
+        with Machine() as machine, socket.create_connection(("127.0.0.1", PORT), SECONDS) as client:
             machine.make_ready()
             client.sendall(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = b""
             while b"first" not in answer:
                 answer += client.recv(4096)
             self.assertNotIn(b"second", answer)
-            machine.ask("GET", "/go")
+            ask("GET", "/go")
             while b"second" not in answer:
                 answer += client.recv(4096)
 
     def test_who_may_call(self):
         with Machine() as machine:
             machine.make_ready()
-            self.assertEqual(machine.ask("POST", "/sleep", source="127.0.0.2")[0], 403)
-            self.assertEqual(machine.ask("GET", "/generate", source="127.0.0.2")[0], 200)
+            self.assertEqual(ask("POST", "/sleep", source="127.0.0.2")[0], 403)
+            self.assertEqual(ask("GET", "/generate", source="127.0.0.2")[0], 200)
             for page in ({"Origin": "http://localhost"}, {"Host": "pages.example"}, {"Sec-Fetch-Site": "cross-site"}):
-                self.assertEqual(machine.ask("POST", "/sleep", None, page)[0], 403)
+                self.assertEqual(ask("POST", "/sleep", None, page)[0], 403)
             self.assertFalse(machine.is_sleeping())
 
-    @unittest.skipUnless(os.geteuid() == 0, "to act as another user needs root")
+    @unittest.skipUnless(own_machine.has_users(), "to act as another user needs root")
     def test_a_service_of_the_system_sends_the_token(self):
         def send_token(text):
             return text.replace("proxy_pass http://control;", f'proxy_set_header Authorization "Bearer {TOKEN}"; proxy_pass http://control;')
@@ -239,39 +223,34 @@ class OneUrl(unittest.TestCase):
                 machine.make_ready()
                 other = {"user": 65534, "group": 65534, "extra_groups": []}
                 for change, status in ((str, 401), (send_token, 200)):
-                    machine.ports["8000"], = free_ports(1)
+                    machine.end(machine.proxy)
                     shutil.rmtree(machine.folder / "one-url.tmp", ignore_errors=True)
                     (machine.folder / "one-url.pid").unlink()
-                    proxy = machine.start_nginx(change, **other)
-                    self.assertEqual(machine.ask("POST", "/sleep")[0], status)
-                    machine.end(proxy)
+                    machine.proxy = machine.start_nginx(change, **other)
+                    self.assertEqual(ask("POST", "/sleep")[0], status)
 
     def test_nginx_the_server_for_http_or_the_program_dies(self):
         with Machine() as machine:
             machine.make_ready()
-            with socket.create_connection(("127.0.0.1", machine.port), SECONDS) as client:
+            with socket.create_connection(("127.0.0.1", PORT), SECONDS) as client:
                 client.sendall(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 while b"first" not in client.recv(4096):
                     pass
                 machine.end(machine.proxy)
             machine.proxy = machine.start_nginx()
-            self.assertEqual(machine.ask("POST", "/sleep")[0], 200)
-            doors = subprocess.run(["pgrep", "-g", str(machine.server.pid), "gpu-sleep-http"], capture_output=True, text=True).stdout.split()
-            self.assertTrue(doors)
-            for door in doors:
-                os.kill(int(door), signal.SIGKILL)
-            self.assertTrue(becomes_true(lambda: machine.ask("GET", "/is_sleeping")[0] == 200))  # another one
-            self.assertEqual(machine.ask("GET", "/generate"), (200, "intact"))
+            self.assertEqual(ask("POST", "/sleep")[0], 200)
+            door = subprocess.run(["pgrep", "--exact", "gpu-sleep-http"], capture_output=True, text=True).stdout  # the only one here
+            os.kill(int(door), signal.SIGKILL)
+            self.assertTrue(becomes_true(lambda: ask("GET", "/is_sleeping")[0] == 200))  # another one
+            self.assertEqual(ask("GET", "/generate"), (200, "intact"))
             machine.server.kill()
-            self.assertTrue(becomes_true(lambda: machine.ask("GET", "/health")[0] == 503))
-            self.assertTrue(becomes_true(lambda: machine.ask("POST", "/sleep")[0] == 502))
+            self.assertTrue(becomes_true(lambda: ask("GET", "/health")[0] == 503))
+            self.assertTrue(becomes_true(lambda: ask("POST", "/sleep")[0] == 502))
 
 
 if __name__ == "__main__":
     if sys.argv[3:4] == ["serve"]:
         Server.serve(*sys.argv[4:])
-    if not NGINX:
-        print("skipped: nginx is missing")
-        sys.exit(77)
+    own_machine.enter("nginx", kept=(TREE, BUILD))
     del sys.argv[1:3]
     unittest.main()
