@@ -63,11 +63,7 @@ CLONE = {"build": DONE, "packaging/wheel": DONE + "echo dist/gpu_sleep.whl\n"}  
 def make_machine():
     """Inside: the file systems, what is installed."""
     mount("-t", "tmpfs", "tmpfs", "/var/log")
-    for place in ("/etc", "/usr/local"):
-        layers = [pathlib.Path(f"/tmp/layers{place}/{name}") for name in ("upper", "work")]
-        for layer in layers:
-            layer.mkdir(parents=True)
-        mount("-t", "overlay", "overlay", "-o", f"lowerdir={place},upperdir={layers[0]},workdir={layers[1]}", place)
+    own_machine.overlay("/etc", "/usr/local")
     pathlib.Path("/etc/prometheus").mkdir(exist_ok=True)
     with open("/etc/passwd", "a", encoding="utf-8") as users:
         users.write("alice:x:471:471::/nowhere:/bin/sh\n")

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 
+NAME, ADDRESS, HOSTS = "node", "10.0.0.1", "/tmp/hosts"
 INSIDE = "GPU_SLEEP_OWN_MACHINE"  # set in the namespaces
 NAMESPACES = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -58,4 +59,19 @@ def build(kept):
         assert libc.mount(f"/proc/self/fd/{descriptor}".encode(), os.fsencode(path), None, 0x5000, None) == 0  # MS_BIND | MS_REC
     with socket.socket() as any_socket:  # else there is no localhost
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
-    socket.sethostname("node")
+        # Without an address but loopback's, programs that ask for addresses that fit the machine get none.
+        fcntl.ioctl(any_socket, 0x8916, struct.pack("16sHH4s8x", b"lo:1", socket.AF_INET, 0, socket.inet_aton(ADDRESS)))  # SIOCSIFADDR
+    socket.sethostname(NAME)
+    pathlib.Path(HOSTS).write_text(f"127.0.0.1 localhost\n{ADDRESS} {NAME}\n", encoding="ascii")
+    mount("--bind", HOSTS, "/etc/hosts")
+
+
+def overlay(*places):
+    """What is written there is written elsewhere, and goes with the machine."""
+    for place in places:
+        layers = [pathlib.Path(f"/tmp/layers{place}/{name}") for name in ("upper", "work")]
+        for layer in layers:
+            layer.mkdir(parents=True)
+        mount("-t", "overlay", "overlay", "-o", f"lowerdir={place},upperdir={layers[0]},workdir={layers[1]}", place)
+    if "/etc" in places:
+        mount("--bind", HOSTS, "/etc/hosts")
