@@ -40,6 +40,14 @@ UNRUN = {
     ("jobs.md", "docker run"): "a container engine and an image",
     ("jobs.md", "token="): "Kubernetes",
     ("jobs.md", "curl -H"): "a pod; test_pod runs it with a process",
+    ("slurm.md", "scontrol suspend"): "Slurm; integration.slurm runs it",
+    ("slurm.md", "/etc/slurm/gpu-sleep/suspend"): "the same",
+    ("slurm.md", "sbatch"): "the same",
+    ("lsf.md", "bsub -q low"): "LSF",
+    ("lsf.md", "bsub -q high"): "LSF",
+    ("openpbs.md", "gpu-sleep --group"): "OpenPBS",
+    ("openpbs.md", "qsig"): "OpenPBS",
+    ("openpbs.md", "qmgr"): "OpenPBS",
     ("pytorch.md", "python3 -m sglang"): "SGLang, slime and verl",
     ("hangs.md", "gdb -p"): "gdb, and the right to trace",
 }
@@ -64,7 +72,8 @@ def make_machine():
     """Inside: the file systems, what is installed."""
     mount("-t", "tmpfs", "tmpfs", "/var/log")
     own_machine.overlay("/etc", "/usr/local")
-    pathlib.Path("/etc/prometheus").mkdir(exist_ok=True)
+    for name in ("prometheus", "slurm"):
+        pathlib.Path("/etc", name).mkdir(exist_ok=True)
     with open("/etc/passwd", "a", encoding="utf-8") as users:
         users.write("alice:x:471:471::/nowhere:/bin/sh\n")
     for name, text in COMMANDS.items():
@@ -81,7 +90,7 @@ def make_machine():
         "HOME": str(HOME), "PATH": f"{HOME}/bin:/usr/local/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{BUILD}/simulated",
         "PYTHONPATH": f"/usr/local/share/gpu-sleep/python:{TREE}/tests/integration:{HERE}/stand_ins",
         "GPU_SLEEP_SIM_DEVICES": "1", "GPU_SLEEP_SIM_MEMORY": str(80 << 20), "GPU_SLEEP_SIM_STATE": "/tmp/gpus", "TMPDIR": "/tmp",
-        "SLURM_JOB_ID": "471", "SLURM_JOB_GPUS": "0"})
+        "SLURM_JOB_ID": "471", "SLURM_JOB_GPUS": "0", "LSB_JOBID": "471", "PBS_JOBID": "471"})
     for name in ("GPU_SLEEP_NAME", "PKG_CONFIG_PATH"):
         os.environ.pop(name, None)
     subprocess.run(["cmake", "--install", BUILD, "--prefix", "/usr/local"], check=True, stdout=subprocess.DEVNULL)
@@ -285,6 +294,14 @@ class Guides(unittest.TestCase):
 
     def test_jobs(self):
         self.run_guide("jobs.md", {"gpu-ps --user alice": lambda said: self.assertIn("asleep", said)}, GPU_SLEEP_SIM_MEMORY=MORE)
+
+    def test_slurm(self):
+        self.run_guide("slurm.md", {"srun": self.state_is("train", "awake")})
+
+    def test_lsf_and_openpbs(self):
+        """What needs neither."""
+        for name in ("lsf.md", "openpbs.md"):
+            self.run_guide(name, GPU_SLEEP_SIM_MEMORY=MORE)
 
     def test_pod(self):
         """The command of the pod's container, and the request that it answers."""

@@ -25,7 +25,7 @@ import own_machine  # noqa: E402
 from gpu_memory import GpuMemory  # noqa: E402
 
 FOLDER = pathlib.Path("/tmp/slurm")
-SCRIPTS = pathlib.Path("/etc/slurm")
+SCRIPTS = pathlib.Path("/etc/slurm/gpu-sleep")
 ALL, SIZE = 80 << 20, 50 << 20
 SECONDS = 60
 SIMULATED = {"LD_LIBRARY_PATH": f"{BUILD}/simulated", "GPU_SLEEP_SIM_DEVICES": "1", "GPU_SLEEP_SIM_MEMORY": str(ALL),
@@ -54,7 +54,7 @@ ReturnToService=2
 NodeName={own_machine.NAME} CPUs=1 Gres=gpu:1,shard:4
 PartitionName=low Nodes=ALL PriorityTier=1 OverSubscribe=FORCE:1
 PartitionName=high Nodes=ALL PriorityTier=10 OverSubscribe=FORCE:1
-Include {SCRIPTS}/gpu-sleep.conf
+Include {SCRIPTS}/settings.conf
 """
 
 
@@ -103,21 +103,21 @@ class Machine:
     """The node, from the start of its daemons on."""
 
     def __init__(self):
+        self.daemons = []  # which end with the machine
         for folder in (FOLDER, FOLDER / "state", FOLDER / "spool"):
             folder.mkdir()
         own_machine.overlay("/usr/local", "/etc")
-        SCRIPTS.mkdir(exist_ok=True)
+        SCRIPTS.parent.mkdir(exist_ok=True)
         run("cmake", "--install", BUILD, "--prefix", "/usr/local").check_returncode()
-        for file in pathlib.Path("/usr/local/share/doc/gpu-sleep/examples/slurm").iterdir():
-            shutil.copy(file, SCRIPTS)
+        shutil.copytree("/usr/local/share/doc/gpu-sleep/examples/slurm", SCRIPTS)
         variables = " ".join(f"{name}={value}" for name, value in SIMULATED.items())
-        self.edit("gpu-sleep-prolog", "60GiB", "60MiB")
-        self.edit("gpu-sleep-prolog", "--idle 1m", "--idle 100ms")
+        self.edit("prolog", "60GiB", "60MiB")
+        self.edit("prolog", "--idle 1m", "--idle 100ms")
         for name in ("gpu-reclaim", "gpu-run"):  # Slurm's scripts have an environment of their own
             write_command(name, f'#!/bin/sh\n{variables} exec {BUILD}/bin/{name} "$@"\n')
-        (SCRIPTS / "slurm.conf").write_text(CONFIGURATION, encoding="ascii")
-        (SCRIPTS / "gres.conf").write_text("Name=gpu File=/dev/zero\nName=shard Count=4\n", encoding="ascii")
-        os.environ.update({**SIMULATED, "SLURM_CONF": str(SCRIPTS / "slurm.conf"), "PATH": f"/usr/local/bin:{os.environ['PATH']}"})
+        (SCRIPTS.parent / "slurm.conf").write_text(CONFIGURATION, encoding="ascii")
+        (SCRIPTS.parent / "gres.conf").write_text("Name=gpu File=/dev/zero\nName=shard Count=4\n", encoding="ascii")
+        os.environ.update({**SIMULATED, "SLURM_CONF": str(SCRIPTS.parent / "slurm.conf"), "PATH": f"/usr/local/bin:{os.environ['PATH']}"})
         key = FOLDER / "key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
@@ -134,10 +134,10 @@ class Machine:
         self.driver = driver
         self.all = self.free()
 
-    @staticmethod
-    def start(*command):
+    def start(self, *command):
         with open(FOLDER / f"{command[0]}.out", "ab") as log:
-            return subprocess.Popen(command, cwd=FOLDER, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.daemons.append(subprocess.Popen(command, cwd=FOLDER, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+        return self.daemons[-1]
 
     @staticmethod
     def is_up():
@@ -247,7 +247,7 @@ class Slurm(unittest.TestCase):
 
     @only_long
     def test_a_grace_time_that_is_too_short_is_said(self):
-        self.edit("gpu-sleep-task-prolog", "1500ms", "100ms")  # Slurm grants 2 s
+        self.edit("task_prolog", "1500ms", "100ms")  # Slurm grants 2 s
         job = self.job("slow", f"--export=ALL,{SLOW}")
         self.scontrol("suspend", job.id)
         self.check(becomes_true(job.is_stopped))
@@ -267,7 +267,7 @@ class Slurm(unittest.TestCase):
     def test_a_job_that_sleeps_first_needs_no_grace_time(self):
         job = self.job("patient", f"--export=ALL,{SLOW}")
         for words, status in ((("suspend", job.id), 0), (("resume", job.id), 0), (("suspend", "4711"), 1), (("resume", "4711"), 1), ((), 2)):
-            said = run(SCRIPTS / "gpu-sleep-suspend", *words)
+            said = run(SCRIPTS / "suspend", *words)
             self.assertEqual(said.returncode, status, said.stdout)
             if words == ("suspend", job.id):
                 self.is_suspended(job)
@@ -289,8 +289,8 @@ class Slurm(unittest.TestCase):
         self.assertEqual((FOLDER / "notebook.out").read_text(encoding="utf-8"), "intact\n")
 
     def test_a_job_starts_whatever_is_wrong_with_the_commands(self):
-        self.edit("gpu-sleep-prolog", "-k 5 60", "-k 1 1")
-        self.edit("gpu-sleep-task-prolog", "timeout 10", "timeout 1")
+        self.edit("prolog", "-k 5 60", "-k 1 1")
+        self.edit("task_prolog", "timeout 10", "timeout 1")
         commands = [pathlib.Path("/usr/local/bin") / name for name in ("gpu-reclaim", "gpu-run")]
         for command in commands:
             self.addCleanup(write_command, command.name, command.read_text(encoding="utf-8"))
@@ -313,7 +313,7 @@ class Slurm(unittest.TestCase):
 
     @only_long
     def test_two_jobs_without_a_prolog(self):
-        self.edit("gpu-sleep-prolog", "timeout", "true")
+        self.edit("prolog", "timeout", "true")
         self.preempt("recipe", "gpu-run", "--need=60MiB", "--wait=1m", "--")
 
     def test_an_epilog_leaves_nothing_behind(self):
@@ -331,7 +331,7 @@ class Slurm(unittest.TestCase):
         for name in ("1-2.sock", "1-2.sock.state", "history"):
             (sockets / name).touch()
         shutil.chown(sockets, 65534, 65534)
-        self.assertEqual(run(SCRIPTS / "gpu-sleep-epilog", env={**os.environ, "SLURM_JOB_USER": "nobody", "SLURM_JOB_UID": "65534"}).returncode, 0)
+        self.assertEqual(run(SCRIPTS / "epilog", env={**os.environ, "SLURM_JOB_USER": "nobody", "SLURM_JOB_UID": "65534"}).returncode, 0)
         self.assertEqual([file.name for file in sockets.iterdir()], ["history"])
 
     @only_long
