@@ -298,6 +298,12 @@ class Guides(unittest.TestCase):
     def test_slurm(self):
         self.run_guide("slurm.md", {"srun": self.state_is("train", "awake")})
 
+    def test_jupyterhub(self):
+        """All but the hub, which integration.jupyterhub starts."""
+        with Terminal() as terminal:
+            terminal.run("gpu-run --name kernel -- python3 -m ipykernel_launcher &\n")
+            self.run_guide("jupyterhub.md", (), terminal)
+
     def test_lsf_and_openpbs(self):
         """What needs neither."""
         for name in ("lsf.md", "openpbs.md"):
