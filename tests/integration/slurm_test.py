@@ -31,7 +31,7 @@ SECONDS = 60
 SIMULATED = {"LD_LIBRARY_PATH": f"{BUILD}/simulated", "GPU_SLEEP_SIM_DEVICES": "1", "GPU_SLEEP_SIM_MEMORY": str(ALL),
              "GPU_SLEEP_SIM_STATE": str(FOLDER / "gpus")}
 only_long = unittest.skipUnless(os.environ.get("GPU_SLEEP_TEST_LONG") == "1", "of scripts/test --long")
-SLOW = "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoHAsync:1s"  # several of which make a sleep
+SLOW, SLOWER = (f"GPU_SLEEP_SIM_DELAY=cuMemcpyDtoHAsync:{time}" for time in ("300ms", "1s"))  # several of which make a sleep
 CONFIGURATION = f"""
 ClusterName=test
 SlurmctldHost={own_machine.NAME}
@@ -238,12 +238,13 @@ class Slurm(unittest.TestCase):
         self.check(job.ends_right())
 
     def test_a_suspended_job_frees_its_memory(self):
-        job = self.job("plain")
+        job = self.job("plain", f"--job-name='\"$(touch {FOLDER}/owned)`touch {FOLDER}/owned`\n;")  # a hostile name
         self.assertFalse(self.has_no_memory())
         self.scontrol("suspend", job.id)
         self.is_suspended(job)
         self.scontrol("resume", job.id)
         self.goes_on(job)
+        self.assertFalse((FOLDER / "owned").exists())
 
     @only_long
     def test_a_grace_time_that_is_too_short_is_said(self):
@@ -256,7 +257,7 @@ class Slurm(unittest.TestCase):
         self.scontrol("resume", job.id)
         self.goes_on(job)
         # Slurm stops it while it goes to sleep.
-        job = self.job("optimist", f"--export=ALL,{SLOW}", command=("gpu-run", "--on-stop=sleep", "--stop-grace=60s", "--"))
+        job = self.job("optimist", f"--export=ALL,{SLOWER}", command=("gpu-run", "--on-stop=sleep", "--stop-grace=60s", "--"))
         self.scontrol("suspend", job.id)
         self.check(becomes_true(job.is_stopped))
         self.scontrol("resume", job.id)
@@ -265,7 +266,7 @@ class Slurm(unittest.TestCase):
 
     @only_long
     def test_a_job_that_sleeps_first_needs_no_grace_time(self):
-        job = self.job("patient", f"--export=ALL,{SLOW}")
+        job = self.job("patient", f"--export=ALL,{SLOWER}")
         for words, status in ((("suspend", job.id), 0), (("resume", job.id), 0), (("suspend", "4711"), 1), (("resume", "4711"), 1), ((), 2)):
             said = run(SCRIPTS / "suspend", *words)
             self.assertEqual(said.returncode, status, said.stdout)
