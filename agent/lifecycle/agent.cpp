@@ -358,9 +358,8 @@ void Agent::sleep_if_due() {
                            !operations_.inhibitors.now() && !operations_.turnstile.is_held();
     if (!may_sleep) return;
     const auto next = idle_timer_.next();
-    server_.submit_if_free(next.request, [this, next](const server::Outcome& outcome) {
-        idle_timer_.note_end(outcome, next);
-    });
+    server_.submit_if_free(
+        next.request, [this, next](const server::Outcome& outcome) { idle_timer_.note_end(outcome, next); });
 }
 
 bool Agent::tidy() {
