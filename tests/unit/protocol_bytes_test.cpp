@@ -169,6 +169,7 @@ WakeRequest wake_to_send() {
             true,
             Milliseconds(0x0b0c),
             true,
+            true,
             {{"f", "t"}}};
 }
 
@@ -251,7 +252,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                       "068005000000010000006f07800100000001"
                       "0880080000000c0b00000000000009800100000001"
                       "0a80120000000e0000000180010000006602800100000074"
-                      "4880080000000f0e00000000000052000100000001");
+                      "4880080000000f0e000000000000520001000000015a800100000001");
     check_bytes(Directive{Directive::Kind::let_through, 8}, "06:"
                                                             "0180010000000102800400000008000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
