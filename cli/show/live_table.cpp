@@ -171,7 +171,13 @@ Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<
         if (has_origins) cells.insert(cells.begin() + 3, shortened(row.origin, widths.origin));
         if (has_files) cells.push_back(size(row.files));
         table.add(std::move(cells));
-        if (!row.reason.empty()) table.add_line(shortened("waits: " + row.reason, widths.reason));
+        // Who has the memory stands behind a semicolon, and has a line of its own.
+        std::string_view words = "waits: ";
+        for (std::string_view left = row.reason; !left.empty(); words = "  ") {
+            const auto part = left.substr(0, left.find("; "));
+            table.add_line(shortened(fmt::format("{}{}", words, part), widths.reason));
+            left.remove_prefix(std::min(part.size() + 2, left.size()));
+        }
     }
     return table;
 }
