@@ -303,8 +303,7 @@ Result<void> Dispatch::check_members(const std::vector<Process>& members) const 
         membership.roots.push_back(member.pid);
     }
     for (const auto& word : whom.words) {
-        if (!model::is_number(word)) continue;
-        if (const auto root = find_process(finder_, word, {})) membership.roots.push_back(root->pid);
+        if (const auto root = find_root(finder_, word, whom.user)) membership.roots.push_back(root->pid);
     }
     const auto newcomer = GPU_SLEEP_TRY(find_newcomer(finder_, membership, members));
     if (!newcomer.has_value()) return {};
