@@ -275,7 +275,8 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK(only.host.state() == "awake");
     const auto early = need({"--need", "40MiB"}, "60s");
     CHECK(early.status == 1);
-    CHECK_THAT(early.err, mentions("it was woken"));
+    CHECK_THAT(early.err,
+               mentions("it was woken") && mentions("; wait with --wait ") && !mentions("--min-awake"));
 }
 
 TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else makes room", "[room]") {
