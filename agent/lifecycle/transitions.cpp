@@ -4,6 +4,7 @@
 
 #include "lifecycle/transitions.hpp"
 
+#include "base/files.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
@@ -89,7 +90,16 @@ std::string_view priority_of(const model::Failure* failure) noexcept {
     return failure->error.code == ErrorCode::damaged ? k_error : k_warning;
 }
 
+std::string own_notebook() {
+    constexpr std::size_t k_short_id = 8;
+    const std::string notebook(setting(model::environment::k_notebook));
+    const auto kernel = kernel_in(read_small_file("/proc/self/cmdline").value_or(""));
+    return notebook.empty() && !kernel.empty() ? "kernel " + kernel.substr(0, k_short_id) : notebook;
+}
+
 } // namespace
+
+Transitions::Transitions() : notebook_(own_notebook()) {}
 
 std::optional<Transition> Transitions::count(const server::Operation& operation,
                                              const server::Outcome& outcome, double seconds) noexcept {

@@ -25,6 +25,8 @@ namespace gpu_sleep::agent::lifecycle {
 /// Thread-safe.
 class Transitions {
 public:
+    Transitions();
+
     /// Counts an operation that ended with `outcome`, `seconds` after it was asked for. Returns what it was,
     /// or tried to be; nothing where it was no transition: a dry run, or one that found all as it was to be.
     /// Allocates nothing.
@@ -52,7 +54,7 @@ private:
         std::array<std::uint64_t, k_codes> failed{};
     };
 
-    const std::string notebook_{setting(model::environment::k_notebook)};
+    const std::string notebook_; ///< or the kernel, where Jupyter does not say the notebook
     const std::string job_{setting(model::environment::k_job)};
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::vector<model::Event> events_ GPU_SLEEP_GUARDED_BY(mutex_);

@@ -159,17 +159,6 @@ std::string unit_of(std::string_view path) {
 
 } // namespace
 
-std::string kernel_in(std::string_view command) {
-    constexpr std::string_view k_begin = "/kernel-";
-    const auto begin = command.rfind(k_begin);
-    if (begin == command.npos) return {};
-    const auto id = command.substr(begin + k_begin.size());
-    const auto end = id.find(".json");
-    return end == id.npos || id.substr(0, end).find_first_of("/ ") != id.npos
-               ? std::string()
-               : std::string(id.substr(0, end));
-}
-
 std::string unit_in(std::string_view groups) {
     while (const auto line = take_line(groups)) {
         const auto begin = line->find(':');

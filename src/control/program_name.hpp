@@ -36,10 +36,6 @@ struct Origin {
     std::string unit;     ///< of systemd, "jupyter.service", or the beginning of a container's id
 };
 
-/// The id in the name of the connection file that a kernel of Jupyter is started with: of
-/// "python3 -m ipykernel_launcher -f /run/user/7/kernel-ID.json".
-[[nodiscard]] std::string kernel_in(std::string_view command);
-
 /// The innermost container, service or scope of a control group, by the text of /proc/PID/cgroup. That of a
 /// login session tells nothing apart. Source: proc_pid_cgroup(5).
 [[nodiscard]] std::string unit_in(std::string_view groups);

@@ -4,16 +4,21 @@
 
 #include "control/program_name.hpp"
 
+#include "base/process.hpp"
 #include "support/catch.hpp"
 
 #include <fmt/format.h>
 
 using namespace gpu_sleep::control;
+using gpu_sleep::kernel_in;
 
 TEST_CASE("Origin: a kernel's id stands in its connection file's name", "[find]") {
     CHECK(kernel_in("python3 -m ipykernel_launcher -f /home/ann/my files/runtime/kernel-1f0c-5a.json") ==
           "1f0c-5a");
     CHECK(kernel_in("python3 -m ipykernel_launcher --f=/run/kernel-1f0c-5a.json --debug") == "1f0c-5a");
+    using namespace std::string_literals;
+    CHECK(kernel_in("python3\0-f\0/run/kernel-1f0c-5a.json\0"s) == "1f0c-5a");
+    CHECK(kernel_in("python3\0/run/kernel-1f0c\0x.json\0"s).empty());
     for (const auto* const none :
          {"", "python3 kernel-7.json", "python3 /kernel-7", "python3 /kernel-7 x.json",
           "python3 /kernel-7/x.json", "python3 /kernel-"})
