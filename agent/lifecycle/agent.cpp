@@ -298,6 +298,7 @@ server::Outcome Agent::run_here(server::Operation operation) {
 model::Report Agent::status() {
     auto report = operations_.status.report();
     report.transitions = transitions_.counts();
+    report.asleep_byte_seconds = transitions_.asleep_byte_seconds();
     report.steps = log::recent_steps();
     for (auto& note : {stop_watch_.note(), idle_timer_.note(report.idle_seconds.has_value())})
         if (!note.empty()) report.notes.push_back(note);

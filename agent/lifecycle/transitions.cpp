@@ -167,6 +167,12 @@ model::Event Transitions::describe(Transition transition, const server::Job& job
         event.bytes +=
             deep_bytes.value_or(0) + deep_bytes_.value_or(0); // the driver's part went, or came back
     deep_bytes_ = deep_bytes;
+    const auto now = Clock::now();
+    asleep_byte_seconds_ = asleep_byte_seconds_until(now);
+    summed_ = now;
+    asleep_bytes_ =
+        static_cast<double>(kept + model::sum_of(report->tags, &model::TagReport::dropped) +
+                            model::sum_of(report->tags, &model::TagReport::damaged) + deep_bytes.value_or(0));
     if (transition == Transition::wake && asleep_since_) event.asleep_seconds = seconds_since(*asleep_since_);
     if (report->state == model::State::awake)
         asleep_since_.reset();

@@ -36,6 +36,12 @@ public:
     /// Of each kind that has happened.
     [[nodiscard]] std::vector<model::TransitionCounts> counts() const;
 
+    /// GPU memory in bytes times the seconds for which it has slept.
+    [[nodiscard]] std::uint64_t asleep_byte_seconds() const noexcept {
+        const MutexLock lock(mutex_);
+        return asleep_byte_seconds_until(Clock::now());
+    }
+
     /// Describes one that has just ended with `outcome`; take_events() has it if it is done.
     [[nodiscard]] model::Event describe(model::Transition transition, const server::Job& job,
                                         const server::Outcome& outcome, std::string name);
@@ -46,6 +52,12 @@ public:
     }
 
 private:
+    [[nodiscard]] std::uint64_t asleep_byte_seconds_until(Clock::time_point now) const noexcept
+        GPU_SLEEP_REQUIRES(mutex_) {
+        const std::chrono::duration<double> since = now - summed_;
+        return asleep_byte_seconds_ + static_cast<std::uint64_t>(since.count() * asleep_bytes_);
+    }
+
     /// By the numbers of ErrorCode; what has a higher one counts as internal.
     static constexpr std::size_t k_codes = 64;
     struct Counts {
@@ -59,7 +71,10 @@ private:
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::vector<model::Event> events_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::optional<Clock::time_point> asleep_since_ GPU_SLEEP_GUARDED_BY(mutex_); ///< any of it
-    std::optional<Bytes> deep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_); ///< of the driver's part, while deep
+    std::optional<Bytes> deep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_);       ///< of the driver's part, while deep
+    std::uint64_t asleep_byte_seconds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< until `summed_`
+    Clock::time_point summed_ GPU_SLEEP_GUARDED_BY(mutex_){};
+    double asleep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< since then
     std::array<Counts, model::k_transitions.size()> counts_ GPU_SLEEP_GUARDED_BY(mutex_){};
 };
 

@@ -146,10 +146,28 @@ bool is_of_program(std::string_view group) {
     return is_unit && group != "init.scope" && !group.starts_with("user@") && !group.starts_with("session-");
 }
 
+} // namespace
+
+std::string short_container_in(std::string_view groups) {
+    return std::string(container_in(groups).substr(0, k_short_id));
+}
+
+std::string pod_in(std::string_view groups) {
+    constexpr std::size_t k_length = sizeof "01234567-89ab-cdef-0123-456789abcdef" - 1;
+    for (auto at = groups.find("pod"); at != groups.npos; at = groups.find("pod", at + 1)) {
+        std::string uid(groups.substr(at + 3, k_length));
+        std::replace(uid.begin(), uid.end(), '_', '-'); // as systemd's names need it
+        if (uid.size() == k_length && uid.find_first_not_of("0123456789abcdef-") == uid.npos) return uid;
+    }
+    return {};
+}
+
+namespace {
+
 std::string unit_of(std::string_view path) {
     while (!path.empty()) {
         const auto group = file_name_in(path);
-        if (const auto id = container_in(group); !id.empty()) return std::string(id.substr(0, k_short_id));
+        if (auto id = short_container_in(group); !id.empty()) return id;
         if (is_of_program(group)) return std::string(group);
         path = path.substr(0, path.size() - group.size());
         if (path.ends_with('/')) path.remove_suffix(1);

@@ -254,7 +254,10 @@ void identify(const ProcFs& proc, Process& process) {
         bounded(proc.variable(process.pid, model::environment::k_notebook).value_or(""));
     process.origin.kernel = bounded(kernel_in(process.command));
     process.origin.job = bounded(proc.variable(process.pid, model::environment::k_job).value_or(""));
-    process.origin.unit = bounded(unit_in(proc.control_groups(process.pid)));
+    const auto groups = proc.control_groups(process.pid);
+    process.origin.unit = bounded(unit_in(groups));
+    process.origin.container = short_container_in(groups);
+    process.origin.pod = pod_in(groups);
 }
 
 Result<Process> find_process(const Finder& finder, std::string_view text, std::optional<uid_t> user) {

@@ -51,6 +51,22 @@ TEST_CASE("Origin: the innermost unit or container of a control group", "[find]"
     CHECK(unit_in(row.groups) == row.unit);
 }
 
+TEST_CASE("Origin: the pod and the container in it", "[find]") {
+    const std::string id(64, 'a');
+    const auto* const path =
+        GENERATE("0::/kubepods.slice/kubepods-burstable.slice/"
+                 "kubepods-burstable-pod0a1b2c3d_4e5f_6071_8293_a4b5c6d7e8f9.slice/cri-containerd-{}.scope\n",
+                 "0::/kubepods/besteffort/pod0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9/{}/init.scope\n");
+    const auto groups = fmt::format(fmt::runtime(path), id);
+    CHECK(pod_in(groups) == "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
+    CHECK(short_container_in(groups) == id.substr(0, 12));
+    for (const auto* const none :
+         {"", "0::/pod", "0::/system.slice/podman.service\n", "0::/podabc/x.scope\n"}) {
+        CHECK(pod_in(none).empty());
+        CHECK(short_container_in(none).empty());
+    }
+}
+
 TEST_CASE("Origin: all that is known, and what tells most", "[find]") {
     Origin origin{"work/train.ipynb", "1f0c5a2b-7", "471", "jupyter.service"};
     CHECK(to_text(origin) == "notebook work/train.ipynb, kernel 1f0c5a2b-7, job 471, in jupyter.service");

@@ -127,6 +127,7 @@ Report report_to_send() {
     report.refusal = "z";
     report.lost = true;
     report.refusal_code = ErrorCode::stopped;
+    report.asleep_byte_seconds = 0x64;
     return report;
 }
 
@@ -358,7 +359,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "4a0008000000000000000000a040"
                 "510001000000795300010000007a"
                 "54000100000001550002000000"
-                "1d00");
+                "1d005b00080000006400000000000000");
 }
 
 TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, or old and new sides read "
