@@ -35,8 +35,8 @@ constexpr Interpreter k_interpreters[] = {
 const Interpreter* known_interpreter(std::string_view program) {
     if (program.starts_with('-')) program.remove_prefix(1); // of a login shell
     const auto name = program.substr(0, program.find_first_of("0123456789"));
-    const auto* const found = std::find_if(std::begin(k_interpreters), std::end(k_interpreters),
-                                           [=](const Interpreter& each) { return each.name == name; });
+    const auto* const found =
+        std::ranges::find_if(k_interpreters, [=](const Interpreter& each) { return each.name == name; });
     return found == std::end(k_interpreters) ? nullptr : found;
 }
 
@@ -63,7 +63,7 @@ std::string program_of(std::string_view word, bool has_arguments) {
 bool takes_next_word(std::string_view option) {
     constexpr std::string_view k_options[] = {
         "--check-hash-based-pycs", "--import", "--loader", "--procs", "--require", "--sysimage", "--threads"};
-    return std::find(std::begin(k_options), std::end(k_options), option) != std::end(k_options);
+    return std::ranges::find(k_options, option) != std::end(k_options);
 }
 
 /// Sets what `interpreter` runs, given the arguments behind its name.

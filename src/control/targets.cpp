@@ -116,8 +116,8 @@ std::string listed(const std::vector<Process>& processes, bool has_users) {
 }
 
 bool are_of_several_users(const std::vector<Process>& processes) {
-    return std::any_of(processes.begin(), processes.end(),
-                       [&](const Process& each) { return each.uid != processes.front().uid; });
+    return std::ranges::any_of(processes,
+                               [&](const Process& each) { return each.uid != processes.front().uid; });
 }
 
 /// A program's name is no choice: whoever types it may not know that there are several. Errors:
@@ -147,7 +147,7 @@ bool is_ours(const Process& process, std::optional<uid_t> user) {
 }
 
 bool is_among(const Process& process, const std::vector<Process>& all) {
-    return std::any_of(all.begin(), all.end(), [&](const Process& each) {
+    return std::ranges::any_of(all, [&](const Process& each) {
         return each.pid == process.pid && each.start_time == process.start_time;
     });
 }
