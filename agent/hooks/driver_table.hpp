@@ -63,7 +63,8 @@ extern std::array<std::atomic<void*>, k_entries> g_real;
 /// Finds all of them, unless that is done. Whether libcuda is loaded: else there are none. Thread-safe; takes
 /// the loader's lock, and no other.
 bool find_all_real() noexcept;
-/// The entry point in libcuda; where there is none, what answers that it was not found.
+/// The entry point in libcuda, which is loaded for it; where there is none, what answers that it was not
+/// found.
 [[nodiscard]] void* find_real(Entry entry) noexcept;
 
 /// The driver's own function, or what answers in its place where the driver lacks it; never null.

@@ -4,6 +4,8 @@
 // dlsym, cuGetProcAddress, and the exported symbols; and the stand-ins of entry points that this build does
 // not know, a fixed number of jumps.
 
+#include "base/guard.hpp"
+#include "base/log.hpp"
 #include "base/symbols.hpp"
 #include "base/thread_safety.hpp"
 #include "driver/library.hpp"
@@ -223,7 +225,13 @@ bool find_all_real() noexcept {
 }
 
 void* find_real(Entry entry) noexcept {
-    static_cast<void>(find_all_real());
+    // The linker leaves libcuda out where the agent comes before it and has all that the program calls.
+    if (!find_all_real())
+        ignoring_errors([] {
+            const auto opened = driver::open_libcuda();
+            if (!opened) return log::error("{}", opened.error().message);
+            static_cast<void>(find_all_real());
+        });
     void* const address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
     return address ? address : reinterpret_cast<void*>(&answer_for_missing);
 }

@@ -298,6 +298,7 @@ server::Outcome Agent::run_here(server::Operation operation) {
 model::Report Agent::status() {
     auto report = operations_.status.report();
     report.transitions = transitions_.counts();
+    report.asleep_byte_seconds = transitions_.asleep_byte_seconds();
     report.steps = log::recent_steps();
     for (auto& note : {stop_watch_.note(), idle_timer_.note(report.idle_seconds.has_value())})
         if (!note.empty()) report.notes.push_back(note);
@@ -357,11 +358,9 @@ void Agent::sleep_if_due() {
     const bool may_sleep = (model::is_resident(state) || state == model::State::partial) &&
                            !operations_.inhibitors.now() && !operations_.turnstile.is_held();
     if (!may_sleep) return;
-    auto request = idle_timer_.request();
-    const bool is_deep = request.sleep.deep;
-    server_.submit_if_free(std::move(request), [this, is_deep](const server::Outcome& outcome) {
-        idle_timer_.note_end(outcome, is_deep);
-    });
+    const auto next = idle_timer_.next();
+    server_.submit_if_free(
+        next.request, [this, next](const server::Outcome& outcome) { idle_timer_.note_end(outcome, next); });
 }
 
 bool Agent::tidy() {

@@ -4,6 +4,7 @@
 
 #include "lifecycle/transitions.hpp"
 
+#include "base/files.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
@@ -89,7 +90,16 @@ std::string_view priority_of(const model::Failure* failure) noexcept {
     return failure->error.code == ErrorCode::damaged ? k_error : k_warning;
 }
 
+std::string own_notebook() {
+    constexpr std::size_t k_short_id = 8;
+    const std::string notebook(setting(model::environment::k_notebook));
+    const auto kernel = kernel_in(read_small_file("/proc/self/cmdline").value_or(""));
+    return notebook.empty() && !kernel.empty() ? "kernel " + kernel.substr(0, k_short_id) : notebook;
+}
+
 } // namespace
+
+Transitions::Transitions() : notebook_(own_notebook()) {}
 
 std::optional<Transition> Transitions::count(const server::Operation& operation,
                                              const server::Outcome& outcome, double seconds) noexcept {
@@ -157,6 +167,12 @@ model::Event Transitions::describe(Transition transition, const server::Job& job
         event.bytes +=
             deep_bytes.value_or(0) + deep_bytes_.value_or(0); // the driver's part went, or came back
     deep_bytes_ = deep_bytes;
+    const auto now = Clock::now();
+    asleep_byte_seconds_ = asleep_byte_seconds_until(now);
+    summed_ = now;
+    asleep_bytes_ =
+        static_cast<double>(kept + model::sum_of(report->tags, &model::TagReport::dropped) +
+                            model::sum_of(report->tags, &model::TagReport::damaged) + deep_bytes.value_or(0));
     if (transition == Transition::wake && asleep_since_) event.asleep_seconds = seconds_since(*asleep_since_);
     if (report->state == model::State::awake)
         asleep_since_.reset();

@@ -73,6 +73,17 @@ std::optional<ProcessIdentity> parse_agent_socket_name(std::string_view name) {
     return ProcessIdentity{*pid, *start_time};
 }
 
+std::string kernel_in(std::string_view command) {
+    constexpr std::string_view k_begin = "/kernel-";
+    const auto begin = command.rfind(k_begin);
+    if (begin == command.npos) return {};
+    const auto id = command.substr(begin + k_begin.size());
+    const auto end = id.find(".json");
+    return end == id.npos || id.substr(0, end).find_first_of(std::string_view("/ \0", 3)) != id.npos
+               ? std::string()
+               : std::string(id.substr(0, end));
+}
+
 Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc) {
     const auto stat = read_small_file(proc / std::to_string(pid) / "stat");
     if (!stat && is_shortage(errno)) return cannot_read(proc / std::to_string(pid) / "stat");

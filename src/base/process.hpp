@@ -65,6 +65,10 @@ inline constexpr const char* k_state_suffix = ".state";
 /// The reverse; nothing for any other name.
 [[nodiscard]] std::optional<ProcessIdentity> parse_agent_socket_name(std::string_view name);
 
+/// The id in the name of the connection file that a kernel of Jupyter is started with: of
+/// "python3 -m ipykernel_launcher -f /run/user/7/kernel-ID.json". Blanks or zeros part the words.
+[[nodiscard]] std::string kernel_in(std::string_view command);
+
 /// The start time of `pid`. `proc` is where the proc file system is mounted. Errors: no_process, io_failed.
 /// Source: proc_pid_stat(5).
 [[nodiscard]] Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc = "/proc");

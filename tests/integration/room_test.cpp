@@ -192,10 +192,15 @@ TEST_CASE("Room: gpu-switch wakes before all who wait, whoever has just woken, a
     CHECK(would.status == 0);
     CHECK_THAT(would.out, mentions("(first) would be put to sleep for it"));
     REQUIRE(first.host.command("gpu-inhibit").status == 0);
-    const auto would_not = third.host.command("gpu-switch", {"--dry-run"});
-    CHECK(would_not.status == 0); // it would wait
+    CHECK(third.host.command("gpu-switch", {"--dry-run", "--wait", "9s"}).status == 0); // it would wait
     CHECK(third.host.command("gpu-switch", {"--dry-run", "--wait", "0s"}).status == 7);
+    const auto would_not = third.host.command("gpu-switch", {"--dry-run"});
+    CHECK(would_not.status == 7);
     CHECK_THAT(would_not.out, mentions("(first) has 32.0 MiB: sleeps are inhibited"));
+    const auto in_its_way = third.host.command("gpu-switch");
+    CHECK(in_its_way.status == 7);
+    CHECK_THAT(in_its_way.err, !mentions("waits at most") && mentions("gpu-inhibit --release") &&
+                                   mentions("(first) has 32.0 MiB: sleeps are inhibited"));
     REQUIRE(first.host.command("gpu-inhibit", {"--release"}).status == 0);
     CHECK(first.host.state() == "awake");
     CHECK_FALSE(third.host.report(k_place) == "1"); // it does not stand in line
@@ -270,7 +275,8 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK(only.host.state() == "awake");
     const auto early = need({"--need", "40MiB"}, "60s");
     CHECK(early.status == 1);
-    CHECK_THAT(early.err, mentions("it was woken"));
+    CHECK_THAT(early.err,
+               mentions("it was woken") && mentions("; wait with --wait ") && !mentions("--min-awake"));
 }
 
 TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else makes room", "[room]") {
