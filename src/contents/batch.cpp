@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "store/host_account.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -56,8 +55,7 @@ Result<void> Batch::begin() {
     constexpr auto k_piece = HostArena::k_piece_bytes;
     const auto ready = stock_ ? stock_->piece_count() * k_piece : 0;
     store::HostShare share; // taken before anything is, as the stock would lose its pieces
-    GPU_SLEEP_TRY(
-        share.take(store::HostAccount::own(), bytes_ - std::min(ready, bytes_ / k_piece * k_piece)));
+    GPU_SLEEP_TRY(budget_->take(share, bytes_ - std::min(ready, bytes_ / k_piece * k_piece)));
     arena_ = GPU_SLEEP_TRY(HostArena::create(bytes_, pinner_, stock_));
     arena_->share().absorb(share, share.bytes());
     return {};

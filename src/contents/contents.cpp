@@ -7,8 +7,6 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "driver/context.hpp"
-#include "store/host_account.hpp"
-#include "store/host_memory.hpp"
 
 #include <fmt/format.h>
 
@@ -56,7 +54,7 @@ Bytes bytes_in_host(const KeptRange& range) noexcept {
 
 /// Has `report` say what `needed` of host memory are.
 void note_host_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) {
-    const auto headroom = store::host_room(rehearsal.options.host_reserve);
+    const auto headroom = rehearsal.options.budget->room();
     const auto available = headroom.bytes;
     const auto* const outcome = needed <= available      ? ""
                                 : rehearsal.choice.spill ? ": the rest would go to files"
@@ -79,7 +77,7 @@ void note_file_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& re
         return;
     }
     std::string limit;
-    if (const auto headroom = store::host_headroom_beyond(rehearsal.options.host_reserve);
+    if (const auto headroom = rehearsal.options.budget->headroom();
         space->in_memory && headroom.bytes < space->bytes) {
         space->bytes = headroom.bytes;
         limit = fmt::format(", in host memory ({})", headroom.limited_by);
@@ -133,9 +131,7 @@ Result<SaveOptions> Contents::open(const model::Choice& choice, std::vector<std:
         if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
     }
     if (!model::uses_files(choice)) return options;
-    store::ClaimOptions memory;
-    memory.reserve = options_.host_reserve;
-    options.store = std::make_shared<store::FileStore>(*std::move(directory), std::move(memory));
+    options.store = std::make_shared<store::FileStore>(*std::move(directory), budget());
     return options;
 }
 
@@ -244,7 +240,7 @@ Bytes Contents::room_to_prepare(Bytes most) const noexcept {
 
 Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece() {
     auto piece = store::HostArena::create_stock(&pinner_);
-    GPU_SLEEP_TRY(piece->share().take(store::HostAccount::own(), k_prepared_piece));
+    GPU_SLEEP_TRY(budget().take(piece->share(), k_prepared_piece));
     GPU_SLEEP_TRY(piece->grow());
     return piece;
 }
@@ -315,18 +311,7 @@ void Contents::limit_retained(Bytes most) noexcept {
 }
 
 void Contents::note_spare() const noexcept {
-    store::HostAccount::own().note_spare(retained());
-}
-
-Result<void> Contents::await_share(Bytes bytes, ProgressCounter& progress) {
-    return store::HostAccount::own().await(bytes, progress.host_patience(), [&] { return progress.add(0); });
-}
-
-Result<void> Contents::count_host_backed(Bytes bytes) {
-    const auto counted = host_backed_.bytes();
-    if (bytes > counted) return host_backed_.take(store::HostAccount::own(), bytes - counted);
-    if (bytes < counted) host_backed_.give(counted - bytes);
-    return {};
+    budget().note_spare(retained());
 }
 
 Bytes Contents::trim_retained(Bytes most) noexcept {

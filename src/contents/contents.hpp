@@ -14,7 +14,6 @@
 #include "contents/transfer.hpp"
 #include "driver/api.hpp"
 #include "model/model.hpp"
-#include "store/host_account.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -61,13 +60,15 @@ struct Rehearsal {
 class Contents {
 public:
     Contents(const driver::Api& api, HostUse options) noexcept
-        : api_(api), options_(options), pinner_(api), host_(&pinner_), retained_limit_(options.retained) {}
+        : api_(api), options_(options), pinner_(api), host_(*options_.budget, &pinner_),
+          retained_limit_(options.retained) {}
 
     Contents(const Contents&) = delete;
     Contents& operator=(const Contents&) = delete;
 
     [[nodiscard]] const driver::Api& api() const noexcept { return api_; }
     [[nodiscard]] const HostUse& options() const noexcept { return options_; }
+    [[nodiscard]] store::HostBudget& budget() const noexcept { return *options_.budget; }
     [[nodiscard]] store::Pinner& pinner() noexcept { return pinner_; }
     /// Opens what `choice` wants of the stores: the place where a new one is put in. Adds to `notes` what its
     /// user should know of what is there. Errors: not_permitted, io_failed.
@@ -119,16 +120,9 @@ public:
     void limit_retained(Bytes most) noexcept;
     /// Tells the user's other processes how much of what is retained can be had.
     void note_spare() const noexcept;
-    /// Waits while the user's processes hold too much together for `bytes` more, and others of them retain
-    /// some of it, which they then give back. Errors: those of ProgressCounter::add().
-    [[nodiscard]] static Result<void> await_share(Bytes bytes, ProgressCounter& progress);
     /// Gives up what is prepared, and then forgets what is retained, the oldest first, until `most` or less
     /// is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;
-    /// Counts `bytes` of host memory that hold contents of what is awake, in place of what was counted
-    /// before, among what the user's processes hold together. Errors: out_of_host_memory (too much: as
-    /// before).
-    [[nodiscard]] Result<void> count_host_backed(Bytes bytes);
     // Host memory that is ready before there is anything to keep: the next sleep takes it. Counts as
     // retained, and is given back like that.
     [[nodiscard]] Bytes prepared(int device) const noexcept { return host_.prepared(device); }
@@ -214,7 +208,6 @@ private:
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
     Batches retired_;
-    store::HostShare host_backed_;
     Bytes retained_ = 0;     ///< contents of the ranges that are
     Bytes kept_in_host_ = 0; ///< contents of all other ranges, in host memory
     Bytes retained_limit_;

@@ -97,7 +97,7 @@ private:
 Bytes room_beside_files(const contents::SaveOptions& save, const contents::HostUse& options) {
     // Files in host memory take of the same, and are smaller.
     if (save.store->is_in_memory) return 0;
-    const auto space = options.room_for_contents(options.host_reserve);
+    const auto space = options.budget->room().bytes;
     return space - std::min(3 * options.staging, space / 4);
 }
 
@@ -352,23 +352,20 @@ Result<void> Transactions::leave_host_memory() {
                       format_bytes(left));
 }
 
-Result<void> Transactions::check_room_in_host(Bytes more) {
-    const auto room = contents_.options().room_for_contents(contents_.options().host_reserve);
-    if (more <= room) return {};
-    return make_error(ErrorCode::out_of_host_memory, "needs {} of host memory, and there is room for {}",
-                      format_bytes(more), format_bytes(room));
-}
-
 Result<void> Transactions::count_host_backed(Bytes more, Bytes made) {
-    if (more > 0) GPU_SLEEP_TRY(check_room_in_host(more));
-    return contents_.count_host_backed(ledger_.host_backed() + made + more);
+    if (more > 0) GPU_SLEEP_TRY(contents_.budget().check(more));
+    const auto bytes = ledger_.host_backed() + made + more;
+    const auto counted = host_backed_.bytes();
+    if (bytes > counted) return contents_.budget().take(host_backed_, bytes - counted);
+    host_backed_.give(counted - bytes);
+    return {};
 }
 
 Result<void> Transactions::count_host_backed_by(WakePlan& plan, const model::WakeRequest& request,
                                                 model::Report& report) {
     const auto more = plan.needs_of_host();
     if (more == 0) return {};
-    auto has_room = request.dry_run ? check_room_in_host(more) : count_host_backed(more);
+    auto has_room = request.dry_run ? contents_.budget().check(more) : count_host_backed(more);
     if (has_room || request.live_bytes == 0) return has_room;
     auto on_gpu = plan;
     on_gpu.to_host.clear();

@@ -24,7 +24,7 @@ public:
 
     Result<PutChunk> put() override {
         SnapshotWriteOptions options;
-        options.memory = store_->memory_;
+        options.memory.budget = store_->memory_;
         writer_.reset(); // the room of one that has failed
         writer_ = GPU_SLEEP_TRY(SnapshotWriter::create(store_->directory_, description_, options));
         return PutChunk([this](const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done) {
@@ -81,7 +81,7 @@ public:
         const auto directory = GPU_SLEEP_TRY(SnapshotDirectory::open(where));
         GPU_SLEEP_TRY(snapshot_->file.take_up(directory));
         bytes = snapshot_->header.file_bytes;
-        store_ = std::make_shared<FileStore>(directory, ClaimOptions());
+        store_ = std::make_shared<FileStore>(directory, HostBudget::own());
         const auto reader = SnapshotReader::open(snapshot_->file, snapshot_->header);
         return reader ? Result<void>() : reader.error();
     }

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "store/host_memory.hpp"
+#include "store/host_budget.hpp"
 #include "store/parcel_store.hpp"
 #include "store/snapshot_directory.hpp"
 
@@ -17,9 +17,9 @@ class FileStore final : public ParcelStore, public std::enable_shared_from_this<
 public:
     /// Says what contents would take.
     FileStore() = default;
-    /// `memory`: how files take host memory that lie there.
-    FileStore(std::shared_ptr<const SnapshotDirectory> directory, ClaimOptions memory)
-        : directory_(std::move(directory)), memory_(std::move(memory)) {
+    /// `memory`: of which files take that lie in host memory. Outlives it.
+    FileStore(std::shared_ptr<const SnapshotDirectory> directory, HostBudget& memory)
+        : directory_(std::move(directory)), memory_(&memory) {
         where = directory_->path();
         is_in_memory = directory_->is_in_memory();
     }
@@ -31,7 +31,7 @@ private:
     [[nodiscard]] Result<void> flush_names();
 
     std::shared_ptr<const SnapshotDirectory> directory_;
-    ClaimOptions memory_;
+    HostBudget* memory_ = nullptr;
     bool has_new_names_ = false;
 };
 

@@ -39,7 +39,7 @@ SnapshotWriter::create(std::shared_ptr<const SnapshotDirectory> directory, Snaps
 SnapshotWriter::SnapshotWriter(SnapshotFile file, SnapshotHeader header, const SnapshotWriteOptions& options)
     : file_(std::move(file)), header_(std::move(header)), queue_(options.queue), end_(header_.header_bytes),
       left_(max_file_bytes(header_.description) - header_.header_bytes) {
-    if (lies_in_memory(file_.fd())) claims_.emplace(options.memory);
+    if (lies_in_memory(file_.fd())) claims_ = options.memory;
 }
 
 Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes) {
@@ -49,7 +49,7 @@ Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes) {
         const MutexLock lock(mutex_);
         return "at most " + format_bytes(max_file_bytes(header_.description) - end_ + bytes);
     };
-    auto made = GPU_SLEEP_TRY(claims_->make(bytes, needed, [](Milliseconds time) {
+    auto made = GPU_SLEEP_TRY(claims_->budget->claim(bytes, *claims_, needed, [](Milliseconds time) {
         std::this_thread::sleep_for(time);
         return false;
     }));

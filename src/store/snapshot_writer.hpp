@@ -6,7 +6,7 @@
 
 #include "base/thread_safety.hpp"
 #include "store/coding.hpp"
-#include "store/host_memory.hpp"
+#include "store/host_budget.hpp"
 #include "store/io_queue.hpp"
 #include "store/snapshot.hpp"
 #include "store/snapshot_directory.hpp"
@@ -47,7 +47,7 @@ public:
     SnapshotWriter(const SnapshotWriter&) = delete;
     SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
-    /// See PutChunk. Errors: out_of_host_memory (that of HostClaims::make()), io_failed; those of IoRequest.
+    /// See PutChunk. Errors: out_of_host_memory (that of HostBudget::claim()), io_failed; those of IoRequest.
     [[nodiscard]] Result<void> put(const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done);
     /// All chunks are there. Errors: out_of_disk, out_of_host_memory, io_failed.
     [[nodiscard]] Result<Snapshot> finish();
@@ -64,7 +64,7 @@ private:
     SnapshotHeader header_;
     std::unique_ptr<IoQueue> own_queue_;
     IoQueue* queue_;
-    std::optional<HostClaims> claims_; ///< none for a file that does not lie in host memory
+    std::optional<ClaimOptions> claims_; ///< none for a file that does not lie in host memory
 
     Mutex mutex_;
     Bytes end_ GPU_SLEEP_GUARDED_BY(mutex_);  ///< of what was given a place in the file

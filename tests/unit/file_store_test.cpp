@@ -108,7 +108,7 @@ TEST_CASE("Coding: contents that are not what they were are not put", "[store]")
 }
 
 std::unique_ptr<Parcel> put_in(const Scratch& directory, MemoryContents& contents) {
-    const auto store = std::make_shared<FileStore>(test::opened(directory), ClaimOptions());
+    const auto store = std::make_shared<FileStore>(test::opened(directory), HostBudget::own());
     auto parcel = store->reserve(contents.description.extents);
     REQUIRE(parcel);
     const auto most = (*parcel)->bytes;

@@ -8,12 +8,14 @@
 #include "support/skip.hpp"
 #include "support/small_disk.hpp"
 #include "support/snapshots.hpp"
+#include "unit/arenas.hpp"
 
 #include <sys/resource.h>
 
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 namespace gpu_sleep::store {
@@ -65,11 +67,13 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
     const auto whole = room().bytes;
     const auto used = [&] { return whole - room().bytes; };
     auto options = small_write();
-    options.memory.reserve = 3 * k_mib;
+    constexpr Bytes k_reserve = 3 * k_mib;
+    std::function<Headroom()> headroom;
+    options.memory.budget = &test::budget_of([&] { return headroom(); }, k_reserve);
     options.memory.patience = Milliseconds(0);
     Bytes host_memory = 0;
     std::atomic<Bytes> most_used{0};
-    options.memory.headroom = [&] {
+    headroom = [&] {
         most_used = std::max(most_used.load(), used());
         return Headroom{host_memory - std::min(host_memory, used()), "a test"};
     };
@@ -79,13 +83,13 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
         REQUIRE_FALSE(failed);
         CHECK(failed.error().code == ErrorCode::out_of_host_memory);
         CHECK(failed.error().message.find("limited by a test") != std::string::npos);
-        CHECK(most_used + options.memory.reserve <= std::max(host_memory, options.memory.reserve));
+        CHECK(most_used + k_reserve <= std::max(host_memory, k_reserve));
         CHECK(used() == 0);
     }
     SECTION("and waits for what comes in time") {
         options.memory.patience = std::chrono::hours(1);
         std::atomic<int> asked{0};
-        options.memory.headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
+        headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
         CHECK(test::written(disk.directory(), contents, options));
     }
     SECTION("and is written where that is enough") {
