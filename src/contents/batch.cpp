@@ -42,6 +42,7 @@ std::size_t Batch::extent_at(Bytes at) const noexcept {
 
 Result<Bytes> Batch::needs() const {
     if (is_cached_) return bytes_;
+    if (parcel_) return parcel_->bytes;
     const auto parcel = GPU_SLEEP_TRY(store_->reserve(extents_));
     return parcel->bytes;
 }
@@ -75,7 +76,9 @@ bool Batch::take_back(std::string_view tag, const store::ParcelStore& wanted) {
     Bytes whole = 0;
     for (const auto& extent : extents_) whole += extent.bytes;
     const bool is_closed = parcel_ && parcel_->bytes == 0;
-    if (live_ != whole || tag != label_.tag || !is_closed || parcel_->where != wanted.where) return false;
+    if (live_ != whole || tag != label_.tag || !is_closed || parcel_->identity != wanted.identity)
+        return false;
+    parcel_->where = wanted.where;
     const auto taken = parcel_->open();
     if (taken) return true;
     log::info("a kept file cannot be used again, so its contents are written to a new one: {}",

@@ -88,6 +88,7 @@ public:
         }
         return is_gathered ? std::span<const std::byte>(buffer) : taken;
     }
+    Bytes look_bytes() const noexcept override { return codec::k_chunk_bytes + k_block_bytes; }
     void release(const ChunkPlace& /*place*/) noexcept override {}
 
 private:

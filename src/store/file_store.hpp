@@ -21,18 +21,22 @@ public:
     FileStore(std::shared_ptr<const SnapshotDirectory> directory, HostBudget& memory)
         : directory_(std::move(directory)), memory_(&memory) {
         where = directory_->path();
+        identity = directory_->identity();
         is_in_memory = directory_->is_in_memory();
     }
     [[nodiscard]] Result<std::unique_ptr<Parcel>> reserve(std::vector<SnapshotExtent> extents) override;
 
 private:
     friend class FileParcel;
-    /// Flushes names that have changed, of all its parcels.
-    [[nodiscard]] Result<void> flush_names();
+    /// Flushes the names of all its parcels, for the one that was the `nth` to get a new name. Where that
+    /// fails, no other's flush counts for those that have new names by then.
+    [[nodiscard]] Result<void> flush_names(unsigned nth);
 
     std::shared_ptr<const SnapshotDirectory> directory_;
     HostBudget* memory_ = nullptr;
-    bool has_new_names_ = false;
+    unsigned names_ = 0;       ///< that are new
+    unsigned flushed_ = 0;     ///< the last of them that was flushed
+    unsigned not_flushed_ = 0; ///< the last of them at a flush that failed
 };
 
 } // namespace gpu_sleep::store

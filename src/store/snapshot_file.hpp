@@ -84,7 +84,7 @@ private:
 
     /// What a write changes, and where it is.
     struct Stamp {
-        SnapshotDirectory::Identity directory;
+        FileIdentity directory;
         off_t bytes = 0;
         std::pair<time_t, long> written; ///< s and ns
         std::pair<time_t, long> changed;

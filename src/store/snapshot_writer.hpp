@@ -48,20 +48,23 @@ public:
     SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
     /// See PutChunk. Errors: out_of_host_memory (that of HostBudget::claim()), io_failed; those of IoRequest.
-    [[nodiscard]] Result<void> put(const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done);
+    [[nodiscard]] Result<void> put(const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done,
+                                   const std::atomic<bool>& has_failed);
     /// All chunks are there. Errors: out_of_disk, out_of_host_memory, io_failed.
     [[nodiscard]] Result<Snapshot> finish();
 
 private:
     SnapshotWriter(SnapshotFile file, SnapshotHeader header, const SnapshotWriteOptions& options);
     /// What the file takes of host memory when it grows by `bytes`: nothing where it does not lie there.
-    [[nodiscard]] Result<std::shared_ptr<const HostClaim>> claim(Bytes bytes);
+    [[nodiscard]] Result<std::shared_ptr<const HostClaim>> claim(Bytes bytes,
+                                                                 const std::atomic<bool>& has_failed);
     /// Where a chunk goes that was thought to take up to `most`.
     [[nodiscard]] Bytes allot(Bytes bytes, Bytes most) noexcept;
     [[nodiscard]] Result<void> write_header();
 
     SnapshotFile file_;
     SnapshotHeader header_;
+    std::unique_ptr<BufferPool> front_; ///< for the header: when all else is written it must not lack memory
     std::unique_ptr<IoQueue> own_queue_;
     IoQueue* queue_;
     std::optional<ClaimOptions> claims_; ///< none for a file that does not lie in host memory

@@ -92,6 +92,12 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
         headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
         CHECK(test::written(disk.directory(), contents, options));
     }
+    SECTION("and waits no longer than its contents come") {
+        options.memory.patience = std::chrono::hours(1);
+        headroom = [] { return Headroom{0, "a test"}; };
+        contents.fails_at = 1;
+        CHECK(test::written(disk.directory(), contents, options).error().code == ErrorCode::driver_failed);
+    }
     SECTION("and is written where that is enough") {
         host_memory = 24 * k_mib;
         options.memory.patience = std::chrono::minutes(1); // what is being written may count twice
