@@ -58,6 +58,7 @@ private:
     std::vector<model::Event> events_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::optional<Clock::time_point> asleep_since_ GPU_SLEEP_GUARDED_BY(mutex_); ///< any of it
     std::optional<Bytes> deep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_); ///< of the driver's part, while deep
+    bool is_back_ GPU_SLEEP_GUARDED_BY(mutex_) = false; ///< that part, by a wake that failed afterwards
     std::array<Counts, model::k_transitions.size()> counts_ GPU_SLEEP_GUARDED_BY(mutex_){};
 };
 

@@ -449,21 +449,4 @@ void Contents::remove_files() noexcept {
     for (const auto& batch : batches_) batch->retire(Files::as_asked);
 }
 
-void Retired::add(Batches batches) noexcept {
-    batches_.splice(batches_.end(), batches);
-    held_ = held_by(batches_, model::Store::host);
-}
-
-bool Retired::give_back_some() noexcept {
-    for (const auto& batch : batches_)
-        if (batch->arena() && batch->arena()->unpin_next()) return true;
-    batches_.clear();
-    held_ = 0;
-    return false;
-}
-
-bool Retired::close_files() noexcept {
-    return batches_.remove_if([](const auto& batch) { return !batch->is_cached(); }) > 0;
-}
-
 } // namespace gpu_sleep::contents

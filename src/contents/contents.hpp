@@ -215,23 +215,4 @@ private:
     std::function<void()> told_ = [] {};
 };
 
-/// Retired batches that are given back little by little: haste would slow the program's first work after
-/// waking. For one thread; held() may be read anywhere.
-class Retired {
-public:
-    void add(Batches batches) noexcept;
-    [[nodiscard]] bool is_empty() const noexcept { return batches_.empty(); }
-    /// Host memory that is still held.
-    [[nodiscard]] Bytes held() const noexcept { return held_; }
-    /// Gives back a little, which takes 0.4 ms. All is made ready before the first is unmapped, which
-    /// stops every thread of the program for a moment. False: nothing is left.
-    [[nodiscard]] bool give_back_some() noexcept;
-    /// Closes files, whose space on the disk is free then. Returns whether there were any.
-    [[nodiscard]] bool close_files() noexcept;
-
-private:
-    Batches batches_;
-    std::atomic<Bytes> held_{0};
-};
-
 } // namespace gpu_sleep::contents

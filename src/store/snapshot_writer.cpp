@@ -4,7 +4,6 @@
 
 #include "store/snapshot_writer.hpp"
 
-#include "base/guard.hpp"
 #include "store/own_file.hpp"
 
 #include <algorithm>
@@ -113,25 +112,6 @@ Result<Snapshot> SnapshotWriter::finish() {
     }
     GPU_SLEEP_TRY(file_.commit());
     return Snapshot{std::move(file_), std::move(header_)};
-}
-
-Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directory,
-                                SnapshotDescription description, ChunkSource& source,
-                                const SnapshotWriteOptions& options) {
-    return guarded([&]() -> Result<Snapshot> {
-        const auto places = places_of(description.extents);
-        const auto writer =
-            GPU_SLEEP_TRY(SnapshotWriter::create(std::move(directory), std::move(description), options));
-        const auto put = [&](const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done,
-                             const std::atomic<bool>& has_failed) {
-            return writer->put(place, chunk, std::move(done), has_failed);
-        };
-        GPU_SLEEP_TRY(encode_all(places, source, put, options));
-        options.flushing(true);
-        auto snapshot = GPU_SLEEP_TRY(writer->finish());
-        options.flushing(false);
-        return snapshot;
-    });
 }
 
 } // namespace gpu_sleep::store

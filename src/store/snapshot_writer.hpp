@@ -12,20 +12,18 @@
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
 
-#include <functional>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
 
 namespace gpu_sleep::store {
 
-struct SnapshotWriteOptions : CodingOptions {
+struct SnapshotWriteOptions {
     bool direct = true; ///< use direct I/O if the file system can
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
-    /// Told when flushing the file begins, which may take minutes, and when it has ended, unless by an error.
-    std::function<void(bool begins)> flushing = [](bool) {};
-    ClaimOptions memory{}; ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
+    ClaimOptions memory{};    ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
 };
 
 /// A finished snapshot, flushed to the device. Its file is removed when this is destroyed, unless
@@ -76,11 +74,5 @@ private:
     Bytes reserved_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     bool reserves_ GPU_SLEEP_GUARDED_BY(mutex_) = true;
 };
-
-/// Encodes the contents that `source` has of `description` and writes them to a new file in `directory`.
-/// After an error nothing is left there. Errors: those of encode_all() and SnapshotWriter.
-[[nodiscard]] Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directory,
-                                              SnapshotDescription description, ChunkSource& source,
-                                              const SnapshotWriteOptions& options = {});
 
 } // namespace gpu_sleep::store

@@ -139,7 +139,8 @@ TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompres
     Bytes file_bytes = 0;
     Bytes taken_bytes = 0;
     const auto write = [&] {
-        const auto written = write_snapshot(test::opened(directory), description, contents, small_write());
+        const auto written =
+            test::write_snapshot(test::opened(directory), description, contents, small_write());
         if (!written) return;
         file_bytes = written->header.file_bytes;
         struct stat status = {};
@@ -167,7 +168,7 @@ TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
     const auto error = static_cast<std::uint32_t>(GENERATE(ENOSPC, EOPNOTSUPP));
     bool is_right = false;
     const bool was_run = test::with_failing_calls({{SYS_fallocate, error, {}}}, [&] {
-        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        const auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
         is_right = snapshot && SnapshotReader::open(snapshot->file, snapshot->header);
     });
     if (!was_run) return test::skip_without_right("filter its system calls");
@@ -225,7 +226,7 @@ TEST_CASE("Snapshots: a limit on the length of files is as a full disk, and ends
         // As in the agent, where signals are blocked: the one that comes with such a write would end it.
         REQUIRE(::setrlimit(RLIMIT_FSIZE, &short_files) == 0);
         auto thread = start_quiet_thread("writer", [&] {
-            const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+            const auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
             if (!snapshot) error = snapshot.error();
         });
         if (thread) thread->join();
