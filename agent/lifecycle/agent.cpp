@@ -164,7 +164,6 @@ Agent::Agent()
     store::HostBudget::own().limit(host_budget_);
     for (const auto& [tag, bytes] : live_bytes_of_environment()) memory_.set_live_bytes(tag, bytes);
     operations_.preparation.settled_after = prepare_of_environment();
-    operations_.callbacks.while_waiting([this] { operations_.giving_back.while_waiting(); });
 }
 
 void Agent::come_first_at_exit() noexcept {
@@ -194,9 +193,8 @@ void Agent::handle_fork_in_child() noexcept {
     auto* const agent = existing();
     if (agent && agent->pid_ == 0) {
         // It may start in the child, by what the program has set. That has opened no hold, and inhibits
-        // nothing: both begin anew, where they stood, for another thread may have held their mutexes.
-        new (&agent->operations_.turnstile) operations::Turnstile;
-        new (&agent->operations_.inhibitors) operations::Inhibitors;
+        // nothing.
+        agent->operations_.begin_anew_in_child();
         return ignoring_errors([agent] { inhibit_by_environment(agent->operations_.inhibitors); });
     }
     // The child has the memory of the agent but none of its threads, and CUDA does not work in it: it starts

@@ -7,7 +7,9 @@
 #include "base/units.hpp"
 #include "gate/gate.hpp"
 #include "model/model.hpp"
-#include "operations/sleep_operation.hpp"
+#include "operations/idle_watch.hpp"
+#include "operations/process_status.hpp"
+#include "operations/turnstile.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -17,11 +19,12 @@
 namespace gpu_sleep::agent::operations {
 
 /// Whether a process is idle as a sleep asks for that is only for what is idle, and stays so. Used on the
-/// operations thread. Ground and request outlive it.
+/// operations thread. All that it is given outlives it.
 class Idleness {
 public:
-    Idleness(const SleepGround& ground, const model::IdleSleepRequest& request)
-        : ground_(ground), status_(ground.every.status), request_(request) {}
+    Idleness(ProcessStatus& status, const IdleWatch& idle, const Inhibitors& inhibitors,
+             const Turnstile& turnstile, const model::IdleSleepRequest& request)
+        : status_(status), watch_(idle), inhibitors_(inhibitors), turnstile_(turnstile), request_(request) {}
 
     /// Looks whether the process is idle as asked. Returns why it is not to sleep now; empty: it is.
     [[nodiscard]] std::string find() {
@@ -29,9 +32,9 @@ public:
         const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
         if (is_asleep && request_.sleep.store_is_named) return find_unused();
         if (is_asleep) return "it is already asleep";
-        if (ground_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
-        if (ground_.every.turnstile.is_held()) return k_held_back;
-        const auto idle = ground_.idle.find();
+        if (inhibitors_.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
+        if (turnstile_.is_held()) return k_held_back;
+        const auto idle = watch_.find();
         if (!idle) return "it is not known whether it is idle";
         if (idle->seconds == 0) return "it is not idle";
         auto why = why_too_short(idle->seconds);
@@ -45,7 +48,7 @@ public:
     /// for what moves sleeps on.
     [[nodiscard]] bool lasts(model::Progress::Phase phase) {
         if (!idle_) return true;
-        const bool waits = phase == model::Progress::Phase::waiting && ground_.every.turnstile.is_held();
+        const bool waits = phase == model::Progress::Phase::waiting && turnstile_.is_held();
         is_over_ |= waits || gate::Gate::instance().activity().touches != idle_->touches;
         return !is_over_;
     }
@@ -54,7 +57,7 @@ public:
 
 private:
     [[nodiscard]] std::string find_unused() {
-        if (ground_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
+        if (inhibitors_.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
         const auto now = status_.report();
         if (now.waiting > 0) return "work waits for it to wake";
         // Time asleep counts as idle.
@@ -66,8 +69,10 @@ private:
         return seconds < wanted ? model::not_yet("idle", seconds, wanted) : std::string();
     }
 
-    const SleepGround& ground_;
     ProcessStatus& status_;
+    const IdleWatch& watch_;
+    const Inhibitors& inhibitors_;
+    const Turnstile& turnstile_;
     const model::IdleSleepRequest& request_;
     std::optional<IdleWatch::Idle> idle_; ///< as it was when it was found
     bool is_over_ = false;

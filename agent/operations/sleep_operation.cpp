@@ -480,7 +480,7 @@ Result<Report> sleep_if_idle(const SleepGround& ground, const model::IdleSleepRe
                              const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
     const auto start = Clock::now();
     GPU_SLEEP_TRY(model::check_pause(request.sleep));
-    Idleness idleness(ground, request);
+    Idleness idleness(ground.every.status, ground.idle, ground.inhibitors, ground.every.turnstile, request);
     if (auto why = idleness.find(); !why.empty())
         return unchanged(ground, request.sleep, progress, start, std::move(why));
     return Sleep(ground, request.sleep, progress, joint, asker, &idleness).run();

@@ -53,39 +53,37 @@ Bytes bytes_in_host(const KeptRange& range) noexcept {
 }
 
 /// Has `report` say what `needed` of host memory are.
-void note_host_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) {
-    const auto headroom = rehearsal.options.budget->room();
+void note_host_needs(Bytes needed, const store::Headroom& headroom, bool spills, model::Report& report) {
     const auto available = headroom.bytes;
-    const auto* const outcome = needed <= available      ? ""
-                                : rehearsal.choice.spill ? ": the rest would go to files"
-                                                         : ": it would fail unless enough bytes are zero";
+    const auto* const outcome = needed <= available ? ""
+                                : spills            ? ": the rest would go to files"
+                                                    : ": it would fail unless enough bytes are zero";
     report.notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
                                        format_bytes(needed), format_bytes(available), headroom.limited_by,
                                        outcome));
 }
 
 /// Has `report` say what `needed` of the directory are.
-void note_file_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) {
-    const auto& directory = rehearsal.choice.directory;
+void note_file_needs(Bytes needed, const std::string& directory, bool is_fallback,
+                     const store::Headroom& headroom, model::Report& report) {
     if (directory.empty()) return;
     auto space = store::SnapshotDirectory::free_space_in(directory);
     if (!space) {
-        if (rehearsal.is_fallback)
+        if (is_fallback)
             report.notes.push_back(space.error().message + ": nothing could be put there");
         else
             refuse(report, space.error().message + ": it would fail", space.error().code);
         return;
     }
     std::string limit;
-    if (const auto headroom = rehearsal.options.budget->headroom();
-        space->in_memory && headroom.bytes < space->bytes) {
+    if (space->in_memory && headroom.bytes < space->bytes) {
         space->bytes = headroom.bytes;
         limit = fmt::format(", in host memory ({})", headroom.limited_by);
     }
     report.notes.push_back(
         fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
-                    rehearsal.is_fallback ? "without enough host memory, needs" : "needs",
-                    format_bytes(needed), directory, format_bytes(space->bytes), limit,
+                    is_fallback ? "without enough host memory, needs" : "needs", format_bytes(needed),
+                    directory, format_bytes(space->bytes), limit,
                     needed <= space->bytes ? "" : ": it fails unless the files compress enough"));
 }
 
@@ -140,10 +138,13 @@ std::unique_ptr<Batch> Contents::make_batch(Label label, model::Store store, con
     return std::make_unique<Batch>(std::move(label), options.store);
 }
 
-void Contents::note_needs(model::Store store, Bytes needed, const Rehearsal& rehearsal,
-                          model::Report& report) {
+void Contents::note_needs(model::Store store, Bytes needed, const model::Choice& choice, bool is_fallback,
+                          model::Report& report) const {
     if (needed == 0) return;
-    (store == model::Store::host ? note_host_needs : note_file_needs)(needed, rehearsal, report);
+    if (store == model::Store::host)
+        note_host_needs(needed, budget().room(), choice.spill, report);
+    else
+        note_file_needs(needed, choice.directory, is_fallback, budget().headroom(), report);
 }
 
 Bytes Contents::bytes_in(model::Store store, Number range) const {

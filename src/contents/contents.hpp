@@ -44,13 +44,6 @@ struct Waste {
     [[nodiscard]] Bytes give_back() const { return arena->shrink(part, needed); }
 };
 
-/// What a dry run supposes.
-struct Rehearsal {
-    const model::Choice& choice;
-    bool is_fallback = false; ///< host memory cannot take it: it goes to files, if the request says so
-    HostUse options{};
-};
-
 /// What `batches` hold of `store`.
 [[nodiscard]] Bytes held_by(const Batches& batches, model::Store store) noexcept;
 /// What those of `batches` that are of `store` will take at most. Errors: io_failed.
@@ -77,9 +70,10 @@ public:
     /// For contents that go to `store`. Takes nothing yet.
     [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, model::Store store,
                                                     const SaveOptions& options);
-    /// Has `report` say what `needed` (Batch::needs() of all batches) are, and whether they are there.
-    static void note_needs(model::Store store, Bytes needed, const Rehearsal& rehearsal,
-                           model::Report& report);
+    /// Has `report` say what a dry run of `choice` needs (Batch::needs() of all batches), and whether that is
+    /// there. `is_fallback`: host memory cannot take it, and it goes to files if the request says so.
+    void note_needs(model::Store store, Bytes needed, const model::Choice& choice, bool is_fallback,
+                    model::Report& report) const;
 
     [[nodiscard]] const KeptRange& at(Number range) const { return ranges_.at(range); }
     /// How much of the range is in `store`.

@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -80,18 +81,6 @@ void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) device_in(report, backing->device).dropped += backing->bytes;
 }
 
-/// When it ends, nothing is copied any more.
-class Protecting {
-public:
-    explicit Protecting(contents::Contents& contents) noexcept : contents_(contents) {}
-    Protecting(const Protecting&) = delete;
-    Protecting& operator=(const Protecting&) = delete;
-    ~Protecting() { contents_.protect(); }
-
-private:
-    contents::Contents& contents_;
-};
-
 /// What may go to host memory when the rest goes to files, whose writing takes some, too: a ring, and twice
 /// as much in buffers.
 Bytes room_beside_files(const contents::SaveOptions& save, const contents::HostUse& options) {
@@ -125,7 +114,8 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     auto options =
         GPU_SLEEP_TRY(model::uses_files(opened) ? telling_of_call(control.progress, open) : open());
     if (spill == Spill::rest) options.room = room_beside_files(options, contents_.options());
-    const Protecting protecting(contents_);
+    const auto protect = [](contents::Contents* contents) { contents->protect(); };
+    const std::unique_ptr<contents::Contents, decltype(protect)> copying(&contents_, protect);
     MoveTransaction move(contents_, plan, options);
     SleepTransaction transaction(api_, contents_, plan, std::move(options),
                                  request.spill && spill == Spill::nothing);
@@ -173,7 +163,7 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
         const auto saved = save.needs(store);
         const auto moved = move.needs(store);
         if (!saved || !moved) return saved ? moved.error() : saved.error();
-        contents::Contents::note_needs(store, *saved + *moved, {request, false, contents_.options()}, report);
+        contents_.note_needs(store, *saved + *moved, request, false, report);
     }
     if (request.spill) {
         // At most all of it: how much is zero is not known.
@@ -182,9 +172,7 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
         static_cast<void>(draft(plan, spilled, model::Store::file));
         spilled.lay_out();
         const auto in_files = GPU_SLEEP_TRY(spilled.needs(model::Store::file));
-        if (in_host > 0)
-            contents::Contents::note_needs(model::Store::file, in_files, {request, true, contents_.options()},
-                                           report);
+        if (in_host > 0) contents_.note_needs(model::Store::file, in_files, request, true, report);
     }
     return {};
 }

@@ -79,7 +79,6 @@ private:
           fd_(std::move(fd)) {}
     [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
     [[nodiscard]] Result<LockedFile> open_by_name(const SnapshotDirectory& directory) const;
-    [[nodiscard]] Result<void> open_anew();
     void remove() noexcept;
 
     /// What a write changes, and where it is.
