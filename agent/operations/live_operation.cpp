@@ -301,10 +301,10 @@ private:
     Result<Verdict> swap(sleep::LiveMove& piece, int round) {
         const auto& gate = gate::Gate::instance();
         const auto held_before = gate.waiting().held_ever;
-        auto begun = Clock::now();
+        std::optional<Clock::time_point> held_since; // all of its work
         auto verdict = guarded([&]() -> Result<Verdict> {
             GPU_SLEEP_TRY(hold_work(piece.device()));
-            begun = Clock::now();
+            held_since = Clock::now();
             auto& session = *sessions_.at(piece.device());
             // Before, it would wait for the program's work; outward it does so while host memory is made.
             if (direction_ == Direction::to_device) GPU_SLEEP_TRY(reserve_fingerprints(session));
@@ -319,11 +319,12 @@ private:
         });
         if (!verdict) ground_.come_first_at_exit(); // what could not be mapped again sleeps
         ground_.settle_gate();
+        works_until_.reset();
+        if (!held_since) return verdict;
         const auto ended = Clock::now();
         const bool was_felt = gate.waiting().held_ever > held_before && gate::Gate::is_open();
-        works_until_.reset();
-        if (was_felt) works_until_ = ended + std::min<Clock::duration>(ended - begun, k_most_rest);
-        const std::chrono::duration<double> pause = ended - begun;
+        if (was_felt) works_until_ = ended + std::min<Clock::duration>(ended - *held_since, k_most_rest);
+        const std::chrono::duration<double> pause = ended - *held_since;
         report_.longest_pause = std::max(report_.longest_pause, pause.count());
         if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
         return verdict;

@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
+#include "lifecycle/transitions.hpp"
 #include "operations/operations.hpp"
 #include "support/catch.hpp"
 #include "support/result_printing.hpp"
@@ -273,6 +274,42 @@ TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]")
     CHECK(never(steps, ends) ==
           std::vector<std::string>{"wake", "shut the gate", "callbacks after the wake", "settle the gate",
                                    "bring back what runs from host memory", "give host memory back"});
+}
+
+TEST_CASE("Steps: a pause says nothing of contents that move", "[steps]") {
+    auto& program = Program::instance();
+    std::set<model::Progress::Phase> told;
+    REQUIRE(program.run(sleep_request(model::Level::pause),
+                        [&](const model::Progress& at) { return told.insert(at.phase), true; }));
+    CHECK(told.contains(model::Progress::Phase::drain));
+    CHECK_FALSE(told.contains(model::Progress::Phase::transfer));
+    REQUIRE(program.run(wake_request()));
+    program.check_awake();
+}
+
+TEST_CASE("Transitions: what a wake brought back before it failed goes again with the next deep sleep",
+          "[steps]") {
+    lifecycle::Transitions transitions;
+    const auto bytes_of = [&](server::Operation operation, const model::Report& report) {
+        const auto transition = transitions.count(operation, report, 1);
+        REQUIRE(transition);
+        server::Job job;
+        job.operation = std::move(operation);
+        return transitions.describe(*transition, job, report, "").bytes;
+    };
+    model::Report deep;
+    deep.changed = deep.deep = true;
+    deep.deep_bytes = 500;
+    deep.state = State::asleep;
+    model::Report awake;
+    awake.changed = true;
+    const bool goes_deep_again = GENERATE(true, false);
+    CHECK(bytes_of(sleep_request(), deep) == 500);
+    const model::Failure failure{make_error(ErrorCode::out_of_device_memory, "no room"), State::asleep};
+    REQUIRE(transitions.count(wake_request(), failure, 1)); // the gate is not deep
+    if (goes_deep_again) CHECK(bytes_of(sleep_request(), deep) == 500);
+    CHECK(bytes_of(wake_request(), awake) == 500);
+    CHECK(bytes_of(sleep_request(), deep) == 500);
 }
 
 TEST_CASE("Steps: what a process refuses, at which step and with what error", "[steps]") {

@@ -254,7 +254,8 @@ TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[tr
 
 TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") {
     sleep::Transactions::Options options;
-    options.host_reserve = std::uint64_t{1} << 50; // so much must stay free
+    store::HostBudget budget({.directory = {}, .reserve = Bytes{1} << 50}); // so much must stay free
+    options.budget = &budget;
     EngineFixture fixture(options);
     fixture.add(0, "weights", 3 * k_mib);
     auto request = level(1);

@@ -10,6 +10,7 @@
 #include "support/mapping.hpp"
 #include "support/result_printing.hpp"
 #include "support/skip.hpp"
+#include "unit/arenas.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,7 +18,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -41,8 +41,8 @@ struct Full {
         REQUIRE(made);
         arena = *std::move(made);
         ArenaPreparer::Options options;
-        options.headroom = [] { return store::Headroom{std::numeric_limits<Bytes>::max(), "nothing"}; };
-        const auto preparer = ArenaPreparer::start({arena.get()}, std::move(options));
+        options.budget = &test::budget_of(test::plenty);
+        const auto preparer = ArenaPreparer::start({arena.get()}, options);
         REQUIRE(preparer);
         for (std::size_t i = 0; i < arena->piece_count(); ++i) REQUIRE((*preparer)->wait(*arena, i));
         std::fill_n(arena->data(), bytes, k_content);
