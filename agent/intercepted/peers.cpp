@@ -5,20 +5,11 @@
 
 #include "intercepted/peers.hpp"
 
-#include "base/memory.hpp"
-#include "common/lock_order.hpp"
 #include "driver/context.hpp"
-#include "intercepted/own_contexts.hpp"
-#include "intercepted/state.hpp"
+#include "intercepted/calls.hpp"
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
-
-/// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
-struct PeerAccess {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::array<driver::DeviceMask, driver::k_max_devices> accessors GPU_SLEEP_GUARDED_BY(mutex){};
-};
 
 /// Lets `devices` at the range of `address`. Whether that was new.
 bool grant(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
@@ -39,7 +30,7 @@ driver::DeviceMask devices_in_use(ProgramMemory& memory) {
     int devices = 0;
     if (memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
     for (int device = 0; device < std::min(devices, driver::k_max_devices); ++device) {
-        if (is_primary_active(memory.api(), device) || !own_contexts_of(device).empty())
+        if (is_primary_active(memory.api(), device) || !books().contexts.made_on(device).empty())
             mask |= driver::DeviceMask{1} << device;
     }
     if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
@@ -49,7 +40,7 @@ driver::DeviceMask devices_in_use(ProgramMemory& memory) {
 } // namespace
 
 void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
-    auto& access = immortal<PeerAccess>();
+    auto& access = books().peers;
     driver::DeviceMask devices = 0;
     {
         const MutexLock lock(access.mutex);
@@ -93,12 +84,12 @@ void peer_access_enabled(CUcontext peer) noexcept {
         if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
             return;
         const auto mask = driver::DeviceMask{1} << *accessor;
-        auto& access = immortal<PeerAccess>();
+        auto& access = books().peers;
         {
             const MutexLock lock(access.mutex);
             access.accessors[static_cast<std::size_t>(*owner)] |= mask;
         }
-        const auto theirs = immortal<Allocations>().all(
+        const auto theirs = books().allocations.all(
             [&](const Allocation& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
         for (const auto& allocation : theirs)
             static_cast<void>(grant(memory, mask, *owner, allocation.address));
@@ -110,7 +101,7 @@ bool let_copies_reach(const gate::Inspector& copy) noexcept {
     with_memory([&](ProgramMemory& memory) {
         const driver::RelaxedCaptureMode relaxed(memory.api());
         for (const auto& span : copy.inspect().spans) {
-            const auto known = find(span.begin);
+            const auto known = books().allocations.find(span.begin);
             if (!known || known->is_virtual || known->pool)
                 continue; // the program grants access to those itself
             is_new |= grant(memory, devices_in_use(memory), known->device, known->address);

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "gate/gate.hpp"
-#include "intercepted/allocations.hpp"
+#include "registry/allocations.hpp"
 
 #include <cuda.h>
 

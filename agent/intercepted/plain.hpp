@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "driver/memory.hpp"
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cuda.h>
 

@@ -10,7 +10,7 @@
 #include "base/symbols.hpp"
 #include "common/lock_order.hpp"
 #include "freestanding/elf_symbols.hpp"
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 
 #include <elf.h>
 #include <fcntl.h>

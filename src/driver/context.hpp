@@ -42,6 +42,9 @@ private:
     int device_;
 };
 
+/// Whether the device has a primary context in use; false also where the driver does not say.
+[[nodiscard]] bool is_primary_active(const Api& api, int device) noexcept;
+
 /// The primary context of `device`, if it is active. Errors: driver_failed.
 [[nodiscard]] Result<std::optional<PrimaryContext>> active_context(const Api& api, int device);
 

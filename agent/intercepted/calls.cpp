@@ -3,7 +3,7 @@
 // What every intercepted call begins with: the running agent, and where the call stands; and the list of
 // unknown calls.
 
-#include "intercepted/state.hpp"
+#include "intercepted/calls.hpp"
 
 #include "gate/gate.hpp"
 
@@ -29,12 +29,6 @@ CUresult to_status(const Error& error) noexcept {
     case ErrorCode::context_lost: return CUDA_ERROR_DEINITIALIZED;
     default: return CUDA_ERROR_UNKNOWN;
     }
-}
-
-bool is_primary_active(const driver::Api& api, int device) noexcept {
-    unsigned flags = 0;
-    int is_active = 0;
-    return api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
 }
 
 CUcontext context_of(ProgramMemory& memory, CUstream stream) {
