@@ -9,13 +9,6 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-namespace {
-
-/// Room for all that the hooks tell apart, and one for the others; null behind the last.
-constinit std::array<std::atomic<const char*>, 257> g_called{};
-
-} // namespace
-
 CUresult refused() noexcept {
     return gate::Gate::instance().is_abandoned() ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_SYSTEM_NOT_READY;
 }
@@ -48,7 +41,7 @@ void give_range(ProgramMemory& memory, CUdeviceptr address) {
 }
 
 void note_unknown_call(const char* name) noexcept {
-    for (auto& each : g_called) {
+    for (auto& each : books().unseen.calls) {
         const char* noted = nullptr;
         if (each.compare_exchange_strong(noted, name) || noted == name) return;
     }
@@ -56,7 +49,7 @@ void note_unknown_call(const char* name) noexcept {
 
 std::vector<std::string> called_unknown() {
     std::vector<std::string> called;
-    for (const char* name : g_called)
+    for (const char* name : books().unseen.calls)
         if (name) called.emplace_back(name);
     return called;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/memory.hpp"
+#include "model/unseen_libraries.hpp"
 #include "registry/allocations.hpp"
 #include "registry/captures.hpp"
 #include "registry/contexts.hpp"
@@ -15,8 +16,10 @@
 #include "registry/residual.hpp"
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <unordered_map>
+#include <vector>
 
 namespace gpu_sleep::agent::registry {
 
@@ -32,6 +35,16 @@ struct Graphs {
     using Nodes = std::unordered_map<CUgraphNode, gate::Named>;
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::unordered_map<CUgraphExec, Nodes> named GPU_SLEEP_GUARDED_BY(mutex);
+};
+
+/// Use of the driver that the hooks do not see.
+struct Unseen {
+    /// Calls that this build does not know: room for all that the hooks tell apart, and one for the others;
+    /// null behind the last. Names live as long as the process.
+    std::array<std::atomic<const char*>, 257> calls{};
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    /// What the last look at all libraries' calls has found.
+    std::vector<model::UnseenUse> bypassing GPU_SLEEP_GUARDED_BY(mutex);
 };
 
 /// What was known of a context, out of the books while it may end, for another may get its handle at once.
@@ -60,6 +73,7 @@ struct Registry {
     Graphs graphs;
     Objects objects;
     PutOff put_off;
+    Unseen unseen;
 
     /// Takes out what is known of a context that is about to end. Takes no memory. The caller holds
     /// contexts.alive alone. Afterwards its memory is freed (free_departed()), or all is put back.
