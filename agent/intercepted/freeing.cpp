@@ -67,9 +67,9 @@ public:
     void take(Deferred::Items items) noexcept { items_ = std::move(items); }
     void give_back(ProgramMemory& memory) {
         auto& [allocations, imports] = items_;
+        for (; !imports.empty(); imports.pop_front()) unmap_import(memory.api(), imports.front());
         for (; !allocations.empty(); allocations.erase(allocations.begin()))
             give_allocation(memory, allocations.begin()->second);
-        for (; !imports.empty(); imports.pop_front()) unmap(memory.api(), imports.front());
     }
 
 private:
@@ -132,6 +132,11 @@ void free_departed(ProgramMemory& memory, Departed departed) noexcept {
     ignoring_errors([&] {
         auto& all = books();
         all.pools.let_go_of_uses_in(departed.context, true);
+        all.allocations.change([&](Allocation& a) {
+            if (a.pool && a.context == departed.context) a.context = nullptr;
+        });
+        // Retained contents may have been pinned in that context, and would be copied slowly.
+        if (departed.is_primary) memory.forget_retained();
         for (const auto& [address, allocation] : departed.allocations)
             if (allocation.pool) freed_from_pool(allocation);
         Due due(std::move(departed.deferred));
@@ -141,11 +146,6 @@ void free_departed(ProgramMemory& memory, Departed departed) noexcept {
         due.give_back(memory);
         with_pools([](Pools& pools, ProgramMemory& with)
                        GPU_SLEEP_REQUIRES(pools.mutex) { trim_excess(pools, with); });
-        // Retained contents may have been pinned in that context, and would be copied slowly.
-        if (departed.is_primary) memory.forget_retained();
-        all.allocations.change([&](Allocation& a) {
-            if (a.pool && a.context == departed.context) a.context = nullptr;
-        });
     });
 }
 
@@ -155,7 +155,7 @@ bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork&
                            : work.note(allocation.context);
 }
 
-void unmap(const driver::Api& api, const Import& import) {
+void unmap_import(const driver::Api& api, const Import& import) {
     const driver::RelaxedCaptureMode relaxed(api);
     if (auto unmapped = driver::unmap(api, import.place.span()); !unmapped)
         log::warning("shared memory stays mapped: {}", unmapped.error().message);
@@ -178,10 +178,10 @@ void free_waiting() noexcept {
             const std::shared_lock order(captures.order);
             if (captures.count() != 0) return;
             due.take(deferred.take_all());
-            for (const auto& [address, allocation] : due->allocations) note_work(memory, allocation, work);
             for (const auto& import : due->imports)
                 for (int device = 0; device < driver::k_max_devices; ++device)
                     if ((import.access >> device & 1) != 0) note_work_on(memory.api(), device, work);
+            for (const auto& [address, allocation] : due->allocations) note_work(memory, allocation, work);
         }
         work.wait();
         due.give_back(memory);

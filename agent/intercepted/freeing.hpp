@@ -50,7 +50,7 @@ auto try_for_memory(ProgramMemory& memory, Try&& try_once, const IsShort& is_sho
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
 /// Closes memory of another process.
-void unmap(const driver::Api& api, const Import& import);
+void unmap_import(const driver::Api& api, const Import& import);
 /// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
 /// reach it. False as PendingWork::note(). The caller holds contexts.alive, until it has waited.
 bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work);

@@ -153,7 +153,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
         const MutexLock lock(imports.mutex);
         const auto known = open_again(memory.api(), imports, ticket, mask); // by another thread meanwhile
         if (!known || *known != 0) {
-            unmap(memory.api(), *import);
+            unmap_import(memory.api(), *import);
             if (!known) return to_status(known.error());
             *address = *known;
             return CUDA_SUCCESS;
@@ -177,8 +177,8 @@ Answer close_ipc(CUdeviceptr address) noexcept {
             if (--import->opens != 0) return CUDA_SUCCESS;
             closed.imports.splice(closed.imports.end(), imports.all, import); // which takes no memory
         }
-        books().deferred.add(closed);
         books().residual.forget(address);
+        books().deferred.add(closed);
         free_waiting();
         return CUDA_SUCCESS;
     });

@@ -5,13 +5,9 @@
 #pragma once
 
 #include "gate/gate.hpp"
-#include "registry/allocations.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cuda.h>
-
-namespace gpu_sleep::agent {
-class ProgramMemory;
-}
 
 namespace gpu_sleep::agent::intercepted {
 

@@ -7,25 +7,14 @@
 
 #pragma once
 
-#include "base/guard.hpp"
-#include "base/memory.hpp"
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
 #include "driver/context.hpp"
-#include "driver/memory.hpp"
 #include "intercepted/calls.hpp"
 
 #include <cuda.h>
 
-#include <atomic>
-#include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 

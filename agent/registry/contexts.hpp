@@ -31,6 +31,7 @@ struct Green {
 };
 
 /// Thread-safe. Records move in and out without memory: what takes some comes before the driver is asked.
+/// Where records are joined and memory is short, events are lost.
 class Contexts {
 public:
     /// Held alone while a context ends, and shared while we work in contexts that the program may end

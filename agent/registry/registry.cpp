@@ -32,8 +32,8 @@ void Registry::put_back(Departed departed) noexcept {
     contexts.put_back(std::move(departed.record));
     allocations.put_back(departed.allocations);
     deferred.add(departed.deferred);
+    captures.put_back(departed.captures); // before what they keep from being asked
     pools.let_go_of_uses_in(departed.context, false);
-    captures.put_back(departed.captures);
 }
 
 } // namespace gpu_sleep::agent::registry

@@ -81,8 +81,8 @@ struct Registry {
     void put_back(Departed departed) noexcept;
 };
 
-/// The process's: made at the first question, which comes before the agent starts, and never freed. A child
-/// of fork() asks for nothing (stop_intercepting()).
+/// The process's: made at the first question, which may come before the agent starts, and never freed. Once
+/// the agent has started, a child of fork() asks for nothing (stop_intercepting()).
 [[nodiscard]] inline Registry& books() noexcept {
     return immortal<Registry>();
 }

@@ -130,9 +130,9 @@ ResidualRecords::Taken ResidualRecords::take(CUcontext context, bool is_primary)
             const auto& cause = here->second.cause;
             // Memory of pools outlives contexts, but for the device's primary one.
             if (cause.context != context || (cause.pool && !is_primary)) continue;
+            if (!guarded([&] { taken.of_driver.emplace_back(); })) continue;
+            taken.of_driver.back() = shard.allocations.extract(here);
             --count_;
-            auto record = shard.allocations.extract(here);
-            ignoring_errors([&] { taken.of_driver.push_back(std::move(record)); });
         }
     }
     return taken;
