@@ -6,7 +6,7 @@
 #include "hooks/driver_table.hpp"
 #include "intercepted/contexts.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/peers.hpp"
+#include "intercepted/plain.hpp"
 #include "intercepted/pools.hpp"
 #include "lifecycle/start.hpp"
 #include "registry/registry.hpp"

@@ -6,7 +6,6 @@
 
 #include "intercepted/freeing.hpp"
 
-#include "driver/context.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/pool_table.hpp"
 

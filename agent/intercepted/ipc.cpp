@@ -5,8 +5,6 @@
 
 #include "intercepted/ipc.hpp"
 
-#include "driver/context.hpp"
-#include "intercepted/calls.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/residual.hpp"
 

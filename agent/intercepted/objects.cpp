@@ -4,10 +4,7 @@
 
 #include "intercepted/objects.hpp"
 
-#include "base/guard.hpp"
-#include "driver/context.hpp"
 #include "gate/gate.hpp"
-#include "intercepted/calls.hpp"
 #include "intercepted/freeing.hpp"
 
 #include <algorithm>

@@ -5,7 +5,6 @@
 #include "intercepted/pending_work.hpp"
 
 #include "base/guard.hpp"
-#include "driver/context.hpp"
 
 #include <algorithm>
 #include <shared_mutex>

@@ -7,7 +7,6 @@
 
 #pragma once
 
-#include "driver/context.hpp"
 #include "intercepted/calls.hpp"
 
 #include <cuda.h>

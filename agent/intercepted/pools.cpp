@@ -5,8 +5,6 @@
 
 #include "intercepted/pools.hpp"
 
-#include "driver/context.hpp"
-#include "intercepted/calls.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/pool_table.hpp"
 #include "intercepted/rules.hpp"

@@ -5,7 +5,6 @@
 
 #include "intercepted/virtual_memory.hpp"
 
-#include "intercepted/calls.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/rules.hpp"
 #include "model/model.hpp"
