@@ -9,11 +9,11 @@
 #include "base/process.hpp"
 #include "common/interception.hpp"
 #include "common/settings.hpp"
+#include "intercepted/calls.hpp"
 #include "intercepted/ipc.hpp"
-#include "intercepted/own_contexts.hpp"
 #include "intercepted/plain.hpp"
-#include "intercepted/state.hpp"
 #include "model/environment.hpp"
+#include "registry/registry.hpp"
 #include "store/host_budget.hpp"
 #include "store/own_file.hpp"
 
@@ -237,7 +237,7 @@ Result<void> Agent::start() {
     memory_.set_up(
         api, [this](Milliseconds delay) { server_.tidy_within(delay); },
         [](int device) {
-            const auto own = intercepted::own_contexts_of(device);
+            const auto own = registry::books().contexts.made_on(device);
             return own.empty() ? nullptr : own.front();
         });
     pid_ = ::getpid();

@@ -13,9 +13,9 @@
 #include "driver/kernels/fingerprint.hpp"
 #include "driver/memory.hpp"
 #include "gate/gate.hpp"
-#include "intercepted/own_contexts.hpp"
 #include "intercepted/unseen.hpp"
 #include "operations/quiesce.hpp"
+#include "registry/registry.hpp"
 #include "sleep/live_move.hpp"
 #include "sleep/live_plan.hpp"
 #include "sleep/per_device.hpp"
@@ -274,7 +274,7 @@ private:
             // Who ends a context has passed the gate, and waits for the contexts that sessions hold.
             bool makes_way = false;
             const server::ProgressSink progress = [&](const model::Progress& now) {
-                makes_way |= intercepted::context_waits_to_end();
+                makes_way |= registry::books().contexts.one_waits_to_end();
                 return !makes_way && control_.progress(now);
             };
             const auto begun = Clock::now();
@@ -340,9 +340,9 @@ private:
     /// What works on a device, ready for pieces: the same for all of them, but that it makes way for contexts
     /// that end. Errors: those of PrimaryContext::retain() and DeviceSession.
     Result<driver::DeviceSession*> session(int device) {
-        if (intercepted::context_waits_to_end()) leave_contexts();
+        if (registry::books().contexts.one_waits_to_end()) leave_contexts();
         if (!contexts_.owns_lock()) {
-            intercepted::let_contexts_end();
+            registry::books().contexts.let_end();
             contexts_ = keep_contexts(true);
         }
         if (const auto known = sessions_.find(device); known != sessions_.end()) return known->second.get();

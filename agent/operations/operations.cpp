@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "intercepted/state.hpp"
+#include "intercepted/calls.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -43,7 +43,7 @@ Result<model::Report> Operations::run(const server::Operation& operation,
     if (wake->dry_run) return room.rehearse(wake_by, *wake);
     const bool is_switch = asker == server::Asker::command && wake->min_awake.count() == 0;
     auto woken = room.wake(
-        wake_by, [&](int device) { return intercepted::is_primary_active(memory_.api(), device); }, *wake,
+        wake_by, [&](int device) { return driver::is_primary_active(memory_.api(), device); }, *wake,
         asked.is_tried, is_switch);
     if (woken && is_switch) status.note_wake(); // also of one that was awake: it is to stay so
     return woken;
