@@ -11,17 +11,6 @@
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
-#include <sys/syscall.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstddef>
-#include <filesystem>
-#include <set>
-#include <string>
-#include <system_error>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;

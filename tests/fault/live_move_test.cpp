@@ -9,10 +9,6 @@
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <functional>
-#include <limits>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;

@@ -10,14 +10,6 @@
 #include "support/skip.hpp"
 #include "support/sweep.hpp"
 
-#include <sys/syscall.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <random>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;

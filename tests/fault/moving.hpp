@@ -8,8 +8,6 @@
 #include "support/files_of.hpp"
 #include "support/scratch.hpp"
 
-#include <algorithm>
-
 namespace gpu_sleep::test {
 
 /// Two tags on two devices that sleep at `home`: zeros, holes, spans, short blocks; they move to other() and

@@ -8,11 +8,6 @@
 #include "support/skip.hpp"
 
 #include <sys/resource.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <limits>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

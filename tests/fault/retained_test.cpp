@@ -8,13 +8,6 @@
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <algorithm>
-#include <array>
-#include <filesystem>
-#include <random>
-#include <string>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;

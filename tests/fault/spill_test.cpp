@@ -9,11 +9,6 @@
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <filesystem>
-#include <limits>
-#include <map>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;

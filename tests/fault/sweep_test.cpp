@@ -9,12 +9,6 @@
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <algorithm>
-#include <array>
-#include <filesystem>
-#include <string_view>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;

@@ -5,8 +5,6 @@
 #include "support/engine_fixture.hpp"
 #include "support/scratch.hpp"
 
-#include <algorithm>
-#include <filesystem>
 #include <tuple>
 
 using namespace gpu_sleep;

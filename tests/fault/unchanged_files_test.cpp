@@ -9,12 +9,7 @@
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <sys/stat.h>
 #include <utime.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

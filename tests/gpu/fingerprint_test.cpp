@@ -9,13 +9,6 @@
 #include "support/catch.hpp"
 #include "support/driver_testing.hpp"
 
-#include <cuda.h>
-
-#include <algorithm>
-#include <array>
-#include <memory>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::driver;
 

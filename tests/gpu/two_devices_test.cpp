@@ -7,8 +7,6 @@
 #include "support/gpu.hpp"
 #include "support/skip.hpp"
 
-#include <array>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

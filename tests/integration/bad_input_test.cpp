@@ -7,11 +7,6 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 
-#include <csignal>
-#include <cstring>
-#include <filesystem>
-#include <span>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

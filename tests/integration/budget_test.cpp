@@ -10,10 +10,6 @@
 #include "support/scratch.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <memory>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

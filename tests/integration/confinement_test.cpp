@@ -11,11 +11,6 @@
 #include "support/skip.hpp"
 
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <filesystem>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -9,11 +9,6 @@
 #include "support/process.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <fstream>
-#include <string_view>
-#include <system_error>
 
 namespace gpu_sleep::test {
 

@@ -11,13 +11,6 @@
 
 #include <sys/resource.h>
 
-#include <filesystem>
-#include <sstream>
-#include <string>
-#include <system_error>
-#include <utility>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -8,8 +8,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <csignal>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

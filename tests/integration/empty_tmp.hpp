@@ -7,8 +7,6 @@
 #include "support/process.hpp"
 #include "support/skip.hpp"
 
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// `script` in a mount namespace with an empty /tmp, as its root; $0 is the host program.

@@ -9,10 +9,6 @@
 #include "base/process.hpp"
 #include "support/skip.hpp"
 
-#include <csignal>
-#include <filesystem>
-#include <sstream>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -9,13 +9,7 @@
 #include "support/skip.hpp"
 #include "support/tree.hpp"
 
-#include <fcntl.h>
-
-#include <filesystem>
-#include <map>
 #include <regex>
-#include <set>
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

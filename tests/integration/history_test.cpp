@@ -10,9 +10,6 @@
 #include "support/scratch.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <filesystem>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <istream>
 #include <mutex>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::test {

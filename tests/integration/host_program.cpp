@@ -25,10 +25,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <deque>
-#include <map>
 #include <thread>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 namespace {

@@ -7,9 +7,6 @@
 #include "support/catch.hpp"
 #include "support/shared_devices.hpp"
 
-#include <algorithm>
-#include <csignal>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

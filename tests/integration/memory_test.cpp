@@ -12,9 +12,6 @@
 
 #include <fmt/ranges.h>
 
-#include <fstream>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -10,15 +10,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

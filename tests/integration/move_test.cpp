@@ -7,10 +7,6 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 
-#include <chrono>
-#include <cstdlib>
-#include <random>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;

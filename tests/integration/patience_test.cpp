@@ -8,10 +8,6 @@
 #include "support/host.hpp"
 #include "support/skip.hpp"
 
-#include <unistd.h>
-
-#include <csignal>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;

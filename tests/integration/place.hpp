@@ -8,12 +8,6 @@
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 
-#include <algorithm>
-#include <filesystem>
-#include <system_error>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::test {
 
 /// A directory for snapshots in a scratch directory; not made yet.

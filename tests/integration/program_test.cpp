@@ -7,9 +7,6 @@
 #include "support/skip.hpp"
 #include "support/tree.hpp"
 
-#include <csignal>
-#include <filesystem>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

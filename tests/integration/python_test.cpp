@@ -12,8 +12,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <cstring>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -7,11 +7,6 @@
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
 
-#include <sys/stat.h>
-
-#include <cerrno>
-#include <set>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test::snapshot_command;
 

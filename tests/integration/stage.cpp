@@ -7,10 +7,6 @@
 #include "support/catch.hpp"
 #include "support/tree.hpp"
 
-#include <sys/stat.h>
-
-#include <filesystem>
-
 namespace gpu_sleep::test {
 
 namespace fs = std::filesystem;

@@ -7,8 +7,6 @@
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// A temporary directory with the commands, the host program and its libraries; removed at the end.

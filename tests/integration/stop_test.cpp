@@ -12,14 +12,7 @@
 #include <fmt/format.h>
 
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

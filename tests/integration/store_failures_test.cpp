@@ -11,8 +11,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -8,12 +8,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
-#include <csignal>
-#include <cstdlib>
-#include <random>
-#include <thread>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -14,14 +14,6 @@
 #include <fmt/format.h>
 
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <optional>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -10,11 +10,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

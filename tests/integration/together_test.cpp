@@ -9,15 +9,6 @@
 #include "support/sanitized.hpp"
 #include "support/scratch.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <csignal>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <random>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using Say = model::Directive::Kind;

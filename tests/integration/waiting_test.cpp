@@ -9,8 +9,6 @@
 
 #include <fmt/ranges.h>
 
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Catch2, whichever generation the system has, and the names that differ between them. Version 2 is one
-// header, version 3 several.
+// Catch2, whichever generation the system has, and the names that differ between them: version 2 is one
+// header, version 3 several. And the standard headers that most tests name, once for all of them.
 
 #pragma once
 
@@ -15,7 +15,40 @@
 #include <catch2/catch.hpp>
 #endif
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <set>
+#include <span>
+#include <sstream>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 namespace gpu_sleep::test {
 

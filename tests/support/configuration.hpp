@@ -8,11 +8,6 @@
 #include "support/process.hpp"
 #include "support/scratch.hpp"
 
-#include <sys/stat.h>
-
-#include <fstream>
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// A file with this text, as long as it lives.

@@ -16,13 +16,6 @@
 #include <cuda.h>
 #include <malloc.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <limits>
-#include <string>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::test {
 
 /// Tells the words that only say that a call begins or has ended (Progress::in_call) from those of a step.

@@ -7,9 +7,6 @@
 #include "support/scratch.hpp"
 
 #include <sys/mount.h>
-#include <sys/stat.h>
-
-#include <filesystem>
 
 namespace gpu_sleep::test {
 

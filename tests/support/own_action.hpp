@@ -8,9 +8,6 @@
 #include "support/driver_testing.hpp"
 
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
 
 namespace gpu_sleep::driver_testing {
 

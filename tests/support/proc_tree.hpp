@@ -7,11 +7,6 @@
 #include "support/scratch.hpp"
 
 #include <sys/types.h>
-#include <unistd.h>
-
-#include <cstdint>
-#include <filesystem>
-#include <string>
 
 namespace gpu_sleep::test {
 

@@ -6,11 +6,7 @@
 
 #include "support/catch.hpp"
 
-#include <cstddef>
-#include <cstdlib>
-#include <filesystem>
 #include <iterator>
-#include <string>
 
 namespace gpu_sleep::test {
 

@@ -7,11 +7,6 @@
 #include "support/host.hpp"
 #include "support/scratch.hpp"
 
-#include <cstdint>
-#include <fstream>
-#include <string>
-#include <utility>
-
 namespace gpu_sleep::test {
 
 /// Devices of so many bytes each that several programs share, with a directory for what tests note of them.

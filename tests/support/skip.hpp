@@ -6,9 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <cstdlib>
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// Skips a test for want of a right, such as "mount file systems", as skip() does. With

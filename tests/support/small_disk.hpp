@@ -8,9 +8,6 @@
 
 #include <sys/mount.h>
 
-#include <filesystem>
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// A file system in memory, of these options, if this user may mount one.

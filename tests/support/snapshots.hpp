@@ -10,17 +10,6 @@
 #include "support/scratch.hpp"
 #include "support/weights.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <deque>
-#include <filesystem>
-#include <fstream>
-#include <mutex>
-#include <set>
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// Beyond what the kernel gives out, so that it is nobody's.

@@ -6,9 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <array>
-#include <random>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::model;
 

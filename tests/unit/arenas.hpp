@@ -12,13 +12,7 @@
 #include "support/result_printing.hpp"
 #include "support/skip.hpp"
 
-#include <functional>
 #include <initializer_list>
-#include <limits>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 

@@ -9,13 +9,6 @@
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <filesystem>
-
 using namespace gpu_sleep;
 
 namespace {

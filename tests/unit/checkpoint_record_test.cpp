@@ -12,13 +12,6 @@
 #include "support/skip.hpp"
 
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;

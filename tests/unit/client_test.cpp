@@ -13,15 +13,6 @@
 
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
-#include <deque>
-#include <future>
-#include <thread>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;

@@ -10,13 +10,6 @@
 #include "support/scratch.hpp"
 #include "support/tree.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <filesystem>
-#include <fstream>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::control::policy;
 using namespace gpu_sleep::test;

@@ -7,11 +7,6 @@
 #include "support/catch.hpp"
 #include "support/result_printing.hpp"
 
-#include <map>
-#include <optional>
-#include <utility>
-#include <vector>
-
 using namespace gpu_sleep;
 using contents::Contents;
 using contents::Number;

@@ -7,11 +7,6 @@
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 
-#include <algorithm>
-#include <cstddef>
-#include <fstream>
-#include <string>
-
 using namespace gpu_sleep::login;
 
 namespace {

@@ -9,12 +9,7 @@
 #include "support/scratch.hpp"
 
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <fstream>
 
 namespace gpu_sleep::doctor {
 namespace {

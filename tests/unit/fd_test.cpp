@@ -9,20 +9,10 @@
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <cstdlib>
-#include <functional>
-#include <string>
-#include <thread>
 
 using namespace gpu_sleep;
 

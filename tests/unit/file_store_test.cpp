@@ -8,11 +8,6 @@
 #include "support/descriptors.hpp"
 #include "support/snapshots.hpp"
 
-#include <map>
-#include <memory>
-#include <mutex>
-#include <vector>
-
 namespace gpu_sleep::store {
 namespace {
 

@@ -12,10 +12,6 @@
 #include "support/proc_tree.hpp"
 #include "support/sample_reports.hpp"
 
-#include <unistd.h>
-
-#include <string>
-
 namespace gpu_sleep::control {
 
 /// The name says which user its own namespace sees; it need not be ours.

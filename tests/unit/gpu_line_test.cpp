@@ -7,14 +7,6 @@
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <functional>
-#include <optional>
-#include <utility>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;
 

@@ -8,12 +8,6 @@
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::Transition;

@@ -10,13 +10,6 @@
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <optional>
-#include <thread>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::store;
 using namespace gpu_sleep::test;

@@ -11,17 +11,6 @@
 #include "support/result_printing.hpp"
 #include "support/skip.hpp"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <limits>
-#include <memory>
-#include <span>
-#include <vector>
-
 using namespace gpu_sleep;
 using store::ArenaPreparer;
 using store::HostArena;

@@ -8,14 +8,6 @@
 #include "support/mapping.hpp"
 #include "unit/arenas.hpp"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <limits>
-#include <string>
-#include <vector>
-
 using namespace gpu_sleep;
 using store::ArenaPreparer;
 using store::Headroom;

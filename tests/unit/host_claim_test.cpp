@@ -9,19 +9,11 @@
 #include "support/result_printing.hpp"
 #include "support/scratch.hpp"
 
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <fstream>
 #include <new>
-#include <string>
-#include <thread>
-#include <vector>
 
 using namespace gpu_sleep;
 using store::ClaimOptions;

@@ -7,9 +7,6 @@
 #include "support/catch.hpp"
 #include "support/proc_tree.hpp"
 
-#include <limits>
-#include <string>
-
 using namespace gpu_sleep;
 using store::host_headroom;
 

@@ -9,13 +9,6 @@
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
-#include <fcntl.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <thread>
-
 namespace gpu_sleep::store {
 namespace {
 

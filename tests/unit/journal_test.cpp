@@ -9,8 +9,6 @@
 #include "support/fake_journal.hpp"
 #include "support/scratch.hpp"
 
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::string_literals;

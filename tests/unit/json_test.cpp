@@ -10,8 +10,6 @@
 #include "support/sample_reports.hpp"
 #include "support/tree.hpp"
 
-#include <nlohmann/json.hpp>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 using namespace gpu_sleep::control;

@@ -10,8 +10,6 @@
 #include "support/printed.hpp"
 #include "support/sample_reports.hpp"
 
-#include <sstream>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 using namespace gpu_sleep::control;

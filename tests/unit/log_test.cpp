@@ -8,14 +8,7 @@
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 
-#include <fcntl.h>
 #include <sys/socket.h>
-#include <unistd.h>
-
-#include <array>
-#include <csignal>
-#include <filesystem>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -8,8 +8,6 @@
 #include "support/hostile_text.hpp"
 #include "support/sample_reports.hpp"
 
-#include <sstream>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 using namespace gpu_sleep::control;

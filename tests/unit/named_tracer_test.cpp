@@ -11,13 +11,6 @@
 
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <fstream>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent {
 namespace {

@@ -7,9 +7,6 @@
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 
-#include <filesystem>
-#include <fstream>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 

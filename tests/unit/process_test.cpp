@@ -7,9 +7,6 @@
 #include "support/catch.hpp"
 #include "support/proc_tree.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 using namespace gpu_sleep;
 
 TEST_CASE("Process: a socket's name is read as it was written", "[process]") {

@@ -9,14 +9,7 @@
 #include "support/scratch.hpp"
 
 #include <elf.h>
-#include <sys/stat.h>
 #include <sys/xattr.h>
-
-#include <array>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

@@ -10,15 +10,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <deque>
-#include <string>
-#include <thread>
-#include <utility>
 #include <variant>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;

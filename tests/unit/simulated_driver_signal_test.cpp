@@ -8,12 +8,6 @@
 #include "support/skip.hpp"
 
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <csignal>
-#include <filesystem>
-#include <string>
 
 using namespace gpu_sleep::sim::testing;
 

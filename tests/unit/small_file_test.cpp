@@ -9,17 +9,6 @@
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <fstream>
-#include <future>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
-
 using namespace gpu_sleep;
 
 namespace {

@@ -8,13 +8,6 @@
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <memory>
-#include <optional>
-
 namespace gpu_sleep::store {
 namespace {
 

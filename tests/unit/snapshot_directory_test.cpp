@@ -9,14 +9,7 @@
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
-#include <fcntl.h>
 #include <sys/wait.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <csignal>
-#include <set>
-#include <string>
 
 namespace gpu_sleep::store {
 namespace {

@@ -9,10 +9,6 @@
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
-#include <cerrno>
-#include <thread>
-#include <vector>
-
 namespace gpu_sleep::store {
 namespace {
 

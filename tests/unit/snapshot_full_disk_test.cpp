@@ -11,11 +11,6 @@
 
 #include <sys/resource.h>
 
-#include <atomic>
-#include <cerrno>
-#include <filesystem>
-#include <string>
-
 namespace gpu_sleep::store {
 namespace {
 

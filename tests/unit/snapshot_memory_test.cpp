@@ -10,11 +10,7 @@
 
 #include <malloc.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <new>
-#include <vector>
 
 namespace {
 

@@ -7,12 +7,6 @@
 #include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <cerrno>
-#include <string>
-
 namespace gpu_sleep::store {
 namespace {
 

@@ -12,9 +12,6 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
-#include <string>
-
 namespace gpu_sleep::driver_rules {
 
 using namespace driver_testing;

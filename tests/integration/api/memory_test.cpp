@@ -10,15 +10,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <future>
-#include <optional>
-#include <string_view>
-#include <thread>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -11,13 +11,6 @@
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <fmt/format.h>
-
-#include <csignal>
-#include <filesystem>
-#include <string>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

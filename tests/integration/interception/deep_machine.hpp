@@ -10,13 +10,6 @@
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
 
-#include <fmt/format.h>
-
-#include <filesystem>
-#include <string>
-#include <string_view>
-#include <utility>
-
 namespace gpu_sleep::test {
 
 /// What the simulated driver takes for a context.

@@ -9,12 +9,6 @@
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <fmt/format.h>
-
-#include <cstddef>
-#include <filesystem>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -11,14 +11,6 @@
 #include "support/scratch.hpp"
 #include "support/skip.hpp"
 
-#include <fmt/format.h>
-
-#include <unistd.h>
-
-#include <chrono>
-#include <csignal>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using Catch::Matchers::StartsWith;

@@ -10,11 +10,6 @@
 #include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <algorithm>
-#include <csignal>
-#include <string>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

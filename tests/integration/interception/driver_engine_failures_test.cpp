@@ -7,13 +7,6 @@
 
 #include "support/catch.hpp"
 
-#include <fmt/format.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -7,11 +7,6 @@
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 
-#include <fmt/format.h>
-
-#include <csignal>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -10,14 +10,6 @@
 #include "support/skip.hpp"
 #include "support/tree.hpp"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

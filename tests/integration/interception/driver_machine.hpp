@@ -13,19 +13,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <csignal>
-#include <cstddef>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <string>
-#include <system_error>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::test {
 
 inline constexpr std::uint64_t k_device_bytes = std::uint64_t{64} << 20;

@@ -21,17 +21,13 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstddef>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <random>
 #include <stop_token>
-#include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 namespace {

@@ -10,12 +10,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <csignal>
-#include <string>
-#include <utility>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

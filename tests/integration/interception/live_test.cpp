@@ -8,12 +8,6 @@
 #include "support/catch.hpp"
 #include "support/scratch.hpp"
 
-#include <fmt/format.h>
-
-#include <array>
-#include <string>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -10,14 +10,6 @@
 #include "support/skip.hpp"
 #include "support/tree.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

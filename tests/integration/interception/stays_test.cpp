@@ -10,9 +10,6 @@
 
 #include <fmt/format.h>
 
-#include <sstream>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

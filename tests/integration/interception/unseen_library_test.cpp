@@ -8,8 +8,6 @@
 #include "support/skip.hpp"
 #include "support/tree.hpp"
 
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

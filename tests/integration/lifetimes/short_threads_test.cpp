@@ -7,15 +7,6 @@
 #include "support/failing_call.hpp"
 #include "support/skip.hpp"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <string>
-
 using namespace gpu_sleep::test;
 
 namespace {
