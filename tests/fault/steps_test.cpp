@@ -13,12 +13,6 @@
 #include "support/sweep.hpp"
 #include "support/weights.hpp"
 
-#include <algorithm>
-#include <limits>
-#include <set>
-#include <string>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::agent;
 using namespace gpu_sleep::test;
@@ -54,12 +48,21 @@ public:
         }
         check_is_over();
     }
+    /// Its work waits, and callbacks that were told of more have heard that it did not come.
+    void check_paused() {
+        CHECK(operations_.status.state() == State::paused);
+        CHECK_FALSE(gate::Gate::is_open());
+        CHECK(prepared_ == resumed_);
+        check_is_over();
+    }
     void check_asleep() {
         CHECK(operations_.status.state() == State::asleep);
         CHECK_FALSE(gate::Gate::is_open());
         CHECK(prepared_ == resumed_ + 1);
         check_is_over();
     }
+    /// How often callbacks were told of a sleep.
+    [[nodiscard]] static int sleeps_told() { return prepared_; }
     [[nodiscard]] operations::Operations& operations() { return operations_; }
     /// The names of the steps of the last operation.
     [[nodiscard]] static std::vector<std::string> steps() {
@@ -201,7 +204,13 @@ std::vector<Refusal> refusals() {
              request.level = model::Level::pause;
              request.tags = {"weights"};
          })},
+        {"ask whether it may sleep", ErrorCode::inhibited,
+         sleep([](auto& request) { request.level = model::Level::pause; }),
+         [](auto& its) { its.inhibitors.add(); }, [](auto& its) { CHECK(its.inhibitors.remove()); }},
         {"wait for other operations", ErrorCode::timed_out, sleep([](auto&) {}),
+         [](auto& its) { its.turnstile.hold(false); }, [](auto& its) { CHECK(its.turnstile.resume()); }},
+        {"wait for other operations", ErrorCode::timed_out,
+         sleep([](auto& request) { request.level = model::Level::pause; }),
          [](auto& its) { its.turnstile.hold(false); }, [](auto& its) { CHECK(its.turnstile.resume()); }},
         {"look whether it can sleep deeply", ErrorCode::driver_failed,
          sleep([](auto& request) { request.deep = true; })},
@@ -243,7 +252,7 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
             program.check_awake();
             REQUIRE(program.run(pause));
         }
-        CHECK(program.operations().status.state() == State::paused);
+        program.check_paused();
         REQUIRE(program.run(wake_request()));
         program.check_awake();
     }));
@@ -251,6 +260,31 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
     // A step belongs here only if nothing can end a sleep in it; the last, if no process outside is there.
     CHECK(never(steps, ends) == std::vector<std::string>{"sleep", "say how touches are met",
                                                          "settle the gate", "have the driver take the rest"});
+}
+
+TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them leaves it paused",
+          "[steps]") {
+    auto& program = Program::instance();
+    const auto pause = sleep_request(model::Level::pause);
+    REQUIRE(program.run(pause));
+    for (const bool wakes : {false, true}) {
+        const auto request = wakes ? server::Operation(wake_request()) : sleep_request();
+        const auto ends = sweep(request, [&](bool has_failed) {
+            if (has_failed) {
+                program.check_paused();
+                REQUIRE(program.run(request));
+            }
+            if (!wakes) {
+                program.check_asleep();
+                REQUIRE(program.run(wake_request()));
+            }
+            program.check_awake();
+            REQUIRE(program.run(pause));
+        });
+        CHECK(ends.size() > 1);
+    }
+    REQUIRE(program.run(wake_request()));
+    program.check_awake();
 }
 
 TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]") {
@@ -297,4 +331,31 @@ TEST_CASE("Steps: what a process refuses, at which step and with what error", "[
             program.check_awake();
         }
     }
+}
+
+TEST_CASE("Steps: a dry run changes nothing and tells no callback, and who was woken just now is left alone",
+          "[steps]") {
+    auto& program = Program::instance();
+    const auto told = Program::sleeps_told();
+    auto request = sleep_request();
+    request.joint = false;
+    request.dry_run = true;
+    const auto rehearsed = program.run(request);
+    REQUIRE(rehearsed);
+    CHECK(rehearsed->devices.at(0).released >= 2 * k_bytes);
+    request.dry_run = false;
+    REQUIRE(program.run(sleep_request()));
+    model::WakeRequest dry_wake;
+    dry_wake.dry_run = true;
+    REQUIRE(program.run(dry_wake));
+    program.check_asleep();
+    REQUIRE(program.run(wake_request()));
+    CHECK(Program::sleeps_told() == told + 1);
+    request.min_awake = Milliseconds(600'000);
+    const auto early = program.run(request);
+    REQUIRE(early);
+    CHECK_FALSE(early->changed);
+    REQUIRE_FALSE(early->notes.empty());
+    CHECK(early->notes.front().find("it was woken") == 0);
+    program.check_awake();
 }
