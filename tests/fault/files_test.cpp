@@ -8,8 +8,6 @@
 #include "support/engine_fixture.hpp"
 #include "support/failing_call.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

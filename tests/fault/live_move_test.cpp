@@ -6,7 +6,6 @@
 #include "sleep/live_move.hpp"
 #include "store/host_account.hpp"
 #include "support/engine_fixture.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
 using namespace gpu_sleep;

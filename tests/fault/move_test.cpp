@@ -6,8 +6,6 @@
 
 #include "fault/moving.hpp"
 #include "support/failing_call.hpp"
-#include "support/sanitized.hpp"
-#include "support/skip.hpp"
 #include "support/sweep.hpp"
 
 using namespace gpu_sleep;

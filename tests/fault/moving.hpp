@@ -6,7 +6,6 @@
 
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 
 namespace gpu_sleep::test {
 

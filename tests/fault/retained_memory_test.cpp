@@ -5,7 +5,6 @@
 
 #include "fault/retaining.hpp"
 #include "support/sanitized.hpp"
-#include "support/skip.hpp"
 
 #include <sys/resource.h>
 

@@ -4,8 +4,6 @@
 // retained past a wake, and what may happen to the ranges meanwhile.
 
 #include "fault/retaining.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
 using namespace gpu_sleep;

@@ -8,7 +8,6 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "operations/operations.hpp"
-#include "support/catch.hpp"
 #include "support/result_printing.hpp"
 #include "support/sweep.hpp"
 #include "support/weights.hpp"

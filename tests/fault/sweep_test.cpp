@@ -6,7 +6,6 @@
 
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
 using namespace gpu_sleep;

@@ -3,7 +3,6 @@
 // Sleeping and waking over the simulated driver: what is kept, what is dropped, what is noticed.
 
 #include "support/engine_fixture.hpp"
-#include "support/scratch.hpp"
 
 #include <tuple>
 

@@ -6,7 +6,6 @@
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
 #include <utime.h>

@@ -6,7 +6,6 @@
 #include "driver/device_session.hpp"
 #include "driver/fingerprint_key.hpp"
 
-#include "support/catch.hpp"
 #include "support/driver_testing.hpp"
 
 using namespace gpu_sleep;

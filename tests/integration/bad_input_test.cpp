@@ -4,8 +4,6 @@
 
 #include "peer.hpp"
 #include "protocol/messages.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

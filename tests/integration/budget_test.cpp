@@ -4,10 +4,7 @@
 
 #include "empty_tmp.hpp"
 #include "place.hpp"
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 
 #include <fmt/format.h>
 

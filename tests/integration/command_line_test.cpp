@@ -4,7 +4,6 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

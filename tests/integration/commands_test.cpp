@@ -4,10 +4,6 @@
 
 #include "base/text.hpp"
 #include "stage.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <fmt/format.h>
 

@@ -4,11 +4,7 @@
 
 #include "empty_tmp.hpp"
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
 #include "support/other_user.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <sys/syscall.h>
 

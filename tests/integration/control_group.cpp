@@ -4,7 +4,6 @@
 
 #include "control_group.hpp"
 
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/process.hpp"
 

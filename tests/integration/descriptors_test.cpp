@@ -6,8 +6,6 @@
 #include "empty_tmp.hpp"
 #include "peer.hpp"
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
 
 #include <sys/resource.h>
 

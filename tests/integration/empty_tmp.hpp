@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "support/catch.hpp"
 #include "support/process.hpp"
-#include "support/skip.hpp"
 
 namespace gpu_sleep::test {
 

@@ -6,7 +6,6 @@
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/host.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 #include <regex>

@@ -3,8 +3,6 @@
 // Libraries of programs that use the driver late, early, or apart: no program is harmed by the agent.
 
 #include "routine.hpp"
-#include "support/catch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep;

@@ -8,9 +8,7 @@
 #include "host_collective.hpp"
 #include "host_confinement.hpp"
 #include "host_descriptors.hpp"
-#include "host_gpu.hpp"
 #include "host_reads.hpp"
-#include "support/commanded.hpp"
 #include "support/simulated_driver/control.h"
 
 #include <fcntl.h>

@@ -4,7 +4,6 @@
 // safety/. Libraries of theirs are in host_libraries_test.cpp.
 
 #include "routine.hpp"
-#include "support/catch.hpp"
 #include "support/shared_devices.hpp"
 
 using namespace gpu_sleep;

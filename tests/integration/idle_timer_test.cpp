@@ -3,9 +3,6 @@
 // Processes with a timer of their own (gpu-run --idle): nobody asks for their sleeps.
 
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -4,11 +4,7 @@
 // host.
 
 #include "control_group.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
-#include "support/skip.hpp"
 
 #include <fmt/ranges.h>
 

@@ -2,10 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What a process counts of its transitions, and how gpu-ps writes it for Prometheus.
 
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
 
 #include <nlohmann/json.hpp>

@@ -4,8 +4,6 @@
 // they are interrupted or killed, and what is left of a process that is.
 
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

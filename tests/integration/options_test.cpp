@@ -5,7 +5,6 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
 
 #include <regex>
 

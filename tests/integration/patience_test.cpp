@@ -4,9 +4,6 @@
 // return, and behind it.
 
 #include "stage.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/skip.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

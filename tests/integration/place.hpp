@@ -6,7 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
 
 namespace gpu_sleep::test {
 

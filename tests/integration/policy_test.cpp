@@ -4,11 +4,7 @@
 
 #include "place.hpp"
 #include "stage.hpp"
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <fmt/format.h>
 

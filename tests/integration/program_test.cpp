@@ -4,7 +4,6 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep;

@@ -3,10 +3,8 @@
 // Idleness as the agent sees it, and gpu-reclaim, which puts to sleep what is idle.
 
 #include "empty_tmp.hpp"
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
 #include "support/host.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 #include <fmt/format.h>

@@ -3,11 +3,7 @@
 // Room on demand: processes that do not fit together take turns, by touches and by commands.
 
 #include "client/gpu_queue.hpp"
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/host.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
 
 #include <fmt/format.h>

@@ -4,7 +4,6 @@
 
 #include "stage.hpp"
 
-#include "support/catch.hpp"
 #include "support/tree.hpp"
 
 namespace gpu_sleep::test {

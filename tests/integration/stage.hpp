@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
 
 namespace gpu_sleep::test {
 

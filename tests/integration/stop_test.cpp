@@ -4,10 +4,8 @@
 
 #include "base/process.hpp"
 #include "control_group.hpp"
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/host.hpp"
-#include "support/skip.hpp"
 
 #include <fmt/format.h>
 

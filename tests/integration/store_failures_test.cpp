@@ -4,9 +4,6 @@
 // somebody changed or that changed on the way.
 
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/skip.hpp"
 #include "support/small_disk.hpp"
 
 #include <fmt/format.h>

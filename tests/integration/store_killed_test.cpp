@@ -3,8 +3,6 @@
 // Contents in files when processes share a directory, and when they or commands are killed.
 
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
 
 #include <fmt/format.h>
 

@@ -5,10 +5,6 @@
 
 #include "peer.hpp"
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/sanitized.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 #include <fmt/format.h>

@@ -6,7 +6,6 @@
 #include "support/fake_agent.hpp"
 #include "support/host.hpp"
 #include "support/hostile_text.hpp"
-#include "support/scratch.hpp"
 
 #include <nlohmann/json.hpp>
 

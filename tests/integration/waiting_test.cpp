@@ -2,9 +2,6 @@
 // Copyright the gpu-sleep authors.
 // A wake that waits for GPU memory: others go past it, it is seen, and it ends with what is true.
 
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
 
 #include <fmt/ranges.h>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Catch2, whichever generation the system has, and the names that differ between them: version 2 is one
-// header, version 3 several. And the standard headers that most tests name, once for all of them.
+// header, version 3 several. And what most tests need besides: standard headers, once for all of them, what
+// skips a test, and a directory for its files.
 
 #pragma once
 
@@ -34,6 +35,7 @@
 #include <fstream>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -70,5 +72,41 @@ inline void skip(const std::string& why) {
     WARN("skipped: " << why);
 #endif
 }
+
+/// Skips a test for want of a right, such as "mount file systems", as skip() does. With
+/// GPU_SLEEP_REQUIRE_RIGHTS=1 the test fails.
+inline void skip_without_right(const std::string& right) {
+    const char* const required = std::getenv("GPU_SLEEP_REQUIRE_RIGHTS");
+    if (required && required == std::string("1")) FAIL("this process may not " << right);
+    skip("this process may not " + right);
+}
+
+/// The one way in which tests get a directory: made empty under `parent`, with mode 0700, and removed with
+/// all that is in it at the end.
+class Scratch {
+public:
+    explicit Scratch(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+        auto name = (parent / "gpu-sleep-test-XXXXXX").string();
+        REQUIRE(::mkdtemp(name.data()) != nullptr);
+        path_ = name;
+    }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    ~Scratch() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+
+    [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+    [[nodiscard]] std::string file(const std::string& name) const { return path_ / name; }
+    /// How many files and directories are in it.
+    [[nodiscard]] std::size_t file_count() const {
+        const auto entries = std::filesystem::directory_iterator(path_);
+        return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+    }
+
+private:
+    std::filesystem::path path_;
+};
 
 } // namespace gpu_sleep::test

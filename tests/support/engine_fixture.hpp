@@ -8,7 +8,6 @@
 #include "driver/context.hpp"
 #include "memory/heap.hpp"
 #include "sleep/transactions.hpp"
-#include "support/catch.hpp"
 #include "support/result_printing.hpp"
 #include "support/simulated_driver/control.h"
 #include "support/weights.hpp"

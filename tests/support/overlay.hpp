@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "support/scratch.hpp"
+#include "support/catch.hpp"
 
 #include <sys/mount.h>
 

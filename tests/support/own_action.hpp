@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "support/catch.hpp"
 #include "support/driver_testing.hpp"
 
 #include <sys/wait.h>

@@ -7,7 +7,6 @@
 #include "store/snapshot_reader.hpp"
 #include "store/snapshot_writer.hpp"
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 #include "support/weights.hpp"
 
 namespace gpu_sleep::test {

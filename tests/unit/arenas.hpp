@@ -6,11 +6,9 @@
 
 #include "store/arena_preparer.hpp"
 #include "store/host_arena.hpp"
-#include "support/catch.hpp"
 #include "support/failing_call.hpp"
 #include "support/mapping.hpp"
 #include "support/result_printing.hpp"
-#include "support/skip.hpp"
 
 #include <initializer_list>
 

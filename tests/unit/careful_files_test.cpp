@@ -6,7 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

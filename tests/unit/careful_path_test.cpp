@@ -4,10 +4,7 @@
 
 #include "base/files.hpp"
 
-#include "support/catch.hpp"
 #include "support/other_user.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 using namespace gpu_sleep;
 

@@ -7,9 +7,7 @@
 
 #include "base/process.hpp"
 #include "client/gpu_queue.hpp"
-#include "support/catch.hpp"
 #include "support/other_user.hpp"
-#include "support/skip.hpp"
 
 #include <sys/resource.h>
 

@@ -6,7 +6,6 @@
 #include "client/client.hpp"
 #include "control/tasks.hpp"
 
-#include "support/catch.hpp"
 #include "support/fake_agent.hpp"
 #include "support/proc_tree.hpp"
 #include "support/sample_reports.hpp"

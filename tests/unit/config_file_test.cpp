@@ -7,7 +7,6 @@
 #include "control/policy/policy.hpp"
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep;

@@ -5,7 +5,6 @@
 #include "login/deny_list.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 using namespace gpu_sleep::login;
 

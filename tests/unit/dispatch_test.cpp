@@ -10,7 +10,6 @@
 #include "control/tasks.hpp"
 
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 
 #include <sys/eventfd.h>
 

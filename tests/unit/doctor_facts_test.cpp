@@ -6,7 +6,6 @@
 #include "doctor/facts.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -6,8 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/failing_call.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <sched.h>
 #include <sys/eventfd.h>

@@ -4,8 +4,6 @@
 
 #include "client/gpu_queue.hpp"
 #include "support/child.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;

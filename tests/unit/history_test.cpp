@@ -6,7 +6,6 @@
 
 #include "protocol/history.hpp"
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

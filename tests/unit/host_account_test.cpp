@@ -7,8 +7,6 @@
 #include "support/child.hpp"
 #include "support/descriptors.hpp"
 #include "support/overlay.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::store;

@@ -5,11 +5,8 @@
 #include "store/host_arena.hpp"
 
 #include "store/arena_preparer.hpp"
-#include "support/catch.hpp"
 #include "support/fake_pinner.hpp"
-#include "support/mapping.hpp"
 #include "support/result_printing.hpp"
-#include "support/skip.hpp"
 
 using namespace gpu_sleep;
 using store::ArenaPreparer;

@@ -5,7 +5,6 @@
 #include "store/host_arena.hpp"
 
 #include "support/fake_pinner.hpp"
-#include "support/mapping.hpp"
 #include "unit/arenas.hpp"
 
 using namespace gpu_sleep;

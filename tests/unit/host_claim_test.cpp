@@ -5,9 +5,7 @@
 #include "store/host_memory.hpp"
 
 #include "base/fd.hpp"
-#include "support/catch.hpp"
 #include "support/result_printing.hpp"
-#include "support/scratch.hpp"
 
 #include <sys/file.h>
 #include <sys/mman.h>

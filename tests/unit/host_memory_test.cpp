@@ -4,7 +4,6 @@
 
 #include "store/host_memory.hpp"
 
-#include "support/catch.hpp"
 #include "support/proc_tree.hpp"
 
 using namespace gpu_sleep;

@@ -6,7 +6,6 @@
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
 #include "support/descriptors.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 namespace gpu_sleep::store {

@@ -7,7 +7,6 @@
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
 #include "support/man_page.hpp"
-#include "support/sample_reports.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep;

@@ -5,8 +5,6 @@
 #include "base/log.hpp"
 
 #include "support/broken_error.hpp"
-#include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 #include <sys/socket.h>
 

@@ -6,7 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
-#include "support/sample_reports.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

@@ -6,8 +6,6 @@
 
 #include "base/files.hpp"
 #include "support/child.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <sys/prctl.h>
 #include <sys/ptrace.h>

@@ -5,7 +5,6 @@
 #include "cli/preload.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

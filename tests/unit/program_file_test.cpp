@@ -6,7 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 
 #include <elf.h>
 #include <sys/xattr.h>

@@ -9,8 +9,6 @@
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
 #include "support/printed.hpp"
-#include "support/sample_reports.hpp"
-#include "support/skip.hpp"
 
 #include <poll.h>
 #include <sys/ioctl.h>

@@ -5,7 +5,6 @@
 #include "client/room.hpp"
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
-#include "support/scratch.hpp"
 
 #include <sys/socket.h>
 #include <sys/un.h>

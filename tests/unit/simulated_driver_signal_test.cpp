@@ -5,7 +5,6 @@
 #include "support/own_action.hpp"
 #include "support/sanitized.hpp"
 #include "support/simulated_driver/testing.hpp"
-#include "support/skip.hpp"
 
 #include <sys/syscall.h>
 

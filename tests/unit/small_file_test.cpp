@@ -7,7 +7,6 @@
 #include "base/fd.hpp"
 #include "base/units.hpp"
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 using namespace gpu_sleep;
 

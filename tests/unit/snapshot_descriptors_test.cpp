@@ -5,7 +5,6 @@
 #include "base/process.hpp"
 #include "support/descriptors.hpp"
 #include "support/overlay.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 namespace gpu_sleep::store {

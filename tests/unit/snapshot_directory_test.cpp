@@ -4,9 +4,7 @@
 
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
-#include "support/catch.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 #include <sys/wait.h>

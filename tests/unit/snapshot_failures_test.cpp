@@ -6,7 +6,6 @@
 #include "store/snapshot.hpp"
 #include "support/descriptors.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 namespace gpu_sleep::store {

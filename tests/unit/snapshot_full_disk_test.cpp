@@ -5,7 +5,6 @@
 #include "base/threads.hpp"
 #include "store/snapshot.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/small_disk.hpp"
 #include "support/snapshots.hpp"
 

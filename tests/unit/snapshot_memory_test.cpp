@@ -5,7 +5,6 @@
 
 #include "base/guard.hpp"
 #include "support/sanitized.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 #include <malloc.h>

@@ -4,7 +4,6 @@
 // reading and removing.
 
 #include "support/other_user.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 namespace gpu_sleep::store {

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "support/driver_testing.hpp"
-#include "support/skip.hpp"
 
 #include <dlfcn.h>
 

@@ -5,7 +5,6 @@
 #include "callbacks.hpp"
 #include "support/files_of.hpp"
 #include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 #include <pthread.h>

@@ -5,10 +5,7 @@
 
 #include "deep_machine.hpp"
 
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
 using namespace gpu_sleep;

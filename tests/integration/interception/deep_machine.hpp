@@ -7,7 +7,6 @@
 #include "driver_machine.hpp"
 
 #include "gpu_sleep/gpu_sleep.h"
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
 
 namespace gpu_sleep::test {

@@ -6,10 +6,6 @@
 #include "deep_machine.hpp"
 
 #include "gpu_sleep/gpu_sleep.h"
-#include "support/catch.hpp"
-#include "support/files_of.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

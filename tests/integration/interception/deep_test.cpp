@@ -5,9 +5,7 @@
 
 #include "deep_machine.hpp"
 
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/scratch.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep;

@@ -5,9 +5,6 @@
 
 #include "deep_family.hpp"
 
-#include "support/catch.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
 using namespace gpu_sleep;

@@ -5,8 +5,6 @@
 
 #include "driver_machine.hpp"
 
-#include "support/catch.hpp"
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -4,9 +4,6 @@
 
 #include "driver_machine.hpp"
 
-#include "support/catch.hpp"
-#include "support/scratch.hpp"
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -4,10 +4,7 @@
 
 #include "driver_machine.hpp"
 
-#include "support/catch.hpp"
 #include "support/other_user.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep;

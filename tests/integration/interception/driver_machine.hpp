@@ -6,7 +6,6 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
 #include "support/shared_devices.hpp"
 
 #include "base/process.hpp"

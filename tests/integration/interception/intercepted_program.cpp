@@ -4,9 +4,7 @@
 // its first argument names. Before the first command that needs it, it makes no call of the driver.
 
 #include "base/fd.hpp"
-#include "driver_calls.hpp"
 #include "gpu_sleep/gpu_sleep.h"
-#include "intercepted_memory.hpp"
 #include "intercepted_share.hpp"
 #include "intercepted_unknown.hpp"
 #include "intercepted_work.hpp"

@@ -5,7 +5,6 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
 #include "support/shared_devices.hpp"
 
 #include <fmt/format.h>

@@ -3,10 +3,6 @@
 // Programs that run on from host memory: what they do there, how they come back, and what is refused.
 
 #include "deep_machine.hpp"
-#include "intercepted_host.hpp"
-
-#include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

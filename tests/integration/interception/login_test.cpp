@@ -3,11 +3,8 @@
 // The agent by the login environment: programs that nobody starts by gpu-run.
 
 #include "intercepted_host.hpp"
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/other_user.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep;

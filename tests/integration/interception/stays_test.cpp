@@ -6,7 +6,6 @@
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 #include <fmt/format.h>
 

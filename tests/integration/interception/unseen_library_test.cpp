@@ -5,7 +5,6 @@
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep;

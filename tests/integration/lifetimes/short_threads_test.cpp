@@ -5,7 +5,6 @@
 #include "devices.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 
 using namespace gpu_sleep::test;
 
