@@ -104,22 +104,6 @@ TEST_CASE("Bad input: a command that is killed while contents are copied leaves 
     host.check_unharmed();
 }
 
-TEST_CASE("Bad input: a command that is killed at any time leaves the process wholly awake or asleep",
-          "[bad_input]") {
-    Host host;
-    allocate_tags(host);
-    for (const auto* name :
-         {"cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemRelease", "cuMemCreate", "cuMemcpyHtoDAsync"})
-        host.tell(fmt::format("delay {} 10000", name));
-    for (int i = 0; i < 12; ++i) {
-        start_and_kill(host, i % 2 == 0 ? "gpu-sleep" : "gpu-wake", Milliseconds(25 * i));
-        const auto state = host.state(); // waits for what is under way
-        CHECK((state == "awake" || state == "asleep"));
-        REQUIRE(host.command(i % 2 == 0 ? "gpu-sleep" : "gpu-wake").status == 0);
-    }
-    CHECK(host.tell("check_all") == "intact");
-}
-
 TEST_CASE("Bad input: a command that is killed while the program is asked leaves it awake", "[bad_input]") {
     Host host;
     allocate_tags(host);
