@@ -104,29 +104,6 @@ TEST_CASE("Bad input: a command that is killed while contents are copied leaves 
     host.check_unharmed();
 }
 
-TEST_CASE("Bad input: a command that is killed while the program is asked leaves it awake", "[bad_input]") {
-    Host host;
-    allocate_tags(host);
-    constexpr Milliseconds k_soon{100};
-    SECTION("held back") {
-        host.tell("hold");
-        start_and_kill(host, "gpu-sleep", k_soon);
-        pause_for(Milliseconds(300)); // the agent looks ten times a second whether somebody still waits
-        host.tell("resume");
-    }
-    SECTION("a long kernel") {
-        host.tell("spin 700");
-        start_and_kill(host, "gpu-sleep", k_soon);
-    }
-    SECTION("a callback") {
-        host.tell("callback linger");
-        start_and_kill(host, "gpu-sleep", k_soon);
-        host.tell("let_go");
-        host.tell("callback none");
-    }
-    host.check_unharmed();
-}
-
 TEST_CASE("Bad input: a request that waits behind another ends in its own time, or with its command",
           "[bad_input]") {
     Host host;

@@ -215,18 +215,6 @@ TEST_CASE("Run: it is the command that it starts: words, streams and status", "[
     CHECK(run(gpu_run({scratch.file("script"), "x"})).out == scratch.file("script") + " x\n");
 }
 
-TEST_CASE("Run: a command is found by the name that it was given", "[run]") {
-    Host host(environment_for_others(), {command_file("gpu-run"), "--name", "run-test-host", "--"});
-    host.tell("alloc weights 4194304");
-    const auto listed = run({{command_file("gpu-ps"), "run-test-host", "--json"}});
-    REQUIRE(listed.status == 0);
-    CHECK(listed.json("/processes/0/pid") == std::to_string(host.pid()));
-    CHECK(host.command("gpu-sleep", {"--on-touch", "wake", "--touch-limit", "5s", "--force"}).status == 0);
-    CHECK(host.state() == "asleep");
-    CHECK(run({{command_file("gpu-wake"), "run-test-host"}}).status == 0);
-    CHECK(host.tell("check_all") == "intact");
-}
-
 TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2", "[run]") {
     const Scratch scratch;
     const auto file = scratch.file("program");
