@@ -6,12 +6,7 @@
 #include "sleep/live_move.hpp"
 #include "store/host_budget.hpp"
 #include "support/engine_fixture.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
-
-#include <functional>
-#include <limits>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

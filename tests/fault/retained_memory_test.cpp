@@ -5,14 +5,8 @@
 
 #include "fault/retaining.hpp"
 #include "support/sanitized.hpp"
-#include "support/skip.hpp"
 
 #include <sys/resource.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <limits>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

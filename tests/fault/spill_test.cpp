@@ -6,13 +6,7 @@
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
-
-#include <filesystem>
-#include <limits>
-#include <map>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

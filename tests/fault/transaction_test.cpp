@@ -3,10 +3,7 @@
 // Sleeping and waking over the simulated driver: what is kept, what is dropped, what is noticed.
 
 #include "support/engine_fixture.hpp"
-#include "support/scratch.hpp"
 
-#include <algorithm>
-#include <filesystem>
 #include <tuple>
 
 using namespace gpu_sleep;

@@ -6,15 +6,9 @@
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <sys/stat.h>
 #include <utime.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

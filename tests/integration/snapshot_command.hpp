@@ -9,12 +9,6 @@
 #include "support/snapshots.hpp"
 
 #include <nlohmann/json.hpp>
-#include <unistd.h>
-
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::test::snapshot_command {
 

@@ -8,19 +8,7 @@
 #include "store/snapshot_reader.hpp"
 #include "store/snapshot_writer.hpp"
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 #include "support/weights.hpp"
-
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <deque>
-#include <filesystem>
-#include <fstream>
-#include <mutex>
-#include <set>
-#include <string>
 
 namespace gpu_sleep::test {
 

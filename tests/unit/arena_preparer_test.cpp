@@ -8,16 +8,6 @@
 #include "unit/arenas.hpp"
 
 #include <pthread.h>
-#include <sys/syscall.h>
-
-#include <array>
-#include <atomic>
-#include <cerrno>
-#include <csignal>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <vector>
 
 using namespace gpu_sleep;
 using store::Headroom;

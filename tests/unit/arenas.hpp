@@ -6,20 +6,11 @@
 
 #include "store/arena_preparer.hpp"
 #include "store/host_arena.hpp"
-#include "support/catch.hpp"
 #include "support/failing_call.hpp"
 #include "support/mapping.hpp"
 #include "support/result_printing.hpp"
-#include "support/skip.hpp"
 
-#include <deque>
-#include <functional>
 #include <initializer_list>
-#include <limits>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 

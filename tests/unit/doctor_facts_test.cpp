@@ -6,15 +6,9 @@
 #include "doctor/facts.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <fstream>
 
 namespace gpu_sleep::doctor {
 namespace {

@@ -7,13 +7,7 @@
 #include "store/coding.hpp"
 #include "support/descriptors.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
-
-#include <map>
-#include <memory>
-#include <mutex>
-#include <vector>
 
 namespace gpu_sleep::store {
 namespace {

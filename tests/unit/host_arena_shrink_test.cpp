@@ -5,22 +5,10 @@
 #include "store/host_arena.hpp"
 
 #include "store/arena_preparer.hpp"
-#include "support/catch.hpp"
 #include "support/fake_pinner.hpp"
-#include "support/mapping.hpp"
 #include "support/result_printing.hpp"
-#include "support/skip.hpp"
 #include "unit/arenas.hpp"
-
 #include <sys/mman.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <memory>
-#include <span>
-#include <vector>
 
 using namespace gpu_sleep;
 using store::ArenaPreparer;

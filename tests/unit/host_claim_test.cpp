@@ -5,23 +5,13 @@
 #include "store/host_budget.hpp"
 
 #include "base/fd.hpp"
-#include "support/catch.hpp"
 #include "support/result_printing.hpp"
-#include "support/scratch.hpp"
 
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <fstream>
 #include <new>
-#include <string>
-#include <thread>
-#include <vector>
 
 using namespace gpu_sleep;
 using store::Headroom;

@@ -7,13 +7,6 @@
 #include "support/failing_new.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-#include <chrono>
-#include <cstdint>
-#include <future>
-#include <thread>
-#include <utility>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::sim::testing;
 using agent::intercepted::PendingWork;

@@ -4,11 +4,7 @@
 
 #include "base/process.hpp"
 
-#include "support/catch.hpp"
 #include "support/proc_tree.hpp"
-
-#include <sys/stat.h>
-#include <unistd.h>
 
 using namespace gpu_sleep;
 

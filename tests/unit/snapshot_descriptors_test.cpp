@@ -5,15 +5,7 @@
 #include "base/process.hpp"
 #include "support/descriptors.hpp"
 #include "support/overlay.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
-
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <memory>
-#include <optional>
 
 namespace gpu_sleep::store {
 namespace {

@@ -4,19 +4,10 @@
 
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
-#include "support/catch.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
-#include <fcntl.h>
 #include <sys/wait.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <csignal>
-#include <set>
-#include <string>
 
 namespace gpu_sleep::store {
 namespace {

@@ -6,12 +6,7 @@
 #include "store/snapshot.hpp"
 #include "support/descriptors.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
-
-#include <cerrno>
-#include <thread>
-#include <vector>
 
 namespace gpu_sleep::store {
 namespace {

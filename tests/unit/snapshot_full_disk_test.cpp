@@ -5,18 +5,11 @@
 #include "base/threads.hpp"
 #include "store/snapshot.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/small_disk.hpp"
 #include "support/snapshots.hpp"
 #include "unit/arenas.hpp"
 
 #include <sys/resource.h>
-
-#include <atomic>
-#include <cerrno>
-#include <filesystem>
-#include <functional>
-#include <string>
 
 namespace gpu_sleep::store {
 namespace {

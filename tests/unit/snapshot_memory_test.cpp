@@ -5,16 +5,11 @@
 
 #include "base/guard.hpp"
 #include "support/sanitized.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 #include <malloc.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <new>
-#include <vector>
 
 namespace {
 

@@ -4,14 +4,7 @@
 // reading and removing.
 
 #include "support/other_user.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <cerrno>
-#include <string>
 
 namespace gpu_sleep::store {
 namespace {

@@ -3,20 +3,9 @@
 // The agent by the login environment: programs that nobody starts by gpu-run.
 
 #include "intercepted_host.hpp"
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/other_user.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
-
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
