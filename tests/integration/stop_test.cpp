@@ -233,6 +233,8 @@ TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on before th
         pause_for(Milliseconds(200));
         CHECK_FALSE(is_stopped(host));
         CHECK(host.report("woken_bytes") == "0");
+        CHECK_THAT(host.process().errors(),
+                   mentions("grace time is too short")); // as when SIGSTOP came between
     }
     host.tell(k_quick);
     check_awake(host);
