@@ -13,11 +13,16 @@
 #include "login/agent_places.hpp"
 #include "login/deny_list.hpp"
 
+#include <asm/ioctls.h>
 #include <elf.h>
 #include <link.h>
+#include <poll.h>
+#include <signal.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 
 extern "C" {
@@ -191,6 +196,7 @@ constexpr int k_now = 2, k_no_load = 4, k_global = 0x100;
 void* const k_next = reinterpret_cast<void*>(-1);
 
 constexpr const char* k_driver = "libcuda.so.1";
+constexpr int k_standard_error = 2;
 
 // For each entry point but those that only ask: `said`.
 #define GPU_SLEEP_IF_own(said) said
@@ -256,13 +262,51 @@ void* driver() {
     return found;
 }
 
+/// Whether a line can be written to standard error at once. A program that has closed that may have other
+/// files at its number: these are open for reading, too.
+bool can_say() {
+    char terminal[64];
+    const long mode = freestanding::system_call(SYS_fcntl, k_standard_error, F_GETFL);
+    const bool is_terminal =
+        freestanding::system_call(SYS_ioctl, k_standard_error, TCGETS, reinterpret_cast<long>(terminal)) == 0;
+    pollfd out{k_standard_error, POLLOUT, 0};
+    const timespec at_once{};
+    return mode >= 0 && ((mode & O_ACCMODE) == O_WRONLY || is_terminal) &&
+           freestanding::system_call(SYS_ppoll, reinterpret_cast<long>(&out), 1,
+                                     reinterpret_cast<long>(&at_once)) == 1 &&
+           out.revents == POLLOUT;
+}
+
+/// Says why the program has no agent, in one line.
+void say(const char* why) {
+    char line[512];
+    std::size_t length = 0;
+    for (const char* part : {"gpu-sleep: this process cannot be put to sleep: ", why})
+        while (*part != '\0' && length + 1 < sizeof line) line[length++] = *part++;
+    line[length++] = '\n';
+    if (!can_say()) return;
+    const std::uint64_t broken_pipe = std::uint64_t{1} << (SIGPIPE - 1); // it would end the program
+    std::uint64_t before = 0;
+    const long set = reinterpret_cast<long>(&broken_pipe);
+    const timespec at_once{};
+    freestanding::system_call(SYS_rt_sigprocmask, SIG_BLOCK, set, reinterpret_cast<long>(&before),
+                              sizeof before);
+    if (freestanding::system_call(SYS_write, k_standard_error, reinterpret_cast<long>(line),
+                                  static_cast<long>(length)) == -EPIPE)
+        freestanding::system_call(SYS_rt_sigtimedwait, set, 0, reinterpret_cast<long>(&at_once),
+                                  sizeof before);
+    freestanding::system_call(SYS_rt_sigprocmask, SIG_SETMASK, reinterpret_cast<long>(&before), 0,
+                              sizeof before);
+}
+
 Lookup load_agent(Lookup real) {
     if (!dlopen || !is_wanted()) return nullptr;
     auto* agent = dlopen(k_agent, k_now | k_no_load); // a program's own
     for (const char* place = k_agent_places; !agent && *place != '\0'; place = next(place))
         agent = dlopen(place, k_now | k_global);
     const auto found = agent ? reinterpret_cast<Lookup>(real(agent, "dlsym")) : nullptr;
-    if (!found && dlerror) dlerror(); // it is not the program's
+    const char* const why = found || !dlerror ? nullptr : dlerror(); // it is not the program's
+    if (why) say(why);
     return found;
 }
 
@@ -327,8 +371,13 @@ extern "C" __attribute__((visibility("default"), used)) const char* __asan_defau
     return "verify_asan_link_order=0";
 }
 
-/// The symbol with a version; see exports.map.
+/// The symbol with a version; see exports.map. 1: the agent is to intercept, unless the environment says
+/// otherwise; 2: torch_memory_saver's callers choose the memory.
+#ifdef GPU_SLEEP_BESIDE_PYTHON_PACKAGES
+extern "C" __attribute__((visibility("default"), used)) const char gpu_sleep_login_library = 2;
+#else
 extern "C" __attribute__((visibility("default"), used)) const char gpu_sleep_login_library = 1;
+#endif
 
 namespace {
 
