@@ -13,11 +13,11 @@
 #include "login/agent_places.hpp"
 #include "login/deny_list.hpp"
 
-#include <asm/ioctls.h>
 #include <elf.h>
 #include <link.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <cerrno>
@@ -45,6 +45,17 @@ using freestanding::begins_with;
 using freestanding::file_name;
 using freestanding::is_same;
 using freestanding::next;
+
+// ---- standard error
+
+constexpr int k_standard_error = 2;
+
+bool read_standard_error(struct stat& status) {
+    return freestanding::system_call(SYS_fstat, k_standard_error, reinterpret_cast<long>(&status)) == 0;
+}
+
+/// As the program had it when it began. One that closes it may have its data there later.
+constinit struct stat g_standard_error {};
 
 // ---- the environment: finding and shortening LD_PRELOAD
 
@@ -196,7 +207,6 @@ constexpr int k_now = 2, k_no_load = 4, k_global = 0x100;
 void* const k_next = reinterpret_cast<void*>(-1);
 
 constexpr const char* k_driver = "libcuda.so.1";
-constexpr int k_standard_error = 2;
 
 // For each entry point but those that only ask: `said`.
 #define GPU_SLEEP_IF_own(said) said
@@ -262,16 +272,13 @@ void* driver() {
     return found;
 }
 
-/// Whether a line can be written to standard error at once. A program that has closed that may have other
-/// files at its number: these are open for reading, too.
+/// Whether standard error is still the program's, and takes a line at once.
 bool can_say() {
-    char terminal[64];
-    const long mode = freestanding::system_call(SYS_fcntl, k_standard_error, F_GETFL);
-    const bool is_terminal =
-        freestanding::system_call(SYS_ioctl, k_standard_error, TCGETS, reinterpret_cast<long>(terminal)) == 0;
+    struct stat now {};
     pollfd out{k_standard_error, POLLOUT, 0};
     const timespec at_once{};
-    return mode >= 0 && ((mode & O_ACCMODE) == O_WRONLY || is_terminal) &&
+    return read_standard_error(now) && now.st_dev == g_standard_error.st_dev &&
+           now.st_ino == g_standard_error.st_ino &&
            freestanding::system_call(SYS_ppoll, reinterpret_cast<long>(&out), 1,
                                      reinterpret_cast<long>(&at_once)) == 1 &&
            out.revents == POLLOUT;
@@ -386,6 +393,7 @@ namespace {
 /// library gives none, but is ready by now.
 __attribute__((constructor)) void begin(int /*argc*/, char** /*argv*/, char** variables) {
     keep_from_containers(gnu_get_libc_version ? variables : environ);
+    read_standard_error(g_standard_error);
 }
 
 } // namespace

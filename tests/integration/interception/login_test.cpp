@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -90,7 +91,6 @@ void check_left_alone(Host& host) {
     CHECK(host.command("gpu-sleep").status == 3);
     check_intact(host, piece);
     check_no_harm(host);
-    CHECK(host.process().errors().empty());
 }
 
 constexpr const char* k_kernel = R"({"argv": ["python3"], "language": "python", "display_name": "P"})";
@@ -208,6 +208,7 @@ TEST_CASE("Login: GPU_SLEEP_DISABLE and the deny lists are ways out", "[login]")
     }
     Host host(home.login({command_file(way.program)}, variables));
     check_left_alone(host);
+    CHECK(host.process().errors().empty());
 }
 
 TEST_CASE("Login: the machine's deny list counts for everybody, and no deny list is needed", "[login]") {
@@ -241,7 +242,8 @@ TEST_CASE("Login: GPU_SLEEP_DISABLE is a way out of gpu-run, too", "[login]") {
     check_sleeps_and_wakes(other);
 }
 
-TEST_CASE("Login: an agent that is missing or cannot be loaded fails no program", "[login]") {
+TEST_CASE("Login: an agent that is missing or cannot be loaded fails no program, which says so in one line",
+          "[login]") {
     const Scratch scratch;
     fs::copy_file(login_library(), scratch.path() / "libgpu-sleep-login.so");
     const bool is_broken = GENERATE(false, true);
@@ -252,6 +254,11 @@ TEST_CASE("Login: an agent that is missing or cannot be loaded fails no program"
         Launch{{command_file(way.program)},
                {way.variable, "GPU_SLEEP_CAPTURE=1", "LD_PRELOAD=" + scratch.file("libgpu-sleep-login.so")}});
     check_left_alone(host);
+    const auto said = host.process().errors();
+    CHECK_THAT(said, mentions("gpu-sleep: this process cannot be put to sleep: "));
+    CHECK_THAT(said, mentions(is_broken ? "libgpu-sleep-agent.so.0: file too short"
+                                        : "libgpu-sleep-agent.so.0: cannot open"));
+    CHECK(std::count(said.begin(), said.end(), '\n') == 1);
 }
 
 TEST_CASE("Login: where the library is missing nothing is printed, nor in containers", "[login]") {
