@@ -8,17 +8,15 @@ In namespaces of its own: /etc and /run are seen by nobody else, and all process
 with this machine's C library, a program and the simulated driver. No registry is asked.
 """
 
-import contextlib
 import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
@@ -28,6 +26,8 @@ MACHINE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-pro
 SECONDS = 60
 USER = 471
 DEVICE = ["--device", "gpu-sleep.io/agent=all"]
+CONTAINER_OPTIONS = ["--network", "none", "--log-driver", "k8s-file", "--tmpfs", "/tmp", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+SIMULATED = {"GPU_SLEEP_SIM_DEVICES": "1", "GPU_SLEEP_SIM_MEMORY": str(1 << 30)}
 
 # Wraps a call as profilers and limiters do.
 INTERPOSER = r"""
@@ -111,9 +111,9 @@ class Machine:
         self.state.touch()
         self.state.chmod(0o666)
 
-    def command(self, *words, user=0, **environment):
+    def command(self, *words, user=0):
         """A command on the host."""
-        variables = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": f"{BUILD}/simulated", **simulated(self.state), **environment}
+        variables = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": f"{BUILD}/simulated", **SIMULATED, "GPU_SLEEP_SIM_STATE": str(self.state)}
         return run("setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups",
                    str(self.prefix / "bin" / words[0]), *words[1:], env=variables)
 
@@ -128,23 +128,16 @@ class Machine:
                 "--storage-driver", "vfs", "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
 
 
-def simulated(state):
-    return {"GPU_SLEEP_SIM_DEVICES": "1", "GPU_SLEEP_SIM_MEMORY": str(1 << 30), "GPU_SLEEP_SIM_STATE": str(state)}
-
-
 class Container:
     """A program in a container, which is removed at the end."""
 
     def __init__(self, name, *options, program=("demo_program", "16", "4"), image=None, user=0, device=True):
         self.podman, self.name = MACHINE_HERE.podman(user), name
-        variables = {"LD_LIBRARY_PATH": "/simulated", **simulated("")}
-        variables.pop("GPU_SLEEP_SIM_STATE")
+        variables = {"LD_LIBRARY_PATH": "/simulated", **SIMULATED}
         self.errors = tempfile.TemporaryFile("w+")
-        limits = [word for limit in ("nofile", "nproc") for word in ("--ulimit", f"{limit}=1024:1024")]
         self.process = subprocess.Popen(
-            [*self.podman, "run", "--interactive", "--name", name, "--network", "none", "--log-driver", "k8s-file", "--tmpfs", "/tmp", *limits,
-             *(DEVICE if device else []), *(word for item in variables.items() for word in ("--env", "=".join(item))),
-             *options, "--rootfs", str(image or MACHINE_HERE.image), *program],
+            [*self.podman, "run", "--interactive", "--name", name, *CONTAINER_OPTIONS, *(DEVICE if device else []),
+             *(word for item in variables.items() for word in ("--env", "=".join(item))), *options, "--rootfs", str(image or MACHINE_HERE.image), *program],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
 
     def __enter__(self):
@@ -297,6 +290,44 @@ class Containers(unittest.TestCase):
             self.assertEqual(container.said(), "")
             self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
             self.assertIn("it is musl, and the agent needs the GNU C library", MACHINE_HERE.command("gpu-doctor", container.pid()).stdout)
+
+
+class Guide(unittest.TestCase):
+    """The commands of the guide, where `nvidia.com/gpu` brings the simulated driver, and IMAGE is this test's."""
+
+    def test_it_runs(self):
+        commands = MACHINE_HERE.scratch / "commands"
+        commands.mkdir()
+        script(commands / "sudo", 'exec "$@"')
+        script(commands / "podman", f"""
+            [[ $1 == run ]] || exec {shlex.join(MACHINE_HERE.podman())} "$@"
+            exec {shlex.join(MACHINE_HERE.podman())} run --interactive {shlex.join(CONTAINER_OPTIONS)} "${{@:2:$#-3}}" \\
+                --rootfs {MACHINE_HERE.image} demo_program 16 4""")
+        nvidia = pathlib.Path("/etc/cdi/nvidia.json")
+        nvidia.parent.mkdir(exist_ok=True)
+        variables = {"LD_LIBRARY_PATH": "/simulated", **SIMULATED}
+        nvidia.write_text(json.dumps({"cdiVersion": "0.3.0", "kind": "nvidia.com/gpu", "devices": [
+            {"name": "all", "containerEdits": {"env": ["=".join(item) for item in variables.items()]}}]}))
+        self.addCleanup(nvidia.unlink)
+        text = (SOURCES / "cli/guides/containers.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        self.assertEqual(len(blocks), 5)
+        # The guide's prefix is /usr/local. A program may take a moment to begin.
+        begun = 'until gpu-ps llama > /dev/null 2>&1; do sleep 0.1; done\n'
+        blocks = [block.replace("/usr/local/", f"{MACHINE_HERE.prefix}/") + (begun if block.startswith("podman") else "") for block in blocks]
+        try:
+            done = run("timeout", str(SECONDS), "bash", "-e", input="".join(blocks),
+                       env={"PATH": f"{commands}:{MACHINE_HERE.prefix}/bin:{os.environ['PATH']}"})
+            self.assertEqual(done.returncode, 0, done.stderr)
+        finally:
+            run(*MACHINE_HERE.podman(), "rm", "--force", "--time", "0", "--all")
+        for said in ("llama is asleep", "llama is awake", "1  0     llama"):
+            self.assertIn(said, done.stdout)
+
+
+def script(file, text):
+    file.write_text(f"#!/bin/bash\n{text}\n")
+    file.chmod(0o755)
 
 
 class Description(unittest.TestCase):
