@@ -350,6 +350,13 @@ class Description(unittest.TestCase):
         self.assertFalse(self.FILE.parent.exists())
         self.assertIn("containers: not enabled", MACHINE_HERE.command("gpu-enable", "--show").stdout)
 
+    def test_uninstalling_takes_it_back(self):
+        for prefix, stays in ((MACHINE_HERE.scratch / "other", True), (MACHINE_HERE.prefix, False)):
+            (prefix / "bin").mkdir(parents=True, exist_ok=True)
+            self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers").returncode, 0)
+            run(str(SOURCES / "scripts/uninstall"), "--keep-files", str(prefix))
+            self.assertEqual(self.FILE.exists(), stays)
+
     def test_what_is_in_the_way(self):
         self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", user=USER).returncode, 5)
         self.FILE.parent.mkdir()
