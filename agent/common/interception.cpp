@@ -19,7 +19,7 @@ namespace {
 enum class Decision : int { unknown, off, on, misspelt };
 constinit std::atomic<Decision> g_decision{Decision::unknown};
 
-/// Whether gpu-enable has brought the agent: in containers it does so without a variable.
+/// Whether the library that gpu-enable preloads has brought the agent.
 bool is_brought_for_all() noexcept {
     const auto* const brings = static_cast<const char*>(find_symbol(RTLD_DEFAULT, "gpu_sleep_login_library"));
     return brings && *brings == 1;

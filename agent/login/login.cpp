@@ -378,13 +378,8 @@ extern "C" __attribute__((visibility("default"), used)) const char* __asan_defau
     return "verify_asan_link_order=0";
 }
 
-/// The symbol with a version; see exports.map. 1: the agent is to intercept, unless the environment says
-/// otherwise; 2: torch_memory_saver's callers choose the memory.
-#ifdef GPU_SLEEP_BESIDE_PYTHON_PACKAGES
-extern "C" __attribute__((visibility("default"), used)) const char gpu_sleep_login_library = 2;
-#else
-extern "C" __attribute__((visibility("default"), used)) const char gpu_sleep_login_library = 1;
-#endif
+/// The symbol with a version; see exports.map. The agent reads its value.
+extern "C" __attribute__((visibility("default"), used)) const char gpu_sleep_login_library = k_intercepts;
 
 namespace {
 

@@ -69,19 +69,18 @@ std::string quoted(std::string text) {
     return '\'' + text + '\'';
 }
 
-/// What gets the agent.
-struct Scope {
-    std::string whose; ///< as in EnableOptions
-    fs::path root = "/";
+bool is_for_containers(const EnableOptions& options) {
+    return options.whose == "containers";
+}
 
-    [[nodiscard]] bool is_for_containers() const { return whose == "containers"; }
-    [[nodiscard]] cli::LoginScope login() const { return {whose == "machine", root}; }
-};
+cli::LoginScope login_of(const EnableOptions& options) {
+    return {options.whose == "machine", options.root};
+}
 
 /// The line that undoes what was done, or is so.
-std::string way_back(const Scope& scope, bool is_on) {
-    auto line = fmt::format("undo: {} {}{}", k_program, scope.whose, is_on ? " --off" : "");
-    if (scope.root != "/") line += " --root " + quoted(scope.root.native());
+std::string way_back(const EnableOptions& options, bool is_on) {
+    auto line = fmt::format("undo: {} {}{}", k_program, options.whose, is_on ? " --off" : "");
+    if (options.root != "/") line += " --root " + quoted(options.root);
     return line + '\n';
 }
 
@@ -91,55 +90,56 @@ std::string listed(const std::vector<fs::path>& files) {
     return lines;
 }
 
-Result<std::vector<fs::path>> files_of(const Scope& scope) {
-    return scope.is_for_containers() ? cli::container_files(scope.root) : cli::login_files(scope.login());
+Result<std::vector<fs::path>> files_of(const EnableOptions& options) {
+    return is_for_containers(options) ? cli::container_files(options.root)
+                                      : cli::login_files(login_of(options));
 }
 
-int enable(const Scope& scope) {
+int enable(const EnableOptions& options) {
     std::error_code failure;
     const auto commands = fs::read_symlink("/proc/self/exe", failure).parent_path();
     const auto library = cli::find_login(commands.native());
     if (!library) return fail(library.error());
-    if (scope.whose != "user" && scope.root == "/") { // in an image the library is not this one
+    if (options.whose != "user" && options.root == "/") { // in an image the library is not this one
         if (const auto open = cli::check_open_to_all(*library); !open) return fail(open.error());
     }
-    const auto files = scope.is_for_containers() ? cli::enable_containers(scope.root, commands, *library)
-                                                 : cli::enable_login(scope.login(), *library);
+    const auto files = is_for_containers(options) ? cli::enable_containers(options.root, commands, *library)
+                                                  : cli::enable_login(login_of(options), *library);
     if (!files) return fail(files.error());
     std::string hints;
-    if (scope.whose == "machine")
+    if (options.whose == "machine")
         hints += "JupyterHub's kernels that are not listed, such as users' own, have no agent: begin "
                  "c.Spawner.cmd with \"gpu-run\", \"--\", then restart the hub and the users' servers\n";
-    if (!fs::exists(scope.root / fs::path(*library).relative_path(), failure))
-        hints += fmt::format("{} lacks {}: install gpu-sleep there, too\n", scope.root.native(), *library);
+    if (!fs::exists(fs::path(options.root) / fs::path(*library).relative_path(), failure))
+        hints += fmt::format("{} lacks {}: install gpu-sleep there, too\n", options.root, *library);
     const auto* const last =
-        scope.root == "/" ? "programs that are already running have no agent until you restart them\n" : "";
-    const auto* const since = scope.is_for_containers()
+        options.root == "/" ? "programs that are already running have no agent until you restart them\n" : "";
+    const auto* const since = is_for_containers(options)
                                   ? "enabled for containers started with --device gpu-sleep.io/agent=all"
                                   : "enabled from the next login on";
     return cli::print_result(k_program, fmt::format("{}, in these files:\n{}{}{}{}", since, listed(*files),
-                                                    hints, way_back(scope, true), last));
+                                                    hints, way_back(options, true), last));
 }
 
-int disable(const Scope& scope) {
-    const auto files = files_of(scope);
-    const auto disabled = !files                      ? files.error()
-                          : scope.is_for_containers() ? cli::disable_containers(scope.root)
-                                                      : cli::disable_login(scope.login());
+int disable(const EnableOptions& options) {
+    const auto files = files_of(options);
+    const auto disabled = !files                       ? files.error()
+                          : is_for_containers(options) ? cli::disable_containers(options.root)
+                                                       : cli::disable_login(login_of(options));
     if (!disabled) return fail(disabled.error());
     if (files->empty()) return cli::print_result(k_program, "it was not enabled\n");
     return cli::print_result(k_program,
                              fmt::format("disabled from the next {} on; removed from these files:\n{}{}",
-                                         scope.is_for_containers() ? "container" : "login", listed(*files),
-                                         way_back(scope, false)));
+                                         is_for_containers(options) ? "container" : "login", listed(*files),
+                                         way_back(options, false)));
 }
 
-std::string shown(const Scope& scope) {
-    const auto files = files_of(scope);
-    const auto head = scope.whose + ": ";
+std::string shown(const EnableOptions& options) {
+    const auto files = files_of(options);
+    const auto head = options.whose + ": ";
     if (!files) return head + "not known: " + files.error().message + '\n';
     if (files->empty()) return head + "not enabled\n";
-    return head + "enabled, in these files:\n" + listed(*files) + way_back(scope, true);
+    return head + "enabled, in these files:\n" + listed(*files) + way_back(options, true);
 }
 
 } // namespace
@@ -154,22 +154,21 @@ int main(int argc, char** argv) {
     if (options.whose == "user" && !options.root.empty())
         return cli::usage_error(k_program, "--root is for the machine's files", false);
     std::error_code failure;
-    const auto root =
+    options.root =
         options.root.empty() ? fs::path("/") : (fs::absolute(options.root, failure) / "").lexically_normal();
     if (failure)
         return cli::usage_error(k_program, "--root is relative to a working directory that is gone", false);
     if (options.show) {
         std::string text;
-        for (const auto* whose : {"user", "machine", "containers"})
+        for (const std::string whose : {"user", "machine", "containers"})
             if (options.whose.empty() || options.whose == whose)
-                text += shown({whose, whose == std::string_view("user") ? "/" : root});
+                text += shown({.whose = whose, .root = whose == "user" ? "/" : options.root});
         return cli::print_result(k_program, text);
     }
     const char* const off = options.off ? " --off" : "";
-    if (options.whose != "user" && root == "/" && ::geteuid() != 0)
+    if (options.whose != "user" && options.root == "/" && ::geteuid() != 0)
         return fail(make_error(ErrorCode::not_permitted,
                                "only root can do this: sudo {0} {1}{2}; for your own logins: {0} user{2}",
                                k_program, options.whose, off));
-    const Scope scope{options.whose, root};
-    return options.off ? disable(scope) : enable(scope);
+    return options.off ? disable(options) : enable(options);
 }

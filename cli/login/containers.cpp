@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <utility>
+#include <sys/stat.h>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -19,38 +19,32 @@ using Paths = std::vector<fs::path>;
 
 constexpr const char* k_version = "0.3.0"; // podman 4 reads none that is newer than 0.5.0
 constexpr const char* k_kind = "gpu-sleep.io/agent";
-constexpr mode_t k_mode = 0644;
 
 /// In the directory of the library, and the same in a container.
-constexpr const char* k_libraries[] = {"libgpu-sleep-login.so", "libgpu-sleep-agent.so.0",
-                                       "libgpu-sleep-agent.so", "libgpu-sleep-audit.so", "gpu-sleep-outside"};
+constexpr const char* k_libraries[] = {"libgpu-sleep-agent.so", "libgpu-sleep-login.so",
+                                       "libgpu-sleep-audit.so", "gpu-sleep-outside"};
 constexpr const char* k_preload_file = "gpu-sleep.preload";
 
 fs::path file_below(const fs::path& root) {
     return root / "etc/cdi/gpu-sleep.json";
 }
 
+/// What the installation lacks, such as a command that was not built, containers lack as well.
 void add_mount(OrderedJson& mounts, const fs::path& file, const fs::path& in_container) {
+    if (std::error_code failure; !fs::exists(file, failure)) return;
     mounts.push_back({{"hostPath", file.native()},
                       {"containerPath", in_container.native()},
                       {"options", {"ro", "nosuid", "nodev", "bind"}}});
 }
 
-Result<std::string> description(const fs::path& commands, const fs::path& libraries) {
+std::string description(const fs::path& commands, const fs::path& libraries) {
     const fs::path prefix(GPU_SLEEP_PREFIX_IN_CONTAINERS);
     auto mounts = OrderedJson::array();
     add_mount(mounts, libraries / k_preload_file, "/etc/ld.so.preload");
     for (const auto* name : k_libraries) add_mount(mounts, libraries / name, prefix / "lib" / name);
     for (const auto* name : {GPU_SLEEP_COMMANDS}) add_mount(mounts, commands / name, prefix / "bin" / name);
-    for (const auto& mount : mounts) {
-        const auto file = mount["hostPath"].get<std::string>();
-        std::error_code failure;
-        if (!fs::exists(file, failure))
-            return make_error(ErrorCode::io_failed, "{} is missing: install gpu-sleep again", file);
-    }
     const OrderedJson device = {{"name", "all"}, {"containerEdits", {{"mounts", mounts}}}};
-    const OrderedJson all = {{"cdiVersion", k_version}, {"kind", k_kind}, {"devices", {device}}};
-    return all.dump(1) + "\n";
+    return OrderedJson({{"cdiVersion", k_version}, {"kind", k_kind}, {"devices", {device}}}).dump(1) + "\n";
 }
 
 bool is_ours(const std::string& text) {
@@ -72,10 +66,10 @@ Result<std::optional<std::string>> read_description(const fs::path& file) {
 Result<Paths> enable_containers(const fs::path& root, const fs::path& commands, const fs::path& library) {
     const auto file = file_below(root);
     GPU_SLEEP_TRY(read_description(file));
-    const auto text = GPU_SLEEP_TRY(description(commands, library.parent_path()));
     Paths made;
     GPU_SLEEP_TRY(make_directories(file.parent_path(), made));
-    GPU_SLEEP_TRY(write_carefully(file, text, k_mode));
+    GPU_SLEEP_TRY(write_carefully(file, description(commands, library.parent_path()),
+                                  S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH));
     return Paths{file};
 }
 

@@ -123,14 +123,11 @@ Result<std::uint64_t> own_start_time(const std::filesystem::path& proc) {
 
 namespace {
 
-/// Whether the filter answers as the profile in containers(guide) has it: no file has this number, which the
-/// kernel answers with EBADF. It is a call that the agent makes in any case.
+/// Whether the filter answers as cli/containers/seccomp.jq makes it answer. No file has this number, and the
+/// kernel says EBADF. It is a call that the agent makes in any case.
 bool is_made_for_agent() noexcept {
     constexpr long k_question = 0x67707573;
-    const int errno_before = errno;
-    const bool is_answered = ::syscall(SYS_close, k_question) != 0 && errno == ENOTUNIQ;
-    errno = errno_before;
-    return is_answered;
+    return ::syscall(SYS_close, k_question) != 0 && errno == ENOTUNIQ;
 }
 
 } // namespace

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -86,13 +85,11 @@ void read_memory(KernelFacts& facts, const fs::path& proc) {
 }
 
 /// The newest version of glibc, 2.N, that a library has or asks for: N, or 0 if it names none. Source: the
-/// names of symbol versions, as glibc's ABI has them.
+/// names of symbol versions. In a container, anything may be in the file's place: reading it does not wait.
 int newest_glibc_in(const fs::path& file) {
     constexpr std::string_view k_version = "GLIBC_2.";
     constexpr std::size_t k_most = std::size_t{64} << 20;
     const UniqueFd opened(open_file(AT_FDCWD, file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
-    struct stat status = {};
-    if (!opened || ::fstat(opened.get(), &status) != 0 || !S_ISREG(status.st_mode)) return 0;
     const auto bytes = read_open_file(opened.get(), k_most).value_or("");
     int newest = 0;
     for (std::string_view rest = bytes;;) {
@@ -114,7 +111,7 @@ CLibraryFacts read_c_library(std::string_view mappings, const fs::path& root) {
         if (facts.has == 0 && (name == "libc.so.6" || name.starts_with("libc-2.")))
             facts.has = newest_glibc_in(here);
         if (facts.agent_needs == 0 && name.starts_with("libgpu-sleep-login.so"))
-            facts.agent_needs = newest_glibc_in(here.parent_path() / "libgpu-sleep-agent.so.0");
+            facts.agent_needs = newest_glibc_in(here.parent_path() / "libgpu-sleep-agent.so");
     }
     return facts;
 }

@@ -50,14 +50,12 @@ Findings judge_agent(const MachineFacts&, const ProcessFacts& process) {
 
 Findings judge_c_library(const MachineFacts&, const ProcessFacts& process) {
     const auto& facts = process.kernel.c_library;
-    const std::string_view advice = "use an image that is based on a newer Debian, Ubuntu or the like";
-    if (status_of(process)) return {};
-    if (facts.is_musl)
-        return {bad("it is musl, and the agent needs the GNU C library", std::string(advice),
-                    exit_status::no_process)};
-    if (facts.has == 0 || facts.has >= facts.agent_needs) return {};
-    return {bad(fmt::format("it is glibc 2.{}, and the agent needs 2.{}", facts.has, facts.agent_needs),
-                std::string(advice), exit_status::no_process)};
+    const bool is_too_old = facts.has != 0 && facts.has < facts.agent_needs;
+    if (status_of(process) || (!facts.is_musl && !is_too_old)) return {};
+    return {bad(is_too_old
+                    ? fmt::format("it is glibc 2.{}, and the agent needs 2.{}", facts.has, facts.agent_needs)
+                    : "it is musl, and the agent needs the GNU C library",
+                "use an image of a newer Debian, Ubuntu or the like", exit_status::no_process)};
 }
 
 Findings judge_without_agent(const MachineFacts&, const ProcessFacts& process) {

@@ -20,6 +20,8 @@ import tempfile
 import unittest
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
+CACHE = (BUILD / "CMakeCache.txt").read_text(encoding="utf-8")
+SYSROOT = pathlib.Path(re.search(r"(?m)^GPU_SLEEP_SYSROOT:\w+=(.*)$", CACHE).group(1) or "/none")
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
 INSIDE = "GPU_SLEEP_CONTAINERS_TEST"  # set in the namespaces, to the test's directory
 MACHINE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -104,6 +106,8 @@ class Machine:
             (self.image / folder).mkdir(parents=True)
         (self.image / "tmp").chmod(0o1777)
         copy_with_libraries(BUILD / "bin/demo_program", self.image, "bin")
+        for name in ("libm.so.6", "libpthread.so.0", "libdl.so.2"):  # which every image with glibc has
+            copy_with_libraries(f"/lib/x86_64-linux-gnu/{name}", self.image, "lib/x86_64-linux-gnu")
         for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
             shutil.copy(BUILD / "simulated" / library, self.image / "simulated")
         compile_c("cc", INTERPOSER, "-shared", "-fPIC", "-o", str(self.image / "simulated/interposer.so"))
@@ -261,7 +265,7 @@ class Containers(unittest.TestCase):
     def test_a_c_library_that_is_too_old(self):
         """The agent asks for a version that no C library has yet."""
         scratch = MACHINE_HERE.scratch
-        agent, kept = MACHINE_HERE.prefix / "lib/libgpu-sleep-agent.so.0", scratch / "agent"
+        agent, kept = MACHINE_HERE.prefix / "lib/libgpu-sleep-agent.so", scratch / "agent"
         agent.rename(kept)
         self.addCleanup(kept.rename, agent)
         script = scratch / "versions"
@@ -276,6 +280,23 @@ class Containers(unittest.TestCase):
             self.assertRegex(container.said(), r"\Agpu-sleep: this process cannot be put to sleep: .*GLIBC_2\.99' not found.*\n\Z")
             self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
             self.assertRegex(MACHINE_HERE.command("gpu-doctor", container.pid()).stdout, r"it is glibc 2\.\d+, and the agent needs 2\.99")
+
+    @unittest.skipUnless(SYSROOT.is_dir(), "the build is linked for this system's glibc")
+    def test_the_oldest_c_library(self):
+        """Of the image's files the C library alone is another."""
+        image = MACHINE_HERE.scratch / "oldest"
+        shutil.copytree(MACHINE_HERE.image, image)
+        for library in list(image.glob("lib*/**/*.so*")):
+            library.unlink()
+            if (SYSROOT / library.relative_to(image)).exists():
+                shutil.copy(SYSROOT / library.relative_to(image), library)
+        with Container("oldest", "--env", "GPU_SLEEP_NAME=oldest", image=image) as container:
+            container.answer()
+            with open(f"/proc/{container.pid()}/maps", encoding="utf-8") as maps:
+                self.assertIn("libgpu-sleep-agent", maps.read())
+            self.check_cycle(container, container.pid())
+            self.assertEqual(container.execute("oldest", "gpu-sleep", "1").returncode, 0)
+            self.assertEqual(container.said(), "")
 
     @unittest.skipUnless(shutil.which("musl-gcc"), "musl-gcc is missing")
     def test_another_c_library(self):

@@ -49,7 +49,7 @@ TEST_CASE("Doctor: reads what an image has for a C library, and what the agent i
     CHECK(read_process(42, root.path()).c_library.has == 0); // nothing can be read there
     root.write(process + "root/usr/lib/libc-2.31.so",
                std::string("\0GLIBC_2.2.5\0GLIBC_2.31\0GLIBC_2.4", 34));
-    root.write(process + "root/opt/lib/libgpu-sleep-agent.so.0", "GLIBC_2.35 GLIBC_2.34");
+    root.write(process + "root/opt/lib/libgpu-sleep-agent.so", "GLIBC_2.35 GLIBC_2.34");
     const auto old = read_process(42, root.path()).c_library;
     CHECK_FALSE(old.is_musl);
     CHECK(old.has == 31);
