@@ -175,7 +175,7 @@ int run(const std::string& program, control::Command command, const OutputOption
     const auto outcomes = dispatch->carry_out(teller, signals);
     if (!outcomes) return tell_failure(program, output, outcomes.error());
     teller.tell_all(*outcomes);
-    if (std::any_of(outcomes->begin(), outcomes->end(), control::is_withdrawn)) signals.end_by_first();
+    if (std::ranges::any_of(*outcomes, control::is_withdrawn)) signals.end_by_first();
     return end_beside_driver(exit_status_of(*outcomes));
 }
 

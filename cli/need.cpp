@@ -68,15 +68,17 @@ int print_errors(const std::string& program, const control::Need& need, const co
     const auto purpose =
         fmt::format("{} {} on GPU {}", is_too_little ? "free" : "find out whether there is room for",
                     words_for(need.bytes), done.room.gpu.index);
-    if (need.bytes > done.room.gpu.total)
+    if (need.bytes > done.room.gpu.total) {
         print_error(fmt::format("{}: cannot {}: {}; ask for less\n", program, purpose, done.error->message));
-    else if (program != k_program && done.wait.value_or(0) > 0)
-        print_error(fmt::format(
-            "{}: cannot {}: {}; wait with --wait {:.0f}s{}\n", program, purpose, done.error->message,
-            std::max(k_least, std::ceil(*done.wait) + k_margin),
-            need.request.min_awake == model::WakeRequest().min_awake ? "" : ", or give --min-awake 0s"));
-    else
+    } else if (done.wait.value_or(0) > 0) {
+        const bool was_given = program != k_program && // which reads it from files
+                               need.request.min_awake != model::WakeRequest().min_awake;
+        print_error(fmt::format("{}: cannot {}: {}; wait with --wait {:.0f}s{}\n", program, purpose,
+                                done.error->message, std::max(k_least, std::ceil(*done.wait) + k_margin),
+                                was_given ? ", or give --min-awake 0s" : ""));
+    } else {
         print_error(render_error(program, purpose, *done.error));
+    }
     return traits(done.error->code).exit_status;
 }
 

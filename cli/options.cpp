@@ -102,7 +102,7 @@ std::string unwanted_word(const CLI::App& app) {
     const auto words = app.remaining(true);
     if (words.empty()) return {};
     const auto is_option = [](const std::string& word) { return word.size() > 1 && word.front() == '-'; };
-    const auto option = std::find_if(words.begin(), words.end(), is_option);
+    const auto option = std::ranges::find_if(words, is_option);
     const auto commands = subcommands_of(app);
     if (option == words.end() && !commands.empty() && app.get_subcommands().empty())
         return fmt::format("there is no subcommand '{}': use {}", words.front(), listed(commands));

@@ -132,7 +132,7 @@ CLI::Option* add_row(CLI::App& app, const Row& row) {
     };
     if (!value.may_repeat) return app.add_option_function<std::string>(row.names, take);
     const auto take_all = [take](const std::vector<std::string>& words) {
-        std::for_each(words.begin(), words.end(), take);
+        std::ranges::for_each(words, take);
     };
     const bool is_option = row.names.front() == '-'; // whose next words are not its own
     return app.add_option_function<std::vector<std::string>>(row.names, take_all)

@@ -13,7 +13,7 @@
 #include "common/interception.hpp"
 #include "declared_entry_points.hpp" // made by the build of entry_points.txt
 #include "gate/gate.hpp"
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cuda.h>
 
@@ -63,7 +63,8 @@ extern std::array<std::atomic<void*>, k_entries> g_real;
 /// Finds all of them, unless that is done. Whether libcuda is loaded: else there are none. Thread-safe; takes
 /// the loader's lock, and no other.
 bool find_all_real() noexcept;
-/// The entry point in libcuda; where there is none, what answers that it was not found.
+/// The entry point in libcuda, which is loaded for it; where there is none, what answers that it was not
+/// found.
 [[nodiscard]] void* find_real(Entry entry) noexcept;
 
 /// The driver's own function, or what answers in its place where the driver lacks it; never null.
@@ -87,6 +88,7 @@ template <Entry entry>
 inline constexpr gate::Touch k_touch = k_touches[static_cast<std::size_t>(entry)];
 
 namespace intercepted = agent::intercepted;
+namespace registry = agent::registry;
 using agent::check_interception_setting;
 using agent::intercepts;
 using intercepted::refused;

@@ -4,6 +4,8 @@
 // dlsym, cuGetProcAddress, and the exported symbols; and the stand-ins of entry points that this build does
 // not know, a fixed number of jumps.
 
+#include "base/guard.hpp"
+#include "base/log.hpp"
 #include "base/symbols.hpp"
 #include "base/thread_safety.hpp"
 #include "driver/library.hpp"
@@ -11,7 +13,7 @@
 #include "freestanding/trampolines.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 
 #include <dlfcn.h>
 
@@ -171,7 +173,7 @@ constinit std::size_t g_used = 0;
 
 /// A function to give the program in place of the unknown one at `address`, which it asked for as `name`. The
 /// CUDA runtime asks for everything and calls little of it: so the stand-in passes every call on, whatever
-/// its arguments, and only notes the first (intercepted/answer.hpp), which passes the gate as work does. The
+/// its arguments, and only notes the first (intercepted/calls.hpp), which passes the gate as work does. The
 /// same for the same address. Thread-safe; takes no memory.
 void* stand_in_for_unknown(void* address, const char* name) noexcept {
     const MutexLock lock(g_unknown_mutex);
@@ -223,7 +225,13 @@ bool find_all_real() noexcept {
 }
 
 void* find_real(Entry entry) noexcept {
-    static_cast<void>(find_all_real());
+    // The linker leaves libcuda out where the agent comes before it and has all that the program calls.
+    if (!find_all_real())
+        ignoring_errors([] {
+            const auto opened = driver::open_libcuda();
+            if (!opened) return log::error("{}", opened.error().message);
+            static_cast<void>(find_all_real());
+        });
     void* const address = g_real[static_cast<std::size_t>(entry)].load(std::memory_order_relaxed);
     return address ? address : reinterpret_cast<void*>(&answer_for_missing);
 }

@@ -74,6 +74,7 @@ void IdleTimer::set(const model::TimerRequest& request) {
     if (!sleep.on_touch && !says_touches_) sleep.on_touch = model::OnTouch::wake;
     const MutexLock lock(mutex_);
     wanted_ = {std::move(sleep), request.after};
+    ++settings_;
     trouble_.clear();
     told_.clear();
     goes_less_deep_ = false;
@@ -93,21 +94,22 @@ bool IdleTimer::is_due(double idle_seconds) const noexcept {
     return is_set() && idle_seconds >= after && Clock::now() >= next_try_;
 }
 
-model::IdleSleepRequest IdleTimer::request() const {
+IdleTimer::Try IdleTimer::next() const {
     const MutexLock lock(mutex_);
-    auto request = wanted_;
-    request.sleep.deep &= !goes_less_deep_;
-    return request;
+    Try next{wanted_, settings_};
+    next.request.sleep.deep &= !goes_less_deep_;
+    return next;
 }
 
-void IdleTimer::note_end(const server::Outcome& outcome, bool was_deep) {
+void IdleTimer::note_end(const server::Outcome& outcome, const Try& begun) {
     const auto* const failed = std::get_if<model::Failure>(&outcome);
     const auto trouble = failed ? failed->error.message : std::string();
     const bool has_slept = !failed && std::get<model::Report>(outcome).changed;
     MutexLock lock(mutex_);
+    if (begun.setting != settings_) return;
     const auto after = wanted_.only_if_idle;
     // One that is refused for being deep is tried again at once, without that.
-    goes_less_deep_ = failed && was_deep && model::is_resident(failed->state) &&
+    goes_less_deep_ = failed && begun.request.sleep.deep && model::is_resident(failed->state) &&
                       failed->error.code == ErrorCode::driver_failed;
     next_try_ = has_slept || goes_less_deep_ ? Clock::time_point()
                                              : Clock::now() + std::clamp(after, k_second, 60 * k_second);

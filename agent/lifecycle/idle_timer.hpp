@@ -29,10 +29,14 @@ public:
     [[nodiscard]] Milliseconds pause_between_looks() const noexcept;
     /// Whether it is time: the process is awake, at least in part, and has been idle for so long.
     [[nodiscard]] bool is_due(double idle_seconds) const noexcept;
-    /// The request: deep if that is wanted, and the last try was not refused for it.
-    [[nodiscard]] model::IdleSleepRequest request() const;
-    /// Notes how the sleep ended, and whether it was to be deep.
-    void note_end(const server::Outcome& outcome, bool was_deep);
+    struct Try {
+        model::IdleSleepRequest request;
+        unsigned setting = 0; ///< the number of the set() that it follows from
+    };
+    /// Deep if that is wanted, and the last try was not refused for it.
+    [[nodiscard]] Try next() const;
+    /// Notes how the sleep ended. Ignored if the timer was set again after `begun`.
+    void note_end(const server::Outcome& outcome, const Try& begun);
 
     /// A sentence for a person: when it sleeps, and why it could not. Empty where it is not set.
     [[nodiscard]] std::string note(bool knows_idleness) const;
@@ -45,6 +49,7 @@ private:
     const bool says_touches_; ///< the environment does, which only the program's own threads may read
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     model::IdleSleepRequest wanted_ GPU_SLEEP_GUARDED_BY(mutex_); ///< after no time: it is not set
+    unsigned settings_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;          ///< how often it was set
     std::string trouble_ GPU_SLEEP_GUARDED_BY(mutex_);         ///< why the last try failed; empty: it did not
     std::string told_ GPU_SLEEP_GUARDED_BY(mutex_);            ///< of these, what was logged last
     bool goes_less_deep_ GPU_SLEEP_GUARDED_BY(mutex_) = false; ///< the last try was refused for being deep

@@ -4,10 +4,12 @@
 
 #include "lifecycle/transitions.hpp"
 
+#include "base/files.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "base/text.hpp"
+#include "operations/deep_sleep.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -89,14 +91,25 @@ std::string_view priority_of(const model::Failure* failure) noexcept {
     return failure->error.code == ErrorCode::damaged ? k_error : k_warning;
 }
 
+std::string own_notebook() {
+    constexpr std::size_t k_short_id = 8;
+    const std::string notebook(setting(model::environment::k_notebook));
+    const auto kernel = kernel_in(read_small_file("/proc/self/cmdline").value_or(""));
+    return notebook.empty() && !kernel.empty() ? "kernel " + kernel.substr(0, k_short_id) : notebook;
+}
+
 } // namespace
+
+Transitions::Transitions() : notebook_(own_notebook()) {}
 
 std::optional<Transition> Transitions::count(const server::Operation& operation,
                                              const server::Outcome& outcome, double seconds) noexcept {
     const auto* const failure = std::get_if<model::Failure>(&outcome);
     const MutexLock lock(mutex_);
-    const auto transition = failure ? tried(operation, *failure)
-                                    : done(operation, std::get<model::Report>(outcome), !deep_bytes_);
+    if (failure) is_back_ |= deep_bytes_ && !operations::DeepSleep::is_deep();
+    const auto transition = failure
+                                ? tried(operation, *failure)
+                                : done(operation, std::get<model::Report>(outcome), !deep_bytes_ || is_back_);
     if (!transition) return transition;
     auto& counts = counts_[static_cast<std::size_t>(*transition)];
     if (failure) {
@@ -153,10 +166,17 @@ model::Event Transitions::describe(Transition transition, const server::Job& job
                                                                       : &model::DeviceReport::released);
     const MutexLock lock(mutex_);
     const auto deep_bytes = report->deep ? std::optional(report->deep_bytes) : std::nullopt;
+    if (std::exchange(is_back_, false) && deep_bytes) deep_bytes_.reset();
     if (deep_bytes.has_value() != deep_bytes_.has_value())
         event.bytes +=
             deep_bytes.value_or(0) + deep_bytes_.value_or(0); // the driver's part went, or came back
     deep_bytes_ = deep_bytes;
+    const auto now = Clock::now();
+    asleep_byte_seconds_ = asleep_byte_seconds_until(now);
+    summed_ = now;
+    asleep_bytes_ =
+        static_cast<double>(kept + model::sum_of(report->tags, &model::TagReport::dropped) +
+                            model::sum_of(report->tags, &model::TagReport::damaged) + deep_bytes.value_or(0));
     if (transition == Transition::wake && asleep_since_) event.asleep_seconds = seconds_since(*asleep_since_);
     if (report->state == model::State::awake)
         asleep_since_.reset();

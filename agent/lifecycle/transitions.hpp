@@ -25,6 +25,8 @@ namespace gpu_sleep::agent::lifecycle {
 /// Thread-safe.
 class Transitions {
 public:
+    Transitions();
+
     /// Counts an operation that ended with `outcome`, `seconds` after it was asked for. Returns what it was,
     /// or tried to be; nothing where it was no transition: a dry run, or one that found all as it was to be.
     /// Allocates nothing.
@@ -33,6 +35,12 @@ public:
 
     /// Of each kind that has happened.
     [[nodiscard]] std::vector<model::TransitionCounts> counts() const;
+
+    /// GPU memory in bytes times the seconds for which it has slept.
+    [[nodiscard]] std::uint64_t asleep_byte_seconds() const noexcept {
+        const MutexLock lock(mutex_);
+        return asleep_byte_seconds_until(Clock::now());
+    }
 
     /// Describes one that has just ended with `outcome`; take_events() has it if it is done.
     [[nodiscard]] model::Event describe(model::Transition transition, const server::Job& job,
@@ -44,6 +52,12 @@ public:
     }
 
 private:
+    [[nodiscard]] std::uint64_t asleep_byte_seconds_until(Clock::time_point now) const noexcept
+        GPU_SLEEP_REQUIRES(mutex_) {
+        const std::chrono::duration<double> since = now - summed_;
+        return asleep_byte_seconds_ + static_cast<std::uint64_t>(since.count() * asleep_bytes_);
+    }
+
     /// By the numbers of ErrorCode; what has a higher one counts as internal.
     static constexpr std::size_t k_codes = 64;
     struct Counts {
@@ -52,12 +66,16 @@ private:
         std::array<std::uint64_t, k_codes> failed{};
     };
 
-    const std::string notebook_{setting(model::environment::k_notebook)};
+    const std::string notebook_; ///< or the kernel, where Jupyter does not say the notebook
     const std::string job_{setting(model::environment::k_job)};
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::vector<model::Event> events_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::optional<Clock::time_point> asleep_since_ GPU_SLEEP_GUARDED_BY(mutex_); ///< any of it
     std::optional<Bytes> deep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_); ///< of the driver's part, while deep
+    bool is_back_ GPU_SLEEP_GUARDED_BY(mutex_) = false; ///< that part, by a wake that failed afterwards
+    std::uint64_t asleep_byte_seconds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< until `summed_`
+    Clock::time_point summed_ GPU_SLEEP_GUARDED_BY(mutex_){};
+    double asleep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< since then
     std::array<Counts, model::k_transitions.size()> counts_ GPU_SLEEP_GUARDED_BY(mutex_){};
 };
 

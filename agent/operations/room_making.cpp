@@ -68,6 +68,11 @@ bool is_short(const Result<Report>& done) {
     return !done && done.error().code == ErrorCode::out_of_device_memory;
 }
 
+/// Whether inhibitors that end in so many seconds end the wake rather than its wait.
+bool minds_inhibitors(const model::WakeRequest& request, double seconds) {
+    return request.minds_inhibitors && seconds > std::chrono::duration<double>(request.wait).count();
+}
+
 std::string joined(const std::vector<std::string>& words) {
     return fmt::format("{}", fmt::join(words, "; "));
 }
@@ -219,6 +224,7 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
     against_ = made.against.empty() ? "no process that it can ask has memory there" : joined(made.against);
     against_within_ = min_awake;
     wait_ = made.wait;
+    inhibited_for_ = made.inhibited_for;
     const auto rest = std::min(made.wait.value_or(k_longest_rest), k_longest_rest);
     next_asking_ =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(rest));
@@ -230,6 +236,7 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
 Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_context_active,
                                 const model::WakeRequest& request, bool is_tried, bool goes_first) {
     waits_for_turn_ = false;
+    if (!is_tried) first_try_ = Clock::now();
     const auto dry = rehearsal(request);
     auto rehearsed = wake(dry);
     if (!rehearsed) return rehearsed;
@@ -262,6 +269,10 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
             auto error = std::move(done).error();
             error.message += "; " + against;
             error.retry_seconds = wait_;
+            // The memory of who has just ended may come free within moments.
+            constexpr double k_moments = 2;
+            if (minds_inhibitors(request, inhibited_for_) && seconds_since(first_try_) > k_moments)
+                error.code = ErrorCode::inhibited;
             return error;
         }
         done = wake(request);
@@ -291,10 +302,11 @@ Result<Report> RoomMaking::rehearse(const Wake& wake, const model::WakeRequest& 
     if (is_enough) return report;
     auto why = "there is too little GPU memory now: " +
                (made->against.empty() ? "no process that it can ask has some" : joined(made->against));
-    if (request.wait.count() > 0)
+    const bool is_inhibited = minds_inhibitors(request, made->inhibited_for);
+    if (request.wait.count() > 0 && !is_inhibited)
         report.notes.push_back(std::move(why));
     else
-        refuse(report, std::move(why), ErrorCode::out_of_device_memory);
+        refuse(report, std::move(why), is_inhibited ? ErrorCode::inhibited : ErrorCode::out_of_device_memory);
     return report;
 }
 

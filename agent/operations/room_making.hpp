@@ -117,7 +117,7 @@ public:
     /// One try, the first or one of those after it; with `goes_first` before those in line. Whom it puts to
     /// sleep stands in the report's notes.
     /// Errors: those of wake(); out_of_device_memory also where it is not its turn, or others
-    /// cannot sleep: the message says who has the memory and why.
+    /// cannot sleep: the message says who has the memory and why; inhibited where the request minds that.
     [[nodiscard]] Result<model::Report> wake(const Wake& wake, const IsContextActive& is_context_active,
                                              const model::WakeRequest& request, bool is_tried,
                                              bool goes_first);
@@ -170,6 +170,8 @@ private:
     std::string against_;             ///< what they were
     Milliseconds against_within_{};   ///< the min_awake by which they were
     std::optional<double> wait_;      ///< for how long, where that was no more than somebody's time
+    double inhibited_for_ = 0;        ///< see client::RoomMade
+    Clock::time_point first_try_{};
     bool waits_for_turn_ = false;
     /// When to ask again those that did not answer.
     std::vector<std::pair<ProcessIdentity, Clock::time_point>> silent_;

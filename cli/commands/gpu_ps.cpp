@@ -122,7 +122,7 @@ bool is_absent(const control::Outcome& outcome) {
 }
 
 bool is_all_absent(const std::vector<control::Outcome>& outcomes) {
-    return std::all_of(outcomes.begin(), outcomes.end(), is_absent);
+    return std::ranges::all_of(outcomes, is_absent);
 }
 
 /// Writes a listing of `status`.
@@ -158,10 +158,10 @@ bool is_short(const ListOptions& options) noexcept {
 /// What the fastest GPU's link can do, by NVML; 0 where it does not say, or nobody needs it.
 double link_rate(const std::vector<control::Outcome>& outcomes) {
     double best = 0;
-    const bool is_needed = std::any_of(outcomes.begin(), outcomes.end(), [](const auto& outcome) {
+    const bool is_needed = std::ranges::any_of(outcomes, [](const auto& outcome) {
         const auto* const report = std::get_if<model::Report>(&outcome.answer);
-        return report && std::any_of(report->tags.begin(), report->tags.end(),
-                                     [](const auto& tag) { return tag.host_backed != 0; });
+        return report &&
+               std::ranges::any_of(report->tags, [](const auto& tag) { return tag.host_backed != 0; });
     });
     if (!is_needed) return best;
     if (const auto setup = driver::look_at_setup())

@@ -146,9 +146,8 @@ bool takes_next(const usage::Table& table, const std::string& word) {
         return row.value.read &&
                fmt::format(",{},", row.names).find(fmt::format(",{},", word)) != std::string::npos;
     };
-    return std::any_of(table.groups.begin(), table.groups.end(), [&](const usage::Group& group) {
-        return std::any_of(group.rows.begin(), group.rows.end(), is_meant);
-    });
+    return std::ranges::any_of(
+        table.groups, [&](const usage::Group& group) { return std::ranges::any_of(group.rows, is_meant); });
 }
 
 /// The index in `words` at which the command begins: after "--", or at the first word that is neither an

@@ -133,8 +133,8 @@ bool asks_for_more_than_timer(const Typed& typed) {
 
 /// What the process says of its timer.
 std::string render_timer(const control::Process& process, const model::Report& report) {
-    const auto note = std::find_if(report.notes.begin(), report.notes.end(),
-                                   [](const auto& each) { return each.starts_with("it sleeps after "); });
+    const auto note = std::ranges::find_if(
+        report.notes, [](const auto& each) { return each.starts_with("it sleeps after "); });
     return fmt::format("{} {}: {}\n", process.pid, cli::label(process, report),
                        note == report.notes.end() ? "no timer puts it to sleep" : printable(*note));
 }

@@ -71,7 +71,7 @@ int clean(const SnapshotOptions& options) {
                                options.path));
     std::vector<std::string> removed;
     for (const auto& name : *names) removed.push_back(name.text());
-    std::sort(removed.begin(), removed.end());
+    std::ranges::sort(removed);
     return cli::print_result(k_program, options.json ? cli::to_json({}, exit_status::done, removed) + '\n'
                                                      : cli::render_removed(removed));
 }

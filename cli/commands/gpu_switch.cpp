@@ -31,8 +31,9 @@ usage::Table table_of(Typed& typed) {
         {"[OPTION]... PID"},
         {{"Options",
           {cli::target_row(typed.target), usage::brief(cli::user_row(typed.command.whom.user)),
-           usage::brief({"--wait", usage::duration(typed.wait),
-                         "How long to retry while GPU memory is short (default: 60 s)"}),
+           usage::brief(
+               {"--wait", usage::duration(typed.wait),
+                "How long to retry while GPU memory is short (default: 60 s, but not for inhibitors)"}),
            usage::brief({"--timeout", usage::duration(typed.timeout),
                          "Give up if memory is not back within this time; callbacks get as long again "
                          "(default: 30 s, not counting copying)"}),
@@ -56,6 +57,7 @@ int main(int argc, char** argv) {
     request.make_room = true;
     request.min_awake = Milliseconds(0); // so it goes before those that wait for their turn
     request.wait = typed.wait.value_or(k_wait);
+    request.minds_inhibitors = !typed.wait;
     request.bounds_all = typed.timeout.has_value();
     request.timeout = typed.timeout.value_or(request.timeout);
     return cli::run(k_program, std::move(typed.command), typed.output);

@@ -174,9 +174,8 @@ Connection* Connections::add(int socket, bool is_known, Milliseconds limit) {
     const std::lock_guard guard(mutex_);
     all_.push_back({socket, is_known, !is_known, Clock::now() + limit});
     const auto is_stranger = [](const Connection& each) { return each.is_stranger; };
-    if (!is_known &&
-        static_cast<std::size_t>(std::count_if(all_.begin(), all_.end(), is_stranger)) > most_strangers_) {
-        auto& oldest = *std::find_if(all_.begin(), all_.end(), is_stranger);
+    if (!is_known && static_cast<std::size_t>(std::ranges::count_if(all_, is_stranger)) > most_strangers_) {
+        auto& oldest = *std::ranges::find_if(all_, is_stranger);
         oldest.is_stranger = false; // the library is about to close it
         ::shutdown(oldest.socket, SHUT_RDWR);
     }

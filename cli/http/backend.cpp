@@ -47,16 +47,15 @@ std::vector<model::Report> reports_in(const std::vector<control::Outcome>& outco
 
 /// The first, where not all have answered.
 const control::Outcome* failed_in(const std::vector<control::Outcome>& outcomes) {
-    const auto found = std::find_if(outcomes.begin(), outcomes.end(), [](const control::Outcome& each) {
-        return client::error_of(each.answer) != nullptr;
-    });
+    const auto found = std::ranges::find_if(
+        outcomes, [](const control::Outcome& each) { return client::error_of(each.answer) != nullptr; });
     return found == outcomes.end() ? nullptr : &*found;
 }
 
 /// Until every tag of every process is awake, and its work passes.
 bool is_sleeping(const std::vector<model::Report>& reports) {
-    return std::any_of(reports.begin(), reports.end(),
-                       [](const model::Report& report) { return report.state != State::awake; });
+    return std::ranges::any_of(reports,
+                               [](const model::Report& report) { return report.state != State::awake; });
 }
 
 /// In TensorRT-LLM's words, of which the last tag is for what has no other: its clients refuse all else. Of
@@ -69,8 +68,7 @@ OrderedJson memory_status(const Dialect& dialect, const std::vector<model::Repor
         has_failed = has_failed || report.state == State::damaged || report.lost;
         for (const auto& row : report.tags) {
             const std::string_view name = row.tag == weights ? dialect.tags.front() : row.tag;
-            const bool is_named =
-                std::find(dialect.tags.begin(), dialect.tags.end(), name) != dialect.tags.end();
+            const bool is_named = std::ranges::find(dialect.tags, name) != dialect.tags.end();
             has_names = has_names || is_named;
             if (!model::is_resident(row.state)) tags.insert(is_named ? name : dialect.tags.back());
         }

@@ -118,7 +118,7 @@ void leave_program(std::array<int, 2> kept) {
     const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
     ::dup2(nothing.get(), STDIN_FILENO);
     ::dup2(nothing.get(), STDOUT_FILENO);
-    std::sort(kept.begin(), kept.end());
+    std::ranges::sort(kept);
     auto from = static_cast<unsigned>(STDERR_FILENO) + 1;
     for (const int each : kept) {
         const auto number = static_cast<unsigned>(each);
@@ -135,7 +135,7 @@ std::string token_problem(std::string_view token) {
     if (token.size() < k_shortest)
         return fmt::format("a token has at least {} characters, such as those of: openssl rand -hex 32",
                            k_shortest);
-    const bool is_plain = std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 0x7F; });
+    const bool is_plain = std::ranges::all_of(token, [](char c) { return c > ' ' && c < 0x7F; });
     return is_plain ? "" : "a token has only ASCII characters, and no spaces";
 }
 

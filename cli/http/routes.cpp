@@ -148,10 +148,10 @@ Result<std::vector<std::string>> read_tags(const Dialect& dialect, const std::ve
         std::istringstream words(value);
         for (std::string word; std::getline(words, word, ',');) {
             std::erase(word, ' '); // as in "a, b"
-            if (std::find(dialect.tags.begin(), dialect.tags.end(), word) == dialect.tags.end())
+            if (std::ranges::find(dialect.tags, word) == dialect.tags.end())
                 return wrong("tags", word,
                              fmt::format("one of {}'s: {}", dialect.server, fmt::join(dialect.tags, ", ")));
-            if (std::find(tags.begin(), tags.end(), word) == tags.end()) tags.push_back(word);
+            if (std::ranges::find(tags, word) == tags.end()) tags.push_back(word);
         }
     }
     return tags;
@@ -188,8 +188,8 @@ std::span<const Route> all_routes() {
 }
 
 const Route* find_route(std::string_view path) noexcept {
-    const auto* const found = std::find_if(k_routes.begin(), k_routes.end(),
-                                           [=](const Route& route) { return route.path == path; });
+    const auto* const found =
+        std::ranges::find_if(k_routes, [=](const Route& route) { return route.path == path; });
     return found == k_routes.end() ? nullptr : found;
 }
 
@@ -222,7 +222,7 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
     // awaited, and what comes later is held.
     constexpr std::array<std::string_view, 5> k_modes{"keep", "wait", "in_place", "retract", k_abort};
     for (const auto& mode : values_of("mode", query, json)) {
-        if (std::find(k_modes.begin(), k_modes.end(), mode) == k_modes.end())
+        if (std::ranges::find(k_modes, mode) == k_modes.end())
             return wrong("mode", mode, "abort, keep, wait, in_place or retract");
         wish.aborts = mode == k_abort && route.action == Action::sleep;
     }
@@ -246,9 +246,9 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
 }
 
 std::string_view weights_of(const Dialect& dialect, const std::vector<model::Report>& reports) {
-    const bool has_its_name = std::any_of(reports.begin(), reports.end(), [&](const model::Report& report) {
-        return std::any_of(report.tags.begin(), report.tags.end(),
-                           [&](const model::TagReport& row) { return row.tag == dialect.tags.front(); });
+    const bool has_its_name = std::ranges::any_of(reports, [&](const model::Report& report) {
+        return std::ranges::any_of(
+            report.tags, [&](const model::TagReport& row) { return row.tag == dialect.tags.front(); });
     });
     return has_its_name ? dialect.tags.front() : k_weights;
 }
@@ -265,7 +265,7 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
     const auto weights = weights_of(*route.dialect, reports);
     for (const auto name : route.dialect->tags) {
         const auto found = program.find(std::string(name == route.dialect->tags.front() ? weights : name));
-        const bool is_wished = std::find(wish.tags.begin(), wish.tags.end(), name) != wish.tags.end();
+        const bool is_wished = std::ranges::find(wish.tags, name) != wish.tags.end();
         if (found == program.end() && is_wished) plan.passed_over.emplace_back(name);
         if (found == program.end()) continue;
         found->second.is_nameable = true;
@@ -278,8 +278,7 @@ Plan plan_of(const Route& route, const Wish& wish, const std::vector<model::Repo
             (is_kept || !tag.is_in_all ? plan.kept : plan.dropped).push_back(name);
         }
     const auto any = [&](bool Tag::*what) {
-        return std::any_of(program.begin(), program.end(),
-                           [&](const auto& each) { return each.second.*what; });
+        return std::ranges::any_of(program, [&](const auto& each) { return each.second.*what; });
     };
     if (wish.tags.empty() || wish.level == Level::pause) return plan;
     plan.takes_all = !any(&Tag::is_nameable);

@@ -123,8 +123,8 @@ std::string line_of(const driver::Gpu& gpu, const std::vector<control::Outcome>&
     auto text = fmt::format("GPU {}: {} used, {} free", gpu.index, format_bytes(gpu.total - gpu.free),
                             format_bytes(gpu.free));
     auto holders = gpu.processes;
-    std::stable_sort(holders.begin(), holders.end(),
-                     [](const auto& left, const auto& right) { return left.bytes > right.bytes; });
+    std::ranges::stable_sort(holders,
+                             [](const auto& left, const auto& right) { return left.bytes > right.bytes; });
     for (const auto& holder : holders) {
         auto name = std::to_string(holder.pid);
         for (std::size_t i = 0; i < rows.size(); ++i)
@@ -145,10 +145,8 @@ struct Widths {
 
 Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<Row>& rows, Widths widths) {
     constexpr std::size_t k_user_columns = 8;
-    const bool has_origins =
-        std::any_of(rows.begin(), rows.end(), [](const Row& row) { return !row.origin.empty(); });
-    const bool has_files =
-        std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.files != 0; });
+    const bool has_origins = std::ranges::any_of(rows, [](const Row& row) { return !row.origin.empty(); });
+    const bool has_files = std::ranges::any_of(rows, [](const Row& row) { return row.files != 0; });
     constexpr auto k_left = Table::Align::left;
     constexpr auto k_right = Table::Align::right;
     std::vector<Table::Column> columns{{"PID", k_right},  {"USER", k_left},  {"NAME", k_left},
@@ -171,7 +169,13 @@ Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<
         if (has_origins) cells.insert(cells.begin() + 3, shortened(row.origin, widths.origin));
         if (has_files) cells.push_back(size(row.files));
         table.add(std::move(cells));
-        if (!row.reason.empty()) table.add_line(shortened("waits: " + row.reason, widths.reason));
+        // Who has the memory stands behind a semicolon, and has a line of its own.
+        std::string_view words = "waits: ";
+        for (std::string_view left = row.reason; !left.empty(); words = "  ") {
+            const auto part = left.substr(0, left.find("; "));
+            table.add_line(shortened(fmt::format("{}{}", words, part), widths.reason));
+            left.remove_prefix(std::min(part.size() + 2, left.size()));
+        }
     }
     return table;
 }
@@ -212,16 +216,15 @@ void sort(std::vector<control::Outcome>& outcomes, Order order) {
         auto key = key_of(outcome);
         keyed.emplace_back(std::move(key), std::move(outcome));
     }
-    std::sort(keyed.begin(), keyed.end(),
-              [](const auto& left, const auto& right) { return left.first < right.first; });
+    std::ranges::sort(keyed, [](const auto& left, const auto& right) { return left.first < right.first; });
     for (std::size_t i = 0; i < keyed.size(); ++i) outcomes[i] = std::move(keyed[i].second);
 }
 
 std::optional<pid_t> choose(const std::vector<control::Outcome>& outcomes, std::optional<pid_t> chosen,
                             char key) {
     if (outcomes.empty()) return chosen;
-    const auto at = std::find_if(outcomes.begin(), outcomes.end(),
-                                 [&](const auto& each) { return each.process.pid == chosen; });
+    const auto at =
+        std::ranges::find_if(outcomes, [&](const auto& each) { return each.process.pid == chosen; });
     if (at == outcomes.end()) return outcomes.front().process.pid;
     const bool is_at_end = key == 'j' ? at + 1 == outcomes.end() : at == outcomes.begin();
     return is_at_end ? chosen : (key == 'j' ? at + 1 : at - 1)->process.pid;
@@ -233,8 +236,8 @@ std::string scrolled(std::string_view text, std::size_t room) {
     const auto is_chosen = [](std::string_view line) {
         return line.substr(std::min(line.find_first_not_of(' '), line.size())).starts_with('>');
     };
-    const auto titles = std::find(lines.begin(), lines.end(), "");
-    const auto chosen = std::find_if(lines.begin(), lines.end(), is_chosen);
+    const auto titles = std::ranges::find(lines, "");
+    const auto chosen = std::ranges::find_if(lines, is_chosen);
     const auto first = std::min<std::size_t>(titles - lines.begin() + 2, lines.size());
     constexpr std::size_t k_below = 3; // the next one, and the keys
     const auto last = std::max(room, first + k_below) - k_below;

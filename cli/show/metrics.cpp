@@ -116,6 +116,7 @@ private:
 /// All families, in the order in which they are written.
 struct Metrics {
     Family processes{"gpu_sleep_processes", "gauge", "Processes that gpu-sleep can put to sleep."};
+    Family info{"gpu_sleep_process_info", "gauge", "1, with what tells a process from others."};
     Family unanswered{"gpu_sleep_unanswered", "gauge", "Processes whose agent did not answer."};
     Family stopped{"gpu_sleep_stopped", "gauge", "Processes that are stopped, so that no agent answers."};
     Family stopped_report{"gpu_sleep_stopped_report_seconds", "gauge", "Age of a stopped process's metrics."};
@@ -136,6 +137,8 @@ struct Metrics {
                        "Sleeps, wakes and moves that ended, by their result: done or the error."};
     HistogramFamily durations{"gpu_sleep_transition_duration_seconds",
                               "Request-to-answer time of completed sleeps, wakes and moves."};
+    Family given_back{"gpu_sleep_asleep_byte_seconds_total", "counter",
+                      "GPU memory times the seconds for which it slept."};
     Family last_work{"gpu_sleep_last_work_timestamp_seconds", "gauge",
                      "When a process last had work on the GPU, in seconds since 1970."};
     // Whatever waits for room: each wake that found too little GPU memory.
@@ -150,12 +153,12 @@ struct Metrics {
     [[nodiscard]] std::string text() const {
         std::string text;
         for (const auto* family :
-             {&processes, &unanswered, &stopped, &stopped_report, &inhibited, &memory, &dropped, &damaged,
-              &residual, &host_held, &host_retained, &files, &transitions})
+             {&processes, &info, &unanswered, &stopped, &stopped_report, &inhibited, &memory, &dropped,
+              &damaged, &residual, &host_held, &host_retained, &files, &transitions})
             text += family->text();
         text += durations.text();
-        for (const auto* family :
-             {&last_work, &waiting, &waited, &held_threads, &touches, &gpu_total, &gpu_free, &build})
+        for (const auto* family : {&given_back, &last_work, &waiting, &waited, &held_threads, &touches,
+                                   &gpu_total, &gpu_free, &build})
             text += family->text();
         return text;
     }
@@ -166,6 +169,17 @@ std::string name_of(const control::Process& process, const Report* report) {
     if (report && !report->name.empty()) return report->name;
     return shortened(process.name.empty() ? to_string(control::program_of(process)) : process.name,
                      model::k_max_name_length);
+}
+
+void add_info(Metrics& metrics, const Labels& whose, const control::Process& process) {
+    const auto& [notebook, kernel, job, unit, container, pod] = process.origin;
+    metrics.info.add(whose.with("pid", std::to_string(process.pid))
+                         .with("job", job)
+                         .with("unit", unit == container ? "" : unit)
+                         .with("container", container)
+                         .with("pod", pod)
+                         .with("notebook", notebook),
+                     1);
 }
 
 void add_memory(Metrics& metrics, const Labels& whose, const Report& report) {
@@ -218,6 +232,7 @@ void add_process(Metrics& metrics, const Labels& whose, const Report& report, st
     add_memory(metrics, whose, report);
     add_transitions(metrics, whose, report);
     add_waiting(metrics, whose, report);
+    metrics.given_back.add(whose, report.asleep_byte_seconds);
     if (report.idle_seconds)
         metrics.last_work.raise(whose,
                                 static_cast<double>(now - static_cast<std::int64_t>(*report.idle_seconds)));
@@ -233,6 +248,7 @@ std::string render_metrics(const std::vector<control::Outcome>& outcomes,
         const auto whose = Labels()
                                .with("user", control::user_name(outcome.process.uid))
                                .with("name", name_of(outcome.process, report));
+        add_info(metrics, whose, outcome.process);
         const auto& age = outcome.stopped_report_seconds;
         const bool is_stopped = age || (!report && std::string_view(silence(outcome)) == "stopped");
         if (age) metrics.stopped_report.raise(whose, *age);

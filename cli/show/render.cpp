@@ -50,8 +50,7 @@ Bytes relocated(const Report& report) {
 
 /// Whether all that it did is moving what sleeps to another store.
 bool only_relocates(const Report& report) {
-    return relocated(report) != 0 &&
-           std::all_of(report.devices.begin(), report.devices.end(), [](const DeviceReport& device) {
+    return relocated(report) != 0 && std::ranges::all_of(report.devices, [](const DeviceReport& device) {
                return device.released == 0 && device.kept == 0 && device.dropped == 0;
            });
 }

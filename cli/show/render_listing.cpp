@@ -146,8 +146,8 @@ std::string waiting_line(const model::WaitingWake& wake) {
 }
 
 bool is_noted(const Report& report, const std::string& reason) {
-    return std::any_of(report.notes.begin(), report.notes.end(),
-                       [&](const std::string& note) { return note.find(reason) != note.npos; });
+    return std::ranges::any_of(report.notes,
+                               [&](const std::string& note) { return note.find(reason) != note.npos; });
 }
 
 void add_process(Table& table, const control::Outcome& outcome, const Report& report, Detail detail,
@@ -262,8 +262,8 @@ bool rehearses_pause(const Report& report) noexcept {
 bool does_something(const Report& report) noexcept {
     if (rehearses_pause(report)) return true;
     if (!report.dry_run) return report.changed;
-    return std::any_of(report.devices.begin(), report.devices.end(),
-                       [](const auto& device) { return device.released > 0 || device.relocated > 0; });
+    return std::ranges::any_of(
+        report.devices, [](const auto& device) { return device.released > 0 || device.relocated > 0; });
 }
 
 Bytes released(const Report& report) {

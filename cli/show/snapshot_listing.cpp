@@ -112,7 +112,7 @@ Result<std::vector<fs::path>> find_snapshots(const fs::path& path) {
         return make_error(failure == std::errc::permission_denied ? ErrorCode::not_permitted
                                                                   : ErrorCode::io_failed,
                           "cannot list {}: {}", path.string(), failure.message());
-    std::sort(files.begin(), files.end());
+    std::ranges::sort(files);
     return files;
 }
 

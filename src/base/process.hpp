@@ -65,6 +65,10 @@ inline constexpr const char* k_state_suffix = ".state";
 /// The reverse; nothing for any other name.
 [[nodiscard]] std::optional<ProcessIdentity> parse_agent_socket_name(std::string_view name);
 
+/// The id in the name of the connection file that a kernel of Jupyter is started with: of
+/// "python3 -m ipykernel_launcher -f /run/user/7/kernel-ID.json". Blanks or zeros part the words.
+[[nodiscard]] std::string kernel_in(std::string_view command);
+
 /// The start time of `pid`. `proc` is where the proc file system is mounted. Errors: no_process, io_failed.
 /// Source: proc_pid_stat(5).
 [[nodiscard]] Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc = "/proc");
@@ -93,8 +97,9 @@ inline constexpr std::uint64_t k_first_pid_namespace = 0xEFFFFFFC;
 [[nodiscard]] Result<std::uint64_t> own_start_time(const std::filesystem::path& proc = "/proc");
 
 /// Whether a seccomp filter restricts the calling thread's system calls. It may end the process for an
-/// unexpected call, so avoid all calls that are not necessary. True also if that cannot be read. Source:
-/// proc_pid_status(5).
+/// unexpected call, so avoid all calls that are not necessary. True also if that cannot be read. False if the
+/// only filter says of itself that it lets the agent's calls pass: the guide for containers has such a
+/// profile. Source: proc_pid_status(5).
 [[nodiscard]] bool has_call_filter(const std::filesystem::path& proc = "/proc");
 
 /// The limit of entries that are read of /tmp, and of each user's directories in it: others may fill them.

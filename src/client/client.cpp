@@ -73,8 +73,7 @@ void Conversations::add(std::vector<Question> questions) {
 }
 
 bool Conversations::are_over() const {
-    return std::all_of(all_.begin(), all_.end(),
-                       [](const Followed& each) { return each.conversation.is_over(); });
+    return std::ranges::all_of(all_, [](const Followed& each) { return each.conversation.is_over(); });
 }
 
 std::optional<Event> Conversations::next(Clock::time_point until) {
@@ -117,9 +116,8 @@ void Conversations::step(Clock::time_point until) {
 /// job's processes before it checkpoints any.
 void Conversations::begin_deep_steps() {
     constexpr std::ptrdiff_t k_most = 64; // threads, which do nothing but wait
-    auto under_way = std::count_if(all_.begin(), all_.end(), [](const Followed& each) {
-        return each.conversation.has_step_under_way();
-    });
+    auto under_way = std::ranges::count_if(
+        all_, [](const Followed& each) { return each.conversation.has_step_under_way(); });
     for (auto& each : all_) {
         if (under_way == k_most) return;
         if (!each.conversation.awaits_step() || is_early(each.conversation.steps_done())) continue;
@@ -129,7 +127,7 @@ void Conversations::begin_deep_steps() {
 }
 
 bool Conversations::is_early(std::size_t step) const {
-    return together_ && std::any_of(all_.begin(), all_.end(), [=](const Followed& each) {
+    return together_ && std::ranges::any_of(all_, [=](const Followed& each) {
                return each.conversation.is_before_step(step);
            });
 }

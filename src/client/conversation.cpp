@@ -52,8 +52,7 @@ std::string refusal_in(const Answer& answer) {
     if (const auto* const error = error_of(answer)) return error->message;
     const auto& report = std::get<model::Report>(answer);
     const bool changes =
-        report.changed ||
-        std::any_of(report.devices.begin(), report.devices.end(), [](const model::DeviceReport& device) {
+        report.changed || std::ranges::any_of(report.devices, [](const model::DeviceReport& device) {
             return device.released + device.kept + device.dropped + device.relocated > 0;
         });
     // If nothing came of it, the first note says why.

@@ -192,7 +192,7 @@ std::optional<BytesByGpu> begin_counting(const std::vector<GpuQueue*>& lines) {
 
 Result<bool> end_counting(const std::vector<GpuQueue*>& lines, const BytesByGpu& of_others,
                           const Result<BytesByGpu>& room) {
-    const bool is_set = room && std::all_of(lines.begin(), lines.end(), [&](GpuQueue* line) {
+    const bool is_set = room && std::ranges::all_of(lines, [&](GpuQueue* line) {
                             const auto needed = room->find(line->uuid_);
                             return needed == room->end() || line->set_aside(needed->second);
                         });

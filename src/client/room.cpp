@@ -4,6 +4,7 @@
 
 #include "client/room.hpp"
 
+#include <limits>
 #include <utility>
 #include <variant>
 
@@ -37,6 +38,7 @@ public:
         }
         if (made_.missing.empty()) return std::move(made_);
         made_.wait = seconds_until_room(candidates_, made_.missing);
+        made_.inhibited_for = seconds_until_inhibitors_end();
         for (auto& candidate : candidates_)
             if (chosen.empty() && against(candidate).empty())
                 candidate.against = "it could sleep, but that would not be enough";
@@ -50,6 +52,17 @@ private:
         if (made_.slept.empty()) return error;
         made_.error = std::move(error);
         return std::move(made_);
+    }
+
+    [[nodiscard]] double seconds_until_inhibitors_end() const {
+        auto willing = candidates_;
+        for (std::size_t i = 0; i < willing.size(); ++i) {
+            const auto& status = holders_[i].status;
+            const auto rest = status.inhibited_seconds.value_or(std::numeric_limits<double>::infinity());
+            willing[i].protected_for = status.inhibited ? rest : 0;
+            willing[i].against.clear();
+        }
+        return seconds_until_room(willing, made_.missing).value_or(0);
     }
 
     [[nodiscard]] Result<void> look_again() {

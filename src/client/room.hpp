@@ -41,6 +41,8 @@ struct RoomMade {
     std::vector<std::string> against;
     /// In how many seconds there may be enough, if some only were woken just now.
     std::optional<double> wait;
+    /// In how many seconds enough inhibitors end, without end if they do not; 0 where more stands against it.
+    double inhibited_for = 0;
     std::optional<Error> error; ///< of `look`, after somebody has answered: what is missing is not known
     [[nodiscard]] bool is_enough() const noexcept { return missing.empty() && !error; }
 };

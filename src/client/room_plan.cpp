@@ -22,7 +22,7 @@ BytesByGpu less(BytesByGpu missing, const Candidate& candidate) {
 }
 
 bool is_nothing(const BytesByGpu& missing) {
-    return std::all_of(missing.begin(), missing.end(), [](const auto& each) { return each.second == 0; });
+    return std::ranges::all_of(missing, [](const auto& each) { return each.second == 0; });
 }
 
 bool suffice(std::span<const Candidate> candidates, const std::vector<std::size_t>& chosen,
@@ -37,7 +37,7 @@ std::vector<std::size_t> plan(std::span<const Candidate> candidates, const Bytes
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < candidates.size(); ++i)
         if (candidates[i].against.empty() && candidates[i].protected_for <= later) order.push_back(i);
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t left, std::size_t right) {
+    std::ranges::stable_sort(order, [&](std::size_t left, std::size_t right) {
         const auto key = [&](std::size_t i) { return std::pair(candidates[i].idle, candidates[i].awake); };
         return key(left) > key(right);
     });
@@ -64,8 +64,8 @@ std::vector<std::size_t> plan(std::span<const Candidate> candidates, const Bytes
 Candidate candidate_of(const model::Report& report, Milliseconds min_awake) {
     Candidate candidate;
     for (const auto& tag : report.tags) {
-        const auto device = std::find_if(report.devices.begin(), report.devices.end(),
-                                         [&](const auto& each) { return each.device == tag.device; });
+        const auto device =
+            std::ranges::find_if(report.devices, [&](const auto& each) { return each.device == tag.device; });
         if (device != report.devices.end() && tag.resident > 0) candidate.frees[device->uuid] += tag.resident;
     }
     candidate.idle = report.idle_seconds.value_or(0);
@@ -98,7 +98,7 @@ std::vector<std::size_t> plan_room(std::span<const Candidate> candidates, const 
 std::optional<double> seconds_until_room(std::span<const Candidate> candidates, const BytesByGpu& missing) {
     std::vector<double> times;
     for (const auto& each : candidates) times.push_back(each.protected_for);
-    std::sort(times.begin(), times.end());
+    std::ranges::sort(times);
     for (const auto time : times)
         if (!plan(candidates, missing, time).empty()) return time;
     return std::nullopt;

@@ -21,14 +21,13 @@ void Together::Member::enter(State entered) noexcept {
 }
 
 bool Together::any(State state) const noexcept {
-    return std::any_of(members_.begin(), members_.end(),
-                       [=](const Member& each) { return each.state == state; });
+    return std::ranges::any_of(members_, [=](const Member& each) { return each.state == state; });
 }
 
 std::optional<std::size_t> Together::next_to_ask() noexcept {
     if (any(State::asked) || any(State::failed)) return std::nullopt;
-    const auto next = std::find_if(members_.begin(), members_.end(),
-                                   [](const Member& each) { return each.state == State::unasked; });
+    const auto next =
+        std::ranges::find_if(members_, [](const Member& each) { return each.state == State::unasked; });
     if (next == members_.end()) return std::nullopt;
     next->state = State::asked;
     return static_cast<std::size_t>(next - members_.begin());
@@ -100,8 +99,7 @@ Together::Source Together::source() const noexcept {
     };
     if (longest_waiting(Of::all)) return Source::drained;
     const bool is_behind = any(State::begun);
-    return is_behind && std::all_of(members_.begin(), members_.end(), is_stuck) ? Source::undrained
-                                                                                : Source::nobody;
+    return is_behind && std::ranges::all_of(members_, is_stuck) ? Source::undrained : Source::nobody;
 }
 
 Milliseconds Together::rest() const noexcept {
@@ -195,10 +193,9 @@ Clock::time_point Together::next_time(Clock::time_point now) const noexcept {
 }
 
 bool Together::all_are_ready() const noexcept {
-    return !has_committed_ && any(State::ready) &&
-           std::all_of(members_.begin(), members_.end(), [](const Member& each) {
-               return each.state == State::ready || each.state == State::done;
-           });
+    return !has_committed_ && any(State::ready) && std::ranges::all_of(members_, [](const Member& each) {
+        return each.state == State::ready || each.state == State::done;
+    });
 }
 
 std::vector<std::size_t> Together::commit() {

@@ -136,8 +136,7 @@ void use_published(Finder& finder, Outcome& outcome) {
 
 bool Targets::contains(const Process& process) const noexcept {
     const auto is_it = [&](const auto& each) { return each.process.pid == process.pid; };
-    return std::any_of(reached.begin(), reached.end(), is_it) ||
-           std::any_of(unreached.begin(), unreached.end(), is_it);
+    return std::ranges::any_of(reached, is_it) || std::ranges::any_of(unreached, is_it);
 }
 
 Error with_last_state(Finder& finder, const Process& process, Error failure) {

@@ -131,8 +131,7 @@ Result<void> Dispatch::find(const std::string& word) {
         auto process = choose_driver(word, found);
         if (process) {
             const auto is_it = [&](const Process& each) { return each.pid == process->pid; };
-            if (std::none_of(without_agent_.begin(), without_agent_.end(), is_it))
-                without_agent_.push_back(*std::move(process));
+            if (std::ranges::none_of(without_agent_, is_it)) without_agent_.push_back(*std::move(process));
             return {};
         }
         found = std::move(process).error();
@@ -228,7 +227,7 @@ std::vector<Loss> Dispatch::losses() {
         const auto& tags = report->dropped_without_refill;
         Bytes bytes = 0;
         for (const auto& row : report->tags)
-            if (std::find(tags.begin(), tags.end(), row.tag) != tags.end()) bytes += row.bytes - row.dropped;
+            if (std::ranges::find(tags, row.tag) != tags.end()) bytes += row.bytes - row.dropped;
         losses.push_back({outcome.process, bytes, tags});
     }
     return losses;
@@ -303,8 +302,7 @@ Result<void> Dispatch::check_members(const std::vector<Process>& members) const 
         membership.roots.push_back(member.pid);
     }
     for (const auto& word : whom.words) {
-        if (!model::is_number(word)) continue;
-        if (const auto root = find_process(finder_, word, {})) membership.roots.push_back(root->pid);
+        if (const auto root = find_root(finder_, word, whom.user)) membership.roots.push_back(root->pid);
     }
     const auto newcomer = GPU_SLEEP_TRY(find_newcomer(finder_, membership, members));
     if (!newcomer.has_value()) return {};

@@ -20,7 +20,7 @@ Result<std::size_t> place_in(const std::vector<Gpu>& gpus, const std::string& wo
     const auto is_meant = [&](const Gpu& gpu) {
         return model::is_number(word) ? std::to_string(gpu.index) == word : gpu.uuid == word;
     };
-    const auto found = std::find_if(gpus.begin(), gpus.end(), is_meant);
+    const auto found = std::ranges::find_if(gpus, is_meant);
     if (found != gpus.end()) return static_cast<std::size_t>(found - gpus.begin());
     std::string all;
     for (const auto& gpu : gpus)
@@ -61,9 +61,7 @@ void complete(Places& places) {
     for (std::size_t gpu = 0; gpu < places.size(); ++gpu) {
         if (places[gpu]) continue;
         std::size_t place = gpu;
-        const auto comes_from = [&](std::size_t to) {
-            return std::find(places.begin(), places.end(), std::optional(to));
-        };
+        const auto comes_from = [&](std::size_t to) { return std::ranges::find(places, std::optional(to)); };
         for (auto from = comes_from(place); from != places.end(); from = comes_from(place))
             place = static_cast<std::size_t>(from - places.begin());
         places[gpu] = place;
@@ -88,8 +86,7 @@ Result<void> check_needs(const Places& typed, const Places& places, const std::v
 } // namespace
 
 const Gpu* find_gpu(const std::vector<Gpu>& gpus, const std::string& uuid) noexcept {
-    const auto found =
-        std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& gpu) { return gpu.uuid == uuid; });
+    const auto found = std::ranges::find_if(gpus, [&](const Gpu& gpu) { return gpu.uuid == uuid; });
     return found == gpus.end() ? nullptr : &*found;
 }
 

@@ -124,13 +124,13 @@ std::string only_its_user(uid_t uid) {
 const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) noexcept {
     const auto* const report = std::get_if<model::Report>(&answer);
     if (!report) return nullptr;
-    const auto found = std::find_if(report->devices.begin(), report->devices.end(),
-                                    [&](const auto& device) { return device.uuid == uuid; });
+    const auto found =
+        std::ranges::find_if(report->devices, [&](const auto& device) { return device.uuid == uuid; });
     return found == report->devices.end() ? nullptr : &*found;
 }
 
 void note_gpu_use(std::vector<Outcome>& outcomes) {
-    if (std::none_of(outcomes.begin(), outcomes.end(), sleeper)) return;
+    if (std::ranges::none_of(outcomes, sleeper)) return;
     const auto gpus = driver::look_at_gpus();
     if (!gpus) return;
     const bool has_its_pids = pid_namespace() == k_first_pid_namespace;
@@ -151,7 +151,7 @@ model::Report GpuNumbers::in(model::Report report) {
         if (const auto found = by_uuid_->find(device.uuid); found != by_uuid_->end())
             known[device.device] = found->second;
     const auto is_known = [&](const auto& each) { return known.contains(each.device); };
-    const auto are_known = [&](const auto& all) { return std::all_of(all.begin(), all.end(), is_known); };
+    const auto are_known = [&](const auto& all) { return std::ranges::all_of(all, is_known); };
     if (!are_known(report.devices) || !are_known(report.tags) || !are_known(report.residual)) return report;
     const auto number = [&](auto& all) {
         for (auto& each : all) each.device = known[each.device];
@@ -228,11 +228,10 @@ Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
         std::erase(name, ' ');
         const bool is_number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
         const auto named = [&](const driver::Gpu& gpu) { return is_meant(gpu, name); };
-        const bool is_one =
-            (is_number || name.starts_with("GPU-")) && std::count_if(all.begin(), all.end(), named) == 1;
+        const bool is_one = (is_number || name.starts_with("GPU-")) && std::ranges::count_if(all, named) == 1;
         if (!is_one) break; // nor does the driver look at what follows
         is_by_number = is_by_number || is_number;
-        seen.push_back(*std::find_if(all.begin(), all.end(), named));
+        seen.push_back(*std::ranges::find_if(all, named));
     }
     if (seen.empty())
         return make_error(ErrorCode::invalid_argument,
@@ -241,7 +240,7 @@ Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
         return make_error(ErrorCode::invalid_argument,
                           "NVML, which numbers the GPUs, is missing: give UUIDs in CUDA_VISIBLE_DEVICES");
     const bool are_alike =
-        std::all_of(all.begin(), all.end(), [&](const auto& gpu) { return gpu.name == all.front().name; });
+        std::ranges::all_of(all, [&](const auto& gpu) { return gpu.name == all.front().name; });
     if (is_by_number && !are_alike && std::string_view(order ? order : "") != "PCI_BUS_ID")
         return make_error(ErrorCode::invalid_argument,
                           "the GPUs are of several kinds, and CUDA numbers the fastest first: set "
@@ -267,7 +266,7 @@ std::vector<std::string> holders_without_agent(const Finder& finder, const drive
     std::vector<std::string> lines;
     for (const auto& holder : gpu.processes) {
         const auto is_it = [&](const Outcome& each) { return each.process.pid == holder.pid; };
-        const auto outcome = std::find_if(known.begin(), known.end(), is_it);
+        const auto outcome = std::ranges::find_if(known, is_it);
         if (outcome != known.end() && report_of(*outcome)) continue;
         const auto bytes = holder.bytes ? format_bytes(*holder.bytes) : "memory";
         auto process = finder.proc().read(holder.pid);
@@ -315,10 +314,10 @@ Holders holders_beside(const Process& process, bool others_alone, const std::vec
             candidates.push_back(std::move(candidate));
         }
     }
-    found.can_sleep = std::any_of(candidates.begin(), candidates.end(), [&](const auto& candidate) {
-        return candidate.against.empty() &&
-               std::any_of(candidate.frees.begin(), candidate.frees.end(),
-                           [&](const auto& each) { return gpus.contains(each.first); });
+    found.can_sleep = std::ranges::any_of(candidates, [&](const auto& candidate) {
+        return candidate.against.empty() && std::ranges::any_of(candidate.frees, [&](const auto& each) {
+                   return gpus.contains(each.first);
+               });
     });
     auto lines = client::describe(holders, candidates, gpus);
     if (const auto looked = driver::look_at_gpus())

@@ -76,7 +76,7 @@ std::vector<model::Event> read_history(const std::vector<Process>& processes, co
         if (const auto socket = finder.socket_of(process)) add_agents(socket->directory.get(), process.uid);
     if (own == 0)
         add_events(AT_FDCWD, (places.kept / model::k_history).c_str(), own, true, 2 * k_most_kept, events);
-    std::sort(events.begin(), events.end());
+    std::ranges::sort(events);
     events.erase(std::unique(events.begin(), events.end()), events.end());
     return events;
 }

@@ -152,9 +152,8 @@ Result<std::vector<Outcome>> rehearse(const std::string& target, std::optional<u
     const auto unprevented = GPU_SLEEP_TRY(ask(request.sleep));
     std::vector<Outcome> outcomes;
     for (const auto& outcome : unprevented) {
-        const auto verdict = std::find_if(now.begin(), now.end(), [&](const Outcome& other) {
-            return other.process.pid == outcome.process.pid;
-        });
+        const auto verdict = std::ranges::find_if(
+            now, [&](const Outcome& other) { return other.process.pid == outcome.process.pid; });
         if (verdict == now.end()) continue;
         const auto* const said = std::get_if<model::Report>(&verdict->answer);
         auto* const report =

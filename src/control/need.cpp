@@ -158,7 +158,7 @@ Result<Made> try_to_make_room(const Need& need, Lines& lines) {
     done.error = std::move(made.error);
     if (done.error) return done;
     const bool would_do = need.request.dry_run && !done.outcomes.empty() &&
-                          std::all_of(done.outcomes.begin(), done.outcomes.end(), [](const Outcome& each) {
+                          std::ranges::all_of(done.outcomes, [](const Outcome& each) {
                               return client::refusal_in(each.answer).empty();
                           });
     if (made.is_enough() || would_do) return done;

@@ -120,7 +120,7 @@ Result<std::vector<Process>> ProcFs::list() const {
         else if (lacks_descriptors(process.error().driver_status))
             return std::move(process).error();
     }
-    std::sort(processes.begin(), processes.end(), [](const auto& a, const auto& b) { return a.pid < b.pid; });
+    std::ranges::sort(processes, [](const auto& a, const auto& b) { return a.pid < b.pid; });
     return processes;
 }
 
@@ -142,7 +142,7 @@ bool ProcFs::is_running(const Process& process) const {
         return failure != std::errc::no_such_file_or_directory; // others' may not be read
     };
     const auto all = threads(process.pid);
-    return std::any_of(all.begin(), all.end(), has_memory);
+    return std::ranges::any_of(all, has_memory);
 }
 
 bool ProcFs::is_stopped(const Process& process) const {

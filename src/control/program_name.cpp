@@ -35,8 +35,8 @@ constexpr Interpreter k_interpreters[] = {
 const Interpreter* known_interpreter(std::string_view program) {
     if (program.starts_with('-')) program.remove_prefix(1); // of a login shell
     const auto name = program.substr(0, program.find_first_of("0123456789"));
-    const auto* const found = std::find_if(std::begin(k_interpreters), std::end(k_interpreters),
-                                           [=](const Interpreter& each) { return each.name == name; });
+    const auto* const found =
+        std::ranges::find_if(k_interpreters, [=](const Interpreter& each) { return each.name == name; });
     return found == std::end(k_interpreters) ? nullptr : found;
 }
 
@@ -63,7 +63,7 @@ std::string program_of(std::string_view word, bool has_arguments) {
 bool takes_next_word(std::string_view option) {
     constexpr std::string_view k_options[] = {
         "--check-hash-based-pycs", "--import", "--loader", "--procs", "--require", "--sysimage", "--threads"};
-    return std::find(std::begin(k_options), std::end(k_options), option) != std::end(k_options);
+    return std::ranges::find(k_options, option) != std::end(k_options);
 }
 
 /// Sets what `interpreter` runs, given the arguments behind its name.
@@ -146,10 +146,28 @@ bool is_of_program(std::string_view group) {
     return is_unit && group != "init.scope" && !group.starts_with("user@") && !group.starts_with("session-");
 }
 
+} // namespace
+
+std::string short_container_in(std::string_view groups) {
+    return std::string(container_in(groups).substr(0, k_short_id));
+}
+
+std::string pod_in(std::string_view groups) {
+    constexpr std::size_t k_length = sizeof "01234567-89ab-cdef-0123-456789abcdef" - 1;
+    for (auto at = groups.find("pod"); at != groups.npos; at = groups.find("pod", at + 1)) {
+        std::string uid(groups.substr(at + 3, k_length));
+        std::replace(uid.begin(), uid.end(), '_', '-'); // as systemd's names need it
+        if (uid.size() == k_length && uid.find_first_not_of("0123456789abcdef-") == uid.npos) return uid;
+    }
+    return {};
+}
+
+namespace {
+
 std::string unit_of(std::string_view path) {
     while (!path.empty()) {
         const auto group = file_name_in(path);
-        if (const auto id = container_in(group); !id.empty()) return std::string(id.substr(0, k_short_id));
+        if (auto id = short_container_in(group); !id.empty()) return id;
         if (is_of_program(group)) return std::string(group);
         path = path.substr(0, path.size() - group.size());
         if (path.ends_with('/')) path.remove_suffix(1);
@@ -158,17 +176,6 @@ std::string unit_of(std::string_view path) {
 }
 
 } // namespace
-
-std::string kernel_in(std::string_view command) {
-    constexpr std::string_view k_begin = "/kernel-";
-    const auto begin = command.rfind(k_begin);
-    if (begin == command.npos) return {};
-    const auto id = command.substr(begin + k_begin.size());
-    const auto end = id.find(".json");
-    return end == id.npos || id.substr(0, end).find_first_of("/ ") != id.npos
-               ? std::string()
-               : std::string(id.substr(0, end));
-}
 
 std::string unit_in(std::string_view groups) {
     while (const auto line = take_line(groups)) {

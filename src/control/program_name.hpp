@@ -30,19 +30,22 @@ struct ProgramName {
 
 /// Each is empty where it is not known.
 struct Origin {
-    std::string notebook; ///< its path, as Jupyter has it
-    std::string kernel;   ///< Jupyter's id of the process
-    std::string job;      ///< of Slurm
-    std::string unit;     ///< of systemd, "jupyter.service", or the beginning of a container's id
+    std::string notebook;    ///< its path, as Jupyter has it
+    std::string kernel;      ///< Jupyter's id of the process
+    std::string job;         ///< of Slurm
+    std::string unit;        ///< of systemd, "jupyter.service", or the beginning of a container's id
+    std::string container{}; ///< the beginning of its id
+    std::string pod{};       ///< its UID, as Kubernetes has it
 };
-
-/// The id in the name of the connection file that a kernel of Jupyter is started with: of
-/// "python3 -m ipykernel_launcher -f /run/user/7/kernel-ID.json".
-[[nodiscard]] std::string kernel_in(std::string_view command);
 
 /// The innermost container, service or scope of a control group, by the text of /proc/PID/cgroup. That of a
 /// login session tells nothing apart. Source: proc_pid_cgroup(5).
 [[nodiscard]] std::string unit_in(std::string_view groups);
+
+/// The beginning of the id of the container in the same text, whatever is inside of it.
+[[nodiscard]] std::string short_container_in(std::string_view groups);
+/// The UID in the name that kubelet gives the control group of a pod, in the same text.
+[[nodiscard]] std::string pod_in(std::string_view groups);
 
 /// "notebook work/train.ipynb, kernel 1f0c, job 471, in jupyter.service".
 [[nodiscard]] std::string to_text(const Origin& origin);

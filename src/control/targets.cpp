@@ -116,8 +116,8 @@ std::string listed(const std::vector<Process>& processes, bool has_users) {
 }
 
 bool are_of_several_users(const std::vector<Process>& processes) {
-    return std::any_of(processes.begin(), processes.end(),
-                       [&](const Process& each) { return each.uid != processes.front().uid; });
+    return std::ranges::any_of(processes,
+                               [&](const Process& each) { return each.uid != processes.front().uid; });
 }
 
 /// A program's name is no choice: whoever types it may not know that there are several. Errors:
@@ -147,7 +147,7 @@ bool is_ours(const Process& process, std::optional<uid_t> user) {
 }
 
 bool is_among(const Process& process, const std::vector<Process>& all) {
-    return std::any_of(all.begin(), all.end(), [&](const Process& each) {
+    return std::ranges::any_of(all, [&](const Process& each) {
         return each.pid == process.pid && each.start_time == process.start_time;
     });
 }
@@ -254,7 +254,10 @@ void identify(const ProcFs& proc, Process& process) {
         bounded(proc.variable(process.pid, model::environment::k_notebook).value_or(""));
     process.origin.kernel = bounded(kernel_in(process.command));
     process.origin.job = bounded(proc.variable(process.pid, model::environment::k_job).value_or(""));
-    process.origin.unit = bounded(unit_in(proc.control_groups(process.pid)));
+    const auto groups = proc.control_groups(process.pid);
+    process.origin.unit = bounded(unit_in(groups));
+    process.origin.container = short_container_in(groups);
+    process.origin.pod = pod_in(groups);
 }
 
 Result<Process> find_process(const Finder& finder, std::string_view text, std::optional<uid_t> user) {
@@ -287,11 +290,9 @@ std::string suggestion(const Finder& finder, const std::vector<Process>& process
     return is_user ? fmt::format(", but a user: gpu-ps --user {} lists that user's processes", text) : "";
 }
 
-} // namespace
-
-Result<Process> find_process_without_agent(const Finder& finder, std::string_view text,
-                                           std::optional<uid_t> user) {
-    if (model::is_number(text)) return find_process(finder, text, user);
+/// The process that `text` names and that no other of them has started: one without an agent, or any.
+Result<Process> find_topmost(const Finder& finder, std::string_view text, std::optional<uid_t> user,
+                             bool is_without_agent) {
     const auto processes = GPU_SLEEP_TRY(finder.proc().list());
     std::vector<Process> found;
     bool is_of_others = false;
@@ -303,7 +304,7 @@ Result<Process> find_process_without_agent(const Finder& finder, std::string_vie
         }
         const bool is_named = was_named(finder, process, model::environment::k_name, text);
         if (!is_named && !is_called(process.program, text)) continue;
-        if (finder.proc().find_thread(process.pid, k_control_thread)) continue;
+        if (is_without_agent && finder.proc().find_thread(process.pid, k_control_thread)) continue;
         found.push_back(process);
         identify(finder.proc(), found.back());
     }
@@ -319,6 +320,13 @@ Result<Process> find_process_without_agent(const Finder& finder, std::string_vie
     return std::move(found.front());
 }
 
+} // namespace
+
+Result<Process> find_process_without_agent(const Finder& finder, std::string_view text,
+                                           std::optional<uid_t> user) {
+    return model::is_number(text) ? find_process(finder, text, user) : find_topmost(finder, text, user, true);
+}
+
 Result<Targets> find_all(Finder& finder, std::optional<uid_t> user) {
     auto processes = GPU_SLEEP_TRY(finder.proc().list());
     std::erase_if(processes, [=](const Process& process) { return !is_ours(process, user); });
@@ -332,16 +340,23 @@ Result<std::vector<Outcome>> ask_all(Finder& finder, std::optional<uid_t> user, 
 
 // ---- Those that go together
 
+Result<Process> find_root(const Finder& finder, std::string_view text, std::optional<uid_t> user) {
+    return model::is_number(text) ? find_process(finder, text, user)
+                                  : find_topmost(finder, text, user, false);
+}
+
 Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search) {
     std::vector<pid_t> roots;
     std::optional<Error> why_none;
-    if (model::is_number(text)) {
-        const auto root = GPU_SLEEP_TRY(find_process(finder, text, search.user));
+    auto named = model::is_number(text) ? Result<Targets>(Error{ErrorCode::no_agent, {}, {}})
+                                        : find_targets(finder, text, search);
+    if (!named && (named.error().code == ErrorCode::no_agent ||
+                   named.error().code == ErrorCode::ambiguous_name)) { // of what a launcher has started
+        const auto root = GPU_SLEEP_TRY(find_root(finder, text, search.user));
         roots.push_back(root.pid);
         why_none =
             make_error(ErrorCode::no_agent, "there is no agent in process {}, or below it", title(root));
     } else {
-        auto named = find_targets(finder, text, search);
         if (!named || !named->unreached.empty()) return named;
         for (const auto& each : named->reached) roots.push_back(each.process.pid);
         why_none = make_error(ErrorCode::no_process, "the processes named '{}' have ended", text);

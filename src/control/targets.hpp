@@ -66,9 +66,14 @@ void disconnect(Targets& targets) noexcept;
 
 // ---- Those that go together
 
-/// `text`, as for find_targets(), and all descendants: of these, those that have an agent. None is hidden by
-/// a parent that has one, or is left out because it may not be asked. At least one of the lists is not empty.
-/// Errors: as for find_targets().
+/// The process that `text` names, and that no other of that name has started. Errors: no_process,
+/// ambiguous_name, io_failed.
+[[nodiscard]] Result<Process> find_root(const Finder& finder, std::string_view text,
+                                        std::optional<uid_t> user);
+
+/// `text`, as for find_targets() or find_root(), and all descendants: of these, those that have an agent.
+/// None is hidden by a parent that has one, or is left out because it may not be asked. At least one of the
+/// lists is not empty. Errors: as for find_targets().
 [[nodiscard]] Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& search = {});
 
 /// The processes of a group (Report.group); of those that do not answer, their environment says it. Errors:

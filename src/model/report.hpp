@@ -186,6 +186,7 @@ struct Standing {
     Bytes woken_bytes = 0;    ///< contents that the last wake copied, of those that mapped none in place
     double woken_seconds = 0; ///< how long that took, until work could go on
     std::vector<TransitionCounts> transitions; ///< each kind that has happened; only in a status
+    std::uint64_t asleep_byte_seconds = 0;     ///< of GPU memory since the start; only in a status
     std::vector<std::string> steps; ///< the last ones, as log::recent_steps() has them; only in a status
 };
 

@@ -130,6 +130,7 @@ struct WakeRequest : Terms {
     /// Where GPU memory is short, put others of the same user to sleep, the least recently used first.
     bool make_room = false;
     Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago
+    bool minds_inhibitors = false;  ///< with `make_room`: do not wait where inhibitors alone prevent it
     bool joint = false; ///< one of several that wake together: once all is ready, it waits for a Directive
     /// For a deep sleeper: the GPUs to which it comes back. Lists every GPU that the driver sees, with the
     /// one that takes its place; empty: where it was.

@@ -213,7 +213,7 @@ auto fields(Is<model::WakeRequest> auto& r) {
     return all_fields(must<1>(r.tags), must<2>(r.dry_run), must<3>(r.timeout), must<4>(r.bounds_all),
                       may<5>(r.wait), must<6>(r.order), must<7>(r.make_room), must<8>(r.min_awake),
                       must<9>(r.joint), must<10>(r.gpus), must<72>(r.live_bytes),
-                      may<82>(r.ignore_unknown_tags), may<88>(r.asker));
+                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<90>(r.minds_inhibitors));
 }
 auto fields(Is<model::Directive> auto& d) {
     return all_fields(must<1>(d.kind), must<2>(d.count));
@@ -264,7 +264,7 @@ auto fields(Is<model::Report> auto& r) {
         may<65>(r.features, "features"), may<66>(r.directories, "directories"),
         may<68>(r.unreleased_bytes, "unreleased_bytes"), may<74>(r.longest_pause, "longest_pause_seconds"),
         may<81>(r.reply), may<83>(r.refusal, or_null("refusal")), may<84>(r.lost, "lost"),
-        may<85>(r.refusal_code, "refusal_code"), may<89>(r.steps));
+        may<85>(r.refusal_code, "refusal_code"), may<89>(r.steps), may<91>(r.asleep_byte_seconds));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return all_fields(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),

@@ -37,7 +37,7 @@ SECONDS = 60
 # Each begins a block, and is followed by what the block needs.
 UNRUN = {
     ("README.md", "scripts/demo"): "minutes; other tests run it",
-    ("jobs.md", "docker run"): "a container engine and an image",
+    **{("containers.md", begin): "podman; integration.containers runs it" for begin in ("sudo gpu-enable", "podman", "gpu-sleep", "jq")},
     ("jobs.md", "token="): "Kubernetes",
     ("jobs.md", "curl -H"): "a pod; test_pod runs it with a process",
     ("slurm.md", "scontrol suspend"): "Slurm; integration.slurm runs it",

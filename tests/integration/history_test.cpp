@@ -3,16 +3,11 @@
 // What agents record, and gpu-ps --history shows.
 
 #include "empty_tmp.hpp"
-#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/other_user.hpp"
 #include "support/printed.hpp"
-#include "support/scratch.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <filesystem>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -75,6 +70,14 @@ TEST_CASE("History: a sleep and a wake by a touch are shown, with who asked", "[
                mentions("llama (a.ipynb)") && mentions("  touch\n") &&
                    mentions(name_of_user() + ": command\n") && mentions("GiB hours given back"));
     CHECK(host.command("gpu-ps", {"--since", "00:00"}).status == 2);
+}
+
+TEST_CASE("History: a notebook's kernel is shown by its id where Jupyter names no notebook, also to a job",
+          "[history]") {
+    LoadedHost host(captured({"SLURM_JOB_ID=471"}), {"sh", "-c", "exec \"$0\" /run/kernel-1f0c5a2b-77.json"});
+    host.cycle();
+    CHECK(history_of(host, 2).json("/history/0/notebook") == "kernel 1f0c5a2b");
+    CHECK_THAT(host.command("gpu-ps", {"--history"}).out, mentions("(kernel 1f0c5a2b)") && !mentions("471"));
 }
 
 TEST_CASE("History: a move of what sleeps has a line of its own", "[history]") {

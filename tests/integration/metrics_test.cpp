@@ -2,23 +2,12 @@
 // Copyright the gpu-sleep authors.
 // What a process counts of its transitions, and how gpu-ps writes it for Prometheus.
 
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
 
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-
+#include <fmt/format.h>
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
@@ -129,7 +118,9 @@ TEST_CASE("Metrics: of a real process, in the form that a server takes", "[quick
     CHECK_THAT(output.out, mentions(gpu + R"(,tag="weights",place="host"} 4194304)"));
     CHECK_THAT(output.out, mentions(R"(name="metered",engine="agent",state="asleep"} 1)"));
     CHECK_THAT(output.out, mentions(R"(name="metered",operation="sleep",result="done"} 1)"));
-    CHECK(output.out.find("pid") == std::string::npos);
+    CHECK_THAT(output.out, mentions(fmt::format(R"(name="metered",pid="{}",job="")", host.pid())));
+    const auto pid = output.out.find(",pid=");
+    CHECK(pid == output.out.rfind(",pid=")); // nothing else is counted for each process
     check_form(output.out, scratch);
     CHECK(host.command("gpu-ps", {"--prometheus=-"}).status == 0);
 
@@ -141,6 +132,28 @@ TEST_CASE("Metrics: of a real process, in the form that a server takes", "[quick
     CHECK_THAT(silent.out, mentions("gpu_sleep_stopped{") && mentions(R"(name="metered"} 1)") &&
                                mentions(R"(state="asleep"} 1)") && !mentions("gpu_sleep_unanswered{"));
     check_form(silent.out, scratch);
+}
+
+TEST_CASE("Metrics: what sleeps gives back its memory for as long", "[metrics]") {
+    LoadedHost host({"GPU_SLEEP_NAME=metered", "GPU_SLEEP_CAPTURE=1"});
+    const auto byte_seconds = [&] {
+        const auto text = host.command("gpu-ps", {"--prometheus"}).out;
+        const auto at = text.find("gpu_sleep_asleep_byte_seconds_total{");
+        REQUIRE(at != std::string::npos);
+        return std::stod(text.substr(text.find("} ", at) + 2));
+    };
+    CHECK(byte_seconds() == 0);
+    const auto before = Clock::now();
+    REQUIRE(host.command("gpu-sleep").status == 0);
+    pause_for(Milliseconds(500));
+    const auto asleep = byte_seconds();
+    CHECK(asleep > 0.5 * 4'194'304);
+    REQUIRE(host.command("gpu-wake").status == 0);
+    const auto sum = byte_seconds();
+    CHECK(sum > asleep);
+    CHECK(sum < seconds_since(before) * 4'194'304);
+    pause_for(Milliseconds(200));
+    CHECK(byte_seconds() == sum);
 }
 
 TEST_CASE("Metrics: a file is replaced at once, and may be read by all", "[metrics]") {

@@ -3,24 +3,10 @@
 // Room on demand: processes that do not fit together take turns, by touches and by commands.
 
 #include "client/gpu_queue.hpp"
-#include "peer.hpp"
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/host.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-
-#include <chrono>
-#include <csignal>
-#include <deque>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -139,24 +125,6 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     CHECK(all.find("to go first") == all.rfind("to go first")); // not in each turn
 }
 
-TEST_CASE("Room: it is the process itself that decides whether it was woken just now", "[room]") {
-    const Machine machine;
-    Model model(machine.model("model"));
-    model.request();
-    model::SleepRequest request;
-    request.min_awake = Milliseconds(600'000);
-    Peer peer(model.host);
-    peer.send(request);
-    auto reply = peer.next();
-    while (reply && std::holds_alternative<model::Progress>(*reply)) reply = peer.next();
-    REQUIRE(reply);
-    const auto& report = std::get<model::Report>(*reply);
-    CHECK_FALSE(report.changed);
-    REQUIRE_FALSE(report.notes.empty());
-    CHECK_THAT(report.notes.front(), mentions("it was woken"));
-    CHECK(model.host.state() == "awake");
-}
-
 TEST_CASE("Room: those who wait have their turns in the order in which they came", "[room]") {
     const Machine machine;
     std::deque<Model> models;
@@ -192,10 +160,15 @@ TEST_CASE("Room: gpu-switch wakes before all who wait, whoever has just woken, a
     CHECK(would.status == 0);
     CHECK_THAT(would.out, mentions("(first) would be put to sleep for it"));
     REQUIRE(first.host.command("gpu-inhibit").status == 0);
-    const auto would_not = third.host.command("gpu-switch", {"--dry-run"});
-    CHECK(would_not.status == 0); // it would wait
+    CHECK(third.host.command("gpu-switch", {"--dry-run", "--wait", "9s"}).status == 0); // it would wait
     CHECK(third.host.command("gpu-switch", {"--dry-run", "--wait", "0s"}).status == 7);
+    const auto would_not = third.host.command("gpu-switch", {"--dry-run"});
+    CHECK(would_not.status == 7);
     CHECK_THAT(would_not.out, mentions("(first) has 32.0 MiB: sleeps are inhibited"));
+    const auto in_its_way = third.host.command("gpu-switch");
+    CHECK(in_its_way.status == 7);
+    CHECK_THAT(in_its_way.err, !mentions("waits at most") && mentions("gpu-inhibit --release") &&
+                                   mentions("(first) has 32.0 MiB: sleeps are inhibited"));
     REQUIRE(first.host.command("gpu-inhibit", {"--release"}).status == 0);
     CHECK(first.host.state() == "awake");
     CHECK_FALSE(third.host.report(k_place) == "1"); // it does not stand in line
@@ -270,7 +243,8 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     CHECK(only.host.state() == "awake");
     const auto early = need({"--need", "40MiB"}, "60s");
     CHECK(early.status == 1);
-    CHECK_THAT(early.err, mentions("it was woken"));
+    CHECK_THAT(early.err,
+               mentions("it was woken") && mentions("; wait with --wait ") && !mentions("--min-awake"));
 }
 
 TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else makes room", "[room]") {

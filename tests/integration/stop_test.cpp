@@ -4,22 +4,13 @@
 
 #include "base/process.hpp"
 #include "control_group.hpp"
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/host.hpp"
-#include "support/skip.hpp"
 
 #include <fmt/format.h>
 
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

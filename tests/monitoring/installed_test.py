@@ -22,7 +22,7 @@ SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
 NAMED = re.compile(r"\b(?:gpu_sleep|node)_[a-z_]+\b")
 # Of the node exporter: when a file of metrics was written.
 OF_OTHERS = {"node_textfile_mtime_seconds"}
-VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$user": ".*"}
+VARIABLES = {"$__rate_interval": "5m", "$__range": "1d", "$instance": ".*", "$user": ".*"}
 
 
 def written():
@@ -71,7 +71,7 @@ class Installed(unittest.TestCase):
                      for y in range(place["y"], place["y"] + place["h"])}
             self.assertFalse(places & cells, panel["title"])
             places |= cells
-        known = {variable["name"] for variable in DASHBOARD["templating"]["list"]} | {"__rate_interval"}
+        known = {variable["name"] for variable in DASHBOARD["templating"]["list"]} | {"__rate_interval", "__range"}
         self.assertLessEqual(set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))) - {"__all"}, known)
 
     @unittest.skipUnless(shutil.which("promtool"), "there is no promtool")

@@ -8,9 +8,6 @@
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
 #include "support/printed.hpp"
-#include "support/sample_reports.hpp"
-
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
@@ -101,7 +98,7 @@ TEST_CASE("Live table: GPUs with their holders, the reason of who waits, and the
     auto& waiting = std::get<model::Report>(outcomes[2].answer).wakes_waiting;
     waiting.resize(1);
     waiting[0].reason =
-        "waking needs 600.0 MiB on GPU 0, and 408.0 MiB of 1.00 GiB are free; 13773 (a) has it";
+        "waking needs 600.0 MiB on GPU 0, and 408.0 MiB of 1.00 GiB are free; 13773 (a) has 600.0 MiB; 7 too";
     const driver::Gpu full{
         0, "GPU-0", "H200", 80 * k_gib, 20 * k_gib, false, {{911, 19 * k_gib}, {3, 40 * k_gib}}};
     const driver::Gpu empty{1, "GPU-1", "H200", 80 * k_gib, 80 * k_gib, false, {}};
@@ -109,7 +106,10 @@ TEST_CASE("Live table: GPUs with their holders, the reason of who waits, and the
     const test::Printed shown(text);
     CHECK(shown.sentences.at(1) == "GPU 0: 60.0 GiB used, 20.0 GiB free; b 40.0 GiB, 911 19.0 GiB");
     CHECK(shown.sentences.at(2) == "GPU 1: 0 B used, 80.0 GiB free");
-    CHECK(shown.sentences.back().starts_with("waits: waking needs 600.0 MiB on GPU 0, and 408.0"));
+    const auto why = shown.sentences.end() - 3;
+    CHECK(why[0].starts_with("waits: waking needs 600.0 MiB on GPU 0, and 408.0"));
+    CHECK(why[1] == "13773 (a) has 600.0 MiB");
+    CHECK(why[2] == "7 too");
     CHECK(shown.rows[2].at("PID") == ">2");
     CHECK(shown.rows[1].at("PID") == "3");
     std::istringstream lines(text);

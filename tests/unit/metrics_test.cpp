@@ -6,9 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
-#include "support/sample_reports.hpp"
-
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
@@ -102,6 +99,20 @@ TEST_CASE("Metrics: processes with the same labels are added up; the last work i
     CHECK(has_line(text, "gpu_sleep_transition_duration_seconds_count{" + who + R"(,operation="sleep"} 8)"));
     CHECK(has_line(text, "gpu_sleep_transition_duration_seconds_bucket{" + who +
                              R"(,operation="wake",le="60"} 0)"));
+}
+
+TEST_CASE("Metrics: each process says where it belongs, and what its sleep has given back", "[metrics]") {
+    auto kernel = server(7);
+    kernel.origin = {"work/a.ipynb", "1f0c", "471", "0123456789ab", "0123456789ab", "0a1b-77"};
+    auto report = named("llama");
+    report.asleep_byte_seconds = 3 * k_gib;
+    const auto text = render({{kernel, report}, {server(8), report}});
+    INFO(text);
+    const std::string info = R"(gpu_sleep_process_info{user="root",name="llama",pid=")";
+    CHECK(has_line(text, info + R"(7",job="471",unit="",container="0123456789ab",pod="0a1b-77",)" +
+                             R"(notebook="work/a.ipynb"} 1)"));
+    CHECK(has_line(text, info + R"(8",job="",unit="",container="",pod="",notebook=""} 1)"));
+    CHECK(has_line(text, R"(gpu_sleep_asleep_byte_seconds_total{user="root",name="llama"} 6442450944)"));
 }
 
 TEST_CASE("Metrics: who has no name is called by its program and script, never by other arguments",

@@ -4,16 +4,21 @@
 
 #include "control/program_name.hpp"
 
+#include "base/process.hpp"
 #include "support/catch.hpp"
 
 #include <fmt/format.h>
 
 using namespace gpu_sleep::control;
+using gpu_sleep::kernel_in;
 
 TEST_CASE("Origin: a kernel's id stands in its connection file's name", "[find]") {
     CHECK(kernel_in("python3 -m ipykernel_launcher -f /home/ann/my files/runtime/kernel-1f0c-5a.json") ==
           "1f0c-5a");
     CHECK(kernel_in("python3 -m ipykernel_launcher --f=/run/kernel-1f0c-5a.json --debug") == "1f0c-5a");
+    using namespace std::string_literals;
+    CHECK(kernel_in("python3\0-f\0/run/kernel-1f0c-5a.json\0"s) == "1f0c-5a");
+    CHECK(kernel_in("python3\0/run/kernel-1f0c\0x.json\0"s).empty());
     for (const auto* const none :
          {"", "python3 kernel-7.json", "python3 /kernel-7", "python3 /kernel-7 x.json",
           "python3 /kernel-7/x.json", "python3 /kernel-"})
@@ -44,6 +49,22 @@ TEST_CASE("Origin: the innermost unit or container of a control group", "[find]"
     }));
     INFO(row.groups);
     CHECK(unit_in(row.groups) == row.unit);
+}
+
+TEST_CASE("Origin: the pod and the container in it", "[find]") {
+    const std::string id(64, 'a');
+    const auto* const path =
+        GENERATE("0::/kubepods.slice/kubepods-burstable.slice/"
+                 "kubepods-burstable-pod0a1b2c3d_4e5f_6071_8293_a4b5c6d7e8f9.slice/cri-containerd-{}.scope\n",
+                 "0::/kubepods/besteffort/pod0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9/{}/init.scope\n");
+    const auto groups = fmt::format(fmt::runtime(path), id);
+    CHECK(pod_in(groups) == "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
+    CHECK(short_container_in(groups) == id.substr(0, 12));
+    for (const auto* const none :
+         {"", "0::/pod", "0::/system.slice/podman.service\n", "0::/podabc/x.scope\n"}) {
+        CHECK(pod_in(none).empty());
+        CHECK(short_container_in(none).empty());
+    }
 }
 
 TEST_CASE("Origin: all that is known, and what tells most", "[find]") {

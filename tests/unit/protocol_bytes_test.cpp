@@ -9,10 +9,6 @@
 #include "random_messages.hpp"
 #include "support/catch.hpp"
 
-#include <string>
-#include <string_view>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::model;
 using namespace gpu_sleep::protocol;
@@ -127,6 +123,7 @@ Report report_to_send() {
     report.refusal = "z";
     report.lost = true;
     report.refusal_code = ErrorCode::stopped;
+    report.asleep_byte_seconds = 0x64;
     return report;
 }
 
@@ -168,6 +165,7 @@ WakeRequest wake_to_send() {
             {"o"},
             true,
             Milliseconds(0x0b0c),
+            true,
             true,
             {{"f", "t"}}};
 }
@@ -251,7 +249,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                       "068005000000010000006f07800100000001"
                       "0880080000000c0b00000000000009800100000001"
                       "0a80120000000e0000000180010000006602800100000074"
-                      "4880080000000f0e00000000000052000100000001");
+                      "4880080000000f0e000000000000520001000000015a800100000001");
     check_bytes(Directive{Directive::Kind::let_through, 8}, "06:"
                                                             "0180010000000102800400000008000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
@@ -357,7 +355,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "4a0008000000000000000000a040"
                 "510001000000795300010000007a"
                 "54000100000001550002000000"
-                "1d00");
+                "1d005b00080000006400000000000000");
 }
 
 TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, or old and new sides read "

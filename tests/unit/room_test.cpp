@@ -5,20 +5,11 @@
 #include "client/room.hpp"
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
-#include "support/scratch.hpp"
 
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <deque>
-#include <string>
-#include <thread>
-#include <utility>
 #include <variant>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;
@@ -255,4 +246,18 @@ TEST_CASE("Room: who was woken just now is waited for", "[room]") {
         request);
     REQUIRE_FALSE(failed);
     CHECK(failed.error().code == ErrorCode::driver_failed);
+}
+
+TEST_CASE("Room: for how long inhibitors alone stand against it", "[room]") {
+    constexpr auto k_for_ever = std::numeric_limits<double>::infinity();
+    Crowd crowd;
+    crowd.add("first", 10, 500, slept());
+    crowd.add("second", 10, 5, slept());
+    CHECK(crowd.make_room(40).inhibited_for == 0); // more is missing
+    crowd.holders[0].status.inhibited = true;
+    CHECK(crowd.make_room(20).inhibited_for == k_for_ever);
+    crowd.holders[0].status.inhibited_seconds = 9;
+    CHECK(crowd.make_room(20).inhibited_for == 9);
+    CHECK(crowd.make_room(40).inhibited_for == 0);
+    CHECK(crowd.make_room(10).inhibited_for == 0); // the second is enough
 }

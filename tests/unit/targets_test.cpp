@@ -6,11 +6,6 @@
 #include "control/targets.hpp"
 #include "find_fixture.hpp"
 
-#include <unistd.h>
-
-#include <array>
-#include <functional>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;
 using namespace std::string_literals;
@@ -129,6 +124,29 @@ TEST_CASE("Targets: a tree is a process and its descendants, and a name's are th
     }
     CHECK(code_of(find_tree(finder, "30")) == ErrorCode::no_agent);
     CHECK(code_of(find_tree(finder, "lama")) == ErrorCode::no_process);
+}
+
+TEST_CASE("Targets: a tree of a script is what its launcher has started, which itself uses no CUDA",
+          "[find]") {
+    const test::ProcTree tree;
+    const auto launched = GENERATE("python3\0train.py\0"s, "python3\0-c\0from multiprocessing\0"s);
+    tree.add({.pid = 20, .arguments = "python3\0train.py\0"s});
+    tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99, .arguments = launched});
+    const auto agent = add_agent(tree);
+    auto finder = finder_of(tree);
+    {
+        const auto found = find_tree(finder, "train.py");
+        REQUIRE(found);
+        REQUIRE(found->reached.size() == 1);
+        CHECK(found->reached.front().process.pid == ::getpid());
+    }
+    CHECK(find_root(finder, "train.py", {})->pid == 20);
+    tree.add({.pid = 30, .arguments = "bash\0sweep.sh\0"s});
+    const auto none = find_tree(finder, "sweep.sh");
+    CHECK(code_of(none) == ErrorCode::no_agent);
+    CHECK(none.error().message == "there is no agent in process 30 (bash sweep.sh), or below it");
+    tree.add({.pid = 31, .arguments = "bash\0sweep.sh\0"s});
+    CHECK(code_of(find_tree(finder, "sweep.sh")) == ErrorCode::ambiguous_name);
 }
 
 TEST_CASE("Targets: a member that shows an agent and cannot be asked is not left out of a tree", "[find]") {

@@ -134,7 +134,7 @@ bool is_unforeseen(std::string_view text, std::size_t lines) {
 /// The line at which it does.
 std::size_t unforeseen_line(std::string_view text) {
     std::size_t good = 0;
-    auto bad = static_cast<std::size_t>(1 + std::count(text.begin(), text.end(), '\n'));
+    auto bad = static_cast<std::size_t>(1 + std::ranges::count(text, '\n'));
     while (bad - good > 1) {
         const auto middle = good + (bad - good) / 2;
         (is_unforeseen(text, middle) ? bad : good) = middle;
@@ -197,8 +197,8 @@ Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view na
     } catch (const Unforeseen&) {
         return bad(unforeseen_line(plain), "this is not TOML");
     }
-    std::stable_sort(entries.begin(), entries.end(),
-                     [](const Entry& one, const Entry& other) { return one.line < other.line; });
+    std::ranges::stable_sort(entries,
+                             [](const Entry& one, const Entry& other) { return one.line < other.line; });
     return entries;
 }
 

@@ -162,12 +162,12 @@ std::string put_entry(Configuration& file, const Entry& entry, Author author) {
     const std::vector<std::string_view> plain{"reclaim", "host"};
     const std::vector<std::string_view> named{"user", "command", "tag"};
     const auto is_in = [](const auto& list, const std::string& word) {
-        return std::find(list.begin(), list.end(), word) != list.end();
+        return std::ranges::find(list, word) != list.end();
     };
     const auto depth = is_in(plain, entry.path.front()) ? 2U : 3U;
     const auto is_key_of = [&](const auto& keys) {
         const auto names = names_of(keys, false);
-        return std::find(names.begin(), names.end(), entry.path.front()) != names.end();
+        return std::ranges::find(names, entry.path.front()) != names.end();
     };
     const bool is_key = is_key_of(k_process_keys);
     if (entry.path.size() == 1 && (is_key || is_key_of(k_host_keys)))

@@ -30,7 +30,7 @@ model::IdleSleepRequest request_for(const Rung& rung, const std::string& directo
 std::vector<std::string> tags_of(const model::Report& report) {
     std::vector<std::string> names;
     for (const auto& tag : report.tags)
-        if (std::find(names.begin(), names.end(), tag.tag) == names.end()) names.push_back(tag.tag);
+        if (std::ranges::find(names, tag.tag) == names.end()) names.push_back(tag.tag);
     return names;
 }
 
@@ -56,8 +56,8 @@ bool heed_tags(const Policy& policy, const std::vector<std::string>& names, mode
 } // namespace
 
 bool sleeps_in_host_memory(const model::Report& report) noexcept {
-    return is_asleep(report) && std::any_of(report.tags.begin(), report.tags.end(),
-                                            [](const auto& tag) { return tag.kept > tag.in_files; });
+    return is_asleep(report) &&
+           std::ranges::any_of(report.tags, [](const auto& tag) { return tag.kept > tag.in_files; });
 }
 
 Tier tier_of(const model::Report& report) noexcept {
@@ -153,8 +153,8 @@ public:
     void keep(Bytes budget, std::optional<uid_t> user) {
         auto chosen = holders_of(user);
         const auto by = [&](auto&& what) {
-            std::stable_sort(chosen.begin(), chosen.end(),
-                             [&](std::size_t one, std::size_t other) { return what(one) > what(other); });
+            std::ranges::stable_sort(
+                chosen, [&](std::size_t one, std::size_t other) { return what(one) > what(other); });
         };
         by([&](std::size_t i) { return holders_[i].retained; });
         for (const auto i : chosen)
@@ -215,7 +215,7 @@ HostPlan plan_host_memory(const std::vector<Holder>& holders, const Budgets& bud
 std::vector<bool> find_room(const std::vector<Holder>& holders, const Budgets& budgets) {
     std::vector<std::size_t> order(holders.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t one, std::size_t other) {
+    std::ranges::stable_sort(order, [&](std::size_t one, std::size_t other) {
         return holders[one].unused_seconds > holders[other].unused_seconds;
     });
     auto machine = budgets.machine;

@@ -18,9 +18,9 @@ Bytes needed_by(const model::SleepRequest& request, const model::Report& report)
     Bytes sum = 0;
     for (const auto& tag : report.tags) {
         const auto& chosen = request.tags;
-        const bool goes = chosen.empty() || std::find(chosen.begin(), chosen.end(), tag.tag) != chosen.end();
-        const bool goes_elsewhere = std::any_of(request.stores.begin(), request.stores.end(),
-                                                [&](const auto& each) { return each.tag == tag.tag; });
+        const bool goes = chosen.empty() || std::ranges::find(chosen, tag.tag) != chosen.end();
+        const bool goes_elsewhere =
+            std::ranges::any_of(request.stores, [&](const auto& each) { return each.tag == tag.tag; });
         const bool is_kept = tag.policy.retention != model::Retention::discard;
         if (!goes || goes_elsewhere || !is_kept) continue;
         // A tag that runs from host memory sleeps in it and takes no more. As it goes deep, its contents are
@@ -154,7 +154,7 @@ Requests requests_for(Look& look, const Budgets& budgets, std::vector<Outcome>& 
         const auto is_it = [pid = process.pid](const Outcome& each) { return each.process.pid == pid; };
         if (decision.request) {
             requests.emplace_back(std::move(process), *std::move(decision.request));
-        } else if (std::none_of(outcomes.begin(), outcomes.end(), is_it)) {
+        } else if (std::ranges::none_of(outcomes, is_it)) {
             report.operation = model::Operation::sleep;
             report.devices.clear(); // of the look: nothing has moved
             report.refusal = decision.reason;

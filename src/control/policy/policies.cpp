@@ -17,8 +17,8 @@ namespace {
 /// Whether a section names a directory, which may hold for any user's processes.
 bool names_directory(const Configuration& file) {
     const auto names = [](const auto& section) { return section.second.directory.has_value(); };
-    return file.reclaim.directory || std::any_of(file.users.begin(), file.users.end(), names) ||
-           std::any_of(file.commands.begin(), file.commands.end(), names);
+    return file.reclaim.directory || std::ranges::any_of(file.users, names) ||
+           std::ranges::any_of(file.commands, names);
 }
 
 } // namespace
@@ -99,7 +99,7 @@ void Policies::complain_of_unused() {
             const auto fits = [&word = name](const Subject& subject) {
                 return is_called(subject.program, word) || subject.name == word;
             };
-            if (std::none_of(subjects_.begin(), subjects_.end(), fits))
+            if (std::ranges::none_of(subjects_, fits))
                 complaints_.push_back(
                     printable(fmt::format("[command.{}] of {} matches no process", name, file->name)));
         }

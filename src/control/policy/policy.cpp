@@ -39,7 +39,7 @@ Result<Rung> parse_rung(std::string_view text) {
     if (colon == std::string_view::npos) return Rung{time, Tier::host};
     const auto word = text.substr(colon + 1);
     const auto* const tier =
-        std::find_if(k_tiers.begin(), k_tiers.end(), [=](Tier each) { return to_string(each) == word; });
+        std::ranges::find_if(k_tiers, [=](Tier each) { return to_string(each) == word; });
     if (tier == k_tiers.end())
         return make_error(ErrorCode::invalid_argument,
                           "'{}' is not a place: the places are host, file and deep", word);
@@ -47,7 +47,7 @@ Result<Rung> parse_rung(std::string_view text) {
 }
 
 Result<Ladder> make_ladder(std::vector<Rung> rungs) {
-    std::sort(rungs.begin(), rungs.end(), is_earlier);
+    std::ranges::sort(rungs, is_earlier);
     for (std::size_t i = 1; i < rungs.size(); ++i) {
         const auto& [idle, tier] = rungs[i];
         if (idle == rungs[i - 1].idle)
@@ -69,7 +69,7 @@ std::optional<Rung> rung_at(const Ladder& ladder, double idle_seconds) noexcept 
 Ladder deeper_of(const Ladder& one, const Ladder& other) {
     std::vector<Rung> all = one;
     all.insert(all.end(), other.begin(), other.end());
-    std::stable_sort(all.begin(), all.end(), is_earlier);
+    std::ranges::stable_sort(all, is_earlier);
     Ladder ladder;
     for (const auto& rung : all) {
         if (!ladder.empty() && rung.tier <= ladder.back().tier) continue;
@@ -80,8 +80,7 @@ Ladder deeper_of(const Ladder& one, const Ladder& other) {
 }
 
 bool leads_to_files(const Ladder& ladder) noexcept {
-    return std::any_of(ladder.begin(), ladder.end(),
-                       [](const Rung& rung) { return rung.tier == Tier::file; });
+    return std::ranges::any_of(ladder, [](const Rung& rung) { return rung.tier == Tier::file; });
 }
 
 std::string to_text(Milliseconds time) {
