@@ -82,7 +82,8 @@ class CudaHeaders(unittest.TestCase):
         self.assertNotIn("Not intercepted", said)
         self.assertEqual(self.compile("gpu_sleep_hooks", ["agent/hooks/*.cpp"], older), "")
         binary = "fingerprint_key.cpp"  # which names a file in its assembler: the compiler cache takes no such source
-        self.assertEqual(self.compile("gpu-sleep-agent", ["src/driver/*.cpp", "agent/intercepted/*.cpp"], older, without=binary), "")
+        sources = ["src/driver/*.cpp", "agent/intercepted/*.cpp"]
+        self.assertEqual(self.compile("gpu-sleep-agent", sources, older, without=binary), "")
         self.assertEqual(self.compile("gpu-sleep-agent", [f"src/driver/{binary}"], older), "")
 
     def test_with_a_newer_one_the_product_is_built_and_its_tests_are_not(self):
