@@ -188,8 +188,7 @@ std::span<const Route> all_routes() {
 }
 
 const Route* find_route(std::string_view path) noexcept {
-    const auto* const found =
-        std::ranges::find_if(k_routes, [=](const Route& route) { return route.path == path; });
+    const auto* const found = std::ranges::find(k_routes, path, &Route::path);
     return found == k_routes.end() ? nullptr : found;
 }
 
@@ -247,8 +246,8 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
 
 std::string_view weights_of(const Dialect& dialect, const std::vector<model::Report>& reports) {
     const bool has_its_name = std::ranges::any_of(reports, [&](const model::Report& report) {
-        return std::ranges::any_of(
-            report.tags, [&](const model::TagReport& row) { return row.tag == dialect.tags.front(); });
+        return std::ranges::find(report.tags, dialect.tags.front(), &model::TagReport::tag) !=
+               report.tags.end();
     });
     return has_its_name ? dialect.tags.front() : k_weights;
 }

@@ -26,8 +26,7 @@ bool Together::any(State state) const noexcept {
 
 std::optional<std::size_t> Together::next_to_ask() noexcept {
     if (any(State::asked) || any(State::failed)) return std::nullopt;
-    const auto next =
-        std::ranges::find_if(members_, [](const Member& each) { return each.state == State::unasked; });
+    const auto next = std::ranges::find(members_, State::unasked, &Member::state);
     if (next == members_.end()) return std::nullopt;
     next->state = State::asked;
     return static_cast<std::size_t>(next - members_.begin());

@@ -193,9 +193,8 @@ private:
     }
 
     Result<void> initialise(const Look& look) {
-        const bool is_persistent = !look.gpus.empty() && std::ranges::all_of(look.gpus, [](const auto& gpu) {
-            return gpu.is_persistent;
-        });
+        const bool is_persistent =
+            !look.gpus.empty() && std::ranges::all_of(look.gpus, &driver::Gpu::is_persistent);
         return is_persistent ? Result<void>() : checkpoint_->initialise();
     }
 

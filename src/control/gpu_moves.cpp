@@ -86,7 +86,7 @@ Result<void> check_needs(const Places& typed, const Places& places, const std::v
 } // namespace
 
 const Gpu* find_gpu(const std::vector<Gpu>& gpus, const std::string& uuid) noexcept {
-    const auto found = std::ranges::find_if(gpus, [&](const Gpu& gpu) { return gpu.uuid == uuid; });
+    const auto found = std::ranges::find(gpus, uuid, &Gpu::uuid);
     return found == gpus.end() ? nullptr : &*found;
 }
 

@@ -124,8 +124,7 @@ std::string only_its_user(uid_t uid) {
 const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) noexcept {
     const auto* const report = std::get_if<model::Report>(&answer);
     if (!report) return nullptr;
-    const auto found =
-        std::ranges::find_if(report->devices, [&](const auto& device) { return device.uuid == uuid; });
+    const auto found = std::ranges::find(report->devices, uuid, &model::DeviceReport::uuid);
     return found == report->devices.end() ? nullptr : &*found;
 }
 

@@ -120,7 +120,7 @@ Result<std::vector<Process>> ProcFs::list() const {
         else if (lacks_descriptors(process.error().driver_status))
             return std::move(process).error();
     }
-    std::ranges::sort(processes, [](const auto& a, const auto& b) { return a.pid < b.pid; });
+    std::ranges::sort(processes, {}, &Process::pid);
     return processes;
 }
 

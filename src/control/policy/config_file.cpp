@@ -197,8 +197,7 @@ Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view na
     } catch (const Unforeseen&) {
         return bad(unforeseen_line(plain), "this is not TOML");
     }
-    std::ranges::stable_sort(entries,
-                             [](const Entry& one, const Entry& other) { return one.line < other.line; });
+    std::ranges::stable_sort(entries, {}, &Entry::line);
     return entries;
 }
 
