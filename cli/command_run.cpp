@@ -45,7 +45,7 @@ bool accepts(const std::string& program, bool is_quiet, const std::vector<contro
     return false;
 }
 
-/// What could not be done, for render_failure().
+/// Names the deed that has failed, for render_failure().
 std::string_view purpose(const protocol::Request& request, ErrorCode failure) noexcept {
     const bool wakes = std::holds_alternative<model::WakeRequest>(request);
     if (failure == ErrorCode::outcome_unknown)

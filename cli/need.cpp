@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Who was put to sleep for room, and why there is not enough.
+// Makes room on GPUs, and prints which processes sleep for it, or why there is too little.
 
 #include "cli/need.hpp"
 

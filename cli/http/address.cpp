@@ -73,7 +73,7 @@ Error cannot_listen(const Address& address, int reason) {
     return make_error(code, "cannot listen on {}: {}", to_string(address), std::strerror(reason));
 }
 
-/// What lies at the path; nothing if nothing does.
+/// The identity of the file at the path; nothing if there is none.
 std::optional<FileIdentity> file_at(const std::string& path) noexcept {
     return FileIdentity::of(AT_FDCWD, path.c_str());
 }

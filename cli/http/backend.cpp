@@ -85,7 +85,7 @@ Bytes unreleased_in(const std::vector<model::Report>& reports) {
     return sum;
 }
 
-/// What an operation has done, of all processes together.
+/// Adds the sums of what an operation did to all processes.
 void add_figures(const Route& route, const Plan& plan, const std::vector<model::Report>& reports,
                  OrderedJson& value) {
     Bytes moved = 0, contents = 0;

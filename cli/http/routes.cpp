@@ -118,7 +118,7 @@ std::vector<std::string> values_of(std::string_view name, const Query& query, co
     return values;
 }
 
-/// What is to be called, and how long that may take, as vLLM's clients say it.
+/// Reads the callback and its time limit from a request of vLLM's clients.
 Result<model::CallRequest> read_call(const Route& route, const Query& query, const Json& body,
                                      std::string_view text) {
     model::CallRequest call;
@@ -165,7 +165,7 @@ struct Tag {
     bool is_wished = false;
 };
 
-/// What the processes say of them.
+/// The tags of all processes, by their reports.
 std::map<std::string, Tag> tags_of(const std::vector<model::Report>& reports) {
     std::map<std::string, Tag> tags;
     std::map<std::string, std::set<const model::Report*>> processes; // a tag has a row for each device

@@ -20,7 +20,7 @@ namespace {
 using model::Report;
 using model::State;
 
-/// What is shown, and sorted by, of a process.
+/// The figures of a process, by which rows can be sorted.
 struct Row {
     std::string name;
     std::string origin; ///< where others have the same name

@@ -76,7 +76,7 @@ private:
     std::map<Labels, double> samples_;
 };
 
-/// How long transitions took that were done.
+/// A histogram of the time that completed transitions took.
 class HistogramFamily {
 public:
     HistogramFamily(std::string_view name, std::string_view help) : name_(name), help_(help) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Who is to be told what, and when.
+// Decides which member of a joint sleep or wake is told to go on, and when.
 
 #include "client/together.hpp"
 

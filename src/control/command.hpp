@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is asked and of whom, as a person says it, and what whoever asks is told meanwhile.
+// A request and its targets as a person names them, and the listener that hears of its progress.
 
 #pragma once
 
