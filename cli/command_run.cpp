@@ -5,7 +5,6 @@
 #include "cli/command_run.hpp"
 
 #include "base/text.hpp"
-#include "base/threads.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
@@ -16,9 +15,7 @@
 
 #include <strings.h>
 #include <sys/signalfd.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cmath>
 #include <iostream>
 

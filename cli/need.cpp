@@ -4,7 +4,6 @@
 
 #include "cli/need.hpp"
 
-#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/command_run.hpp"
 #include "cli/show/json.hpp"
@@ -13,7 +12,6 @@
 #include "client/room.hpp"
 #include "control/gpus.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 

@@ -4,8 +4,6 @@
 
 #include "cli/pass.hpp"
 
-#include "base/error.hpp"
-#include "base/fd.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
 #include "cli/command_run.hpp"
@@ -15,7 +13,6 @@
 #include "control/gpus.hpp"
 #include "control/history.hpp"
 #include "control/listing.hpp"
-#include "control/policy/pass.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -23,11 +20,7 @@
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <csignal>
-#include <set>
 #include <sstream>
 
 namespace gpu_sleep::cli {

@@ -11,10 +11,6 @@
 #include "base/text.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <chrono>
 
 namespace gpu_sleep::agent::lifecycle {
 namespace {

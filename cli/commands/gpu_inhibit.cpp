@@ -9,10 +9,6 @@
 #include "cli/show/render.hpp"
 #include "model/environment.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 

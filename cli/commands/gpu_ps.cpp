@@ -21,15 +21,7 @@
 #include "doctor/diagnosis.hpp"
 #include "driver/management.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <ctime>
-#include <filesystem>
-#include <functional>
-#include <thread>
 
 using namespace gpu_sleep;
 

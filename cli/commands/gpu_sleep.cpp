@@ -7,8 +7,6 @@
 #include "cli/options.hpp"
 #include "cli/show/render.hpp"
 
-#include <algorithm>
-
 using namespace gpu_sleep;
 
 namespace {

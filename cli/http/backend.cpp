@@ -4,14 +4,11 @@
 
 #include "cli/http/backend.hpp"
 
-#include "base/error.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/metrics.hpp"
-#include "driver/management.hpp"
 
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <ctime>
 #include <set>
 

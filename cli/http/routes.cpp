@@ -7,9 +7,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-#include <array>
-#include <map>
 #include <set>
 #include <sstream>
 

@@ -10,8 +10,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <map>
 #include <tuple>
 
 namespace gpu_sleep::cli {

@@ -7,11 +7,9 @@
 #include "base/text.hpp"
 #include "cli/show/table.hpp"
 
-#include <algorithm>
 #include <concepts>
 #include <fmt/format.h>
 #include <initializer_list>
-#include <map>
 
 namespace gpu_sleep::cli {
 namespace {

@@ -7,9 +7,6 @@
 #include "base/text.hpp"
 #include "cli/show/table.hpp"
 
-#include <algorithm>
-#include <cerrno>
-
 namespace gpu_sleep::cli {
 namespace {
 

@@ -10,7 +10,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <iterator>
 
 namespace gpu_sleep::cli {

@@ -6,10 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <limits>
-#include <utility>
-
 namespace gpu_sleep::client {
 namespace {
 

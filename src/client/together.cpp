@@ -4,8 +4,6 @@
 
 #include "client/together.hpp"
 
-#include <algorithm>
-
 namespace gpu_sleep::client {
 
 using Phase = model::Progress::Phase;

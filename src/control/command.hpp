@@ -8,13 +8,6 @@
 #include "control/ask.hpp"
 #include "control/gpu_moves.hpp"
 
-#include <sys/types.h>
-
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 using client::Interruptions;

@@ -13,12 +13,6 @@
 #include "driver/management.hpp"
 #include "model/unseen_libraries.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <thread>
-#include <utility>
-
 namespace gpu_sleep::control {
 namespace {
 

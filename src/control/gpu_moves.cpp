@@ -4,12 +4,6 @@
 
 #include "control/gpu_moves.hpp"
 
-#include "model/terms.hpp"
-
-#include <algorithm>
-#include <cstddef>
-#include <optional>
-
 namespace gpu_sleep::control {
 namespace {
 

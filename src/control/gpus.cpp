@@ -4,23 +4,13 @@
 
 #include "control/gpus.hpp"
 
-#include "base/process.hpp"
 #include "base/text.hpp"
 #include "client/room.hpp"
 #include "control/gpu_moves.hpp"
 
-#include <algorithm>
-#include <array>
-#include <filesystem>
 #include <fmt/ranges.h>
 #include <iterator>
 #include <sstream>
-#include <string_view>
-#include <sys/stat.h>
-#include <system_error>
-#include <unistd.h>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::control {
 namespace {

@@ -10,11 +10,8 @@
 
 #include <pwd.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <fstream>
 #include <set>
 #include <sstream>

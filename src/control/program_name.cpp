@@ -8,7 +8,6 @@
 #include "base/text.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <iterator>
 
 namespace gpu_sleep::control {

@@ -4,7 +4,6 @@
 
 #include "control/policy/config_file.hpp"
 
-#include "base/fd.hpp"
 #include "base/files.hpp"
 #include "control/policy/config_reader.hpp"
 
@@ -31,18 +30,10 @@ struct Unforeseen {};
 static_assert(TOML_LIB_MAJOR >= 3);
 #endif
 
-#include <fcntl.h>
 #include <pwd.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdlib>
 #include <system_error>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::control::policy {
 namespace {

@@ -6,11 +6,6 @@
 
 #include "control/policy/policy.hpp"
 
-#include <cstdint>
-#include <string>
-#include <variant>
-#include <vector>
-
 namespace gpu_sleep::control::policy {
 
 /// A value of a file that a setting can have; anything else is `other`, by the word that TOML has for it.

@@ -4,11 +4,7 @@
 
 #include "control/policy/decision.hpp"
 
-#include <algorithm>
-#include <limits>
 #include <numeric>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::control::policy {
 namespace {

@@ -12,12 +12,6 @@
 
 #include <sys/types.h>
 
-#include <cstddef>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::control::policy {
 
 /// Whether all of it sleeps, and host memory holds contents of it.

@@ -8,10 +8,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <utility>
-
 namespace gpu_sleep::control::policy {
 namespace {
 
