@@ -36,6 +36,9 @@ configure() {
     local options=()
     command -v ccache >/dev/null &&
         options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+    case $1 in
+    ci | release | bench) options+=(-DGPU_SLEEP_SYSROOT="$([[ ! -d $root/build/sysroot ]] || echo "$root/build/sysroot")") ;;
+    esac
     PATH="$(cuda_bin):$PATH" cmake -S "$root" --preset "$1" "${options[@]}" >&2
 }
 

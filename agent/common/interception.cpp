@@ -4,8 +4,11 @@
 
 #include "common/interception.hpp"
 
+#include "base/symbols.hpp"
 #include "common/settings.hpp"
 #include "model/environment.hpp"
+
+#include <dlfcn.h>
 
 #include <atomic>
 
@@ -16,13 +19,19 @@ namespace {
 enum class Decision : int { unknown, off, on, misspelt };
 constinit std::atomic<Decision> g_decision{Decision::unknown};
 
+/// Whether the library that gpu-enable preloads has brought the agent.
+bool is_brought_for_all() noexcept {
+    const auto* const brings = static_cast<const char*>(find_symbol(RTLD_DEFAULT, "gpu_sleep_login_library"));
+    return brings && *brings == 1;
+}
+
 } // namespace
 
 bool intercepts() noexcept {
     auto decision = g_decision.load(std::memory_order_relaxed);
     if (decision == Decision::unknown) {
         const auto text = setting(model::environment::k_capture);
-        const auto wanted = parse_switch(text.empty() ? "0" : text);
+        const auto wanted = text.empty() ? is_brought_for_all() : parse_switch(text);
         const auto disabled = setting(model::environment::k_disable);
         decision = !wanted ? Decision::misspelt : *wanted ? Decision::on : Decision::off;
         if (!disabled.empty() && disabled != "0") decision = Decision::off;

@@ -9,8 +9,8 @@
 
 /// Before all of these come, which are no mutexes: the turnstile, held over callbacks, and the gate, inside
 /// of which threads call the driver. Between starting and pools comes the lock of the contexts
-/// (own_contexts.hpp), held while threads work in contexts that may end. None of the mutexes is held across
-/// socket work or callbacks.
+/// (agent/registry/contexts.hpp), held while threads work in contexts that may end. None of the mutexes is
+/// held across socket work or callbacks.
 namespace gpu_sleep::agent::lock_order {
 
 /// Above it: starting and ending the agent, under which it makes its threads.

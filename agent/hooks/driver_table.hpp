@@ -13,7 +13,7 @@
 #include "common/interception.hpp"
 #include "declared_entry_points.hpp" // made by the build of entry_points.txt
 #include "gate/gate.hpp"
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cuda.h>
 
@@ -88,6 +88,7 @@ template <Entry entry>
 inline constexpr gate::Touch k_touch = k_touches[static_cast<std::size_t>(entry)];
 
 namespace intercepted = agent::intercepted;
+namespace registry = agent::registry;
 using agent::check_interception_setting;
 using agent::intercepts;
 using intercepted::refused;

@@ -8,7 +8,7 @@
 #include "base/memory.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
-#include "intercepted/captures.hpp"
+#include "registry/registry.hpp"
 
 #include <cstring>
 #include <unordered_map>
@@ -60,15 +60,6 @@ std::optional<cuuint64_t> capture_of(CUstream stream) noexcept {
     const bool goes_on = status == CUDA_SUCCESS && state == CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return goes_on ? std::optional(number) : std::nullopt;
 }
-
-/// The addresses that each node names. A node with a child graph has the addresses of that: if it changes,
-/// all of them are replaced.
-using NodeNames = std::unordered_map<CUgraphNode, gate::Named>;
-
-struct Graphs {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost);
-    std::unordered_map<CUgraphExec, NodeNames> named GPU_SLEEP_GUARDED_BY(mutex);
-};
 
 /// The nodes of `graph`; nothing when the driver does not tell.
 std::optional<std::vector<CUgraphNode>> nodes_of(CUgraph graph) {
@@ -243,7 +234,7 @@ void add_kernel(gate::Named& named, CUfunction function, void** parameters, void
 
 bool is_recorded(CUstream stream, bool per_thread) noexcept {
     std::array<CUstream, 8> own{};
-    const auto count = intercepted::streams_captured_here(own);
+    const auto count = registry::books().captures.own_streams(own);
     if (count == 0) return false;
     const auto number = capture_of(!stream && per_thread ? CU_STREAM_PER_THREAD : stream);
     for (std::size_t i = 0; number && i < count; ++i)
@@ -287,7 +278,7 @@ void add_node(gate::Named& named, const CUgraphNodeParams& node) {
 
 void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
     note(executable, [&] {
-        NodeNames names;
+        registry::Graphs::Nodes names;
         const auto nodes = nodes_of(graph);
         if (!nodes) names[nullptr].known = false;
         for (auto* const node : nodes.value_or(std::vector<CUgraphNode>())) {
@@ -297,7 +288,7 @@ void note_graph(CUgraphExec executable, CUgraph graph) noexcept {
             leave_out_repeats(named);
             if (names_any(named)) names.emplace(node, std::move(named));
         }
-        auto& graphs = immortal<Graphs>();
+        auto& graphs = registry::books().graphs;
         const MutexLock lock(graphs.mutex);
         graphs.named[executable] = std::move(names);
     });
@@ -307,7 +298,7 @@ void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& 
     note(executable, [&] {
         auto named = names.inspect();
         leave_out_repeats(named);
-        auto& graphs = immortal<Graphs>();
+        auto& graphs = registry::books().graphs;
         const MutexLock lock(graphs.mutex);
         // If the making of a graph was not seen, nothing is known of it, whatever one of its nodes names.
         const auto found = graphs.named.find(executable);
@@ -316,13 +307,13 @@ void note_node(CUgraphExec executable, CUgraphNode node, const gate::Inspector& 
 }
 
 void forget_graph(CUgraphExec executable) noexcept {
-    auto& graphs = immortal<Graphs>();
+    auto& graphs = registry::books().graphs;
     const MutexLock lock(graphs.mutex);
     graphs.named.erase(executable);
 }
 
 void add_graph(gate::Named& named, CUgraphExec executable) {
-    auto& graphs = immortal<Graphs>();
+    auto& graphs = registry::books().graphs;
     const MutexLock lock(graphs.mutex);
     const auto found = graphs.named.find(executable);
     if (found == graphs.named.end()) {

@@ -4,12 +4,12 @@
 
 #include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
-#include "intercepted/captures.hpp"
 #include "intercepted/contexts.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/peers.hpp"
+#include "intercepted/plain.hpp"
 #include "intercepted/pools.hpp"
 #include "lifecycle/start.hpp"
+#include "registry/registry.hpp"
 
 #include <unwind.h>
 
@@ -56,7 +56,7 @@ CUstreamCaptureMode capture_mode(Arguments... arguments) {
 template <Entry entry, class... Arguments>
 CUresult begin_capture(CUstream stream, Arguments... arguments) {
     const bool is_intercepted = intercepts();
-    const bool nests = is_intercepted && intercepted::has_capture_open();
+    const bool nests = is_intercepted && registry::books().captures.has_own();
     const gate::Passage passage(nests ? gate::Touch::nests : k_touch<entry>, k_name<entry>);
     if (!passage.admitted()) return refused();
     if (!is_intercepted) return real<entry>()(stream, arguments...);

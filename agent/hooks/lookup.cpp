@@ -13,7 +13,7 @@
 #include "freestanding/trampolines.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 
 #include <dlfcn.h>
 
@@ -173,7 +173,7 @@ constinit std::size_t g_used = 0;
 
 /// A function to give the program in place of the unknown one at `address`, which it asked for as `name`. The
 /// CUDA runtime asks for everything and calls little of it: so the stand-in passes every call on, whatever
-/// its arguments, and only notes the first (intercepted/answer.hpp), which passes the gate as work does. The
+/// its arguments, and only notes the first (intercepted/calls.hpp), which passes the gate as work does. The
 /// same for the same address. Thread-safe; takes no memory.
 void* stand_in_for_unknown(void* address, const char* name) noexcept {
     const MutexLock lock(g_unknown_mutex);

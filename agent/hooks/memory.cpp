@@ -3,14 +3,14 @@
 // The hooks of plain and stream-ordered memory, of pools and of arrays: a few lines each, no policy.
 
 #include "hooks/driver_table.hpp"
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/plain.hpp"
 #include "intercepted/pool_table.hpp"
 #include "intercepted/pools.hpp"
-#include "intercepted/residual_records.hpp"
+#include "intercepted/residual.hpp"
 #include "lifecycle/start.hpp"
 
 #include <optional>
@@ -56,7 +56,7 @@ CUresult free_of_driver(CUdeviceptr address, Arguments... arguments) {
     const auto free = [=] { return real<entry>()(address, arguments...); };
     if (!intercepts()) return free();
     return noted(intercepted::free_by_driver(address, free),
-                 [=] { intercepted::forget_residual(address); }); // managed memory, say
+                 [=] { registry::books().residual.forget(address); }); // managed memory, say
 }
 
 template <Entry entry>
@@ -161,7 +161,8 @@ GPU_SLEEP_SHARE(cuIpcOpenMemHandle_v2, open_ipc)
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     if (intercepts())
         if (const auto answer = intercepted::close_ipc(address)) return *answer;
-    return noted(real<Entry::cuIpcCloseMemHandle>()(address), [=] { intercepted::forget_residual(address); });
+    return noted(real<Entry::cuIpcCloseMemHandle>()(address),
+                 [=] { registry::books().residual.forget(address); });
 }
 
 // Arrays and mipmapped arrays stay with the driver.
@@ -179,7 +180,7 @@ CUresult cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wante
 
 CUresult cuArrayDestroy(CUarray array) {
     return noted(real<Entry::cuArrayDestroy>()(array),
-                 [=] { intercepted::forget_residual(reinterpret_cast<CUdeviceptr>(array)); });
+                 [=] { registry::books().residual.forget(reinterpret_cast<CUdeviceptr>(array)); });
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
@@ -190,7 +191,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESC
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
     return noted(real<Entry::cuMipmappedArrayDestroy>()(array),
-                 [=] { intercepted::forget_residual(reinterpret_cast<CUdeviceptr>(array)); });
+                 [=] { registry::books().residual.forget(reinterpret_cast<CUdeviceptr>(array)); });
 }
 
 } // namespace gpu_sleep::hooks::own

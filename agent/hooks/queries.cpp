@@ -4,9 +4,9 @@
 // driver does not know, or knows of the range and not of the allocation, we know.
 
 #include "hooks/driver_table.hpp"
-#include "intercepted/allocations.hpp"
-#include "intercepted/peers.hpp"
+#include "intercepted/plain.hpp"
 #include "intercepted/virtual_memory.hpp"
+#include "registry/registry.hpp"
 
 #include <cstdint>
 
@@ -88,13 +88,13 @@ bool is_beyond(CUdeviceptr address) {
     CUdeviceptr begin = 0;
     std::size_t bytes = 0;
     return intercepts() && real<Entry::cuMemGetAddressRange_v2>()(&begin, &bytes, address) == CUDA_SUCCESS &&
-           intercepted::is_range_of_ours(begin, bytes);
+           registry::books().allocations.has_ours_in(begin, bytes);
 }
 
 } // namespace
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
-    const auto known = intercepts() && data ? intercepted::find(address) : std::nullopt;
+    const auto known = intercepts() && data ? registry::books().allocations.find(address) : std::nullopt;
     if (known) return ask(data, attribute, *known, address);
     if (is_beyond(address)) return CUDA_ERROR_INVALID_VALUE;
     return real<Entry::cuPointerGetAttribute>()(data, attribute, address);
@@ -103,7 +103,8 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
                                 CUdeviceptr address) {
     constexpr CUdeviceptr k_nobodys = 1; // of which the driver gives the answers for what nobody knows
-    const auto known = intercepts() && attributes && data ? intercepted::find(address) : std::nullopt;
+    const auto known =
+        intercepts() && attributes && data ? registry::books().allocations.find(address) : std::nullopt;
     if (!known && is_beyond(address)) address = k_nobodys;
     const auto status = real<Entry::cuPointerGetAttributes>()(count, attributes, data, address);
     if (!known) return status;
@@ -125,7 +126,7 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
-    const auto known = intercepts() ? intercepted::find(address) : std::nullopt;
+    const auto known = intercepts() ? registry::books().allocations.find(address) : std::nullopt;
     if (!known && is_beyond(address)) return CUDA_ERROR_NOT_FOUND;
     const auto status = real<Entry::cuMemGetAddressRange_v2>()(base, bytes, address);
     // So the driver speaks of an address that shows nothing. Any other error would come awake as well.
@@ -138,7 +139,8 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdevice
 }
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
-    const auto known = intercepts() && flags && location ? intercepted::find(address) : std::nullopt;
+    const auto known =
+        intercepts() && flags && location ? registry::books().allocations.find(address) : std::nullopt;
     if (!known && is_beyond(address)) return CUDA_ERROR_INVALID_VALUE;
     const auto status = real<Entry::cuMemGetAccess>()(flags, location, address);
     return known ? intercepted::access_of(*known, *location, status, *flags) : status;

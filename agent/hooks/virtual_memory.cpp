@@ -5,7 +5,6 @@
 #include "intercepted/virtual_memory.hpp"
 #include "hooks/driver_table.hpp"
 #include "intercepted/residual.hpp"
-#include "intercepted/residual_records.hpp"
 #include "lifecycle/start.hpp"
 
 #include <functional>
@@ -21,7 +20,7 @@ CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason, con
 
 /// The driver's own handle, which is none of ours.
 CUresult with_reference(CUresult status, const CUmemGenericAllocationHandle* handle) noexcept {
-    return noted(status, [=] { intercepted::handle_taken(*handle); });
+    return noted(status, [=] { registry::books().residual.handle_taken(*handle); });
 }
 
 /// Memory whose address was given away has to stay where it is.
@@ -41,7 +40,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     if (intercepts()) {
         if (const auto answer = intercepted::release(handle)) return *answer;
-        intercepted::handle_released(handle); // first: another may have it at once
+        registry::books().residual.handle_released(handle); // first: another may have it at once
     }
     return real<Entry::cuMemRelease>()(handle);
 }
@@ -59,7 +58,7 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
     const auto answer = intercepts() ? intercepted::unmap(address, bytes) : std::nullopt;
     return noted(answer ? *answer : real<Entry::cuMemUnmap>()(address, bytes),
-                 [=] { intercepted::unmapped_by_driver(address, bytes); });
+                 [=] { registry::books().residual.unmapped(address, bytes); });
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
@@ -98,7 +97,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
     const auto status = noted(real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type), [=] {
-        intercepted::handle_shared(*handle, intercepted::k_of_another_process);
+        registry::books().residual.handle_shared(*handle, intercepted::k_of_another_process);
     });
     return with_reference(status, handle);
 }

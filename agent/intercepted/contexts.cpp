@@ -1,122 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is known of a context goes with it, or comes back if it stays. Streams change the list of captures,
-// and the frees that wait for them.
+// Contexts go with what is known of them. Streams change the list of captures, and the frees that wait for
+// them.
 
 #include "intercepted/contexts.hpp"
 
 #include "common/interception.hpp"
-#include "common/lock_order.hpp"
-#include "driver/context.hpp"
-#include "intercepted/allocations.hpp"
-#include "intercepted/answer.hpp"
-#include "intercepted/captures.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/objects.hpp"
-#include "intercepted/own_contexts.hpp"
-#include "intercepted/residual_records.hpp"
-#include "intercepted/state.hpp"
-#include "intercepted/virtual_memory.hpp"
+#include "intercepted/pending_work.hpp"
 
-#include <map>
 #include <mutex>
 #include <shared_mutex>
+#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
 
-/// Everything that is known of a context, out of the books while it may go.
-class Departure {
-public:
-    Departure(ProgramMemory& memory, CUcontext context, bool is_primary)
-        : memory_(memory), context_(context), is_primary_(is_primary) {}
-    Departure& operator=(Departure&&) = delete;
-
-    /// Takes it out. May throw for want of memory: then the context stays.
-    void begin() {
-        // Memory of pools outlives contexts, but for the device's primary one, which takes everything with
-        // it. Captures without `this`, as small as those, make a std::function that does not allocate.
-        const auto dies = [context = context_, is_primary = is_primary_](const Allocation& a) {
-            return !a.is_virtual && a.context == context && (is_primary || !a.pool);
-        };
-        put_captures_back_ = take_captures_of(context_);
-        pools_ = take_pools_of(memory_, context_);
-        waiting_ = take_waiting_of(memory_, dies);
-        objects_end_with(context_);
-        allocations_ = immortal<Allocations>().extract(dies);
-        {
-            auto& own = immortal<OwnContexts>();
-            const MutexLock lock(own.mutex);
-            own_ = own.contexts.extract(context_);
-        }
-        // Only reported: nothing fails for it.
-        ignoring_errors([&] { put_allocations_back_ = take_allocations_of_driver(context_, is_primary_); });
-        ignoring_errors([&] { put_managed_back_ = take_managed_of(context_); });
-    }
-
-    /// The context is gone, and with it its memory.
-    void gone() {
-        for (const auto& [address, allocation] : allocations_) {
-            if (allocation.pool) freed_from_pool(allocation);
-            give_allocation(memory_, allocation);
-        }
-        pools_.gone();
-        waiting_.gone();
-        // Retained contents may have been pinned in that context, and would be copied slowly.
-        if (is_primary_) memory_.forget_retained();
-        immortal<Allocations>().change([&](Allocation& a) {
-            if (a.pool && a.context == context_) a.context = nullptr;
-        });
-    }
-
-    void stays() {
-        immortal<Allocations>().put_back(allocations_);
-        {
-            auto& own = immortal<OwnContexts>();
-            const MutexLock lock(own.mutex);
-            own.contexts.insert(std::move(own_));
-        }
-        for (const auto* put_back : {&put_captures_back_, &waiting_.stays, &put_allocations_back_,
-                                     &put_managed_back_, &pools_.stays})
-            if (*put_back) (*put_back)();
-    }
-
-private:
-    ProgramMemory& memory_;
-    CUcontext context_;
-    bool is_primary_;
-    std::map<CUdeviceptr, Allocation> allocations_;
-    std::map<CUcontext, int>::node_type own_;
-    PendingRemoval pools_;
-    PendingRemoval waiting_;
-    PutBack put_captures_back_;
-    PutBack put_allocations_back_;
-    PutBack put_managed_back_;
+/// Which primary context a device has: a later one may get the same handle.
+struct Primary {
+    CUcontext context = nullptr; ///< null: none is active
+    unsigned long long id = 0;
+    friend bool operator==(const Primary&, const Primary&) = default;
 };
 
-/// Runs `end`, which may end the context, with the context out of the books. Without memory for that it does
-/// not: all is as it was.
+Primary primary_of(const driver::Api& api, CUdevice device) {
+    if (!driver::is_primary_active(api, device)) return {};
+    const auto held = driver::PrimaryContext::retain(api, device);
+    if (!held) return {};
+    Primary primary{held->get(), 0};
+    if (api.cuCtxGetId) api.cuCtxGetId(primary.context, &primary.id);
+    return primary;
+}
+
+/// Runs `end`, which may end the context, with the context out of the books. The caller holds contexts.alive
+/// alone.
 template <class IsGone>
 CUresult end_with(ProgramMemory& memory, CUcontext context, bool is_primary,
                   const std::function<CUresult()>& end, const IsGone& is_gone) noexcept {
-    Departure departure(memory, context, is_primary);
-    const auto begun = guarded([&] { departure.begin(); });
-    const auto status = begun ? end() : CUDA_ERROR_OUT_OF_MEMORY;
-    ignoring_errors([&] {
-        if (status == CUDA_SUCCESS && is_gone())
-            departure.gone();
-        else
-            departure.stays();
-    });
+    auto departed = books().take(context, is_primary);
+    const auto status = end();
+    bool has_gone = false;
+    ignoring_errors([&] { has_gone = status == CUDA_SUCCESS && is_gone(); });
+    if (has_gone)
+        free_departed(memory, std::move(departed));
+    else
+        books().put_back(std::move(departed));
     return status;
 }
 
-/// Runs `end` while contexts_mutex() is held alone, and afterwards frees what may have waited for it.
+/// Runs `end` while contexts.alive is held alone, and afterwards frees what may have waited for it.
 template <class End>
 CUresult end_alone(const End& end) noexcept {
     const auto status = [&] {
-        const ContextsAlone alone;
+        const Contexts::Alone alone(books().contexts);
         return end();
     }();
     free_waiting();
@@ -131,57 +68,19 @@ CUresult end_own_context(CUcontext context, const std::function<CUresult()>& end
         [&] { return end_with(*with, context, false, end, [&] { return is_gone(with->api()); }); });
 }
 
-struct LettingGo {
-    bool was_held = false; ///< else the driver refuses to release it
-    bool is_last = false;
-};
-
-/// Has `change` change how often the program holds a primary context.
-template <class Change>
-void change_holds(CUdevice device, const Change& change) noexcept {
-    ignoring_errors([&] {
-        auto& own = immortal<OwnContexts>();
-        const MutexLock lock(own.mutex);
-        change(own.primaries[device]);
-    });
-}
-
-/// The program holds a primary context once less.
-LettingGo let_go(CUdevice device) noexcept {
-    LettingGo letting_go;
-    change_holds(device, [&](unsigned& holds) {
-        letting_go = {holds > 0, holds <= 1};
-        if (holds > 0) --holds;
-    });
-    return letting_go;
-}
-
-/// The same, unless it would be the last time. Whether it was done.
-bool let_go_of_one(CUdevice device) noexcept {
-    bool is_done = false;
-    change_holds(device, [&](unsigned& holds) {
-        is_done = holds > 1;
-        if (is_done) --holds;
-    });
-    return is_done;
-}
-
-void hold(CUdevice device) noexcept {
-    change_holds(device, [](unsigned& holds) { ++holds; });
-}
-
 /// Runs `release`, which takes one of the program's holds of the primary context. The caller holds
-/// contexts_mutex() alone, so that nobody else's hold makes it look as if the context stayed.
+/// contexts.alive alone, so that nobody else's hold makes it look as if the context stayed.
 CUresult release_held(ProgramMemory& memory, CUdevice device,
                       const std::function<CUresult()>& release) noexcept {
-    const auto letting_go = let_go(device);
+    auto& contexts = books().contexts;
+    const auto letting_go = contexts.let_go(device);
     const auto status = [&] {
         const auto primary = letting_go.is_last ? primary_of(memory.api(), device) : Primary{};
         if (!primary.context) return release();
         return end_with(memory, primary.context, true, release,
                         [&] { return primary_of(memory.api(), device) != primary; });
     }();
-    if (status != CUDA_SUCCESS && letting_go.was_held) hold(device);
+    if (status != CUDA_SUCCESS && letting_go.was_held) contexts.hold(device);
     return status;
 }
 
@@ -190,7 +89,7 @@ struct ThreadMark {
     ~ThreadMark() {
         if (!intercepts()) return; // a child of fork(), in which nobody may be left who gives the mutex back
         ignoring_errors([&] {
-            if (forget_captures_of_thread(number())) free_waiting();
+            if (books().captures.forget_thread(number())) free_waiting();
         });
     }
     [[nodiscard]] std::uint64_t number() const noexcept { return reinterpret_cast<std::uint64_t>(this); }
@@ -201,10 +100,10 @@ std::uint64_t this_thread() noexcept {
     return s_mark.number();
 }
 
-CaptureKey capture_key(CUstream stream, bool per_thread, CUcontext context) noexcept {
+Captures::Key capture_key(CUstream stream, bool per_thread, CUcontext context) noexcept {
     const bool is_threads_own = stream == CU_STREAM_PER_THREAD || (stream == nullptr && per_thread);
-    return is_threads_own ? CaptureKey(CU_STREAM_PER_THREAD, context, this_thread())
-                          : CaptureKey(stream, nullptr, 0);
+    return is_threads_own ? Captures::Key(CU_STREAM_PER_THREAD, context, this_thread())
+                          : Captures::Key(stream, nullptr, 0);
 }
 
 /// The stream's context; null before the agent runs.
@@ -216,19 +115,13 @@ CUcontext known_context_of(CUstream stream) noexcept {
 } // namespace
 
 CUresult make_context(const CUcontext* context, const std::function<CUresult()>& make) noexcept {
-    std::map<CUcontext, int> made; // what takes memory comes first
-    if (!guarded([&] { made.emplace(); })) return CUDA_ERROR_OUT_OF_MEMORY;
+    Contexts::Record made; // what takes memory comes first
+    if (!guarded([&] { made = Contexts::make_record(); })) return CUDA_ERROR_OUT_OF_MEMORY;
     const auto status = make();
     if (status != CUDA_SUCCESS) return status;
     const auto with = memory();
     const auto device = with ? current_device(*with) : std::nullopt; // it is current to its maker
-    auto node = made.extract(made.begin());
-    node.key() = *context;
-    node.mapped() = device.value_or(0);
-    auto& own = immortal<OwnContexts>();
-    const MutexLock lock(own.mutex);
-    own.contexts.erase(*context);
-    own.contexts.insert(std::move(node));
+    books().contexts.add(std::move(made), *context, device.value_or(0));
     return status;
 }
 
@@ -246,13 +139,12 @@ CUresult detach_context(CUcontext context, const std::function<CUresult()>& deta
 
 CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std::function<CUresult()>& make,
                             const std::function<CUresult(CUcontext*)>& convert) noexcept {
-    const std::shared_lock contexts(contexts_mutex());
-    auto& own = immortal<OwnContexts>();
-    std::map<CUgreenCtx, Green> made; // what takes memory comes first
+    auto& contexts = books().contexts;
+    const std::shared_lock stay(contexts.alive);
+    Contexts::GreenRecord made; // what takes memory comes first
     const auto prepared = guarded([&] {
-        made.emplace();
-        const MutexLock lock(own.mutex);
-        own.primaries.try_emplace(device);
+        made = Contexts::make_green();
+        contexts.prepare_hold(device);
     });
     if (!prepared) return CUDA_ERROR_OUT_OF_MEMORY;
     const auto status = make();
@@ -260,13 +152,7 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
     with_memory([&](ProgramMemory& memory) {
         CUcontext context = nullptr;
         if (convert(&context) != CUDA_SUCCESS) context = nullptr;
-        auto node = made.extract(made.begin());
-        node.key() = *green;
-        node.mapped() = {context, primary_of(memory.api(), device).context, device};
-        const MutexLock lock(own.mutex);
-        own.greens.erase(*green);
-        own.greens.insert(std::move(node)); // its end lets go
-        ++own.primaries[device];
+        contexts.add(std::move(made), *green, {context, primary_of(memory.api(), device).context, device});
     });
     return status;
 }
@@ -275,57 +161,51 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
     const auto with = memory();
     if (!with) return destroy();
     return end_alone([&] {
-        auto& own = immortal<OwnContexts>();
-        std::map<CUgreenCtx, Green>::node_type node;
-        {
-            const MutexLock own_lock(own.mutex);
-            node = own.greens.extract(handle);
-        }
-        if (!node) return destroy();
-        const auto green = node.mapped();
-        PutBack put_captures_back;
-        const auto taken = guarded([&] {
-            if (!green.context) return;
-            put_captures_back = take_captures_of(green.context);
-            objects_end_with(green.context);
-            immortal<Allocations>().change([&](Allocation& known) {
+        auto& all = books();
+        auto record = all.contexts.take(handle);
+        if (!record) return destroy();
+        const auto green = record.mapped();
+        Captures::Taken captures;
+        if (green.context) {
+            captures = all.captures.take(green.context);
+            all.objects.end_with(green.context);
+            all.allocations.change([&](Allocation& known) {
                 if (known.context == green.context) known.context = green.primary;
             });
             // For good: if it stays, its blocks wait for their events.
-            forget_order_of(green.context, green.primary);
-        });
-        const auto ended = taken ? release_held(*with, green.device, destroy) : CUDA_ERROR_OUT_OF_MEMORY;
-        ignoring_errors([&] {
-            if (ended == CUDA_SUCCESS) return;
-            if (put_captures_back) put_captures_back();
-            const MutexLock own_lock(own.mutex);
-            own.greens.insert(std::move(node));
-        });
+            all.pools.forget_order_of(green.context, green.primary);
+            all.contexts.hand_events_on(green);
+        }
+        const auto ended = release_held(*with, green.device, destroy);
+        if (ended == CUDA_SUCCESS) return ended;
+        all.captures.put_back(captures);
+        all.contexts.put_back(std::move(record));
         return ended;
     });
 }
 
 CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>& retain) noexcept {
     // Not while one is released: neither may count without the other's being seen.
-    const std::shared_lock contexts(contexts_mutex());
+    const std::shared_lock stay(books().contexts.alive);
     const auto status = retain();
-    if (status == CUDA_SUCCESS) hold(device);
+    if (status == CUDA_SUCCESS) books().contexts.hold(device);
     return status;
 }
 
 CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept {
     const auto with = memory();
+    auto& contexts = books().contexts;
     if (!with) {
         const auto status = release();
-        if (status == CUDA_SUCCESS) let_go(device);
+        if (status == CUDA_SUCCESS) contexts.let_go(device);
         return status;
     }
     std::optional<CUresult> released;
     {
         // Many may let go at once while others hold it; who may be the last waits until they have.
-        const std::shared_lock contexts(contexts_mutex());
-        if (let_go_of_one(device)) released = release();
-        if (released && released != CUDA_SUCCESS) hold(device);
+        const std::shared_lock stay(contexts.alive);
+        if (contexts.let_go_of_one(device)) released = release();
+        if (released && released != CUDA_SUCCESS) contexts.hold(device);
     }
     if (!released) return end_alone([&] { return release_held(*with, device, release); });
     free_waiting();
@@ -345,9 +225,10 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
 std::optional<std::uint64_t> capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept {
     std::optional<std::uint64_t> number;
     ignoring_errors([&] {
-        const std::unique_lock order(capture_order());
+        auto& captures = books().captures;
+        const std::unique_lock order(captures.order);
         auto* const context = known_context_of(stream);
-        number = note_capture(capture_key(stream, per_thread, context), context, any_may_end);
+        number = captures.note(capture_key(stream, per_thread, context), context, any_may_end);
     });
     return number;
 }
@@ -355,14 +236,16 @@ std::optional<std::uint64_t> capture_begins(CUstream stream, bool per_thread, bo
 void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept {
     ignoring_errors([&] {
         if (number == 0) return;
-        forget_capture(capture_key(stream, per_thread, known_context_of(stream)), number);
+        books().captures.forget(capture_key(stream, per_thread, known_context_of(stream)), number);
         free_waiting();
     });
 }
 
 std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept {
     std::uint64_t number = 0;
-    ignoring_errors([&] { number = capture_in(capture_key(stream, per_thread, known_context_of(stream))); });
+    ignoring_errors([&] {
+        number = books().captures.number_of(capture_key(stream, per_thread, known_context_of(stream)));
+    });
     return number;
 }
 
@@ -382,20 +265,37 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
 }
 
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {
-    PutBack put_captures_back;
-    ignoring_errors([&] {
-        put_captures_back = take_captures_of(stream);
-        forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
-    });
+    auto& all = books();
+    auto captures = all.captures.take(stream);
+    all.pools.forget_order_of(stream); // for good: if the stream stays, its blocks wait for their events
     const auto status = destroy();
-    if (status == CUDA_SUCCESS) synchronized(); // as the driver's pools have it
-    if (put_captures_back) {
-        if (status == CUDA_SUCCESS)
-            free_waiting();
-        else
-            ignoring_errors(put_captures_back);
+    if (status == CUDA_SUCCESS) {
+        synchronized(); // as the driver's pools have it
+        if (!captures.empty()) free_waiting();
+    } else {
+        all.captures.put_back(captures);
     }
     return status;
+}
+
+bool enter_primary_context() noexcept {
+    bool has_entered = false;
+    ignoring_errors([&] {
+        const auto with = memory();
+        // Whoever ends a context may wait for work that needs what our caller holds.
+        const std::shared_lock contexts(books().contexts.alive, std::try_to_lock);
+        if (!with || !contexts) return;
+        const auto enter = [&](int device) {
+            const auto primary = primary_of(with->api(), device);
+            return primary.context && with->api().cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
+        };
+        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
+            has_entered = books().contexts.holds(device) && enter(device);
+        // The primary contexts of a program that is not intercepted are not recorded.
+        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
+            has_entered = enter(device);
+    });
+    return has_entered;
 }
 
 } // namespace gpu_sleep::agent::intercepted

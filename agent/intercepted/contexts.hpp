@@ -44,4 +44,9 @@ void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUres
 /// once.
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
 
+/// Makes a primary context that is in use current on the calling thread, which is ours and ends soon: what
+/// the runtime is asked there would make one on the first device otherwise, for good. Never waits. False
+/// where there is none, or one ends just now.
+[[nodiscard]] bool enter_primary_context() noexcept;
+
 } // namespace gpu_sleep::agent::intercepted

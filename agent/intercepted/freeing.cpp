@@ -6,15 +6,10 @@
 
 #include "intercepted/freeing.hpp"
 
-#include "base/memory.hpp"
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
-#include "driver/context.hpp"
-#include "intercepted/captures.hpp"
-#include "intercepted/ipc.hpp"
-#include "intercepted/own_contexts.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/pool_table.hpp"
+
+#include <shared_mutex>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -30,13 +25,6 @@ constexpr Milliseconds k_by_itself{50};
 
 void tidy_later() noexcept {
     if (const auto* const with = memory()) with->tidy_within(k_by_itself);
-}
-
-/// The last uses of all that was freed; those of what is not are none.
-template <class Body>
-void for_each_use(Pools& all, Body&& body) GPU_SLEEP_REQUIRES(all.mutex) {
-    for (auto& [address, block] : all.blocks) body(block.last_use);
-    for (auto& block : all.pending_frees) body(block.last_use);
 }
 
 /// Frees the blocks of no pool that nobody uses any more.
@@ -65,64 +53,48 @@ void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex
     finish_pending_frees(all, memory);
 }
 
-/// Frees that wait until no capture is open: to wait for work would break a capture, and so would not
-/// waiting.
-struct Later {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::map<CUdeviceptr, Allocation> allocations GPU_SLEEP_GUARDED_BY(mutex);
-};
-
-/// Allocations that are taken out of Later to be freed. Those that are not freed by its end, for want of
-/// memory, go back and wait again.
+/// What is on its way to be freed or closed. What is not by its end, for want of memory, waits again.
 class Due {
 public:
+    explicit Due(Deferred::Items items = {}) noexcept : items_(std::move(items)) {}
     Due& operator=(Due&&) = delete;
-    ~Due() { put_back(); }
+    ~Due() {
+        if (!items_.is_empty()) books().deferred.add(items_);
+    }
 
-    void take(const std::function<bool(const Allocation&)>& wanted) {
-        auto& later = immortal<Later>();
-        const MutexLock lock(later.mutex);
-        allocations_ = move_out(later.allocations, [&](const auto& entry) { return wanted(entry.second); });
-    }
+    Deferred::Items* operator->() noexcept { return &items_; }
+    void take(Deferred::Items items) noexcept { items_ = std::move(items); }
     void give_back(ProgramMemory& memory) {
-        for (; !allocations_.empty(); allocations_.erase(allocations_.begin()))
-            give_allocation(memory, allocations_.begin()->second);
+        auto& [allocations, imports] = items_;
+        for (; !imports.empty(); imports.pop_front()) unmap_import(memory.api(), imports.front());
+        for (; !allocations.empty(); allocations.erase(allocations.begin()))
+            give_allocation(memory, allocations.begin()->second);
     }
-    void put_back() noexcept {
-        auto& later = immortal<Later>();
-        const MutexLock lock(later.mutex);
-        later.allocations.merge(allocations_);
-    }
-    /// The contexts in which they were allocated are gone, and all work there.
-    void forget_contexts() noexcept {
-        for (auto& [address, allocation] : allocations_) allocation.context = nullptr;
-    }
-    [[nodiscard]] auto begin() const { return allocations_.begin(); }
-    [[nodiscard]] auto end() const { return allocations_.end(); }
 
 private:
-    std::map<CUdeviceptr, Allocation> allocations_;
+    Deferred::Items items_;
 };
 
 } // namespace
 
 void synchronized() noexcept {
-    auto& all = immortal<Pools>();
+    auto& all = books().pools;
     const auto free_calls = all.free_calls.load(std::memory_order_relaxed);
     for (auto to = all.synchronized_to.load(std::memory_order_relaxed); to < free_calls;)
         if (all.synchronized_to.compare_exchange_weak(to, free_calls)) break;
     if (!all.has_excess.load(std::memory_order_relaxed)) return;
     all.is_due = true;
     const auto now = Clock::now();
-    if (captures_open() != 0 || now < all.next_trim.load(std::memory_order_relaxed)) return tidy_later();
+    if (books().captures.count() != 0 || now < all.next_trim.load(std::memory_order_relaxed))
+        return tidy_later();
     all.next_trim.store(now + k_between, std::memory_order_relaxed);
     give_back_due();
 }
 
 void give_back_due() noexcept {
-    auto& all = immortal<Pools>();
+    auto& all = books().pools;
     if (!all.is_due.load(std::memory_order_relaxed)) return;
-    if (captures_open() != 0) return tidy_later();
+    if (books().captures.count() != 0) return tidy_later();
     with_pools([](Pools& pools, ProgramMemory& memory)
                    GPU_SLEEP_REQUIRES(pools.mutex) { trim_excess(pools, memory); });
 }
@@ -136,7 +108,7 @@ void trim() noexcept {
 }
 
 void freed_from_pool(const Allocation& allocation) {
-    auto& all = immortal<Pools>();
+    auto& all = books().pools;
     const MutexLock lock(all.mutex);
     const auto block = all.blocks.find(allocation.address);
     if (block != all.blocks.end()) block->second.range->pool->figures.used -= allocation.bytes;
@@ -145,7 +117,7 @@ void freed_from_pool(const Allocation& allocation) {
 void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
     if (!allocation.pool) return give_range(memory, allocation.address);
     const driver::RelaxedCaptureMode relaxed(memory.api());
-    auto& all = immortal<Pools>();
+    auto& all = books().pools;
     const MutexLock lock(all.mutex);
     const auto block = all.blocks.find(allocation.address);
     if (block == all.blocks.end()) return;
@@ -155,120 +127,80 @@ void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
                    [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
 }
 
-PendingRemoval take_pools_of(ProgramMemory& memory, CUcontext context) {
-    auto& all = immortal<Pools>();
-    const auto events = std::make_shared<std::vector<CUevent>>();
-    const auto let_go = [=, &all](bool is_gone) GPU_SLEEP_REQUIRES(all.mutex) {
-        for_each_use(all, [=](LastUse& use) {
-            if (!use.is_held || use.freed_in.context != context) return;
-            use.is_held = false;
-            if (is_gone) use = {}; // with the context its work is over, and its events are gone
+void free_departed(ProgramMemory& memory, Departed departed) noexcept {
+    ignoring_errors([&] {
+        auto& all = books();
+        all.pools.let_go_of_uses_in(departed.context, true);
+        all.allocations.change([&](Allocation& a) {
+            if (a.pool && a.context == departed.context) a.context = nullptr;
         });
-    };
-    auto gone = [=, &all, &memory] {
-        const driver::RelaxedCaptureMode relaxed(memory.api());
-        const MutexLock lock(all.mutex);
-        let_go(true);
-        trim_excess(all, memory);
-    };
-    auto stays = [=, &all] {
-        {
-            const MutexLock lock(all.mutex);
-            let_go(false);
-            all.has_excess = true;
-        }
-        immortal<EventCache>().put_back(context, *events); // last: it may throw
-    };
-    PendingRemoval taken{std::move(gone), std::move(stays)};
-    // From here on nothing takes memory.
-    {
-        const MutexLock lock(all.mutex);
-        for_each_use(all, [=](LastUse& use) { use.is_held |= use.done && use.freed_in.context == context; });
-    }
-    *events = immortal<EventCache>().take_all_of(context);
-    return taken;
-}
-
-void forget_order_of(CUstream stream) {
-    auto& all = immortal<Pools>();
-    const MutexLock lock(all.mutex);
-    for_each_use(all, [=](LastUse& use) { use.in_order &= use.freed_in.stream != stream; });
-}
-
-void forget_order_of(CUcontext green, CUcontext primary) {
-    auto& all = immortal<Pools>();
-    const MutexLock lock(all.mutex);
-    for_each_use(all, [=](LastUse& use) {
-        if (use.freed_in.context != green) return;
-        use.freed_in.context = primary;
-        use.in_order = false;
+        // Retained contents may have been pinned in that context, and would be copied slowly.
+        if (departed.is_primary) memory.forget_retained();
+        for (const auto& [address, allocation] : departed.allocations)
+            if (allocation.pool) freed_from_pool(allocation);
+        Due due(std::move(departed.deferred));
+        due->allocations.merge(departed.allocations);
+        // With the context its work is over.
+        for (auto& [address, allocation] : due->allocations) allocation.context = nullptr;
+        due.give_back(memory);
+        with_pools([](Pools& pools, ProgramMemory& with)
+                       GPU_SLEEP_REQUIRES(pools.mutex) { trim_excess(pools, with); });
     });
-    immortal<EventCache>().hand_on(green, primary);
 }
 
 // Memory of a pool outlives the context that it was made in, and other contexts of its device may use it too.
 bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work) {
-    return allocation.pool ? note_work_on(memory, allocation.device, work) : work.note(allocation.context);
+    return allocation.pool ? note_work_on(memory.api(), allocation.device, work)
+                           : work.note(allocation.context);
 }
 
-void Freeing::free_later() noexcept {
-    if (record_.empty()) return;
-    auto& later = immortal<Later>();
-    const MutexLock lock(later.mutex);
-    later.allocations.insert(std::move(record_));
-}
-
-PendingRemoval take_waiting_of(ProgramMemory& memory, const std::function<bool(const Allocation&)>& dies) {
-    const auto due = std::make_shared<Due>();
-    auto gone = [=, &memory] {
-        due->forget_contexts();
-        due->give_back(memory);
-    };
-    PendingRemoval taken{std::move(gone), [=] { due->put_back(); }};
-    due->take(dies); // last: it takes no memory
-    return taken;
+void unmap_import(const driver::Api& api, const Import& import) {
+    const driver::RelaxedCaptureMode relaxed(api);
+    if (auto unmapped = driver::unmap(api, import.place.span()); !unmapped)
+        log::warning("shared memory stays mapped: {}", unmapped.error().message);
 }
 
 void free_waiting() noexcept {
-    close_waiting();
-    ignoring_errors([] {
-        auto& later = immortal<Later>();
-        {
-            const MutexLock lock(later.mutex);
-            if (later.allocations.empty() || captures_open() != 0) return;
-        }
-        const auto with = memory();
-        if (!with) return;
-        let_contexts_end();
+    auto& contexts = books().contexts;
+    auto& captures = books().captures;
+    auto& deferred = books().deferred;
+    // The driver closes its own memory of other processes during a capture. Nothing may still use ours,
+    // though, and waiting would break the capture.
+    if (!deferred.has_any() || captures.count() != 0) return;
+    with_memory([&](ProgramMemory& memory) {
+        contexts.let_end();
         // From here on none of their contexts ends; those that ended took theirs with them.
-        const std::shared_lock contexts(contexts_mutex());
+        const std::shared_lock stay(contexts.alive);
         Due due;
-        PendingWork work(with->api());
+        PendingWork work(memory.api());
         {
-            const std::shared_lock order(capture_order());
-            if (captures_open() != 0) return;
-            due.take([](const Allocation&) { return true; });
-            for (const auto& [address, allocation] : due) note_work(*with, allocation, work);
+            const std::shared_lock order(captures.order);
+            if (captures.count() != 0) return;
+            due.take(deferred.take_all());
+            for (const auto& import : due->imports)
+                for (int device = 0; device < driver::k_max_devices; ++device)
+                    if ((import.access >> device & 1) != 0) note_work_on(memory.api(), device, work);
+            for (const auto& [address, allocation] : due->allocations) note_work(memory, allocation, work);
         }
         work.wait();
-        due.give_back(*with);
+        due.give_back(memory);
     });
 }
 
 bool free_amid_captures(ProgramMemory& memory) noexcept {
     bool is_any_free = false;
     ignoring_errors([&] {
-        let_contexts_end();
-        const std::shared_lock contexts(contexts_mutex());
-        Due due;
+        auto& all = books();
+        all.contexts.let_end();
+        const std::shared_lock stay(all.contexts.alive);
         PendingWork work(memory.api(), PendingWork::Way::amid_captures);
         // Memory of a pool may have been freed in a stream that captures: until the capture ends it is in
         // use.
-        due.take([](const Allocation& allocation) { return !allocation.pool; });
-        for (const auto& [address, allocation] : due)
+        Due due(all.deferred.take([](const Allocation& allocation) { return !allocation.pool; }));
+        for (const auto& [address, allocation] : due->allocations)
             if (!note_work(memory, allocation, work)) return;
         work.wait();
-        is_any_free = due.begin() != due.end();
+        is_any_free = !due->is_empty();
         due.give_back(memory);
     });
     return is_any_free;

@@ -5,9 +5,7 @@
 
 #pragma once
 
-#include "intercepted/allocations.hpp"
-#include "intercepted/answer.hpp"
-#include "intercepted/state.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cuda.h>
 
@@ -28,19 +26,11 @@ void trim() noexcept;
 void give_allocation(ProgramMemory& memory, const Allocation& allocation);
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
 void freed_from_pool(const Allocation& allocation);
-/// Takes out the freed blocks whose last use was in the context, and the events made there. Where it throws
-/// for want of memory nothing has changed.
-[[nodiscard]] PendingRemoval take_pools_of(ProgramMemory& memory, CUcontext context);
-/// Blocks that were freed in the stream's order wait for their events from now on.
-void forget_order_of(CUstream stream);
-/// The same for all streams of a green context; their events are its primary context's.
-void forget_order_of(CUcontext green, CUcontext primary);
+/// The context has gone: frees what was known of it. What is not freed for want of memory is freed later.
+void free_departed(ProgramMemory& memory, Departed departed) noexcept;
 
 class PendingWork;
 
-/// Takes out the allocations that wait to be freed and die with the context.
-[[nodiscard]] PendingRemoval take_waiting_of(ProgramMemory& memory,
-                                             const std::function<bool(const Allocation&)>& dies);
 /// Frees plain allocations that wait for captures to end while one is open, for memory is short. Breaks none,
 /// and waits as the driver's own free does in a thread whose mode is relaxed. Whether any was freed. The
 /// caller holds no mutex.
@@ -59,8 +49,10 @@ auto try_for_memory(ProgramMemory& memory, Try&& try_once, const IsShort& is_sho
 }
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
+/// Closes memory of another process.
+void unmap_import(const driver::Api& api, const Import& import);
 /// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
-/// reach it. False as PendingWork::note(). The caller holds contexts_mutex(), until it has waited.
+/// reach it. False as PendingWork::note(). The caller holds contexts.alive, until it has waited.
 bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work);
 /// An allocation that is out of the index to be freed. Unless that is done by its end, it is freed with those
 /// that wait for captures to end: also when it was memory that was short.
@@ -76,9 +68,11 @@ public:
     /// It is freed, or somebody else's to free.
     void done() noexcept { record_ = {}; }
     /// It is not to be freed: puts it back into the index.
-    void put_back() { immortal<Allocations>().put_back(std::move(record_)); }
+    void put_back() noexcept { books().allocations.put_back(std::move(record_)); }
     /// It is freed with those that wait for captures to end.
-    void free_later() noexcept;
+    void free_later() noexcept {
+        if (!record_.empty()) books().deferred.add(std::move(record_));
+    }
 
 private:
     Allocations::Record record_;
@@ -89,7 +83,7 @@ private:
 template <class Free>
 Answer free_known(CUdeviceptr address, const Free& free) {
     // The record goes first: behind the free the address may at once be somebody else's.
-    Freeing allocation(immortal<Allocations>().extract(address));
+    Freeing allocation(books().allocations.take(address));
     if (!allocation) return std::nullopt;
     if (allocation->is_virtual) {
         allocation.put_back();

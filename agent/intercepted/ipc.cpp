@@ -5,24 +5,13 @@
 
 #include "intercepted/ipc.hpp"
 
-#include "common/lock_order.hpp"
-#include "driver/context.hpp"
-#include "intercepted/allocations.hpp"
-#include "intercepted/captures.hpp"
-#include "intercepted/own_contexts.hpp"
-#include "intercepted/pending_work.hpp"
-#include "intercepted/residual_records.hpp"
-#include "intercepted/state.hpp"
-
-#include "base/memory.hpp"
+#include "intercepted/freeing.hpp"
+#include "intercepted/residual.hpp"
 
 #include <sys/random.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <list>
-#include <shared_mutex>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -41,45 +30,6 @@ struct Ticket {
     [[nodiscard]] ProcessIdentity process() const { return {static_cast<pid_t>(pid), start_time}; }
 };
 static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle) && std::is_trivially_copyable_v<Ticket>);
-
-/// Memory of another process, opened here.
-struct Import {
-    ProcessIdentity from;
-    std::uint64_t allocation = 0; ///< there
-    CUdeviceptr given = 0;        ///< what the program got
-    driver::VaReservation place;
-    driver::DeviceMask access = 0;
-    unsigned opens = 1;
-};
-
-struct Imports {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
-        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
-    std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
-    std::list<Import> closing GPU_SLEEP_GUARDED_BY(mutex); ///< to be unmapped once no capture is open
-    std::atomic<bool> has_closing{false};                  ///< for who holds no mutex
-};
-
-/// Imports that are being closed. Those that are not unmapped by its end, for want of memory, are closed
-/// later.
-struct Closing {
-    std::list<Import> imports;
-
-    Closing& operator=(Closing&&) = delete;
-    ~Closing() {
-        if (imports.empty()) return;
-        auto& all = immortal<Imports>();
-        const MutexLock lock(all.mutex);
-        all.closing.splice(all.closing.end(), imports);
-        all.has_closing = true;
-    }
-    void take() {
-        auto& all = immortal<Imports>();
-        const MutexLock lock(all.mutex);
-        imports.swap(all.closing);
-        all.has_closing = false;
-    }
-};
 
 /// A number that only processes know to which this one gave a handle; nothing without random numbers.
 std::optional<std::array<std::uint64_t, 2>> secret() {
@@ -117,12 +67,6 @@ Result<Import> map_import(const driver::Api& api, const server::SharedMemory& sh
     return Import{{}, 0, span.address + shared.what.offset, *std::move(place), access, 1};
 }
 
-void unmap_import(const driver::Api& api, const Import& import) {
-    const driver::RelaxedCaptureMode relaxed(api);
-    if (auto unmapped = driver::unmap(api, import.place.span()); !unmapped)
-        log::warning("shared memory stays mapped: {}", unmapped.error().message);
-}
-
 /// One more open of what is open already, for a device more perhaps; nothing when it is not.
 Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const Ticket& ticket,
                                driver::DeviceMask device) GPU_SLEEP_REQUIRES(imports.mutex) {
@@ -142,7 +86,7 @@ Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const T
 
 Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        const auto known = immortal<Allocations>().find(address);
+        const auto known = books().allocations.find(address);
         // The driver makes no handle of virtual memory, nor of that of pools.
         if (!handle || !known || known->is_virtual || known->pool) return std::nullopt;
         const auto self = this_process();
@@ -166,7 +110,7 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request) {
     if (!with || !with->may_call_driver() || request.secret != secret())
         return make_error(ErrorCode::not_owned, "there is no such shared memory");
     const auto is_allocated = [&] {
-        const auto known = immortal<Allocations>().find(request.address);
+        const auto known = books().allocations.find(request.address);
         return known && known->id == request.allocation;
     };
     auto opened = with->shared_ranges().open(with->api(), request.address, request.allocation, is_allocated);
@@ -186,7 +130,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
         if (!device || *device >= driver::k_max_devices || (self && *self == ticket.process()))
             return CUDA_ERROR_INVALID_CONTEXT; // as the driver's own, in the process that shares
         const auto mask = driver::DeviceMask{1} << *device;
-        auto& imports = immortal<Imports>();
+        auto& imports = books().imports;
         {
             const MutexLock lock(imports.mutex);
             const auto known = open_again(memory.api(), imports, ticket, mask);
@@ -221,42 +165,20 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
 
 Answer close_ipc(CUdeviceptr address) noexcept {
     return answered_with_memory([&](ProgramMemory&) -> Answer {
-        auto& imports = immortal<Imports>();
+        auto& imports = books().imports;
+        Deferred::Items closed;
         {
             const MutexLock lock(imports.mutex);
             const auto import = std::find_if(imports.all.begin(), imports.all.end(),
                                              [&](const Import& i) { return i.given == address; });
             if (import == imports.all.end()) return std::nullopt;
             if (--import->opens != 0) return CUDA_SUCCESS;
-            imports.closing.splice(imports.closing.end(), imports.all, import); // which takes no memory
-            imports.has_closing = true;
+            closed.imports.splice(closed.imports.end(), imports.all, import); // which takes no memory
         }
-        forget_residual(address);
-        close_waiting();
+        books().residual.forget(address);
+        books().deferred.add(closed);
+        free_waiting();
         return CUDA_SUCCESS;
-    });
-}
-
-void close_waiting() noexcept {
-    auto& imports = immortal<Imports>();
-    // The driver closes its own during a capture. Nothing may still use ours, though, and waiting would break
-    // the capture.
-    if (!imports.has_closing || captures_open() != 0) return;
-    with_memory([&](ProgramMemory& memory) {
-        let_contexts_end();
-        const std::shared_lock contexts(contexts_mutex());
-        Closing due;
-        PendingWork work(memory.api());
-        {
-            const std::shared_lock order(capture_order());
-            if (captures_open() != 0) return;
-            due.take();
-            for (const auto& import : due.imports)
-                for (int device = 0; device < driver::k_max_devices; ++device)
-                    if ((import.access >> device & 1) != 0) note_work_on(memory, device, work);
-        }
-        work.wait();
-        for (; !due.imports.empty(); due.imports.pop_front()) unmap_import(memory.api(), due.imports.front());
     });
 }
 

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 #include "model/request.hpp"
 #include "server/shared_memory.hpp"
 
@@ -17,10 +17,6 @@ namespace gpu_sleep::agent::intercepted {
 /// Opens such a handle of another process; waits for that one.
 [[nodiscard]] Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept;
 [[nodiscard]] Answer close_ipc(CUdeviceptr address) noexcept;
-/// Closes the memory of other processes that waited for captures to end.
-void close_waiting() noexcept;
-/// Why shared memory stays on the GPU.
-inline constexpr char k_shared_by_ipc[] = "shared with other processes by CUDA IPC";
 /// Memory of which the program made a handle. Thread-safe; does not wait for a sleep. Errors: not_owned
 /// (there is no such memory, or no longer), driver_failed.
 [[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request);

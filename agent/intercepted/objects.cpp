@@ -4,14 +4,8 @@
 
 #include "intercepted/objects.hpp"
 
-#include "base/guard.hpp"
-#include "base/memory.hpp"
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
-#include "driver/context.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/state.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -22,31 +16,6 @@
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
-
-struct Made {
-    CUcontext context = nullptr; ///< where it was made; null: not known
-    bool is_done = false;        ///< its work, while what is done is known
-    bool was_waited_for = false; ///< meanwhile
-};
-
-struct Objects {
-    using Key = std::pair<Object, std::uint64_t>;
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::map<Key, Made> all GPU_SLEEP_GUARDED_BY(mutex);
-    /// A context whose work was done when the deep sleep began.
-    struct Done {
-        std::optional<CUdevice> device;
-        bool was_waited_for = false; ///< since
-    };
-    std::map<CUcontext, Done> done GPU_SLEEP_GUARDED_BY(mutex);
-    std::map<CUdevice, PrimaryState> primary GPU_SLEEP_GUARDED_BY(mutex);
-    std::atomic<bool> is_known{false}; ///< what is done
-};
-
-/// Pools belong to devices; memory from outside CUDA may be mapped in another context.
-constexpr bool outlives_contexts(Object kind) noexcept {
-    return kind == Object::shared_pool || kind == Object::external_memory;
-}
 
 constinit thread_local CUcontext t_current __attribute__((tls_model("initial-exec"))) = nullptr;
 
@@ -66,7 +35,7 @@ bool await_knowledge(const Objects& objects) noexcept {
 }
 
 bool is_done(Object kind, std::uint64_t handle, bool waits) noexcept {
-    auto& objects = immortal<Objects>();
+    auto& objects = books().objects;
     if (!await_knowledge(objects)) return false;
     const MutexLock lock(objects.mutex);
     const auto found = objects.all.find({kind, handle});
@@ -97,17 +66,11 @@ std::map<CUdevice, PrimaryState> primary_states(const driver::Api& api) {
 
 /// Whether all that is done is in one primary context, where whichever thread may free it.
 bool has_one_context() noexcept {
-    auto& objects = immortal<Objects>();
+    auto& objects = books().objects;
     const MutexLock lock(objects.mutex);
     return objects.done.size() == 1 && std::any_of(objects.primary.begin(), objects.primary.end(),
                                                    [](const auto& each) { return each.second.active != 0; });
 }
-
-struct PutOff {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::list<std::function<void()>> frees GPU_SLEEP_GUARDED_BY(mutex);
-    std::optional<DeviceMemory> memory GPU_SLEEP_GUARDED_BY(mutex);
-};
 
 } // namespace
 
@@ -115,31 +78,23 @@ void object_made(Object kind, std::uint64_t handle) noexcept {
     if (handle == 0) return;
     learn_current_context();
     ignoring_errors([&] { // what is not in the table wakes the process
-        auto& objects = immortal<Objects>();
+        auto& objects = books().objects;
         const MutexLock lock(objects.mutex);
         objects.all.insert_or_assign({kind, handle}, Made{t_current, false});
     });
 }
 
 bool object_ends(Object kind, std::uint64_t handle) noexcept {
-    auto& objects = immortal<Objects>();
+    auto& objects = books().objects;
     const MutexLock lock(objects.mutex);
     return objects.all.erase({kind, handle}) != 0;
 }
 
 bool has_any(Object kind) noexcept {
-    auto& objects = immortal<Objects>();
+    auto& objects = books().objects;
     const MutexLock lock(objects.mutex);
     const auto first = objects.all.lower_bound({kind, 0});
     return first != objects.all.end() && first->first.first == kind;
-}
-
-void objects_end_with(CUcontext context) noexcept {
-    auto& objects = immortal<Objects>();
-    const MutexLock lock(objects.mutex);
-    std::erase_if(objects.all, [=](const auto& made) {
-        return made.second.context == context && !outlives_contexts(made.first.first);
-    });
 }
 
 void set_current_context(CUcontext context) noexcept {
@@ -155,7 +110,7 @@ void learn_current_context() noexcept {
 Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUcontext>& contexts,
                                const driver::DrainLimits& limits) {
     GPU_SLEEP_TRY(driver::drain(api, contexts, limits));
-    auto& objects = immortal<Objects>();
+    auto& objects = books().objects;
     std::set<CUevent> undone;
     std::map<CUcontext, Objects::Done> done;
     const auto events = all_events(objects);
@@ -184,12 +139,12 @@ Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUconte
 }
 
 void forget_what_is_done() noexcept {
-    immortal<Objects>().is_known.store(false, std::memory_order_release);
+    books().objects.is_known.store(false, std::memory_order_release);
 }
 
 void synchronize_as_answered(const driver::Api& api) noexcept {
     ignoring_errors([&] {
-        auto& objects = immortal<Objects>();
+        auto& objects = books().objects;
         std::multimap<CUcontext, Objects::Key> waited_for; // of a context itself: none
         {
             const MutexLock lock(objects.mutex);
@@ -227,7 +182,7 @@ bool is_event_done(CUevent event, bool waits) noexcept {
 }
 
 bool is_context_done(CUcontext context, bool waits) noexcept {
-    auto& objects = immortal<Objects>();
+    auto& objects = books().objects;
     if (!context || !await_knowledge(objects)) return false;
     const MutexLock lock(objects.mutex);
     const auto found = objects.done.find(context);
@@ -245,7 +200,7 @@ CUcontext current_context_while_deep() noexcept {
 }
 
 std::optional<CUdevice> device_while_deep(CUcontext context) noexcept {
-    auto& objects = immortal<Objects>();
+    auto& objects = books().objects;
     if (!await_knowledge(objects)) return std::nullopt;
     const MutexLock lock(objects.mutex);
     const auto found = objects.done.find(context);
@@ -253,7 +208,7 @@ std::optional<CUdevice> device_while_deep(CUcontext context) noexcept {
 }
 
 std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept {
-    auto& objects = immortal<Objects>();
+    auto& objects = books().objects;
     if (!await_knowledge(objects)) return std::nullopt;
     const MutexLock lock(objects.mutex);
     const auto found = objects.primary.find(device);
@@ -261,7 +216,7 @@ std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept {
 }
 
 bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {
-    auto& all = immortal<PutOff>();
+    auto& all = books().put_off;
     if (!has_one_context()) return false;
     std::list<std::function<void()>> one;
     const auto remembered = guarded([&] { one.push_back(std::move(free)); });
@@ -274,7 +229,7 @@ bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noex
 }
 
 void free_what_was_put_off(const driver::Api& api) noexcept {
-    auto& all = immortal<PutOff>();
+    auto& all = books().put_off;
     {
         const MutexLock lock(all.mutex);
         if (all.frees.empty()) return;
@@ -297,13 +252,13 @@ void free_what_was_put_off(const driver::Api& api) noexcept {
 }
 
 void set_memory_while_deep(std::optional<DeviceMemory> memory) noexcept {
-    auto& all = immortal<PutOff>();
+    auto& all = books().put_off;
     const MutexLock lock(all.mutex);
     all.memory = memory;
 }
 
 std::optional<DeviceMemory> memory_while_deep() noexcept {
-    auto& all = immortal<PutOff>();
+    auto& all = books().put_off;
     const MutexLock lock(all.mutex);
     return gate::Gate::holds_all() ? all.memory : std::nullopt;
 }

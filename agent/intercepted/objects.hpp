@@ -5,9 +5,7 @@
 
 #pragma once
 
-#include "base/units.hpp"
-#include "driver/api.hpp"
-#include "driver/context.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -15,36 +13,11 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-/// An object of the program whose destruction waits for no other thread.
-enum class Object : std::uint8_t {
-    none,
-    stream,
-    event,
-    memory,
-    host_memory,
-    array,
-    mipmapped_array,
-    module,
-    library,
-    graph_exec,
-    texture,
-    surface,
-    // Objects that other processes share. Their destruction is never put off.
-    shared_event,
-    shared_pool,
-    shared_memory,
-    external_memory,
-    external_semaphore,
-};
-
 /// One was made in the calling thread's current context. Thread-safe, as all here is.
 void object_made(Object kind, std::uint64_t handle) noexcept;
 /// It is about to be destroyed: another may get its handle at once. False: it is not known.
 bool object_ends(Object kind, std::uint64_t handle) noexcept;
 [[nodiscard]] bool has_any(Object kind) noexcept;
-/// The context takes what was made in it with it, but for pools and memory from outside CUDA.
-void objects_end_with(CUcontext context) noexcept;
-
 /// The calling thread's current context; null: it is not known, or there is none.
 void set_current_context(CUcontext context) noexcept;
 /// Asks the driver for it, unless it is known.
@@ -73,11 +46,6 @@ void synchronize_as_answered(const driver::Api& api) noexcept;
 [[nodiscard]] CUcontext current_context_while_deep() noexcept;
 /// The device of a context. Nothing: the context is not known.
 [[nodiscard]] std::optional<CUdevice> device_while_deep(CUcontext context) noexcept;
-/// As cuDevicePrimaryCtxGetState gives it.
-struct PrimaryState {
-    unsigned flags = 0;
-    int active = 0;
-};
 /// Returns the state of a device's primary context. Empty: it is not known.
 [[nodiscard]] std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept;
 
@@ -90,11 +58,6 @@ struct PrimaryState {
 /// without the memory's mutex.
 void free_what_was_put_off(const driver::Api& api) noexcept;
 
-/// The memory of the one device that the process uses, as it was when it fell deeply asleep.
-struct DeviceMemory {
-    Bytes free = 0;
-    Bytes total = 0;
-};
 /// For whoever asks meanwhile; none: nobody is answered. Thread-safe.
 void set_memory_while_deep(std::optional<DeviceMemory> memory) noexcept;
 /// Nothing, unless the process sleeps deeply and has one device alone. Thread-safe.

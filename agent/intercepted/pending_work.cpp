@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Events to be used again, one for each context whose work is waited for.
+// One event for each context whose work is waited for, or looked at for a moment.
 
 #include "intercepted/pending_work.hpp"
 
 #include "base/guard.hpp"
-#include "driver/context.hpp"
 
 #include <algorithm>
+#include <shared_mutex>
+#include <thread>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -22,34 +23,18 @@ unsigned flags_of_events(const driver::Api& api) {
 
 } // namespace
 
-CUevent EventCache::take(const driver::Api& api, CUcontext context) {
-    {
-        const MutexLock lock(mutex_);
-        if (auto& cached = events_[context]; !cached.empty()) {
-            auto* const event = cached.back();
-            cached.pop_back();
-            return event;
-        }
-    }
+CUevent take_event(const driver::Api& api, CUcontext context) {
+    if (auto* const cached = registry::books().contexts.take_event(context)) return cached;
     const driver::CurrentContext entered(api, context);
     CUevent event = nullptr;
     const bool is_made =
         entered.status() == CUDA_SUCCESS && api.cuEventCreate(&event, flags_of_events(api)) == CUDA_SUCCESS;
     return is_made ? event : nullptr;
 }
-
-void EventCache::give(CUcontext context, CUevent event) noexcept {
-    ignoring_errors([&] {
-        const MutexLock lock(mutex_);
-        const auto cached = events_.find(context);
-        if (cached != events_.end()) cached->second.push_back(event);
-    });
-}
-
 PendingWork::~PendingWork() {
     for (std::size_t i = 0; i < count_; ++i) {
         auto& noted = noted_[i];
-        if (noted.done) immortal<EventCache>().give(noted.context, noted.done);
+        if (noted.done) registry::books().contexts.give_event(noted.context, noted.done);
         if (noted.block == 0) continue; // nobody has waited
         const driver::RelaxedCaptureMode relaxed(api_);
         free_block(noted);
@@ -60,13 +45,13 @@ bool PendingWork::record(CUcontext context) noexcept {
     if (!api_.cuCtxRecordEvent || count_ == noted_.size()) return false; // a driver before 12.5, say
     bool is_recorded = false;
     ignoring_errors([&] {
-        auto* const event = immortal<EventCache>().take(api_, context);
+        auto* const event = take_event(api_, context);
         if (!event) return;
         is_recorded = api_.cuCtxRecordEvent(context, event) == CUDA_SUCCESS;
         if (is_recorded)
             noted_[count_++] = {context, event, 0};
         else
-            immortal<EventCache>().give(context, event);
+            registry::books().contexts.give_event(context, event);
     });
     return is_recorded;
 }
@@ -126,6 +111,51 @@ CUresult PendingWork::wait() noexcept {
         look_at(api_.cuEventSynchronize(noted.done));
     }
     return failure_;
+}
+
+bool note_work_on(const driver::Api& api, int device, PendingWork& work) {
+    auto& contexts = registry::books().contexts;
+    CUcontext current = nullptr;
+    bool is_noted = true;
+    if (driver::current_device(api) == device && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS)
+        is_noted &= work.note(current);
+    if (driver::is_primary_active(api, device)) {
+        const auto primary = driver::PrimaryContext::retain(api, device);
+        if (primary && contexts.holds(device)) is_noted &= work.note(primary->get());
+        if (primary && !contexts.holds(device))
+            is_noted &= work.wait_for(primary->get()); // it ends when we let go
+    }
+    for (auto* const context : contexts.made_on(device)) is_noted &= work.note(context);
+    return is_noted;
+}
+
+std::vector<CUcontext> all_contexts(const std::vector<driver::PrimaryContext>& primary) {
+    auto contexts = registry::books().contexts.made_on(std::nullopt);
+    for (const auto& context : primary) contexts.push_back(context.get());
+    return contexts;
+}
+
+RunningWork find_running_work(const driver::Api& api) {
+    if (!api.cuCtxRecordEvent) return RunningWork::unknown;
+    auto& books = registry::books();
+    // A thread that ends a context, or begins a capture, is at work.
+    const std::shared_lock contexts_stay(books.contexts.alive, std::try_to_lock);
+    if (!contexts_stay) return RunningWork::some;
+    const auto primary = driver::active_contexts(api);
+    if (!primary) return RunningWork::some;
+    const auto contexts = all_contexts(*primary);
+    PendingWork work(api, PendingWork::Way::to_look);
+    {
+        const std::shared_lock order(books.captures.order, std::try_to_lock);
+        if (!order || books.captures.count() != 0) return RunningWork::some;
+        for (auto* const context : contexts)
+            if (!work.note(context)) return RunningWork::some;
+    }
+    constexpr Milliseconds k_moment{5}; // an idle GPU needs some microseconds for an event
+    constexpr std::chrono::microseconds k_look{50};
+    for (const auto deadline = Clock::now() + k_moment; !work.is_done(); std::this_thread::sleep_for(k_look))
+        if (Clock::now() >= deadline) return RunningWork::some;
+    return RunningWork::none;
 }
 
 } // namespace gpu_sleep::agent::intercepted

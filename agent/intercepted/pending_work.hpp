@@ -1,52 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Waiting for the work in contexts without keeping captures from beginning meanwhile, and the events for
-// that. Internal to this module.
+// Waiting for the work in contexts without keeping captures from beginning meanwhile, and whether the GPU
+// works.
 
 #pragma once
 
-#include "base/memory.hpp"
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
-#include "driver/api.hpp"
+#include "driver/context.hpp"
+#include "registry/registry.hpp"
 
 #include <array>
 #include <cstddef>
-#include <map>
+#include <cstdint>
 #include <vector>
 
 namespace gpu_sleep::agent::intercepted {
 
-/// The process's events without timing, by their contexts, to be used again: making one and ending it takes
-/// the driver as long as all else that a free asks of it. Thread-safe; its mutex comes after all others of
-/// this module. Throws where memory runs out.
-class EventCache {
-public:
-    /// An event of the context, which exists; null if none can be had.
-    [[nodiscard]] CUevent take(const driver::Api& api, CUcontext context);
-    /// Takes it back, unless its context has ended meanwhile, and the event with it. Where memory is short
-    /// the event is lost.
-    void give(CUcontext context, CUevent event) noexcept;
-
-    /// The context is about to end: none of its events is given out any more.
-    [[nodiscard]] std::vector<CUevent> take_all_of(CUcontext context) {
-        const MutexLock lock(mutex_);
-        auto cached = events_.extract(context);
-        return cached ? std::move(cached.mapped()) : std::vector<CUevent>();
-    }
-    /// It has not ended.
-    void put_back(CUcontext context, const std::vector<CUevent>& events) {
-        const MutexLock lock(mutex_);
-        auto& cached = events_[context];
-        cached.insert(cached.end(), events.begin(), events.end());
-    }
-    /// A green context has ended, whose events are those of its primary one.
-    void hand_on(CUcontext green, CUcontext primary) { put_back(primary, take_all_of(green)); }
-
-private:
-    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost);
-    std::map<CUcontext, std::vector<CUevent>> events_ GPU_SLEEP_GUARDED_BY(mutex_);
-};
+/// An event of the context, without timing, which Contexts::give_event() takes back; null if none can be had.
+/// May throw for want of memory.
+[[nodiscard]] CUevent take_event(const driver::Api& api, CUcontext context);
 
 /// The unfinished GPU work of some contexts, as of when it was noted. For one thread. The contexts must
 /// outlive it.
@@ -59,14 +30,14 @@ public:
     PendingWork& operator=(PendingWork&&) = delete;
     ~PendingWork();
 
-    /// Notes the work of one more context; nothing for null. Would break a capture, so capture_order() is
+    /// Notes the work of one more context; nothing for null. Would break a capture, so captures.order is
     /// held and none is open. Waits at once where nothing can be had to note it by; amid captures it returns
     /// false instead, and needs neither; to look it returns false, too.
     bool note(CUcontext context) noexcept;
     /// Waits for the work of a context at once, of which nothing is kept. Needs what note() does. False, and
     /// it has not waited, where it might break a capture.
     bool wait_for(CUcontext context) noexcept;
-    /// Waits for all of it. Breaks no capture, so capture_order() is not held. Returns what went wrong with
+    /// Waits for all of it. Breaks no capture, so captures.order is not held. Returns what went wrong with
     /// the work, as the driver's own free does; CUDA_SUCCESS otherwise.
     CUresult wait() noexcept;
     /// Whether all of what was noted to look is done by now, and nothing went wrong with it. Breaks no
@@ -99,5 +70,23 @@ private:
         noted_{}; ///< of more contexts than anybody has; further ones are waited for at once
     std::size_t count_ = 0;
 };
+
+/// Notes all work on the device. The caller holds captures.order, with no capture open, and contexts.alive
+/// until it has waited. Amid captures it needs neither of the first two. False as PendingWork::note().
+bool note_work_on(const driver::Api& api, int device, PendingWork& work);
+
+/// The contexts that the program made, and these. May throw for want of memory.
+[[nodiscard]] std::vector<CUcontext> all_contexts(const std::vector<driver::PrimaryContext>& primary);
+
+enum class RunningWork : std::uint8_t {
+    none,    ///< all that was given to the GPU is done
+    some,    ///< not all of it, or that could not be asked just now
+    unknown, ///< the driver cannot be asked (before 12.5)
+};
+
+/// Whether the GPU has done all that the program gave it, in all contexts. Breaks no capture and keeps none
+/// from beginning; waits for nobody, and for the GPU for some milliseconds at most. May throw for want of
+/// memory. Source: CUDA Driver API, cuCtxRecordEvent.
+[[nodiscard]] RunningWork find_running_work(const driver::Api& api);
 
 } // namespace gpu_sleep::agent::intercepted

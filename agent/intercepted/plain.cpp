@@ -5,15 +5,9 @@
 #include "intercepted/plain.hpp"
 
 #include "common/interception.hpp"
-#include "driver/context.hpp"
-#include "intercepted/allocations.hpp"
-#include "intercepted/captures.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/own_contexts.hpp"
-#include "intercepted/peers.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/rules.hpp"
-#include "intercepted/state.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -22,6 +16,44 @@
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
+
+/// Lets `devices` at the range of `address`. Whether that was new.
+bool grant(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
+    bool is_new = false;
+    for (int device = 0; device < driver::k_max_devices; ++device) {
+        if (device == owner || !(devices >> device & 1)) continue;
+        const auto allowed = memory.allow_access(address, device);
+        is_new |= allowed && *allowed;
+        if (!allowed && allowed.error().code != ErrorCode::not_owned) // it may have been freed
+            log::warning("GPU {} cannot be given access to {:#x}: {}", device, address,
+                         allowed.error().message);
+    }
+    return is_new;
+}
+
+driver::DeviceMask devices_in_use(ProgramMemory& memory) {
+    driver::DeviceMask mask = 0;
+    int devices = 0;
+    if (memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
+    for (int device = 0; device < std::min(devices, driver::k_max_devices); ++device) {
+        if (is_primary_active(memory.api(), device) || !books().contexts.made_on(device).empty())
+            mask |= driver::DeviceMask{1} << device;
+    }
+    if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
+    return mask;
+}
+
+/// Grants the devices that may reach memory of `device` access to what was allocated there, and is in the
+/// index: who lets a device at all of it grants what the index has.
+void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
+    auto& access = books().peers;
+    driver::DeviceMask devices = 0;
+    {
+        const MutexLock lock(access.mutex);
+        devices = access.accessors[static_cast<std::size_t>(device)];
+    }
+    if (devices != 0) static_cast<void>(grant(memory, devices, device, address));
+}
 
 /// The pitch that the driver was seen to give: rows begin at multiples of this.
 constexpr std::size_t k_pitch_alignment = 512;
@@ -44,12 +76,12 @@ Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std:
     return address;
 }
 
-/// Unless a capture is open. Returns what went wrong with the work before. The caller holds contexts_mutex().
+/// Unless a capture is open. Returns what went wrong with the work before. The caller holds contexts.alive.
 CUresult free_now(ProgramMemory& memory, Freeing& allocation) {
     PendingWork work(memory.api());
     {
-        const std::shared_lock order(capture_order());
-        if (captures_open() != 0) {
+        const std::shared_lock order(books().captures.order);
+        if (books().captures.count() != 0) {
             allocation.free_later();
             return CUDA_SUCCESS;
         }
@@ -67,14 +99,14 @@ Error not_own(CUdeviceptr address) {
 }
 
 bool is_own(CUdeviceptr address) {
-    const auto known = find(address);
+    const auto known = books().allocations.find(address);
     return known && known->is_own && known->address == address;
 }
 
 /// False: memory was short, and it is not known.
 bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
     const auto added = guarded([&] {
-        immortal<Allocations>().add(
+        books().allocations.add(
             {address, bytes, device, nullptr, nullptr, 0, true, driver::DeviceMask{1} << device, true});
     });
     return added.has_value();
@@ -84,7 +116,7 @@ bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
 void warn_of_own_context(const driver::Api& api) {
     static std::atomic<bool> looked{false};
     if (looked.exchange(true)) return;
-    const std::shared_lock contexts(contexts_mutex());
+    const std::shared_lock contexts(books().contexts.alive);
     if (!driver::has_own_context_current(api)) return;
     log::warning("the program has a CUDA context of its own, which it must synchronize before a sleep, in a "
                  "before-sleep callback");
@@ -92,7 +124,7 @@ void warn_of_own_context(const driver::Api& api) {
 
 /// The contexts of `devices` in which there may be work: those of `primaries`, the program's own that are
 /// known, and the one that it works in now. They stay as long as the caller holds
-/// contexts_mutex().
+/// contexts.alive.
 std::vector<CUcontext> contexts_on(const driver::Api& api, driver::DeviceMask devices,
                                    const std::vector<driver::PrimaryContext>& primaries) {
     std::vector<CUcontext> contexts;
@@ -100,7 +132,7 @@ std::vector<CUcontext> contexts_on(const driver::Api& api, driver::DeviceMask de
         if ((devices >> primary.device() & 1) != 0) contexts.push_back(primary.get());
     for (int device = 0; device < driver::k_max_devices; ++device) {
         if ((devices >> device & 1) == 0) continue;
-        const auto own = own_contexts_of(device);
+        const auto own = books().contexts.made_on(device);
         contexts.insert(contexts.end(), own.begin(), own.end());
     }
     CUcontext current = nullptr;
@@ -118,9 +150,9 @@ Result<void> wait_for_use(ProgramMemory& memory, driver::DeviceAddress address) 
     if (devices == 0) return {};
     // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
     // way. It may take long. Other devices may wait for what comes after the free.
-    let_contexts_end();
-    const std::shared_lock stay(contexts_mutex());
-    if (captures_open() != 0)
+    books().contexts.let_end();
+    const std::shared_lock stay(books().contexts.alive);
+    if (books().captures.count() != 0)
         return make_error(ErrorCode::capture_in_progress, "a CUDA graph is being captured: nothing is freed");
     const auto& api = memory.api();
     const driver::RelaxedCaptureMode relaxed(api);
@@ -149,15 +181,15 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualCause& cause) n
         if (!device || memory.api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
         const auto range = take_range(memory, *device, bytes, cause);
         if (!range) {
-            cause.context = owner_of_memory_in(context);
+            cause.context = books().contexts.owner_of_memory_in(context);
             cause.device = *device;
             if (is_shortage(range.error())) return CUDA_ERROR_OUT_OF_MEMORY;
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
         }
         const auto added = guarded([&] {
-            immortal<Allocations>().add(
-                {*range, bytes, *device, owner_of_memory_in(context), nullptr, 0, false});
+            books().allocations.add(
+                {*range, bytes, *device, books().contexts.owner_of_memory_in(context), nullptr, 0, false});
         });
         if (!added) {
             give_range(memory, *range);
@@ -186,9 +218,9 @@ Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t wi
 Answer free(CUdeviceptr address) noexcept {
     return answered([&]() -> Answer {
         free_waiting();
-        let_contexts_end();
+        books().contexts.let_end();
         // While the record is out of the index its context must not end: it would be worked in all the same.
-        const std::shared_lock contexts(contexts_mutex());
+        const std::shared_lock contexts(books().contexts.alive);
         return free_known(address, [](ProgramMemory& memory, Freeing& allocation) -> Answer {
             if (allocation->pool) freed_from_pool(*allocation);
             auto status = CUDA_SUCCESS;
@@ -220,8 +252,8 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
     GPU_SLEEP_TRY(wait_for_use(memory, address));
     if (!is_own(address)) return not_own(address); // another thread was faster
     // The record goes first: behind the free the address may at once be somebody else's.
-    auto& allocations = immortal<Allocations>();
-    auto record = allocations.extract(address);
+    auto& allocations = books().allocations;
+    auto record = allocations.take(address);
     if (!record) return not_own(address);
     auto freed = guarded([&] { return memory.free(address); });
     if (!freed) allocations.put_back(std::move(record));
@@ -232,10 +264,71 @@ Result<void> allow_own(ProgramMemory& memory, driver::DeviceAddress address, int
     GPU_SLEEP_TRY(memory.allow_access(address, device));
     if (intercepts())
         ignoring_errors([&] {
-            immortal<Allocations>().change(
+            books().allocations.change(
                 address, [&](Allocation& known) { known.access |= driver::DeviceMask{1} << device; });
         });
     return {};
+}
+
+CUresult access_of(const Allocation& known, const CUmemLocation& location, CUresult status,
+                   unsigned long long& flags) noexcept {
+    const bool is_awake = status == CUDA_SUCCESS;
+    if (!is_awake && status != CUDA_ERROR_INVALID_VALUE) return status;
+    if (location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        if (!is_awake) flags = CU_MEM_ACCESS_FLAGS_PROT_NONE; // what the host may reach does not sleep
+        return CUDA_SUCCESS;
+    }
+    if (!is_awake) {
+        const auto with = memory();
+        int devices = 0;
+        if (!with || with->api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return status;
+        if (location.id < 0 || location.id >= std::min(devices, driver::k_max_devices))
+            return CUDA_ERROR_INVALID_DEVICE;
+    }
+    // The driver's own plain memory has none to tell of; and what is on its way back has none yet.
+    if (!known.is_virtual)
+        flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    else if (!is_awake || flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        flags = (known.access >> location.id & 1) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                       : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+}
+
+void peer_access_enabled(CUcontext peer) noexcept {
+    with_memory([&](ProgramMemory& memory) {
+        const auto accessor = current_device(memory);
+        std::optional<int> owner;
+        {
+            const driver::CurrentContext current(memory.api(), peer);
+            if (current.status() == CUDA_SUCCESS) owner = current_device(memory);
+        }
+        if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
+            return;
+        const auto mask = driver::DeviceMask{1} << *accessor;
+        auto& access = books().peers;
+        {
+            const MutexLock lock(access.mutex);
+            access.accessors[static_cast<std::size_t>(*owner)] |= mask;
+        }
+        const auto theirs = books().allocations.all(
+            [&](const Allocation& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
+        for (const auto& allocation : theirs)
+            static_cast<void>(grant(memory, mask, *owner, allocation.address));
+    });
+}
+
+bool let_copies_reach(const gate::Inspector& copy) noexcept {
+    bool is_new = false;
+    with_memory([&](ProgramMemory& memory) {
+        const driver::RelaxedCaptureMode relaxed(memory.api());
+        for (const auto& span : copy.inspect().spans) {
+            const auto known = books().allocations.find(span.begin);
+            if (!known || known->is_virtual || known->pool)
+                continue; // the program grants access to those itself
+            is_new |= grant(memory, devices_in_use(memory), known->device, known->address);
+        }
+    });
+    return is_new;
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Memory that belongs to no pool: what the program takes by cuMemAlloc and its like, or from the C API. Where
-// its calls are intercepted both are in the index of allocations: other calls name them. Source: CUDA Driver
+// its calls are intercepted both are in the index of allocations: other calls name them. And which devices
+// reach it: copies from every device do, and kernels once the program has asked for it. Source: CUDA Driver
 // API, Memory Management.
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/units.hpp"
-#include "driver/memory.hpp"
-#include "intercepted/answer.hpp"
+#include "gate/gate.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cuda.h>
 
 #include <cstddef>
 #include <string_view>
-
-namespace gpu_sleep::agent {
-class ProgramMemory;
-}
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -28,6 +23,16 @@ namespace gpu_sleep::agent::intercepted {
                                       ResidualCause& cause) noexcept;
 /// Waits for the work of the memory's context, as the driver's own does.
 [[nodiscard]] Answer free(CUdeviceptr address) noexcept;
+
+/// cuMemGetAccess of `known`, whether it sleeps or not, where the driver answered `status` and `flags`.
+/// Source: CUDA Driver API, cuMemGetAccess; what it says of plain memory was seen.
+[[nodiscard]] CUresult access_of(const Allocation& known, const CUmemLocation& location, CUresult status,
+                                 unsigned long long& flags) noexcept;
+/// The current context may reach memory of `peer`'s device from now on.
+void peer_access_enabled(CUcontext peer) noexcept;
+/// The driver refused a copy, as it does when an intercepted range lies on a device that the copy's context
+/// was not granted access from. Grants it to all devices in use; false when nothing was missing.
+[[nodiscard]] bool let_copies_reach(const gate::Inspector& copy) noexcept;
 
 // All are thread-safe.
 

@@ -4,7 +4,6 @@
 
 #include "intercepted/pool_table.hpp"
 
-#include "intercepted/captures.hpp"
 #include "intercepted/pending_work.hpp"
 
 #include <iterator>
@@ -26,7 +25,7 @@ Bytes most_range(Bytes bytes) noexcept {
 }
 
 void give_event(LastUse& last_use) noexcept {
-    if (last_use.done) immortal<EventCache>().give(last_use.freed_in.context, last_use.done);
+    if (last_use.done) books().contexts.give_event(last_use.freed_in.context, last_use.done);
     last_use.done = nullptr;
 }
 
@@ -216,7 +215,7 @@ bool note_if_done(ProgramMemory& memory, LastUse& last_use) {
 
 std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    auto* const event = immortal<EventCache>().take(memory.api(), key.context);
+    auto* const event = take_event(memory.api(), key.context);
     if (!event) return std::nullopt;
     LastUse last_use{key, key.stream != CU_STREAM_PER_THREAD, event, ++all.free_calls};
     if (memory.api().cuEventRecord(event, key.stream) == CUDA_SUCCESS) return last_use;
@@ -229,7 +228,7 @@ std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& p
     GPU_SLEEP_REQUIRES(all.mutex) {
     const auto most = is_any ? ~Bytes{0} : most_range(request.bytes);
     auto fit = find_fit(all, memory, pool, request, most, false);
-    const bool may_ask = captures_open() == 0;
+    const bool may_ask = books().captures.count() == 0;
     if (fit == all.blocks.end() && may_ask) fit = find_fit(all, memory, pool, request, most, true);
     if (fit == all.blocks.end() && may_ask) {
         join_done(all, memory, pool);

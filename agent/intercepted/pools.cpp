@@ -5,15 +5,9 @@
 
 #include "intercepted/pools.hpp"
 
-#include "base/thread_safety.hpp"
-#include "driver/context.hpp"
-#include "intercepted/allocations.hpp"
-#include "intercepted/captures.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/own_contexts.hpp"
 #include "intercepted/pool_table.hpp"
 #include "intercepted/rules.hpp"
-#include "intercepted/state.hpp"
 
 #include <algorithm>
 #include <shared_mutex>
@@ -67,7 +61,7 @@ StreamKey key_of(ProgramMemory& memory, CUstream stream, bool per_thread) {
 
 /// Whether the stream captures; `unknown` where the driver does not say.
 bool is_capturing(ProgramMemory& memory, CUstream stream, bool unknown) {
-    if (captures_open() == 0) return false;
+    if (books().captures.count() == 0) return false;
     auto status = CU_STREAM_CAPTURE_STATUS_NONE;
     return memory.api().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS
                ? status != CU_STREAM_CAPTURE_STATUS_NONE
@@ -99,7 +93,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
                      const StreamKey& key, bool is_short, ResidualCause& cause) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api());
-    auto& all = immortal<Pools>();
+    auto& all = books().pools;
     const MutexLock lock(all.mutex);
     const auto pool = find_pool(all, memory, handle);
     if (!pool || !pool->is_intercepted) return std::nullopt;
@@ -107,7 +101,8 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     // been.
     const auto name = choose_tag(bytes);
     if (!name) {
-        cause = {TagChoice::why_not(bytes), owner_of_memory_in(key.context), pool->device, handle};
+        cause = {TagChoice::why_not(bytes), books().contexts.owner_of_memory_in(key.context), pool->device,
+                 handle};
         return std::nullopt;
     }
     // First: a block that is taken and cannot be given out would have lost its last use.
@@ -117,7 +112,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     auto block = take_spare(all, memory, *pool, request, false);
     if (!block && (is_short || would_be_too_much())) block = take_spare(all, memory, *pool, request, true);
     if (!block) {
-        if (would_be_too_much() && pool->unused_ranges > 0 && captures_open() == 0)
+        if (would_be_too_much() && pool->unused_ranges > 0 && books().captures.count() == 0)
             give_back_idle(all, memory,
                            [&](const Range& range) { return range.pool == pool && would_be_too_much(); });
         const auto taken = take_new(all, memory, pool, request);
@@ -130,7 +125,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         block = *taken;
     }
     record.mapped().address = *block;
-    immortal<Allocations>().add(std::move(record));
+    books().allocations.add(std::move(record));
     pool->figures.used += bytes;
     note_peaks(memory, *pool);
     *address = *block;
@@ -139,7 +134,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
 
 /// Keeps a freed block, out of its pool's count. False when it is the caller's still.
 bool free_in_order(ProgramMemory& memory, const Allocation& allocation, const StreamKey& key) {
-    auto& all = immortal<Pools>();
+    auto& all = books().pools;
     const MutexLock lock(all.mutex);
     const auto block = all.blocks.find(allocation.address);
     if (block != all.blocks.end())
@@ -224,7 +219,7 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
                                properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
                                properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
                                !has_usage(properties);
-        auto& all = immortal<Pools>();
+        auto& all = books().pools;
         const MutexLock lock(all.mutex);
         all.pools.insert_or_assign(handle, pool);
     });
@@ -233,8 +228,8 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
 CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy) noexcept {
     // Out of the books first, for another pool may get the handle at once; not under the mutex, for the
     // driver may take its time. No context ends while the pool's spares are in no book.
-    const std::shared_lock contexts(contexts_mutex());
-    auto& all = immortal<Pools>();
+    const std::shared_lock stay(books().contexts.alive);
+    auto& all = books().pools;
     decltype(all.pools)::node_type taken;
     {
         const MutexLock lock(all.mutex);

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cuda.h>
 

@@ -6,11 +6,9 @@
 
 #include "base/fd.hpp"
 #include "base/files.hpp"
-#include "base/memory.hpp"
 #include "base/symbols.hpp"
-#include "common/lock_order.hpp"
 #include "freestanding/elf_symbols.hpp"
-#include "intercepted/answer.hpp"
+#include "intercepted/calls.hpp"
 
 #include <elf.h>
 #include <fcntl.h>
@@ -145,12 +143,6 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<FileMapping>& all
     return uses;
 }
 
-/// What the last look at all calls has found.
-struct Bypassing {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::vector<model::UnseenUse> found GPU_SLEEP_GUARDED_BY(mutex);
-};
-
 } // namespace
 
 Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
@@ -158,13 +150,13 @@ Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
     const auto mappings = read_small_file(k_file);
     if (!mappings) return errno_error(ErrorCode::io_failed, errno, "open or read", k_file);
     auto uses = model::unseen_libraries(*mappings);
-    auto& bypassing = immortal<Bypassing>();
+    auto& unseen = books().unseen;
     std::vector<model::UnseenUse> found;
     if (look == Look::calls) found = find_bypassing(model::parse_mappings(*mappings));
     {
-        const MutexLock lock(bypassing.mutex);
-        if (look == Look::calls) bypassing.found = std::move(found);
-        uses.insert(uses.end(), bypassing.found.begin(), bypassing.found.end());
+        const MutexLock lock(unseen.mutex);
+        if (look == Look::calls) unseen.bypassing = std::move(found);
+        uses.insert(uses.end(), unseen.bypassing.begin(), unseen.bypassing.end());
     }
     for (auto& call : find_unseen_calls()) uses.push_back(std::move(call));
     return uses;

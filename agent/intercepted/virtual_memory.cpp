@@ -5,13 +5,8 @@
 
 #include "intercepted/virtual_memory.hpp"
 
-#include "base/memory.hpp"
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
-#include "intercepted/allocations.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/rules.hpp"
-#include "intercepted/state.hpp"
 #include "model/model.hpp"
 
 #include <iterator>
@@ -19,35 +14,6 @@
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
-
-struct Mapping {
-    Bytes bytes = 0;
-    Bytes offset = 0;
-    std::uint64_t handle = 0; ///< the program's
-    driver::DeviceMask access = 0;
-    bool has_other_access = false; ///< of the host, or for reading only
-    bool in_ledger = false;        ///< the ledger has it, and its driver handle
-};
-
-struct Handle {
-    CUmemGenericAllocationHandle real = 0; ///< the driver's, unless the ledger has it
-    bool host_backed = false;              ///< that is host memory, to which it was moved
-    Bytes bytes = 0;
-    CUmemAllocationProp properties{};
-    unsigned references = 0;
-    std::vector<CUdeviceptr> mappings;
-    const char* stay_reason = nullptr; ///< why it has to stay
-};
-
-/// Its mutex comes after the memory's, which a sleep holds for long: who asks about handles, or has one
-/// without a mapping, which the ledger does not know, needs this one alone.
-struct Handles {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
-        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
-    std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
-    std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
-    std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
-};
 
 /// Null when the program has no such handle.
 Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.mutex) {
@@ -97,7 +63,7 @@ void take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, M
         handle->real = removed.handle;
         handle->host_backed = removed.host_backed;
     }
-    static_cast<void>(immortal<Allocations>().take(address));
+    static_cast<void>(books().allocations.take(address));
 }
 
 /// Unless it sleeps, the handle's memory stays where it is from now on; `reason` says why.
@@ -115,7 +81,7 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
     std::optional real = handle;
     with_memory([&](ProgramMemory& memory) {
         memory.with_lock([&](const LockedMemory& locked) {
-            auto& all = immortal<Handles>();
+            auto& all = books().handles;
             const MutexLock lock(all.mutex);
             if (const auto* mine = find_handle(all, handle)) real = real_handle(locked, all, *mine);
         });
@@ -126,12 +92,12 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
 void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
     with_memory([&](ProgramMemory& memory) {
         memory.with_lock([&](LockedMemory& locked) {
-            auto& all = immortal<Handles>();
+            auto& all = books().handles;
             const MutexLock lock(all.mutex);
             if (auto* mine = find_handle(all, handle))
                 make_stay(locked, all, *mine, reason);
             else if (reason == k_exported)
-                handle_shared(handle, reason);
+                books().residual.handle_shared(handle, reason);
         });
     });
 }
@@ -163,7 +129,7 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     if (!can_sleep) return take_from_ledger(memory, all, address, mapping);
     if (mapping.in_ledger) {
         memory.ledger().find(address)->access = mapping.access;
-        immortal<Allocations>().change(address, [&](Allocation& known) { known.access = mapping.access; });
+        books().allocations.change(address, [&](Allocation& known) { known.access = mapping.access; });
         return;
     }
     const auto tag = choose_tag(mapping.bytes);
@@ -181,7 +147,7 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
-    immortal<Allocations>().add(
+    books().allocations.add(
         {address, mapping.bytes, device, nullptr, nullptr, 0, true, mapping.access, false, handle_types});
 }
 
@@ -236,7 +202,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         mine.properties = *properties;
         mine.references = 1;
         mine.stay_reason = why_it_must_stay(*properties);
-        auto& all = immortal<Handles>();
+        auto& all = books().handles;
         const MutexLock lock(all.mutex);
         *handle = k_first_handle + ++all.next;
         auto node = made.extract(made.begin());
@@ -250,7 +216,7 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!with) return handle >= k_first_handle ? Answer(CUDA_SUCCESS) : std::nullopt;
-        auto& all = immortal<Handles>();
+        auto& all = books().handles;
         const MutexLock lock(all.mutex);
         auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
@@ -266,8 +232,8 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
         if (!handle) return std::nullopt;
         const auto at = reinterpret_cast<CUdeviceptr>(address);
         // There is no handle of our own memory, as there is none of the driver's plain memory.
-        const auto none = immortal<Allocations>().find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
-        auto& all = immortal<Handles>();
+        const auto none = books().allocations.find(at) ? Answer(CUDA_ERROR_INVALID_VALUE) : std::nullopt;
+        auto& all = books().handles;
         const MutexLock lock(all.mutex);
         auto after = all.mappings.upper_bound(at);
         if (after == all.mappings.begin()) return none;
@@ -284,7 +250,7 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
 Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) noexcept {
     return answered_with_memory([&](ProgramMemory&) -> Answer {
         if (!properties) return std::nullopt;
-        auto& all = immortal<Handles>();
+        auto& all = books().handles;
         const MutexLock lock(all.mutex);
         const auto* mine = find_handle(all, handle);
         if (!mine) return std::nullopt;
@@ -294,7 +260,7 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
 }
 
 void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
-    auto& all = immortal<Handles>();
+    auto& all = books().handles;
     const MutexLock lock(all.mutex);
     const auto* mine = find_handle(all, handle);
     if (!mine) return;
@@ -304,7 +270,7 @@ void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
 Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
            unsigned long long flags) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        auto& all = immortal<Handles>();
+        auto& all = books().handles;
         return memory.with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
             auto* mine = find_handle(all, handle);
@@ -329,7 +295,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
                   std::size_t count) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         const TagChoice choose_tag;
-        auto& all = immortal<Handles>();
+        auto& all = books().handles;
         return memory.with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
             const auto found = mappings_in(all, address, bytes);
@@ -353,7 +319,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
 
 Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        auto& all = immortal<Handles>();
+        auto& all = books().handles;
         return memory.with_lock([&](LockedMemory& locked) -> Answer {
             const MutexLock lock(all.mutex);
             const auto found = mappings_in(all, address, bytes);
@@ -376,7 +342,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
 
 bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
     if (!memory()) return false; // the process is ending: the driver alone knows what is mapped
-    auto& all = immortal<Handles>();
+    auto& all = books().handles;
     const MutexLock lock(all.mutex);
     const auto at = all.mappings.lower_bound(address);
     return at != all.mappings.end() && at->first < address + bytes;
@@ -386,7 +352,7 @@ bool own_mappings_sleep() noexcept {
     const auto with = memory();
     if (!with) return false;
     return with->with_lock([](const LockedMemory& locked) {
-        auto& all = immortal<Handles>();
+        auto& all = books().handles;
         const MutexLock lock(all.mutex);
         return std::any_of(all.mappings.begin(), all.mappings.end(), [&](const auto& mapping) {
             return sleeps(locked, mapping.first, mapping.second);
@@ -424,7 +390,7 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
 void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
     with_memory([&](ProgramMemory& memory) {
         memory.with_lock([&](LockedMemory& locked) {
-            auto& all = immortal<Handles>();
+            auto& all = books().handles;
             const MutexLock lock(all.mutex);
             for (auto at = address; at < address + bytes;) {
                 const auto* const backing = locked.ledger().find(at);
@@ -444,7 +410,7 @@ void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) 
 }
 
 void add_handles_that_stay(std::vector<Residual>& sums) {
-    auto& all = immortal<Handles>();
+    auto& all = books().handles;
     const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
         const bool is_in_ledger = std::any_of(

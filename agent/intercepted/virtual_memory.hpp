@@ -5,8 +5,7 @@
 #pragma once
 
 #include "gate/gate.hpp"
-#include "intercepted/answer.hpp"
-#include "intercepted/residual_records.hpp"
+#include "intercepted/calls.hpp"
 
 #include <cuda.h>
 

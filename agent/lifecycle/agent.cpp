@@ -9,12 +9,12 @@
 #include "base/process.hpp"
 #include "common/interception.hpp"
 #include "common/settings.hpp"
+#include "intercepted/calls.hpp"
 #include "intercepted/ipc.hpp"
-#include "intercepted/own_contexts.hpp"
 #include "intercepted/plain.hpp"
-#include "intercepted/state.hpp"
 #include "model/environment.hpp"
-#include "store/host_account.hpp"
+#include "registry/registry.hpp"
+#include "store/host_budget.hpp"
 #include "store/own_file.hpp"
 
 #include <cxxabi.h>
@@ -159,10 +159,9 @@ Agent::Agent()
       host_budget_(bytes_setting(model::environment::k_host_budget)) {
     operations_.status.set_group(name_in_environment(model::environment::k_group));
     inhibit_by_environment(operations_.inhibitors);
-    store::HostAccount::own().limit(host_budget_);
+    store::HostBudget::own().limit(host_budget_);
     for (const auto& [tag, bytes] : live_bytes_of_environment()) memory_.set_live_bytes(tag, bytes);
     operations_.preparation.settled_after = prepare_of_environment();
-    operations_.callbacks.while_waiting([this] { operations_.giving_back.while_waiting(); });
 }
 
 void Agent::come_first_at_exit() noexcept {
@@ -192,16 +191,15 @@ void Agent::handle_fork_in_child() noexcept {
     auto* const agent = existing();
     if (agent && agent->pid_ == 0) {
         // It may start in the child, by what the program has set. That has opened no hold, and inhibits
-        // nothing: both begin anew, where they stood, for another thread may have held their mutexes.
-        new (&agent->operations_.turnstile) operations::Turnstile;
-        new (&agent->operations_.inhibitors) operations::Inhibitors;
+        // nothing.
+        agent->operations_.begin_anew_in_child();
         return ignoring_errors([agent] { inhibit_by_environment(agent->operations_.inhibitors); });
     }
     // The child has the memory of the agent but none of its threads, and CUDA does not work in it: it starts
     // without.
     if (agent) agent->server_.close_in_child();
     store::close_unshared_fds();
-    store::HostAccount::own().begin_anew_in_child(); // an agent of the child's begins with it
+    store::HostBudget::own().begin_anew_in_child(); // an agent of the child's begins with it
     g_agent.store(nullptr, std::memory_order_release);
     ProgramMemory::end();
     stop_intercepting();
@@ -237,7 +235,7 @@ Result<void> Agent::start() {
     memory_.set_up(
         api, [this](Milliseconds delay) { server_.tidy_within(delay); },
         [](int device) {
-            const auto own = intercepted::own_contexts_of(device);
+            const auto own = registry::books().contexts.made_on(device);
             return own.empty() ? nullptr : own.front();
         });
     pid_ = ::getpid();
@@ -387,7 +385,7 @@ server::Outcome Agent::run(const server::Operation& operation, const server::Pro
 void Agent::adopt_host_budget(Bytes most) {
     most = std::min(most, host_budget_.value_or(most));
     const bool is_limit = most != std::numeric_limits<Bytes>::max();
-    store::HostAccount::own().limit(is_limit ? std::optional(most) : std::nullopt);
+    store::HostBudget::own().limit(is_limit ? std::optional(most) : std::nullopt);
 }
 
 Error Agent::as_it_ends(Error error) const {

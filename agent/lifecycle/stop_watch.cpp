@@ -141,6 +141,9 @@ void StopWatch::sleep_in_time() {
                             format_seconds(std::chrono::duration<double>(grace_).count()));
     const auto outcome = agent_.run(request, [](const model::Progress&) { return !has_continued(); });
     if (const auto* const failure = std::get_if<model::Failure>(&outcome)) {
+        if (failure->error.code == ErrorCode::cancelled && has_continued())
+            return log::warning("SIGTSTP: the process was not asleep yet when it was continued. If a batch "
+                                "system stopped it, that system's grace time is too short");
         if (failure->error.code != ErrorCode::timed_out)
             return log::info("SIGTSTP: stopped awake: {}", failure->error.message);
         too_much_ = bytes;

@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "base/text.hpp"
+#include "operations/deep_sleep.hpp"
 
 #include <fmt/format.h>
 
@@ -101,8 +102,10 @@ std::optional<Transition> Transitions::count(const server::Operation& operation,
                                              const server::Outcome& outcome, double seconds) noexcept {
     const auto* const failure = std::get_if<model::Failure>(&outcome);
     const MutexLock lock(mutex_);
-    const auto transition = failure ? tried(operation, *failure)
-                                    : done(operation, std::get<model::Report>(outcome), !deep_bytes_);
+    if (failure) is_back_ |= deep_bytes_ && !operations::DeepSleep::is_deep();
+    const auto transition = failure
+                                ? tried(operation, *failure)
+                                : done(operation, std::get<model::Report>(outcome), !deep_bytes_ || is_back_);
     if (!transition) return transition;
     auto& counts = counts_[static_cast<std::size_t>(*transition)];
     if (failure) {
@@ -159,6 +162,7 @@ model::Event Transitions::describe(Transition transition, const server::Job& job
                                                                       : &model::DeviceReport::released);
     const MutexLock lock(mutex_);
     const auto deep_bytes = report->deep ? std::optional(report->deep_bytes) : std::nullopt;
+    if (std::exchange(is_back_, false) && deep_bytes) deep_bytes_.reset();
     if (deep_bytes.has_value() != deep_bytes_.has_value())
         event.bytes +=
             deep_bytes.value_or(0) + deep_bytes_.value_or(0); // the driver's part went, or came back

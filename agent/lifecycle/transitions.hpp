@@ -64,7 +64,8 @@ private:
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::vector<model::Event> events_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::optional<Clock::time_point> asleep_since_ GPU_SLEEP_GUARDED_BY(mutex_); ///< any of it
-    std::optional<Bytes> deep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_);       ///< of the driver's part, while deep
+    std::optional<Bytes> deep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_); ///< of the driver's part, while deep
+    bool is_back_ GPU_SLEEP_GUARDED_BY(mutex_) = false; ///< that part, by a wake that failed afterwards
     std::uint64_t asleep_byte_seconds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< until `summed_`
     Clock::time_point summed_ GPU_SLEEP_GUARDED_BY(mutex_){};
     double asleep_bytes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< since then

@@ -15,9 +15,14 @@
 
 #include <elf.h>
 #include <link.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 
 extern "C" {
@@ -40,6 +45,17 @@ using freestanding::begins_with;
 using freestanding::file_name;
 using freestanding::is_same;
 using freestanding::next;
+
+// ---- standard error
+
+constexpr int k_standard_error = 2;
+
+bool read_standard_error(struct stat& status) {
+    return freestanding::system_call(SYS_fstat, k_standard_error, reinterpret_cast<long>(&status)) == 0;
+}
+
+/// As the program had it when it began. One that closes it may have its data there later.
+constinit struct stat g_standard_error {};
 
 // ---- the environment: finding and shortening LD_PRELOAD
 
@@ -256,13 +272,48 @@ void* driver() {
     return found;
 }
 
+/// Whether standard error is still the program's, and takes a line at once.
+bool can_say() {
+    struct stat now {};
+    pollfd out{k_standard_error, POLLOUT, 0};
+    const timespec at_once{};
+    return read_standard_error(now) && now.st_dev == g_standard_error.st_dev &&
+           now.st_ino == g_standard_error.st_ino &&
+           freestanding::system_call(SYS_ppoll, reinterpret_cast<long>(&out), 1,
+                                     reinterpret_cast<long>(&at_once)) == 1 &&
+           out.revents == POLLOUT;
+}
+
+/// Says why the program has no agent, in one line.
+void say(const char* why) {
+    char line[512];
+    std::size_t length = 0;
+    for (const char* part : {"gpu-sleep: this process cannot be put to sleep: ", why})
+        while (*part != '\0' && length + 1 < sizeof line) line[length++] = *part++;
+    line[length++] = '\n';
+    if (!can_say()) return;
+    const std::uint64_t broken_pipe = std::uint64_t{1} << (SIGPIPE - 1); // it would end the program
+    std::uint64_t before = 0;
+    const long set = reinterpret_cast<long>(&broken_pipe);
+    const timespec at_once{};
+    freestanding::system_call(SYS_rt_sigprocmask, SIG_BLOCK, set, reinterpret_cast<long>(&before),
+                              sizeof before);
+    if (freestanding::system_call(SYS_write, k_standard_error, reinterpret_cast<long>(line),
+                                  static_cast<long>(length)) == -EPIPE)
+        freestanding::system_call(SYS_rt_sigtimedwait, set, 0, reinterpret_cast<long>(&at_once),
+                                  sizeof before);
+    freestanding::system_call(SYS_rt_sigprocmask, SIG_SETMASK, reinterpret_cast<long>(&before), 0,
+                              sizeof before);
+}
+
 Lookup load_agent(Lookup real) {
     if (!dlopen || !is_wanted()) return nullptr;
     auto* agent = dlopen(k_agent, k_now | k_no_load); // a program's own
     for (const char* place = k_agent_places; !agent && *place != '\0'; place = next(place))
         agent = dlopen(place, k_now | k_global);
     const auto found = agent ? reinterpret_cast<Lookup>(real(agent, "dlsym")) : nullptr;
-    if (!found && dlerror) dlerror(); // it is not the program's
+    const char* const why = found || !dlerror ? nullptr : dlerror(); // it is not the program's
+    if (why) say(why);
     return found;
 }
 
@@ -327,8 +378,8 @@ extern "C" __attribute__((visibility("default"), used)) const char* __asan_defau
     return "verify_asan_link_order=0";
 }
 
-/// The symbol with a version; see exports.map.
-extern "C" __attribute__((visibility("default"), used)) const char gpu_sleep_login_library = 1;
+/// The symbol with a version; see exports.map. The agent reads its value.
+extern "C" __attribute__((visibility("default"), used)) const char gpu_sleep_login_library = k_intercepts;
 
 namespace {
 
@@ -337,6 +388,7 @@ namespace {
 /// library gives none, but is ready by now.
 __attribute__((constructor)) void begin(int /*argc*/, char** /*argv*/, char** variables) {
     keep_from_containers(gnu_get_libc_version ? variables : environ);
+    read_standard_error(g_standard_error);
 }
 
 } // namespace

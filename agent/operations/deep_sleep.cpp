@@ -11,9 +11,10 @@
 #include "driver/context.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/objects.hpp"
-#include "intercepted/own_contexts.hpp"
+#include "intercepted/pending_work.hpp"
 #include "intercepted/residual.hpp"
 #include "intercepted/unseen.hpp"
+#include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -147,7 +148,7 @@ Result<DeepSleep::Uses> DeepSleep::uses() const {
     const auto contexts = GPU_SLEEP_TRY(driver::active_contexts(memory_.api()));
     for (const auto& context : contexts) uses.devices.insert(context.device());
     for (int device = 0; device < driver::k_max_devices; ++device)
-        if (!intercepted::own_contexts_of(device).empty()) uses.devices.insert(device);
+        if (!registry::books().contexts.made_on(device).empty()) uses.devices.insert(device);
     return uses;
 }
 

@@ -8,7 +8,7 @@
 #include "base/guard.hpp"
 #include "common/interception.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/own_contexts.hpp"
+#include "registry/registry.hpp"
 
 #include <thread>
 
@@ -50,7 +50,7 @@ bool GivingBack::retained_gives_way() noexcept {
 /// Gives a little back of what is retired or wasted. False when nothing is left.
 bool GivingBack::a_piece() {
     // A piece is unpinned in a context, which must not end just then. Who ends one may wait for the device.
-    const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
+    const std::shared_lock contexts(registry::books().contexts.alive, std::try_to_lock);
     if (contexts) return retired_.give_back_some();
     std::this_thread::sleep_for(Milliseconds(1));
     return retired_.has_waste();
@@ -103,7 +103,7 @@ bool GivingBack::pin_some() {
     auto* const batch =
         memory_.with_lock([](const LockedMemory& locked) { return locked.contents().find_unpinned(); });
     if (!batch) return false;
-    const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
+    const std::shared_lock contexts(registry::books().contexts.alive, std::try_to_lock);
     if (contexts)
         static_cast<void>(batch->pin_some()); // freed meanwhile, it lives until this thread reaps it
     else
@@ -125,7 +125,7 @@ void GivingBack::retired() noexcept {
     if (!memory_.is_started() || memory_.is_ending()) return;
     ignoring_errors([this] {
         retired_.collect();
-        const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
+        const std::shared_lock contexts(registry::books().contexts.alive, std::try_to_lock);
         while (contexts && retired_.give_back_some()) {
         }
     });
@@ -135,7 +135,7 @@ bool GivingBack::unpin_all() noexcept {
     if (!memory_.is_started() || memory_.is_ending()) return false;
     bool are_all_unpinned = false;
     ignoring_errors([&] {
-        const std::shared_lock contexts(intercepted::contexts_mutex());
+        const std::shared_lock contexts(registry::books().contexts.alive);
         retired_.collect();
         while (retired_.give_back_some()) {
         }

@@ -6,9 +6,9 @@
 
 #include "common/interception.hpp"
 #include "gate/gate.hpp"
-#include "intercepted/captures.hpp"
-#include "intercepted/own_contexts.hpp"
+#include "intercepted/pending_work.hpp"
 #include "intercepted/unseen.hpp"
+#include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::operations {
 namespace {
@@ -36,7 +36,7 @@ bool IdleWatch::look() noexcept {
         return false;
     }
     const auto now = Gate::instance().activity();
-    const bool captures = intercepted::captures_open() != 0;
+    const bool captures = registry::books().captures.count() != 0;
     const MutexLock lock(mutex_);
     const bool works = captures || now.is_inside || now.touches != touches_;
     touches_ = now.touches;

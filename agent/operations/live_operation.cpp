@@ -13,9 +13,9 @@
 #include "driver/kernels/fingerprint.hpp"
 #include "driver/memory.hpp"
 #include "gate/gate.hpp"
-#include "intercepted/own_contexts.hpp"
 #include "intercepted/unseen.hpp"
 #include "operations/quiesce.hpp"
+#include "registry/registry.hpp"
 #include "sleep/live_move.hpp"
 #include "sleep/live_plan.hpp"
 #include "sleep/per_device.hpp"
@@ -274,7 +274,7 @@ private:
             // Who ends a context has passed the gate, and waits for the contexts that sessions hold.
             bool makes_way = false;
             const server::ProgressSink progress = [&](const model::Progress& now) {
-                makes_way |= intercepted::context_waits_to_end();
+                makes_way |= registry::books().contexts.one_waits_to_end();
                 return !makes_way && control_.progress(now);
             };
             const auto begun = Clock::now();
@@ -301,10 +301,10 @@ private:
     Result<Verdict> swap(sleep::LiveMove& piece, int round) {
         const auto& gate = gate::Gate::instance();
         const auto held_before = gate.waiting().held_ever;
-        auto begun = Clock::now();
+        std::optional<Clock::time_point> held_since; // all of its work
         auto verdict = guarded([&]() -> Result<Verdict> {
             GPU_SLEEP_TRY(hold_work(piece.device()));
-            begun = Clock::now();
+            held_since = Clock::now();
             auto& session = *sessions_.at(piece.device());
             // Before, it would wait for the program's work; outward it does so while host memory is made.
             if (direction_ == Direction::to_device) GPU_SLEEP_TRY(reserve_fingerprints(session));
@@ -319,11 +319,12 @@ private:
         });
         if (!verdict) ground_.come_first_at_exit(); // what could not be mapped again sleeps
         ground_.settle_gate();
+        works_until_.reset();
+        if (!held_since) return verdict;
         const auto ended = Clock::now();
         const bool was_felt = gate.waiting().held_ever > held_before && gate::Gate::is_open();
-        works_until_.reset();
-        if (was_felt) works_until_ = ended + std::min<Clock::duration>(ended - begun, k_most_rest);
-        const std::chrono::duration<double> pause = ended - begun;
+        if (was_felt) works_until_ = ended + std::min<Clock::duration>(ended - *held_since, k_most_rest);
+        const std::chrono::duration<double> pause = ended - *held_since;
         report_.longest_pause = std::max(report_.longest_pause, pause.count());
         if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
         return verdict;
@@ -339,9 +340,9 @@ private:
     /// What works on a device, ready for pieces: the same for all of them, but that it makes way for contexts
     /// that end. Errors: those of PrimaryContext::retain() and DeviceSession.
     Result<driver::DeviceSession*> session(int device) {
-        if (intercepted::context_waits_to_end()) leave_contexts();
+        if (registry::books().contexts.one_waits_to_end()) leave_contexts();
         if (!contexts_.owns_lock()) {
-            intercepted::let_contexts_end();
+            registry::books().contexts.let_end();
             contexts_ = keep_contexts(true);
         }
         if (const auto known = sessions_.find(device); known != sessions_.end()) return known->second.get();

@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "intercepted/own_contexts.hpp"
+#include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -16,7 +16,7 @@ Error process_is_ending() {
 }
 
 std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate) {
-    return leaves_gate ? std::shared_lock(intercepted::contexts_mutex())
+    return leaves_gate ? std::shared_lock(registry::books().contexts.alive)
                        : std::shared_lock<std::shared_mutex>();
 }
 

@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "intercepted/state.hpp"
+#include "intercepted/calls.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -29,21 +29,21 @@ Result<model::Report> Operations::run(const server::Operation& operation,
     std::optional<log::Step> step;
     if (!asked.is_tried) step.emplace(name_of(operation));
     if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))
-        return operations::release(ground, *release, progress);
+        return operations::release(ground_, *release, progress);
     if (const auto* const live = std::get_if<model::LiveRequest>(&operation))
-        return move_out(ground, callbacks, inhibitors, *live, progress, asker);
+        return move_out(ground_, callbacks, inhibitors, *live, progress, asker);
     if (const auto* const call = std::get_if<model::CallRequest>(&operation))
-        return operations::call(ground, callbacks, *call, progress);
+        return operations::call(ground_, callbacks, *call, progress);
     Joint joint(sleep ? sleep->joint : wake->joint, progress, directives);
     if (const auto* const if_idle = std::get_if<model::IdleSleepRequest>(&operation))
-        return sleep_if_idle(sleeps, *if_idle, progress, joint, asker);
-    if (sleep) return operations::sleep(sleeps, *sleep, progress, joint, asker);
-    if (!wake->make_room) return operations::wake(wakes, *wake, progress, joint, asked);
-    const auto wake_by = [&](const auto& its) { return wake_alone(wakes, its, progress, asked); };
+        return sleep_if_idle(sleeps_, *if_idle, progress, joint, asker);
+    if (sleep) return operations::sleep(sleeps_, *sleep, progress, joint, asker);
+    if (!wake->make_room) return operations::wake(wakes_, *wake, progress, joint, asked);
+    const auto wake_by = [&](const auto& its) { return wake_alone(wakes_, its, progress, asked); };
     if (wake->dry_run) return room.rehearse(wake_by, *wake);
     const bool is_switch = asker == server::Asker::command && wake->min_awake.count() == 0;
     auto woken = room.wake(
-        wake_by, [&](int device) { return intercepted::is_primary_active(memory.api(), device); }, *wake,
+        wake_by, [&](int device) { return driver::is_primary_active(memory_.api(), device); }, *wake,
         asked.is_tried, is_switch);
     if (woken && is_switch) status.note_wake(); // also of one that was awake: it is to stay so
     return woken;
@@ -51,7 +51,7 @@ Result<model::Report> Operations::run(const server::Operation& operation,
 
 RoomMaking::Holders Operations::holders(const model::WakeRequest& request) {
     const server::ProgressSink nobody = [](const model::Progress&) { return true; };
-    return room.holders([&](const auto& its) { return wake_alone(wakes, its, nobody, {}); }, request);
+    return room.holders([&](const auto& its) { return wake_alone(wakes_, its, nobody, {}); }, request);
 }
 
 bool Operations::is_unguarded() noexcept {
@@ -75,8 +75,8 @@ static void say_who_has_memory(ProgramMemory& memory, KnownDevices& devices, Roo
 }
 
 bool Operations::tidy() {
-    say_who_has_memory(memory, devices, room);
-    return giving_back.some();
+    say_who_has_memory(memory_, devices_, room);
+    return giving_back_.some();
 }
 
 } // namespace gpu_sleep::agent::operations

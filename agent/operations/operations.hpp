@@ -11,34 +11,31 @@
 #include "operations/sleep_operation.hpp"
 #include "operations/wake_operation.hpp"
 
+#include <new>
 #include <string>
 #include <utility>
 
 namespace gpu_sleep::agent::operations {
 
 /// One for each process. Made by its owner, who has it live as long as the process.
-struct Operations {
-    ProgramMemory& memory;
-    RetiredContents retired{memory};
-    IdleWatch idle;
-    Inhibitors inhibitors;
-    KnownDevices devices{memory};
-    DeepSleep deep{memory, devices};
-    ProcessStatus status;
-    Turnstile turnstile;
-    Callbacks callbacks;
-    torch::TorchTrim torch_trim;
-    Preparation preparation;
-    GivingBack giving_back{memory, retired, status, idle, preparation};
-    GpuLines lines;
-    RoomMaking room{lines, status};
-    Ground ground;
-    SleepGround sleeps{ground, idle, inhibitors, callbacks, torch_trim, preparation};
-    WakeGround wakes{ground, idle, callbacks, lines};
+class Operations {
+    ProgramMemory& memory_;
+    RetiredContents retired_{memory_};
+    KnownDevices devices_{memory_};
+    torch::TorchTrim torch_trim_;
+    GpuLines lines_;
 
-    Operations(ProgramMemory& its_memory, std::string name, void (*comes_first_at_exit)() noexcept)
-        : memory(its_memory), status(memory, retired, idle, inhibitors, devices, deep, std::move(name)),
-          ground{memory, status, turnstile, deep, giving_back, comes_first_at_exit} {}
+public:
+    Operations(ProgramMemory& memory, std::string name, void (*comes_first_at_exit)() noexcept)
+        : memory_(memory), status(memory, retired_, idle, inhibitors, devices_, deep, std::move(name)),
+          ground_{memory, status, turnstile, deep, giving_back_, comes_first_at_exit} {
+        callbacks.while_waiting([this] { giving_back_.while_waiting(); });
+    }
+    /// Where they never began in a child of fork(): another thread of the parent may have held their mutexes.
+    void begin_anew_in_child() noexcept {
+        new (&turnstile) Turnstile;
+        new (&inhibitors) Inhibitors;
+    }
 
     /// Runs one, on the operations thread. Errors: those of the operation.
     [[nodiscard]] Result<model::Report> run(const server::Operation& operation,
@@ -49,9 +46,24 @@ struct Operations {
     [[nodiscard]] RoomMaking::Holders holders(const model::WakeRequest& request);
     /// Does a little of what nobody waits for. False when nothing is left for now. On the operations thread.
     [[nodiscard]] bool tidy();
-
     /// Whether nobody keeps the program's work from what sleeps: neither the gate nor a callback.
     [[nodiscard]] bool is_unguarded() noexcept;
+
+    // What the program and its environment say to operations, and what is said of the process:
+    IdleWatch idle;
+    Inhibitors inhibitors;
+    DeepSleep deep{memory_, devices_};
+    ProcessStatus status;
+    Turnstile turnstile;
+    Callbacks callbacks;
+    Preparation preparation;
+    RoomMaking room{lines_, status};
+
+private:
+    GivingBack giving_back_{memory_, retired_, status, idle, preparation};
+    Ground ground_;
+    SleepGround sleeps_{ground_, idle, inhibitors, callbacks, torch_trim_, preparation};
+    WakeGround wakes_{ground_, idle, callbacks, lines_};
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -6,7 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "intercepted/own_contexts.hpp"
+#include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::operations {
 namespace {
@@ -73,7 +73,7 @@ bool Preparation::prepare_some(ProgramMemory& memory) {
         if (!device) is_urgent = false;
         if (!device || !is_settled || has_given_way_) return false;
         // A piece is pinned in a context, which must not end just then.
-        const std::shared_lock contexts(intercepted::contexts_mutex(), std::try_to_lock);
+        const std::shared_lock contexts(registry::books().contexts.alive, std::try_to_lock);
         if (!contexts) return false;
         const auto piece = memory.prepare_piece(*device, k_margin);
         if (piece) {

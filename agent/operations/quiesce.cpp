@@ -7,10 +7,10 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
-#include "intercepted/captures.hpp"
-#include "intercepted/own_contexts.hpp"
+#include "intercepted/pending_work.hpp"
 #include "intercepted/virtual_memory.hpp"
 #include "interpreter_lock/python_lock.hpp"
+#include "registry/registry.hpp"
 
 #include <fmt/ranges.h>
 
@@ -48,7 +48,7 @@ std::function<bool()> Quiesce::keeps_coaxing(bool& has_released) {
 }
 
 Result<void> Quiesce::check_captures_may_end() const {
-    const auto spans = intercepted::captures_wait_for();
+    const auto spans = registry::books().captures.wait_for();
     if (!spans) return {};
     const auto tags = ground_.memory.tags_at(*spans);
     const auto what = tags.empty() ? std::string("memory") : fmt::format("{}", fmt::join(tags, ", "));
@@ -61,7 +61,7 @@ Result<void> Quiesce::end_captures() {
     // A capture must not meet a closed gate, and waiting for the device would break it: no new ones begin,
     // and those under way go on until they end.
     gate::Gate::instance().hold_captures();
-    while (intercepted::captures_open() != 0) {
+    while (registry::books().captures.count() != 0) {
         GPU_SLEEP_TRY(check_captures_may_end());
         if (Clock::now() >= deadline_)
             return make_error(ErrorCode::capture_in_progress,
@@ -85,7 +85,7 @@ Result<void> Quiesce::shut_gate(bool trims) {
             GPU_SLEEP_TRY(torch_trim_->run(deadline_, keep_going));
         bool has_released = false;
         GPU_SLEEP_TRY(gate.close(deadline_, keeps_coaxing(has_released)));
-        if (intercepted::captures_open() == 0) return {};
+        if (registry::books().captures.count() == 0) return {};
         ground_.settle_gate(); // one began just before: let it end
     }
 }

@@ -12,6 +12,7 @@
 #include "gate/gate.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/unseen.hpp"
+#include "operations/idleness.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
 #include "sleep/transactions.hpp"
@@ -39,63 +40,6 @@ bool is_of_driver(ErrorCode code) noexcept {
     return code == ErrorCode::driver_failed || code == ErrorCode::context_lost ||
            code == ErrorCode::out_of_device_memory;
 }
-
-/// Whether a process is idle as a sleep asks for that is only for what is idle, and stays so. Used on the
-/// operations thread. Ground and request outlive it.
-class Idleness {
-public:
-    Idleness(const SleepGround& ground, const model::IdleSleepRequest& request)
-        : ground_(ground), status_(ground.every.status), request_(request) {}
-
-    /// Looks whether the process is idle as asked. Returns why it is not to sleep now; empty: it is.
-    [[nodiscard]] std::string find() {
-        const auto state = status_.state();
-        const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
-        if (is_asleep && request_.sleep.store_is_named) return find_unused();
-        if (is_asleep) return "it is already asleep";
-        if (ground_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
-        if (ground_.every.turnstile.is_held()) return k_held_back;
-        const auto idle = ground_.idle.find();
-        if (!idle) return "it is not known whether it is idle";
-        if (idle->seconds == 0) return "it is not idle";
-        auto why = why_too_short(idle->seconds);
-        if (why.empty()) idle_ = idle;
-        return why;
-    }
-    /// Whether it sleeps already, and has been idle or asleep for as long as asked: nothing but moves is
-    /// done, and whoever wakes meanwhile stays awake.
-    [[nodiscard]] bool is_for_moves() const noexcept { return !idle_; }
-    /// Whether the program has not worked since, and has no sleeps wait. Always so where only moves are done,
-    /// for what moves sleeps on.
-    [[nodiscard]] bool lasts(Progress::Phase phase) {
-        if (!idle_) return true;
-        const bool waits = phase == Progress::Phase::waiting && ground_.every.turnstile.is_held();
-        is_over_ |= waits || gate::Gate::instance().activity().touches != idle_->touches;
-        return !is_over_;
-    }
-    /// Whether lasts() has ever returned false.
-    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
-
-private:
-    [[nodiscard]] std::string find_unused() {
-        if (ground_.inhibitors.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
-        const auto now = status_.report();
-        if (now.waiting > 0) return "work waits for it to wake";
-        // Time asleep counts as idle.
-        return why_too_short(std::max(now.idle_seconds.value_or(0), now.state_seconds));
-    }
-    /// Why `seconds` are too few, or nothing.
-    [[nodiscard]] std::string why_too_short(double seconds) const {
-        const auto wanted = std::chrono::duration<double>(request_.only_if_idle).count();
-        return seconds < wanted ? model::not_yet("idle", seconds, wanted) : std::string();
-    }
-
-    const SleepGround& ground_;
-    ProcessStatus& status_;
-    const model::IdleSleepRequest& request_;
-    std::optional<IdleWatch::Idle> idle_; ///< as it was when it was found
-    bool is_over_ = false;
-};
 
 /// One sleep. Its steps are in k_steps.
 class Sleep : public Operation {
@@ -489,7 +433,7 @@ constexpr Step<Sleep> k_steps[] = {
     {"shut the gate", &Sleep::shut_gate, &Sleep::settle_gate, Progress::Phase::drain, true},
     {"drain GPU work", &Sleep::drain, nullptr, Progress::Phase::drain, true},
     {"wait for the other processes", &Sleep::await_others, nullptr, Progress::Phase::drain, true},
-    {"move contents", &Sleep::move_contents, nullptr, Progress::Phase::transfer, true},
+    {"move contents", &Sleep::move_contents, nullptr, std::nullopt, true},
     {"pause", &Sleep::pause, nullptr, std::nullopt, true},
     {"say how touches are met", &Sleep::apply_to_sleepers, nullptr, std::nullopt, true},
     {"settle the gate", &Sleep::open_gate, nullptr, std::nullopt, true},
@@ -536,7 +480,7 @@ Result<Report> sleep_if_idle(const SleepGround& ground, const model::IdleSleepRe
                              const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
     const auto start = Clock::now();
     GPU_SLEEP_TRY(model::check_pause(request.sleep));
-    Idleness idleness(ground, request);
+    Idleness idleness(ground.every.status, ground.idle, ground.inhibitors, ground.every.turnstile, request);
     if (auto why = idleness.find(); !why.empty())
         return unchanged(ground, request.sleep, progress, start, std::move(why));
     return Sleep(ground, request.sleep, progress, joint, asker, &idleness).run();

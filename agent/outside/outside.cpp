@@ -76,7 +76,8 @@ int become_program(void* argument) {
         ::dup3(file, k_file, O_CLOEXEC) == k_file && FileIdentity::of(k_file) == launch.identity;
     // A kernel without this call leaves it the descriptors that the program has not marked.
     ::syscall(SYS_close_range, has_file ? k_file + 1U : k_file, ~0U, 0U);
-    if (is_ready && has_file) ::execveat(k_file, "", launch.arguments, launch.environment, AT_EMPTY_PATH);
+    if (is_ready && has_file) // glibc has a function for it since 2.34
+        ::syscall(SYS_execveat, k_file, "", launch.arguments, launch.environment, AT_EMPTY_PATH);
     if (is_ready) ::execve(launch.program, launch.arguments, launch.environment);
     ::_exit(EXIT_FAILURE);
 }

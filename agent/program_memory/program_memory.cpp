@@ -151,7 +151,7 @@ bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
 
 bool ProgramMemory::give_way() {
     auto& contents = running_.load()->engine.contents();
-    const auto room = contents.options().room_for_retained();
+    const auto room = contents.budget().room_to_retain();
     const MutexLock lock(mutex_);
     contents.note_spare(); // before it is trimmed: it is held until it was given back
     return contents.trim_retained(room) > 0 || room == 0;
@@ -160,7 +160,7 @@ bool ProgramMemory::give_way() {
 Result<void> ProgramMemory::prepare_piece(int device, Bytes margin) {
     auto& contents = running_.load()->engine.contents();
     return guarded([&]() -> Result<void> {
-        const auto room = contents.options().room_for_retained();
+        const auto room = contents.budget().room_to_retain();
         const auto left = with_lock([&](const LockedMemory&) { return contents.room_to_prepare(room); });
         if (left < contents::Contents::k_prepared_piece + margin)
             return make_error(ErrorCode::out_of_host_memory, "room to retain only {}", format_bytes(left));

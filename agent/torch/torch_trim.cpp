@@ -8,7 +8,7 @@
 #include "base/threads.hpp"
 #include "common/park.h"
 #include "gate/gate.hpp"
-#include "intercepted/own_contexts.hpp"
+#include "intercepted/contexts.hpp"
 #include "interpreter_lock/python_lock.hpp"
 
 #include <atomic>

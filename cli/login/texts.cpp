@@ -51,7 +51,6 @@ OrderedJson member_of(const OrderedJson& object, const char* member) {
 std::string with_ours(OrderedJson json, const std::string& original, const std::string& library) {
     auto& env = json[k_env];
     env[k_preload] = with_agent(library, text_of(env, k_preload).value_or(std::string()));
-    if (!env.contains(model::environment::k_capture)) env[model::environment::k_capture] = "1";
     json[k_metadata][k_ours] = {{k_library, library}, {k_original, original}};
     return json.dump(1) + "\n";
 }
@@ -69,9 +68,6 @@ std::string without_ours(OrderedJson json, const OrderedJson& before) {
     const auto others = preloaded ? without_agent(*preloaded) : std::string();
     if (preloaded && !others.empty()) json[k_env][k_preload] = others;
     if (preloaded && others.empty()) remove(json, k_env, k_preload, before);
-    const bool was_set = member_of(before, k_env).contains(model::environment::k_capture);
-    if (!was_set && text_of(member_of(json, k_env), model::environment::k_capture) == "1")
-        remove(json, k_env, model::environment::k_capture, before);
     remove(json, k_metadata, k_ours, before);
     return json.dump(1) + "\n";
 }
@@ -87,10 +83,9 @@ std::string login_script(const std::string& library, const LoginRecords& records
                               "    *':{0}:'*) ;;\n"
                               "    *) LD_PRELOAD='{0}'${{LD_PRELOAD:+:$LD_PRELOAD}} ;;\n"
                               "    esac\n"
-                              "    {2}=${{{2}-1}}\n"
-                              "    export LD_PRELOAD {2}\n"
+                              "    export LD_PRELOAD\n"
                               "fi\n",
-                              library, model::environment::k_disable, model::environment::k_capture);
+                              library, model::environment::k_disable);
 }
 
 std::string login_csh_script(const std::string& library) {
@@ -100,10 +95,8 @@ std::string login_csh_script(const std::string& library) {
                                              "    else if ( \":${{LD_PRELOAD}}:\" !~ '*:{0}:*' ) then\n"
                                              "        setenv LD_PRELOAD '{0}':\"${{LD_PRELOAD}}\"\n"
                                              "    endif\n"
-                                             "    if ( ! $?{2} ) setenv {2} 1\n"
                                              "endif\n",
-                                             library, model::environment::k_disable,
-                                             model::environment::k_capture);
+                                             library, model::environment::k_disable);
 }
 
 std::string login_generator(const std::string& library) {
@@ -112,14 +105,12 @@ std::string login_generator(const std::string& library) {
                        "case \":${{LD_PRELOAD-}}:\" in\n"
                        "*':{0}:'*) ;;\n"
                        "*) printf '%s\\n' \"LD_PRELOAD={0}${{LD_PRELOAD:+:$LD_PRELOAD}}\" ;;\n"
-                       "esac\n"
-                       "printf '%s\\n' \"{1}=${{{1}-1}}\"\n",
-                       library, model::environment::k_capture);
+                       "esac\n",
+                       library);
 }
 
 std::string login_variables(const std::string& library) {
-    return std::string(k_head) + fmt::format("LD_PRELOAD={0}${{LD_PRELOAD:+:$LD_PRELOAD}}\n{1}=${{{1}:-1}}\n",
-                                             library, model::environment::k_capture);
+    return std::string(k_head) + fmt::format("LD_PRELOAD={}${{LD_PRELOAD:+:$LD_PRELOAD}}\n", library);
 }
 
 LoginRecords read_records(std::string_view script) {

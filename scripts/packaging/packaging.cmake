@@ -15,6 +15,7 @@ install(TARGETS gpu-sleep-audit gpu-sleep-login LIBRARY DESTINATION ${CMAKE_INST
 install(TARGETS torch_memory_saver_preload torch_memory_saver_torch
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT torch_memory_saver EXCLUDE_FROM_ALL)
 install(TARGETS gpu-sleep-outside RUNTIME DESTINATION ${CMAKE_INSTALL_LIBDIR}) # beside the agent, which finds it there
+install(FILES $<TARGET_FILE_DIR:gpu-sleep-login>/gpu-sleep.preload DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gpu-sleep)
 install(EXPORT gpu-sleep-targets NAMESPACE gpu-sleep:: DESTINATION ${config_dir})

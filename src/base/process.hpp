@@ -97,8 +97,9 @@ inline constexpr std::uint64_t k_first_pid_namespace = 0xEFFFFFFC;
 [[nodiscard]] Result<std::uint64_t> own_start_time(const std::filesystem::path& proc = "/proc");
 
 /// Whether a seccomp filter restricts the calling thread's system calls. It may end the process for an
-/// unexpected call, so avoid all calls that are not necessary. True also if that cannot be read. Source:
-/// proc_pid_status(5).
+/// unexpected call, so avoid all calls that are not necessary. True also if that cannot be read. False if the
+/// only filter says of itself that it lets the agent's calls pass: the guide for containers has such a
+/// profile. Source: proc_pid_status(5).
 [[nodiscard]] bool has_call_filter(const std::filesystem::path& proc = "/proc");
 
 /// The limit of entries that are read of /tmp, and of each user's directories in it: others may fill them.

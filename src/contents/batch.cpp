@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "store/host_account.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -43,6 +42,7 @@ std::size_t Batch::extent_at(Bytes at) const noexcept {
 
 Result<Bytes> Batch::needs() const {
     if (is_cached_) return bytes_;
+    if (parcel_) return parcel_->bytes;
     const auto parcel = GPU_SLEEP_TRY(store_->reserve(extents_));
     return parcel->bytes;
 }
@@ -56,8 +56,7 @@ Result<void> Batch::begin() {
     constexpr auto k_piece = HostArena::k_piece_bytes;
     const auto ready = stock_ ? stock_->piece_count() * k_piece : 0;
     store::HostShare share; // taken before anything is, as the stock would lose its pieces
-    GPU_SLEEP_TRY(
-        share.take(store::HostAccount::own(), bytes_ - std::min(ready, bytes_ / k_piece * k_piece)));
+    GPU_SLEEP_TRY(budget_->take(share, bytes_ - std::min(ready, bytes_ / k_piece * k_piece)));
     arena_ = GPU_SLEEP_TRY(HostArena::create(bytes_, pinner_, stock_));
     arena_->share().absorb(share, share.bytes());
     return {};
@@ -77,7 +76,9 @@ bool Batch::take_back(std::string_view tag, const store::ParcelStore& wanted) {
     Bytes whole = 0;
     for (const auto& extent : extents_) whole += extent.bytes;
     const bool is_closed = parcel_ && parcel_->bytes == 0;
-    if (live_ != whole || tag != label_.tag || !is_closed || parcel_->where != wanted.where) return false;
+    if (live_ != whole || tag != label_.tag || !is_closed || parcel_->identity != wanted.identity)
+        return false;
+    parcel_->where = wanted.where;
     const auto taken = parcel_->open();
     if (taken) return true;
     log::info("a kept file cannot be used again, so its contents are written to a new one: {}",

@@ -9,6 +9,7 @@
 #include "contents/block.hpp"
 #include "driver/memory.hpp"
 #include "store/host_arena.hpp"
+#include "store/host_budget.hpp"
 #include "store/parcel_store.hpp"
 
 #include <filesystem>
@@ -39,8 +40,8 @@ class Batch {
 public:
     /// In the host cache. `stock`, which may be null and lives until the batch has begun, has memory that is
     /// ready: the batch takes what it needs of it.
-    Batch(Label label, store::Pinner* pinner, store::HostArena* stock) noexcept
-        : label_(std::move(label)), pinner_(pinner), stock_(stock) {}
+    Batch(Label label, store::HostBudget& budget, store::Pinner* pinner, store::HostArena* stock) noexcept
+        : label_(std::move(label)), budget_(&budget), pinner_(pinner), stock_(stock) {}
     Batch(Label label, std::shared_ptr<store::ParcelStore> store) noexcept
         : label_(std::move(label)), is_cached_(false), store_(std::move(store)) {}
     /// Memory that nothing needs.
@@ -102,6 +103,7 @@ public:
 private:
     Label label_;
     bool is_cached_ = true;
+    store::HostBudget* budget_ = nullptr;
     store::Pinner* pinner_ = nullptr;
     store::HostArena* stock_ = nullptr;
     std::unique_ptr<store::HostArena> arena_;

@@ -7,8 +7,6 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "driver/context.hpp"
-#include "store/host_account.hpp"
-#include "store/host_memory.hpp"
 
 #include <fmt/format.h>
 
@@ -55,39 +53,37 @@ Bytes bytes_in_host(const KeptRange& range) noexcept {
 }
 
 /// Has `report` say what `needed` of host memory are.
-void note_host_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) {
-    const auto headroom = store::host_room(rehearsal.options.host_reserve);
+void note_host_needs(Bytes needed, const store::Headroom& headroom, bool spills, model::Report& report) {
     const auto available = headroom.bytes;
-    const auto* const outcome = needed <= available      ? ""
-                                : rehearsal.choice.spill ? ": the rest would go to files"
-                                                         : ": it would fail unless enough bytes are zero";
+    const auto* const outcome = needed <= available ? ""
+                                : spills            ? ": the rest would go to files"
+                                                    : ": it would fail unless enough bytes are zero";
     report.notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
                                        format_bytes(needed), format_bytes(available), headroom.limited_by,
                                        outcome));
 }
 
 /// Has `report` say what `needed` of the directory are.
-void note_file_needs(Bytes needed, const Rehearsal& rehearsal, model::Report& report) {
-    const auto& directory = rehearsal.choice.directory;
+void note_file_needs(Bytes needed, const std::string& directory, bool is_fallback,
+                     const store::Headroom& headroom, model::Report& report) {
     if (directory.empty()) return;
     auto space = store::SnapshotDirectory::free_space_in(directory);
     if (!space) {
-        if (rehearsal.is_fallback)
+        if (is_fallback)
             report.notes.push_back(space.error().message + ": nothing could be put there");
         else
             refuse(report, space.error().message + ": it would fail", space.error().code);
         return;
     }
     std::string limit;
-    if (const auto headroom = store::host_headroom_beyond(rehearsal.options.host_reserve);
-        space->in_memory && headroom.bytes < space->bytes) {
+    if (space->in_memory && headroom.bytes < space->bytes) {
         space->bytes = headroom.bytes;
         limit = fmt::format(", in host memory ({})", headroom.limited_by);
     }
     report.notes.push_back(
         fmt::format("{} at most {} in files in {}, and {} are free there{}{}",
-                    rehearsal.is_fallback ? "without enough host memory, needs" : "needs",
-                    format_bytes(needed), directory, format_bytes(space->bytes), limit,
+                    is_fallback ? "without enough host memory, needs" : "needs", format_bytes(needed),
+                    directory, format_bytes(space->bytes), limit,
                     needed <= space->bytes ? "" : ": it fails unless the files compress enough"));
 }
 
@@ -133,9 +129,7 @@ Result<SaveOptions> Contents::open(const model::Choice& choice, std::vector<std:
         if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
     }
     if (!model::uses_files(choice)) return options;
-    store::ClaimOptions memory;
-    memory.reserve = options_.host_reserve;
-    options.store = std::make_shared<store::FileStore>(*std::move(directory), std::move(memory));
+    options.store = std::make_shared<store::FileStore>(*std::move(directory), budget());
     return options;
 }
 
@@ -144,10 +138,13 @@ std::unique_ptr<Batch> Contents::make_batch(Label label, model::Store store, con
     return std::make_unique<Batch>(std::move(label), options.store);
 }
 
-void Contents::note_needs(model::Store store, Bytes needed, const Rehearsal& rehearsal,
-                          model::Report& report) {
+void Contents::note_needs(model::Store store, Bytes needed, const model::Choice& choice, bool is_fallback,
+                          model::Report& report) const {
     if (needed == 0) return;
-    (store == model::Store::host ? note_host_needs : note_file_needs)(needed, rehearsal, report);
+    if (store == model::Store::host)
+        note_host_needs(needed, budget().room(), choice.spill, report);
+    else
+        note_file_needs(needed, choice.directory, is_fallback, budget().headroom(), report);
 }
 
 Bytes Contents::bytes_in(model::Store store, Number range) const {
@@ -244,7 +241,7 @@ Bytes Contents::room_to_prepare(Bytes most) const noexcept {
 
 Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece() {
     auto piece = store::HostArena::create_stock(&pinner_);
-    GPU_SLEEP_TRY(piece->share().take(store::HostAccount::own(), k_prepared_piece));
+    GPU_SLEEP_TRY(budget().take(piece->share(), k_prepared_piece));
     GPU_SLEEP_TRY(piece->grow());
     return piece;
 }
@@ -315,18 +312,7 @@ void Contents::limit_retained(Bytes most) noexcept {
 }
 
 void Contents::note_spare() const noexcept {
-    store::HostAccount::own().note_spare(retained());
-}
-
-Result<void> Contents::await_share(Bytes bytes, ProgressCounter& progress) {
-    return store::HostAccount::own().await(bytes, progress.host_patience(), [&] { return progress.add(0); });
-}
-
-Result<void> Contents::count_host_backed(Bytes bytes) {
-    const auto counted = host_backed_.bytes();
-    if (bytes > counted) return host_backed_.take(store::HostAccount::own(), bytes - counted);
-    if (bytes < counted) host_backed_.give(counted - bytes);
-    return {};
+    budget().note_spare(retained());
 }
 
 Bytes Contents::trim_retained(Bytes most) noexcept {
@@ -462,23 +448,6 @@ std::vector<std::filesystem::path> Contents::files_left_behind() const {
 
 void Contents::remove_files() noexcept {
     for (const auto& batch : batches_) batch->retire(Files::as_asked);
-}
-
-void Retired::add(Batches batches) noexcept {
-    batches_.splice(batches_.end(), batches);
-    held_ = held_by(batches_, model::Store::host);
-}
-
-bool Retired::give_back_some() noexcept {
-    for (const auto& batch : batches_)
-        if (batch->arena() && batch->arena()->unpin_next()) return true;
-    batches_.clear();
-    held_ = 0;
-    return false;
-}
-
-bool Retired::close_files() noexcept {
-    return batches_.remove_if([](const auto& batch) { return !batch->is_cached(); }) > 0;
 }
 
 } // namespace gpu_sleep::contents

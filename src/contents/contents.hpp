@@ -14,7 +14,6 @@
 #include "contents/transfer.hpp"
 #include "driver/api.hpp"
 #include "model/model.hpp"
-#include "store/host_account.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -45,13 +44,6 @@ struct Waste {
     [[nodiscard]] Bytes give_back() const { return arena->shrink(part, needed); }
 };
 
-/// What a dry run supposes.
-struct Rehearsal {
-    const model::Choice& choice;
-    bool is_fallback = false; ///< host memory cannot take it: it goes to files, if the request says so
-    HostUse options{};
-};
-
 /// What `batches` hold of `store`.
 [[nodiscard]] Bytes held_by(const Batches& batches, model::Store store) noexcept;
 /// What those of `batches` that are of `store` will take at most. Errors: io_failed.
@@ -61,13 +53,15 @@ struct Rehearsal {
 class Contents {
 public:
     Contents(const driver::Api& api, HostUse options) noexcept
-        : api_(api), options_(options), pinner_(api), host_(&pinner_), retained_limit_(options.retained) {}
+        : api_(api), options_(options), pinner_(api), host_(*options_.budget, &pinner_),
+          retained_limit_(options.retained) {}
 
     Contents(const Contents&) = delete;
     Contents& operator=(const Contents&) = delete;
 
     [[nodiscard]] const driver::Api& api() const noexcept { return api_; }
     [[nodiscard]] const HostUse& options() const noexcept { return options_; }
+    [[nodiscard]] store::HostBudget& budget() const noexcept { return *options_.budget; }
     [[nodiscard]] store::Pinner& pinner() noexcept { return pinner_; }
     /// Opens what `choice` wants of the stores: the place where a new one is put in. Adds to `notes` what its
     /// user should know of what is there. Errors: not_permitted, io_failed.
@@ -76,9 +70,10 @@ public:
     /// For contents that go to `store`. Takes nothing yet.
     [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, model::Store store,
                                                     const SaveOptions& options);
-    /// Has `report` say what `needed` (Batch::needs() of all batches) are, and whether they are there.
-    static void note_needs(model::Store store, Bytes needed, const Rehearsal& rehearsal,
-                           model::Report& report);
+    /// Has `report` say what a dry run of `choice` needs (Batch::needs() of all batches), and whether that is
+    /// there. `is_fallback`: host memory cannot take it, and it goes to files if the request says so.
+    void note_needs(model::Store store, Bytes needed, const model::Choice& choice, bool is_fallback,
+                    model::Report& report) const;
 
     [[nodiscard]] const KeptRange& at(Number range) const { return ranges_.at(range); }
     /// How much of the range is in `store`.
@@ -119,16 +114,9 @@ public:
     void limit_retained(Bytes most) noexcept;
     /// Tells the user's other processes how much of what is retained can be had.
     void note_spare() const noexcept;
-    /// Waits while the user's processes hold too much together for `bytes` more, and others of them retain
-    /// some of it, which they then give back. Errors: those of ProgressCounter::add().
-    [[nodiscard]] static Result<void> await_share(Bytes bytes, ProgressCounter& progress);
     /// Gives up what is prepared, and then forgets what is retained, the oldest first, until `most` or less
     /// is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;
-    /// Counts `bytes` of host memory that hold contents of what is awake, in place of what was counted
-    /// before, among what the user's processes hold together. Errors: out_of_host_memory (too much: as
-    /// before).
-    [[nodiscard]] Result<void> count_host_backed(Bytes bytes);
     // Host memory that is ready before there is anything to keep: the next sleep takes it. Counts as
     // retained, and is given back like that.
     [[nodiscard]] Bytes prepared(int device) const noexcept { return host_.prepared(device); }
@@ -214,31 +202,11 @@ private:
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
     Batches retired_;
-    store::HostShare host_backed_;
     Bytes retained_ = 0;     ///< contents of the ranges that are
     Bytes kept_in_host_ = 0; ///< contents of all other ranges, in host memory
     Bytes retained_limit_;
     Number next_number_ = 1;
     std::function<void()> told_ = [] {};
-};
-
-/// Retired batches that are given back little by little: haste would slow the program's first work after
-/// waking. For one thread; held() may be read anywhere.
-class Retired {
-public:
-    void add(Batches batches) noexcept;
-    [[nodiscard]] bool is_empty() const noexcept { return batches_.empty(); }
-    /// Host memory that is still held.
-    [[nodiscard]] Bytes held() const noexcept { return held_; }
-    /// Gives back a little, which takes 0.4 ms. All is made ready before the first is unmapped, which
-    /// stops every thread of the program for a moment. False: nothing is left.
-    [[nodiscard]] bool give_back_some() noexcept;
-    /// Closes files, whose space on the disk is free then. Returns whether there were any.
-    [[nodiscard]] bool close_files() noexcept;
-
-private:
-    Batches batches_;
-    std::atomic<Bytes> held_{0};
 };
 
 } // namespace gpu_sleep::contents

@@ -25,9 +25,7 @@ namespace gpu_sleep::contents {
 /// Takes the fingerprints of copies on threads of its own, while other work goes on.
 class CopyCheck {
 public:
-    struct Copy : Move {
-        driver::Fingerprint seal;
-    };
+    using Copy = SealedMove;
 
     /// Begins. Nobody writes to `copies`, which are in host memory and within reach, until finish() has
     /// returned. Errors: out_of_threads, io_failed (no key).

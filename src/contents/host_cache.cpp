@@ -79,7 +79,7 @@ Result<void> copy_out(Transfer& transfer, const HostCopy& part) {
 std::unique_ptr<Batch> HostCache::make_batch(Label label, bool takes_prepared) {
     const auto found = stocks_.find(label.device);
     const bool takes = takes_prepared && found != stocks_.end() && !found->second.empty();
-    return std::make_unique<Batch>(std::move(label), pinner_,
+    return std::make_unique<Batch>(std::move(label), budget_, pinner_,
                                    takes ? found->second.front()->arena() : nullptr);
 }
 
@@ -136,9 +136,7 @@ Result<void> HostCache::take(Transfer& transfer, std::span<Batch* const> batches
     }
     // To memory that is pinned, or is to be so, the device copies itself.
     const bool relays = transfer.options.relay_threads > 0 && total >= transfer.options.relay_from;
-    store::ClaimOptions claims;
-    claims.reserve = transfer.options.host_reserve;
-    claims.patience = transfer.progress.host_patience();
+    const store::ClaimOptions claims{transfer.options.budget, transfer.progress.host_patience()};
     std::unique_ptr<store::ArenaPreparer> preparer;
     if (!relays) {
         preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start(

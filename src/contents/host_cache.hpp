@@ -17,8 +17,8 @@ namespace gpu_sleep::contents {
 
 class HostCache {
 public:
-    /// `pinner`, which may be null, outlives it.
-    explicit HostCache(store::Pinner* pinner) noexcept : pinner_(pinner) {}
+    /// Both outlive it; `pinner` may be null.
+    HostCache(store::HostBudget& budget, store::Pinner* pinner) noexcept : budget_(budget), pinner_(pinner) {}
 
     /// Takes nothing yet. `takes_prepared`: it goes to memory that was prepared, as far as there is any.
     [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, bool takes_prepared);
@@ -51,6 +51,7 @@ public:
     void take_prepared(Batches& batches) noexcept;
 
 private:
+    store::HostBudget& budget_;
     store::Pinner* pinner_;
     std::map<int, Batches> stocks_; ///< one of each device, or none
 };

@@ -46,17 +46,17 @@ private:
 class Claimer {
 public:
     Claimer(Transfer& transfer, const store::ClaimOptions& options, Bytes total)
-        : transfer_(transfer), claims_(options), total_(total) {}
+        : transfer_(transfer), options_(options), total_(total) {}
 
-    /// A claim that covers `bytes` more, and lasts until nobody holds it. Errors: as HostClaims::make(),
+    /// A claim that covers `bytes` more, and lasts until nobody holds it. Errors: as HostBudget::claim(),
     /// those of Transfer::look().
     [[nodiscard]] Result<std::shared_ptr<store::HostClaim>> take(Bytes bytes) {
         constexpr Bytes k_least = store::HostArena::k_piece_bytes;
         if (left_ < bytes) {
             claim_.reset(); // it may have the turn
             std::optional<Error> ended;
-            auto made = claims_.make(
-                std::max(bytes, std::min(k_least, total_)), [this] { return format_bytes(total_); },
+            auto made = options_.budget->claim(
+                std::max(bytes, std::min(k_least, total_)), options_, [this] { return format_bytes(total_); },
                 [&](Milliseconds time) {
                     std::this_thread::sleep_for(time);
                     if (auto heard = transfer_.look(); !heard) ended = std::move(heard).error();
@@ -75,7 +75,7 @@ public:
 
 private:
     Transfer& transfer_;
-    store::HostClaims claims_;
+    const store::ClaimOptions& options_;
     Bytes total_; ///< still to be taken
     Bytes left_ = 0;
     std::shared_ptr<store::HostClaim> claim_;

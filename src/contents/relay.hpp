@@ -6,7 +6,7 @@
 
 #include "contents/transfer.hpp"
 #include "store/host_arena.hpp"
-#include "store/host_memory.hpp"
+#include "store/host_budget.hpp"
 
 #include <span>
 

@@ -35,9 +35,6 @@ public:
     [[nodiscard]] const Failures& failures() const noexcept { return failures_; }
 
 private:
-    struct Wanted : Move {
-        driver::Fingerprint seal;
-    };
     using Indices = std::vector<std::size_t>; ///< of wanted_
     /// Brings those of `blocks` that the host cache has, or the others.
     [[nodiscard]] Result<void> give(std::span<const Move> blocks, bool at_once);
@@ -55,7 +52,7 @@ private:
     [[nodiscard]] Result<Indices> find_damage(const Indices& indices);
 
     Transfer transfer_;
-    std::vector<Wanted> wanted_;
+    std::vector<SealedMove> wanted_;
     Indices arriving_; ///< on their way, and not yet in checks_
     Bytes arriving_bytes_ = 0;
     struct Check {

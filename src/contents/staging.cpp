@@ -39,7 +39,7 @@ bool DriverPinner::unpin(std::span<std::byte> memory) noexcept {
 std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, const HostUse& options) {
     // The ring is one part, buffers take two, and what lies in host memory takes the rest.
     const Bytes parts = has_files_in_memory ? 16 : 3;
-    const auto space = store::host_headroom_beyond(options.host_reserve).bytes;
+    const auto space = options.budget->headroom().bytes;
     const auto most = std::min(options.staging, space / parts) / codec::k_chunk_bytes;
     return std::max(static_cast<std::size_t>(std::min<Bytes>(most, chunks + 1)), k_min_slots);
 }
@@ -49,13 +49,10 @@ Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::siz
     auto arena = GPU_SLEEP_TRY(store::HostArena::create(slots * codec::k_chunk_bytes, &pinner));
     store::ArenaPreparer::Options filling;
     filling.threads = options.fill_threads;
-    if (slots > k_min_slots) {
-        filling.reserve = options.host_reserve;
-        filling.patience = Milliseconds(0); // fewer may be there at once
-    } else {
-        filling.reserve = 0;
-    }
-    auto preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start({arena.get()}, std::move(filling)));
+    filling.budget = options.budget;
+    filling.spends_reserve = slots == k_min_slots;
+    if (!filling.spends_reserve) filling.patience = Milliseconds(0); // fewer may be there at once
+    auto preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start({arena.get()}, filling));
     for (std::size_t piece = 0; piece < arena->piece_count(); ++piece)
         GPU_SLEEP_TRY(preparer->wait(*arena, piece, [&] { return progress.add(0); }));
     return std::unique_ptr<Staging>(new Staging(std::move(arena), slots));

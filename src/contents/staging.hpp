@@ -12,7 +12,6 @@
 #include "driver/device_session.hpp"
 #include "store/coding.hpp"
 #include "store/host_arena.hpp"
-#include "store/host_memory.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -44,7 +43,7 @@ public:
     /// lie in host memory themselves.
     [[nodiscard]] static std::size_t slots_for(std::size_t chunks, bool has_files_in_memory,
                                                const HostUse& options);
-    /// For k_min_slots host memory is waited for a little, and HostUse::host_reserve does not count; more are
+    /// For k_min_slots host memory is waited for a little, and the budget's reserve does not count; more are
     /// made at once or not at all. Errors: out_of_host_memory, cancelled.
     [[nodiscard]] static Result<std::unique_ptr<Staging>>
     create(store::Pinner& pinner, std::size_t slots, const HostUse& options, ProgressCounter& progress);

@@ -8,7 +8,6 @@
 #include "contents/copy_check.hpp"
 #include "driver/fingerprint_key.hpp"
 #include "store/arena_preparer.hpp"
-#include "store/host_memory.hpp"
 
 #include <fmt/format.h>
 
@@ -41,12 +40,12 @@ Error naming(const Batch& batch, Error error) {
 template <class Job>
 [[nodiscard]] Result<void> with_buffers(const HostUse& options, Job&& job) {
     constexpr Bytes k_least = 4 * codec::k_chunk_bytes; // slow, but works
-    const auto space = store::host_headroom_beyond(options.host_reserve).bytes / 2;
+    const auto space = options.budget->headroom().bytes / 2;
     for (auto bytes = std::max(std::min(options.staging, space), k_least);;
          bytes = std::max(bytes / 2, k_least)) {
         auto done = job(bytes);
         const bool is_short = !done && done.error().code == ErrorCode::out_of_host_memory &&
-                              done.error().where != store::HostClaims::k_where;
+                              done.error().where != store::HostBudget::k_where;
         if (!is_short || bytes == k_least) return done;
     }
 }
@@ -89,6 +88,7 @@ public:
         }
         return is_gathered ? std::span<const std::byte>(buffer) : taken;
     }
+    Bytes look_bytes() const noexcept override { return codec::k_chunk_bytes + k_block_bytes; }
     void release(const ChunkPlace& /*place*/) noexcept override {}
 
 private:
@@ -255,8 +255,8 @@ Result<void> restore_to_cache(Handover& handover, Batch& batch, std::span<const 
     auto& arena = *batch.arena();
     store::ArenaPreparer::Options filling;
     filling.threads = handover.options.fill_threads;
-    filling.reserve = handover.options.host_reserve;
-    const auto preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start({&arena}, std::move(filling)));
+    filling.budget = handover.options.budget;
+    const auto preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start({&arena}, filling));
     const MakeReady make_ready = [&](std::span<const std::byte> memory) {
         Result<void> ready;
         const auto offset = static_cast<Bytes>(memory.data() - arena.data());

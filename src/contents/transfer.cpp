@@ -5,7 +5,6 @@
 #include "contents/transfer.hpp"
 
 #include "base/guard.hpp"
-#include "store/host_memory.hpp"
 
 #include <algorithm>
 
@@ -44,7 +43,7 @@ Result<void> Transfer::with_staging(std::size_t slots, const std::function<Resul
         if (done || slots == Staging::k_min_slots || done.error().code != ErrorCode::out_of_host_memory)
             return done;
         // What a file in host memory lacks is more than a ring has.
-        if (staging && done.error().where == store::HostClaims::k_where) return done;
+        if (staging && done.error().where == store::HostBudget::k_where) return done;
         GPU_SLEEP_TRY(session.synchronize()); // nothing may still use the ring
         staging.reset();
         slots = std::max(slots / 2, Staging::k_min_slots);

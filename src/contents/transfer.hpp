@@ -73,6 +73,10 @@ struct Move {
     driver::AddressSpan device;
 };
 
+struct SealedMove : Move {
+    driver::Fingerprint seal;
+};
+
 /// A block that is kept, and goes to another place.
 struct Carried {
     Place from;

@@ -5,11 +5,13 @@
 
 #include "doctor/facts.hpp"
 
+#include "base/fd.hpp"
 #include "base/files.hpp"
 #include "base/guard.hpp"
 
 #include <nlohmann/json.hpp>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -82,6 +84,38 @@ void read_memory(KernelFacts& facts, const fs::path& proc) {
     facts.reserved_huge_pages = figure("HugePages_Free:") * figure("Hugepagesize:") * k_kib;
 }
 
+/// The newest version of glibc, 2.N, that a library has or asks for: N, or 0 if it names none. Source: the
+/// names of symbol versions. In a container, anything may be in the file's place: reading it does not wait.
+int newest_glibc_in(const fs::path& file) {
+    constexpr std::string_view k_version = "GLIBC_2.";
+    constexpr std::size_t k_most = std::size_t{64} << 20;
+    const UniqueFd opened(open_file(AT_FDCWD, file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+    const auto bytes = read_open_file(opened.get(), k_most).value_or("");
+    int newest = 0;
+    for (std::string_view rest = bytes;;) {
+        const auto at = rest.find(k_version);
+        if (at == std::string_view::npos) return newest;
+        rest.remove_prefix(at + k_version.size());
+        newest = std::max(newest, number_in<int>(rest.substr(0, 2)).value_or(0));
+    }
+}
+
+/// By the files that are mapped, below the process's own root.
+CLibraryFacts read_c_library(std::string_view mappings, const fs::path& root) {
+    CLibraryFacts facts;
+    while (const auto line = take_line(mappings)) {
+        const fs::path file(line->substr(std::min(line->find('/'), line->size())));
+        const auto name = file.filename().native();
+        if (name.starts_with("ld-musl-")) facts.is_musl = true;
+        const auto here = root / file.relative_path();
+        if (facts.has == 0 && (name == "libc.so.6" || name.starts_with("libc-2.")))
+            facts.has = newest_glibc_in(here);
+        if (facts.agent_needs == 0 && name.starts_with("libgpu-sleep-login.so"))
+            facts.agent_needs = newest_glibc_in(here.parent_path() / "libgpu-sleep-agent.so");
+    }
+    return facts;
+}
+
 } // namespace
 
 KernelFacts read_kernel(const fs::path& root) {
@@ -114,6 +148,7 @@ ProcessKernelFacts read_process(pid_t pid, const fs::path& root) {
     if (const auto mappings = read_small_file(own / "maps")) {
         facts.mappings = static_cast<std::uint64_t>(std::count(mappings->begin(), mappings->end(), '\n'));
         facts.unseen = model::unseen_libraries(*mappings);
+        facts.c_library = read_c_library(*mappings, own / "root");
     }
     facts.headroom = store::host_headroom({proc, root / "sys/fs/cgroup", std::to_string(pid)});
     return facts;

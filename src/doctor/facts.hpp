@@ -52,12 +52,21 @@ struct MachineFacts {
     std::optional<DirectoryFacts> directory;
 };
 
+/// What a process has for a C library, and what the agent that lies ready for it needs. Of glibc 2.N: N; 0:
+/// not known.
+struct CLibraryFacts {
+    bool is_musl = false;
+    int has = 0;
+    int agent_needs = 0;
+};
+
 /// Facts that the kernel tells about one process.
 struct ProcessKernelFacts {
     bool is_stopped = false;
     std::optional<std::uint64_t> mappings; ///< missing where they may not be read
     std::vector<model::UnseenUse> unseen;  ///< libraries
     store::Headroom headroom;              ///< of its control group, too
+    CLibraryFacts c_library{};
 };
 
 struct ProcessFacts {

@@ -48,6 +48,16 @@ Findings judge_agent(const MachineFacts&, const ProcessFacts& process) {
     return {ok(fmt::format("answers{}; the process is {}", name, model::to_string(status.state)))};
 }
 
+Findings judge_c_library(const MachineFacts&, const ProcessFacts& process) {
+    const auto& facts = process.kernel.c_library;
+    const bool is_too_old = facts.has != 0 && facts.has < facts.agent_needs;
+    if (status_of(process) || (!facts.is_musl && !is_too_old)) return {};
+    return {bad(is_too_old
+                    ? fmt::format("it is glibc 2.{}, and the agent needs 2.{}", facts.has, facts.agent_needs)
+                    : "it is musl, and the agent needs the GNU C library",
+                "use an image of a newer Debian, Ubuntu or the like", exit_status::no_process)};
+}
+
 Findings judge_without_agent(const MachineFacts&, const ProcessFacts& process) {
     if (!process.checkpoint) return {};
     const auto pid = process.process.pid;
@@ -227,6 +237,7 @@ Findings judge_mappings(const MachineFacts& machine, const ProcessFacts& process
 
 constexpr std::array k_process_checks = {
     ProcessCheck{"agent", "agent", judge_agent},
+    ProcessCheck{"c_library", "C library", judge_c_library},
     ProcessCheck{"driver_engine", "without agent", judge_without_agent},
     ProcessCheck{"reach", "reach", judge_reach},
     ProcessCheck{"inhibitors", "inhibitors", judge_inhibitors},

@@ -38,6 +38,12 @@ void PrimaryContext::reset() noexcept {
     context_ = nullptr;
 }
 
+bool is_primary_active(const Api& api, int device) noexcept {
+    unsigned flags = 0;
+    int is_active = 0;
+    return api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
+}
+
 Result<std::optional<PrimaryContext>> active_context(const Api& api, int device) {
     unsigned flags = 0;
     int active = 0;

@@ -17,7 +17,7 @@ namespace gpu_sleep::driver {
 
 /// A device's primary context, retained until destroyed: the one that the runtime, and all frameworks, work
 /// in. The driver cannot say whether a context that the program made still exists, and using a destroyed one
-/// corrupts memory: only the agent uses such contexts, where its contexts_mutex() or the shut gate keeps them
+/// corrupts memory: only the agent uses such contexts, where its Contexts::alive or the shut gate keeps them
 /// from ending. Move-only.
 class PrimaryContext {
 public:
@@ -41,6 +41,9 @@ private:
     CUcontext context_;
     int device_;
 };
+
+/// Whether the device has a primary context in use; false also where the driver does not say.
+[[nodiscard]] bool is_primary_active(const Api& api, int device) noexcept;
 
 /// The primary context of `device`, if it is active. Errors: driver_failed.
 [[nodiscard]] Result<std::optional<PrimaryContext>> active_context(const Api& api, int device);

@@ -78,8 +78,7 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
     GPU_SLEEP_TRY(run_side_by_side(devices_, sealing,
                                    [&](DeviceSleep& device) { return save_.seal(*device.session); }));
     save_.lay_out();
-    GPU_SLEEP_TRY(await_share(sealing));
-    GPU_SLEEP_TRY(check_room());
+    GPU_SLEEP_TRY(find_room(sealing));
     Bytes total = 0;
     for (auto& device : devices_) {
         device.report.stored = save_.stored(device.device);
@@ -93,22 +92,14 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
                             [&](DeviceSleep& device) { return save_.take(*device.session, progress); });
 }
 
-Result<void> SleepTransaction::await_share(contents::ProgressCounter& progress) const {
+Result<void> SleepTransaction::find_room(contents::ProgressCounter& progress) const {
     const auto needed = GPU_SLEEP_TRY(save_.needs(model::Store::host));
     Bytes ready = 0;
     for (const auto& device : devices_) ready += contents_.prepared(device.device);
-    return contents::Contents::await_share(needed - std::min(needed, ready), progress);
-}
-
-Result<void> SleepTransaction::check_room() const {
-    if (!looks_for_room_) return {};
-    const auto needed = GPU_SLEEP_TRY(save_.needs(model::Store::host));
-    const auto& options = contents_.options();
-    auto room = options.room_for_contents(options.host_reserve);
-    for (const auto& device : devices_) room += std::min(~room, contents_.prepared(device.device));
-    if (needed <= room) return {};
-    return make_error(ErrorCode::out_of_host_memory, "needs {} of host memory, and there is room for {}",
-                      format_bytes(needed), format_bytes(room));
+    auto& budget = contents_.budget();
+    GPU_SLEEP_TRY(budget.await(needed - std::min(needed, ready), progress.host_patience(),
+                               [&] { return progress.add(0); }));
+    return looks_for_room_ ? budget.check(needed, ready) : Result<void>();
 }
 
 Result<void> SleepTransaction::map_sleepers() {

@@ -52,8 +52,7 @@ public:
 
 private:
     /// Waits for what others of the user's processes retain, where all may hold no more together.
-    [[nodiscard]] Result<void> await_share(contents::ProgressCounter& progress) const;
-    [[nodiscard]] Result<void> check_room() const;
+    [[nodiscard]] Result<void> find_room(contents::ProgressCounter& progress) const;
     /// Maps what is taken out of its own memory, which holds the contents until all is unmapped.
     [[nodiscard]] Result<void> map_sleepers();
     [[nodiscard]] Result<void> unmap_all();

@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -80,24 +81,12 @@ void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) device_in(report, backing->device).dropped += backing->bytes;
 }
 
-/// When it ends, nothing is copied any more.
-class Protecting {
-public:
-    explicit Protecting(contents::Contents& contents) noexcept : contents_(contents) {}
-    Protecting(const Protecting&) = delete;
-    Protecting& operator=(const Protecting&) = delete;
-    ~Protecting() { contents_.protect(); }
-
-private:
-    contents::Contents& contents_;
-};
-
 /// What may go to host memory when the rest goes to files, whose writing takes some, too: a ring, and twice
 /// as much in buffers.
 Bytes room_beside_files(const contents::SaveOptions& save, const contents::HostUse& options) {
     // Files in host memory take of the same, and are smaller.
     if (save.store->is_in_memory) return 0;
-    const auto space = options.room_for_contents(options.host_reserve);
+    const auto space = options.budget->room().bytes;
     return space - std::min(3 * options.staging, space / 4);
 }
 
@@ -125,7 +114,8 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     auto options =
         GPU_SLEEP_TRY(model::uses_files(opened) ? telling_of_call(control.progress, open) : open());
     if (spill == Spill::rest) options.room = room_beside_files(options, contents_.options());
-    const Protecting protecting(contents_);
+    const auto protect = [](contents::Contents* contents) { contents->protect(); };
+    const std::unique_ptr<contents::Contents, decltype(protect)> copying(&contents_, protect);
     MoveTransaction move(contents_, plan, options);
     SleepTransaction transaction(api_, contents_, plan, std::move(options),
                                  request.spill && spill == Spill::nothing);
@@ -173,7 +163,7 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
         const auto saved = save.needs(store);
         const auto moved = move.needs(store);
         if (!saved || !moved) return saved ? moved.error() : saved.error();
-        contents::Contents::note_needs(store, *saved + *moved, {request, false, contents_.options()}, report);
+        contents_.note_needs(store, *saved + *moved, request, false, report);
     }
     if (request.spill) {
         // At most all of it: how much is zero is not known.
@@ -182,9 +172,7 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
         static_cast<void>(draft(plan, spilled, model::Store::file));
         spilled.lay_out();
         const auto in_files = GPU_SLEEP_TRY(spilled.needs(model::Store::file));
-        if (in_host > 0)
-            contents::Contents::note_needs(model::Store::file, in_files, {request, true, contents_.options()},
-                                           report);
+        if (in_host > 0) contents_.note_needs(model::Store::file, in_files, request, true, report);
     }
     return {};
 }
@@ -352,23 +340,20 @@ Result<void> Transactions::leave_host_memory() {
                       format_bytes(left));
 }
 
-Result<void> Transactions::check_room_in_host(Bytes more) {
-    const auto room = contents_.options().room_for_contents(contents_.options().host_reserve);
-    if (more <= room) return {};
-    return make_error(ErrorCode::out_of_host_memory, "needs {} of host memory, and there is room for {}",
-                      format_bytes(more), format_bytes(room));
-}
-
 Result<void> Transactions::count_host_backed(Bytes more, Bytes made) {
-    if (more > 0) GPU_SLEEP_TRY(check_room_in_host(more));
-    return contents_.count_host_backed(ledger_.host_backed() + made + more);
+    if (more > 0) GPU_SLEEP_TRY(contents_.budget().check(more));
+    const auto bytes = ledger_.host_backed() + made + more;
+    const auto counted = host_backed_.bytes();
+    if (bytes > counted) return contents_.budget().take(host_backed_, bytes - counted);
+    host_backed_.give(counted - bytes);
+    return {};
 }
 
 Result<void> Transactions::count_host_backed_by(WakePlan& plan, const model::WakeRequest& request,
                                                 model::Report& report) {
     const auto more = plan.needs_of_host();
     if (more == 0) return {};
-    auto has_room = request.dry_run ? check_room_in_host(more) : count_host_backed(more);
+    auto has_room = request.dry_run ? contents_.budget().check(more) : count_host_backed(more);
     if (has_room || request.live_bytes == 0) return has_room;
     auto on_gpu = plan;
     on_gpu.to_host.clear();

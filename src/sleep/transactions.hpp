@@ -126,8 +126,6 @@ private:
     /// Errors: out_of_device_memory (`plan` takes more than is free), those of memory_of().
     [[nodiscard]] Result<void> check_free_memory(const WakePlan& plan) const;
 
-    /// Errors: out_of_host_memory.
-    [[nodiscard]] Result<void> check_room_in_host(Bytes more);
     /// Counts the host memory that `plan` makes; a dry run only looks for it. Where that cannot be had, and
     /// what ran there need not stay there, has it wake on the GPU if all of it fits, with a note. Errors:
     /// out_of_host_memory.
@@ -140,6 +138,7 @@ private:
     const driver::Api& api_;
     ledger::Ledger& ledger_;
     contents::Contents contents_;
+    store::HostShare host_backed_; ///< contents of what is awake, or sleeps in place
     const ContextOf own_context_of_;
 };
 

@@ -136,7 +136,7 @@ Result<void> WakeTransaction::bring_back(DeviceWake& device, contents::ProgressC
         if (++run != device.runs.end() && mapped < device.lead) continue;
         for (; next != run; ++next) GPU_SLEEP_TRY(fill_run(device, *next, restore));
     }
-    if (&device == &devices_.front()) room_for_retained_ = contents_.options().room_for_retained();
+    if (&device == &devices_.front()) room_to_retain_ = contents_.budget().room_to_retain();
     GPU_SLEEP_TRY(restore.finish());
     device.failures = restore.failures();
     return {};
@@ -198,7 +198,7 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, conte
 }
 
 void WakeTransaction::commit() {
-    auto room = contents_.room_beside_retained(room_for_retained_);
+    auto room = contents_.room_beside_retained(room_to_retain_);
     for (auto& device : devices_) {
         take_back_spoiled(device);
         for (const auto& run : device.runs) {

@@ -73,7 +73,7 @@ private:
     contents::Contents& contents_;
     std::vector<DeviceWake> devices_;
     std::set<const ledger::Backing*> to_host_; ///< of the plan
-    Bytes room_for_retained_ = 0;              ///< while the last of it was copied
+    Bytes room_to_retain_ = 0;                 ///< while the last of it was copied
     Spoiled spoiled_;                          ///< on any device
 };
 

@@ -13,8 +13,7 @@
 namespace gpu_sleep::store {
 
 ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
-    : most_threads_(options.threads), steps_(options.steps), claims_(std::move(options)),
-      arenas_(std::move(arenas)) {
+    : options_(options), arenas_(std::move(arenas)) {
     for (auto* arena : arenas_) {
         first_task_.emplace(arena, tasks_.size());
         for (std::size_t i = 0; i < arena->piece_count(); ++i) {
@@ -25,8 +24,8 @@ ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
 }
 
 Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostArena*> arenas, Options options) {
-    std::unique_ptr<ArenaPreparer> preparer(new ArenaPreparer(std::move(arenas), std::move(options)));
-    const auto allowed = std::min(preparer->most_threads_, std::thread::hardware_concurrency());
+    std::unique_ptr<ArenaPreparer> preparer(new ArenaPreparer(std::move(arenas), options));
+    const auto allowed = std::min(preparer->options_.threads, std::thread::hardware_concurrency());
     const auto& ready = preparer->ready_;
     const auto wanted = static_cast<std::size_t>(std::count(ready.begin(), ready.end(), false));
     const auto most = std::min<std::size_t>(std::max(1U, allowed), wanted);
@@ -68,17 +67,18 @@ Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& cla
     const auto bytes = task.arena->piece(task.piece).size();
     if (!claim || claim->bytes() < bytes) {
         claim.reset();
-        auto made = GPU_SLEEP_TRY(claims_.make(
-            bytes, [this] { return missing(); }, [this](Milliseconds time) { return pause(time); }, k_ahead));
+        auto made = GPU_SLEEP_TRY(options_.budget->claim(
+            bytes, options_, [this] { return missing(); }, [this](Milliseconds time) { return pause(time); },
+            k_ahead));
         claim.emplace(std::move(made));
     }
     {
-        const model::StepClock::Timed timed(steps_, model::Step::populate);
+        const model::StepClock::Timed timed(options_.steps, model::Step::populate);
         GPU_SLEEP_TRY(task.arena->populate(task.piece));
     }
     claim->note_taken(bytes);
     if (claim->bytes() == 0) claim.reset(); // it may be somebody else's turn
-    const model::StepClock::Timed timed(steps_, model::Step::pin);
+    const model::StepClock::Timed timed(options_.steps, model::Step::pin);
     task.arena->pin(task.piece);
     return {};
 }
@@ -114,7 +114,7 @@ Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
     if (first == first_task_.end() || piece >= arena.piece_count())
         return make_error(ErrorCode::internal, "waiting for host memory that nobody prepares");
     const auto task = first->second + piece;
-    const model::StepClock::Timed timed(steps_, model::Step::await_host);
+    const model::StepClock::Timed timed(options_.steps, model::Step::await_host);
     std::unique_lock lock(mutex_);
     const auto is_over = [&] { return ready_[task] || stopped_; };
     while (listen && !changed_.wait_for(lock, k_between, is_over)) {

@@ -9,7 +9,7 @@
 #include "base/units.hpp"
 #include "model/report.hpp"
 #include "store/host_arena.hpp"
-#include "store/host_memory.hpp"
+#include "store/host_budget.hpp"
 
 #include <atomic>
 #include <condition_variable>
@@ -70,9 +70,7 @@ private:
     void finish(std::size_t task, Result<void> result);
     [[nodiscard]] std::string missing() const;
 
-    const unsigned most_threads_;
-    model::StepClock* const steps_;
-    HostClaims claims_;
+    const Options options_;
     const std::vector<HostArena*> arenas_;
     // Not changed after start:
     std::map<const HostArena*, std::size_t> first_task_; ///< of each arena

@@ -86,10 +86,11 @@ private:
                 source_.release(place);
                 is_held = false;
             }
-            return put_(place, chunk, [=, this](Result<void> done) {
+            const auto put = [=, this](Result<void> done) {
                 if (in_place) source_.release(place);
                 finish(std::move(done), buffer);
-            });
+            };
+            return put_(place, chunk, put, has_failed_);
         });
         if (given) return;
         if (is_held) source_.release(place);
@@ -239,7 +240,7 @@ private:
 Result<void> encode_all(std::span<const ChunkPlace> places, ChunkSource& source, const PutChunk& put,
                         const CodingOptions& options) {
     const auto bound = codec::ChunkEncoder::bound(codec::k_chunk_bytes);
-    const Means means(options, bound, codec::ChunkEncoder::held_bytes());
+    const Means means(options, bound, codec::ChunkEncoder::held_bytes() + source.look_bytes());
     const auto pool = GPU_SLEEP_TRY(BufferPool::create(means.under_way, bound));
     return Encoding(source, put, *pool).run(places, means.threads);
 }

@@ -10,6 +10,7 @@
 #include "codec/chunk.hpp"
 #include "store/snapshot.hpp"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -28,9 +29,10 @@ struct CodedChunk {
 
 /// Called once when a chunk is there, or has failed, on any thread. Must not throw, though memory run out.
 using ChunkDone = std::function<void(Result<void>)>;
-/// Keeps a chunk, whose bytes stay until `done`. Called on several threads. After an error, or where it
-/// throws for want of memory, `done` is not called.
-using PutChunk = std::function<Result<void>(const ChunkPlace&, const CodedChunk&, ChunkDone done)>;
+/// Keeps a chunk, whose bytes stay until `done`. Called on several threads. Where it waits, it gives up once
+/// `has_failed`: another chunk. After an error, or where it throws for want of memory, `done` is not called.
+using PutChunk = std::function<Result<void>(const ChunkPlace&, const CodedChunk&, ChunkDone done,
+                                            const std::atomic<bool>& has_failed)>;
 /// Brings a chunk to `to`, k_chunk_bytes from a page on. `done` and errors: likewise.
 using GetChunk = std::function<Result<void>(const ChunkPlace&, std::byte* to,
                                             std::function<void(Result<CodedChunk>)> done)>;
@@ -50,6 +52,8 @@ public:
             std::vector<std::byte>& /*buffer*/) const {
         return taken;
     }
+    /// What look_at() takes of memory at most, for each thread that calls it.
+    [[nodiscard]] virtual Bytes look_bytes() const noexcept { return 0; }
     /// The contents are no longer needed. Called once for each that was taken, from any thread, also after a
     /// failure.
     virtual void release(const ChunkPlace& place) noexcept = 0;

@@ -16,34 +16,31 @@ namespace gpu_sleep::store {
 class FileParcel final : public Parcel {
 public:
     FileParcel(std::shared_ptr<FileStore> store, SnapshotDescription description)
-        : store_(std::move(store)), description_(std::move(description)) {
+        : Parcel(*store), store_(std::move(store)), description_(std::move(description)) {
         bytes = max_file_bytes(description_);
-        where = store_->where;
-        is_in_memory = store_->is_in_memory;
     }
 
     Result<PutChunk> put() override {
         SnapshotWriteOptions options;
-        options.memory = store_->memory_;
-        writer_.reset(); // the room of one that has failed
-        writer_ = GPU_SLEEP_TRY(SnapshotWriter::create(store_->directory_, description_, options));
-        return PutChunk([this](const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done) {
-            return writer_->put(place, chunk, std::move(done));
+        options.memory.budget = store_->memory_;
+        const std::shared_ptr writer =
+            GPU_SLEEP_TRY(SnapshotWriter::create(store_->directory_, description_, options));
+        writer_ = writer;
+        return PutChunk([writer](const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done,
+                                 const std::atomic<bool>& has_failed) {
+            return writer->put(place, chunk, std::move(done), has_failed);
         });
     }
 
     Result<void> flush() override {
-        if (!writer_) {
-            GPU_SLEEP_TRY(store_->flush_names());
+        if (snapshot_) {
+            if (stays_) GPU_SLEEP_TRY(store_->flush_names(new_name_));
             is_name_flushed_ = stays_;
             return {};
         }
-        auto written = writer_->finish();
-        writer_.reset();
-        if (!written) return std::move(written).error();
-        name = written->file.path();
-        bytes = written->header.file_bytes;
-        snapshot_ = *std::move(written);
+        snapshot_ = GPU_SLEEP_TRY(writer_.lock()->finish());
+        name = snapshot_->file.path();
+        bytes = snapshot_->header.file_bytes;
         return {};
     }
 
@@ -62,7 +59,7 @@ public:
         if (!stays_) {
             GPU_SLEEP_TRY(snapshot_->file.keep());
             stays_ = true;
-            store_->has_new_names_ = true;
+            new_name_ = ++store_->names_;
             name = snapshot_->file.path();
         }
         return true;
@@ -80,10 +77,14 @@ public:
     Result<void> open() override {
         const auto directory = GPU_SLEEP_TRY(SnapshotDirectory::open(where));
         GPU_SLEEP_TRY(snapshot_->file.take_up(directory));
+        if (const auto reader = SnapshotReader::open(snapshot_->file, snapshot_->header); !reader) {
+            GPU_SLEEP_TRY(snapshot_->file.leave());
+            return reader.error();
+        }
+        store_ = std::make_shared<FileStore>(directory, HostBudget::own());
+        name = snapshot_->file.path();
         bytes = snapshot_->header.file_bytes;
-        store_ = std::make_shared<FileStore>(directory, ClaimOptions());
-        const auto reader = SnapshotReader::open(snapshot_->file, snapshot_->header);
-        return reader ? Result<void>() : reader.error();
+        return {};
     }
 
     bool forget(bool stays) noexcept override {
@@ -98,11 +99,12 @@ public:
 private:
     std::shared_ptr<FileStore> store_; ///< null while it is closed
     const SnapshotDescription description_;
-    std::unique_ptr<SnapshotWriter> writer_; ///< until it is whole
-    std::optional<Snapshot> snapshot_;       ///< from then on
-    bool stays_ = false;                     ///< the file, when the contents are no longer needed
-    bool is_name_flushed_ = false;           ///< under which it stays
-    bool outlived_wake_ = false;             ///< it was there before the last sleep, whatever becomes of that
+    std::weak_ptr<SnapshotWriter> writer_; ///< until it is whole
+    std::optional<Snapshot> snapshot_;     ///< from then on
+    bool stays_ = false;                   ///< the file, when the contents are no longer needed
+    unsigned new_name_ = 0;                ///< the how manieth of the store it got then
+    bool is_name_flushed_ = false;         ///< under which it stays
+    bool outlived_wake_ = false;           ///< it was there before the last sleep, whatever becomes of that
 };
 
 Result<std::unique_ptr<Parcel>> FileStore::reserve(std::vector<SnapshotExtent> extents) {
@@ -113,11 +115,11 @@ Result<std::unique_ptr<Parcel>> FileStore::reserve(std::vector<SnapshotExtent> e
     return std::unique_ptr<Parcel>(new FileParcel(shared_from_this(), std::move(description)));
 }
 
-Result<void> FileStore::flush_names() {
-    if (!has_new_names_) return {};
-    GPU_SLEEP_TRY(directory_->flush());
-    has_new_names_ = false;
-    return {};
+Result<void> FileStore::flush_names(unsigned nth) {
+    if (not_flushed_ < nth && nth <= flushed_) return {};
+    auto flushed = directory_->flush();
+    (flushed ? flushed_ : not_flushed_) = names_;
+    return flushed;
 }
 
 } // namespace gpu_sleep::store

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "store/host_memory.hpp"
+#include "store/host_budget.hpp"
 #include "store/parcel_store.hpp"
 #include "store/snapshot_directory.hpp"
 
@@ -17,22 +17,26 @@ class FileStore final : public ParcelStore, public std::enable_shared_from_this<
 public:
     /// Says what contents would take.
     FileStore() = default;
-    /// `memory`: how files take host memory that lie there.
-    FileStore(std::shared_ptr<const SnapshotDirectory> directory, ClaimOptions memory)
-        : directory_(std::move(directory)), memory_(std::move(memory)) {
+    /// `memory`: of which files take that lie in host memory. Outlives it.
+    FileStore(std::shared_ptr<const SnapshotDirectory> directory, HostBudget& memory)
+        : directory_(std::move(directory)), memory_(&memory) {
         where = directory_->path();
+        identity = directory_->identity();
         is_in_memory = directory_->is_in_memory();
     }
     [[nodiscard]] Result<std::unique_ptr<Parcel>> reserve(std::vector<SnapshotExtent> extents) override;
 
 private:
     friend class FileParcel;
-    /// Flushes names that have changed, of all its parcels.
-    [[nodiscard]] Result<void> flush_names();
+    /// Flushes the names of all its parcels, for the one that was the `nth` to get a new name. Where that
+    /// fails, no other's flush counts for those that have new names by then.
+    [[nodiscard]] Result<void> flush_names(unsigned nth);
 
     std::shared_ptr<const SnapshotDirectory> directory_;
-    ClaimOptions memory_;
-    bool has_new_names_ = false;
+    HostBudget* memory_ = nullptr;
+    unsigned names_ = 0;       ///< that are new
+    unsigned flushed_ = 0;     ///< the last of them that was flushed
+    unsigned not_flushed_ = 0; ///< the last of them at a flush that failed
 };
 
 } // namespace gpu_sleep::store

@@ -89,13 +89,6 @@ private:
     LockedFile file_;
 };
 
-HostAccount& HostAccount::own() noexcept {
-    static Immortal<HostAccount> s_own;
-    return *s_own;
-}
-
-HostAccount::HostAccount() : HostAccount(agent_directory(::geteuid())) {}
-
 HostAccount::~HostAccount() {
     const MutexLock lock(mutex_);
     look_for_fork();
@@ -243,16 +236,6 @@ Result<void> HostAccount::await(Bytes bytes, Milliseconds patience,
         std::this_thread::sleep_for(k_pause);
     }
     return {};
-}
-
-Headroom host_room(Bytes reserve, Bytes spared) {
-    auto found = host_headroom_beyond(reserve);
-    const auto addresses = address_space_left();
-    if (const auto left = addresses - std::min(addresses, spared); left < found.bytes)
-        found = {left, "the process's limit on address space, ulimit -v"};
-    if (const auto room = HostAccount::own().room(); room && room->bytes < found.bytes)
-        found = {room->bytes, "this user's limit for all processes"};
-    return found;
 }
 
 Result<void> HostShare::take(HostAccount& account, Bytes bytes) {

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // How much host memory the processes of a user hold together for contents: each writes its part into one
 // file, and a budget for all of them is kept where memory is taken. Several that go to sleep at one moment
-// would otherwise each find the same room.
+// would otherwise each find the same room. HostBudget asks it for everybody else.
 
 #pragma once
 
@@ -10,7 +10,6 @@
 #include "base/files.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
-#include "store/host_memory.hpp"
 #include "store/own_file.hpp"
 
 #include <sys/types.h>
@@ -35,11 +34,6 @@ namespace gpu_sleep::store {
 /// description locks.
 class HostAccount {
 public:
-    /// Of this process.
-    [[nodiscard]] static HostAccount& own() noexcept;
-
-    /// In the agent directory.
-    HostAccount();
     /// `directory` is the file's, private to the user.
     explicit HostAccount(std::string directory) : directory_(std::move(directory)) {}
     HostAccount(const HostAccount&) = delete;
@@ -101,11 +95,6 @@ private:
     FileIdentity file_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< in which it is
     UnsharedFd holder_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< where the page does not hold the lock
 };
-
-/// What this process may take of host memory now, beside `reserve`, and what limits that: the host, the
-/// process's own limit on address space, of which `spared` is left, or its user's account. Thread-safe; opens
-/// and reads a handful of small files.
-[[nodiscard]] Headroom host_room(Bytes reserve, Bytes spared = 0);
 
 /// What was taken of an account, and is given back at the end. Move-only; used by one thread at a time.
 class HostShare {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/error.hpp"
+#include "base/files.hpp"
 #include "base/units.hpp"
 #include "store/coding.hpp"
 
@@ -15,18 +16,26 @@
 
 namespace gpu_sleep::store {
 
+/// Where a store is.
+struct StorePlace {
+    std::filesystem::path where; ///< the directory; empty where a store only says what contents would take
+    FileIdentity identity;       ///< of the directory
+    bool is_in_memory = false;   ///< it takes of the host's memory
+};
+
 /// What one sleep puts in a store for a tag of a device: the chunks of some extents, coded by whoever puts
 /// them. Used by one thread at a time, but for what put() and get() return. What it takes outside of the
 /// process is given up when it is destroyed, unless forget() has let it stay.
-class Parcel {
+class Parcel : public StorePlace {
 public:
-    Parcel() = default;
+    explicit Parcel(const StorePlace& place) : StorePlace(place) {}
     Parcel(const Parcel&) = delete;
     Parcel& operator=(const Parcel&) = delete;
     virtual ~Parcel() = default;
 
-    /// Begins, also once more after a failure. What it returns puts each chunk once, and is used no longer
-    /// than until flush(). Errors: out_of_disk, io_failed, not_permitted, out_of_threads.
+    /// Begins, also once more after a failure. What it returns puts each chunk once, until flush(). What was
+    /// put goes with the last copy of it, unless it was flushed. Errors: out_of_disk, io_failed,
+    /// not_permitted, out_of_threads.
     [[nodiscard]] virtual Result<PutChunk> put() = 0;
     /// All that was put, and that keep() has changed, lasts though the machine crashes. Errors: out_of_disk,
     /// out_of_host_memory, io_failed.
@@ -40,20 +49,19 @@ public:
     /// Lets go of what it holds open, and holds nothing, if it is kept: until open(). Errors: refused (it is
     /// not), io_failed.
     [[nodiscard]] virtual Result<void> close() = 0;
-    /// Takes up what was closed, if nobody has changed it since. Errors: io_failed, not_permitted, damaged.
+    /// Takes up what was closed, if nobody has changed it since; `where` says by which path. Errors:
+    /// io_failed, not_permitted, damaged (it is still closed).
     [[nodiscard]] virtual Result<void> open() = 0;
     /// Nobody needs it any more. It goes, unless it is `stays` and kept, or is older than the last sleep.
     /// Returns false where it cannot be removed.
     [[nodiscard]] virtual bool forget(bool stays) noexcept = 0;
 
-    Bytes bytes = 0;             ///< that it takes: at most, until it is flushed; none while it is closed
-    std::filesystem::path where; ///< as ParcelStore::where
-    bool is_in_memory = false;   ///< likewise
-    std::filesystem::path name;  ///< once it was flushed
+    Bytes bytes = 0;            ///< that it takes: at most, until it is flushed; none while it is closed
+    std::filesystem::path name; ///< once it was flushed
 };
 
 /// Thread-safe.
-class ParcelStore {
+class ParcelStore : public StorePlace {
 public:
     ParcelStore() = default;
     ParcelStore(const ParcelStore&) = delete;
@@ -62,9 +70,6 @@ public:
 
     /// A place for `extents`, which takes nothing yet. Errors: io_failed.
     [[nodiscard]] virtual Result<std::unique_ptr<Parcel>> reserve(std::vector<SnapshotExtent> extents) = 0;
-
-    std::filesystem::path where; ///< the directory; empty where a store only says what contents would take
-    bool is_in_memory = false;   ///< it takes of the host's memory
 };
 
 } // namespace gpu_sleep::store

@@ -80,8 +80,13 @@ Bytes max_file_bytes(const SnapshotDescription& description) {
 }
 
 std::vector<std::byte> encode_header(const SnapshotHeader& header) {
-    const auto json = make_json(header.description, header.file_bytes, header.rows);
     std::vector<std::byte> bytes(header.header_bytes);
+    encode_header(header, bytes);
+    return bytes;
+}
+
+void encode_header(const SnapshotHeader& header, std::span<std::byte> bytes) {
+    const auto json = make_json(header.description, header.file_bytes, header.rows);
     std::memcpy(&bytes[k_preamble_bytes], json.data(), json.size());
     if (!header.rows.empty())
         std::memcpy(&bytes[k_preamble_bytes + json.size()], header.rows.data(),
@@ -92,10 +97,9 @@ std::vector<std::byte> encode_header(const SnapshotHeader& header) {
     preamble.json_bytes = static_cast<std::uint32_t>(json.size());
     preamble.header_bytes = header.header_bytes;
     preamble.file_bytes = header.file_bytes;
-    preamble.header_checksum = xxh64(std::span(bytes).subspan(k_preamble_bytes));
+    preamble.header_checksum = xxh64(bytes.subspan(k_preamble_bytes));
     preamble.checksum = checksum_of(preamble);
     std::memcpy(bytes.data(), &preamble, sizeof(preamble));
-    return bytes;
 }
 
 Result<Bytes> read_preamble(std::span<const std::byte, k_preamble_bytes> bytes, Bytes file_bytes) {

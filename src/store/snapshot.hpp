@@ -35,7 +35,9 @@ inline constexpr Bytes k_max_header_bytes = 64 * k_mib;
 /// The size of the file if no chunk can be compressed.
 [[nodiscard]] Bytes max_file_bytes(const SnapshotDescription& description);
 
-/// The header's bytes: header_bytes of them.
+/// Writes the header to `bytes`, header_bytes of them, which are zero.
+void encode_header(const SnapshotHeader& header, std::span<std::byte> bytes);
+/// The header's bytes.
 [[nodiscard]] std::vector<std::byte> encode_header(const SnapshotHeader& header);
 
 /// Bytes at the front of the file, enough to know the size of the header.

@@ -78,13 +78,8 @@ public:
     /// the same directory is still at its path and still private; otherwise -1.
     [[nodiscard]] int fd(UniqueFd& anew) const noexcept;
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
-    /// By which it is known again once it was closed.
-    struct Identity {
-        std::filesystem::path path;
-        FileIdentity file;
-        friend bool operator==(const Identity&, const Identity&) = default;
-    };
-    [[nodiscard]] Identity identity() const { return {whole_path_, fd_.identity()}; }
+    /// By which it is known again once it was closed, whatever its path is then.
+    [[nodiscard]] FileIdentity identity() const noexcept { return fd_.identity(); }
     /// Whether its files lie in host memory (tmpfs, ramfs).
     [[nodiscard]] bool is_in_memory() const noexcept;
     /// Flushes changes of names to the disk. Errors: io_failed.

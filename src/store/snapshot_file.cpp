@@ -89,7 +89,10 @@ Result<void> SnapshotFile::check_held() const {
 }
 
 Result<void> SnapshotFile::hold() {
-    return fd_.is_held() ? Result<void>() : open_anew();
+    if (fd_.is_held()) return {};
+    auto fd = GPU_SLEEP_TRY(open_by_name(*directory_));
+    fd_.renew(std::move(fd));
+    return {};
 }
 
 Result<LockedFile> SnapshotFile::open_by_name(const SnapshotDirectory& directory) const {
@@ -110,12 +113,6 @@ Result<LockedFile> SnapshotFile::open_by_name(const SnapshotDirectory& directory
     static_cast<void>(fd.lock());
     use_direct_io(fd.get());
     return fd;
-}
-
-Result<void> SnapshotFile::open_anew() {
-    auto fd = GPU_SLEEP_TRY(open_by_name(*directory_));
-    fd_.renew(std::move(fd));
-    return {};
 }
 
 Result<SnapshotFile::Stamp> SnapshotFile::stamp_of(int fd, const SnapshotDirectory& directory) {

@@ -79,12 +79,11 @@ private:
           fd_(std::move(fd)) {}
     [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
     [[nodiscard]] Result<LockedFile> open_by_name(const SnapshotDirectory& directory) const;
-    [[nodiscard]] Result<void> open_anew();
     void remove() noexcept;
 
     /// What a write changes, and where it is.
     struct Stamp {
-        SnapshotDirectory::Identity directory;
+        FileIdentity directory;
         off_t bytes = 0;
         std::pair<time_t, long> written; ///< s and ns
         std::pair<time_t, long> changed;

@@ -4,11 +4,9 @@
 
 #include "store/snapshot_writer.hpp"
 
-#include "base/guard.hpp"
 #include "store/own_file.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -28,6 +26,7 @@ SnapshotWriter::create(std::shared_ptr<const SnapshotDirectory> directory, Snaps
     header.description = std::move(description);
     header.rows.resize(places_of(header.description.extents).size());
     std::unique_ptr<SnapshotWriter> writer(new SnapshotWriter(std::move(file), std::move(header), options));
+    writer->front_ = GPU_SLEEP_TRY(BufferPool::create(1, writer->header_.header_bytes));
     if (options.queue == nullptr) {
         const auto use = uses_direct_io(writer->file_.fd()) ? IoUse::direct : IoUse::cached_writes;
         writer->own_queue_ = GPU_SLEEP_TRY(open_io_queue(options.io, use));
@@ -39,19 +38,20 @@ SnapshotWriter::create(std::shared_ptr<const SnapshotDirectory> directory, Snaps
 SnapshotWriter::SnapshotWriter(SnapshotFile file, SnapshotHeader header, const SnapshotWriteOptions& options)
     : file_(std::move(file)), header_(std::move(header)), queue_(options.queue), end_(header_.header_bytes),
       left_(max_file_bytes(header_.description) - header_.header_bytes) {
-    if (lies_in_memory(file_.fd())) claims_.emplace(options.memory);
+    if (lies_in_memory(file_.fd())) claims_ = options.memory;
 }
 
-Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes) {
+Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes,
+                                                               const std::atomic<bool>& has_failed) {
     std::shared_ptr<const HostClaim> held;
     if (!claims_) return held;
     const auto needed = [this, bytes] {
         const MutexLock lock(mutex_);
         return "at most " + format_bytes(max_file_bytes(header_.description) - end_ + bytes);
     };
-    auto made = GPU_SLEEP_TRY(claims_->make(bytes, needed, [](Milliseconds time) {
+    auto made = GPU_SLEEP_TRY(claims_->budget->claim(bytes, *claims_, needed, [&](Milliseconds time) {
         std::this_thread::sleep_for(time);
-        return false;
+        return has_failed.load();
     }));
     held = std::make_shared<const HostClaim>(std::move(made));
     return held;
@@ -73,7 +73,8 @@ Bytes SnapshotWriter::allot(Bytes bytes, Bytes most) noexcept {
     return at;
 }
 
-Result<void> SnapshotWriter::put(const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done) {
+Result<void> SnapshotWriter::put(const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done,
+                                 const std::atomic<bool>& has_failed) {
     auto& row = header_.rows[place.number]; // nobody else's
     row.shape = chunk.shape;
     row.content_bytes = static_cast<std::uint32_t>(place.bytes);
@@ -81,7 +82,7 @@ Result<void> SnapshotWriter::put(const ChunkPlace& place, const CodedChunk& chun
     row.stored_bytes = static_cast<std::uint32_t>(chunk.bytes.size());
     row.checksum = chunk.checksum;
     row.offset = allot(row.stored_bytes, round_up(place.bytes, k_alignment));
-    auto claim = GPU_SLEEP_TRY(this->claim(row.stored_bytes));
+    auto claim = GPU_SLEEP_TRY(this->claim(row.stored_bytes, has_failed));
     GPU_SLEEP_TRY(file_.check_held());
     // Only ever read from: IoRequest serves both directions.
     queue_->submit({IoRequest::Kind::write, file_.fd(), const_cast<std::byte*>(chunk.bytes.data()),
@@ -94,16 +95,9 @@ Result<void> SnapshotWriter::put(const ChunkPlace& place, const CodedChunk& chun
 }
 
 Result<void> SnapshotWriter::write_header() {
-    const auto bytes = encode_header(header_);
-    const auto whole = std::min<std::size_t>(codec::k_chunk_bytes, bytes.size());
-    const auto pool = GPU_SLEEP_TRY(BufferPool::create(1, whole));
-    auto* const buffer = pool->take();
-    for (std::size_t at = 0; at < bytes.size(); at += whole) {
-        const auto part = std::min(whole, bytes.size() - at);
-        std::memcpy(buffer, &bytes[at], part);
-        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::write, file_.fd(), buffer, part, at));
-    }
-    return {};
+    const std::span<std::byte> bytes(front_->take(), header_.header_bytes);
+    encode_header(header_, bytes);
+    return move_bytes(IoRequest::Kind::write, file_.fd(), bytes.data(), bytes.size(), 0);
 }
 
 Result<Snapshot> SnapshotWriter::finish() {
@@ -113,29 +107,11 @@ Result<Snapshot> SnapshotWriter::finish() {
     }
     GPU_SLEEP_TRY(file_.cut(header_.file_bytes));
     {
-        const auto claim = GPU_SLEEP_TRY(this->claim(header_.header_bytes));
+        const auto claim = GPU_SLEEP_TRY(this->claim(header_.header_bytes, false));
         GPU_SLEEP_TRY(write_header());
     }
     GPU_SLEEP_TRY(file_.commit());
     return Snapshot{std::move(file_), std::move(header_)};
-}
-
-Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directory,
-                                SnapshotDescription description, ChunkSource& source,
-                                const SnapshotWriteOptions& options) {
-    return guarded([&]() -> Result<Snapshot> {
-        const auto places = places_of(description.extents);
-        const auto writer =
-            GPU_SLEEP_TRY(SnapshotWriter::create(std::move(directory), std::move(description), options));
-        const auto put = [&](const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done) {
-            return writer->put(place, chunk, std::move(done));
-        };
-        GPU_SLEEP_TRY(encode_all(places, source, put, options));
-        options.flushing(true);
-        auto snapshot = GPU_SLEEP_TRY(writer->finish());
-        options.flushing(false);
-        return snapshot;
-    });
 }
 
 } // namespace gpu_sleep::store

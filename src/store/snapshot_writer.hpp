@@ -6,26 +6,24 @@
 
 #include "base/thread_safety.hpp"
 #include "store/coding.hpp"
-#include "store/host_memory.hpp"
+#include "store/host_budget.hpp"
 #include "store/io_queue.hpp"
 #include "store/snapshot.hpp"
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
 
-#include <functional>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
 
 namespace gpu_sleep::store {
 
-struct SnapshotWriteOptions : CodingOptions {
+struct SnapshotWriteOptions {
     bool direct = true; ///< use direct I/O if the file system can
     IoKind io = IoKind::automatic;
     IoQueue* queue = nullptr; ///< used instead of one of its own
-    /// Told when flushing the file begins, which may take minutes, and when it has ended, unless by an error.
-    std::function<void(bool begins)> flushing = [](bool) {};
-    ClaimOptions memory{}; ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
+    ClaimOptions memory{};    ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
 };
 
 /// A finished snapshot, flushed to the device. Its file is removed when this is destroyed, unless
@@ -47,24 +45,27 @@ public:
     SnapshotWriter(const SnapshotWriter&) = delete;
     SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
-    /// See PutChunk. Errors: out_of_host_memory (that of HostClaims::make()), io_failed; those of IoRequest.
-    [[nodiscard]] Result<void> put(const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done);
+    /// See PutChunk. Errors: out_of_host_memory (that of HostBudget::claim()), io_failed; those of IoRequest.
+    [[nodiscard]] Result<void> put(const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done,
+                                   const std::atomic<bool>& has_failed);
     /// All chunks are there. Errors: out_of_disk, out_of_host_memory, io_failed.
     [[nodiscard]] Result<Snapshot> finish();
 
 private:
     SnapshotWriter(SnapshotFile file, SnapshotHeader header, const SnapshotWriteOptions& options);
     /// What the file takes of host memory when it grows by `bytes`: nothing where it does not lie there.
-    [[nodiscard]] Result<std::shared_ptr<const HostClaim>> claim(Bytes bytes);
+    [[nodiscard]] Result<std::shared_ptr<const HostClaim>> claim(Bytes bytes,
+                                                                 const std::atomic<bool>& has_failed);
     /// Where a chunk goes that was thought to take up to `most`.
     [[nodiscard]] Bytes allot(Bytes bytes, Bytes most) noexcept;
     [[nodiscard]] Result<void> write_header();
 
     SnapshotFile file_;
     SnapshotHeader header_;
+    std::unique_ptr<BufferPool> front_; ///< for the header: when all else is written it must not lack memory
     std::unique_ptr<IoQueue> own_queue_;
     IoQueue* queue_;
-    std::optional<HostClaims> claims_; ///< none for a file that does not lie in host memory
+    std::optional<ClaimOptions> claims_; ///< none for a file that does not lie in host memory
 
     Mutex mutex_;
     Bytes end_ GPU_SLEEP_GUARDED_BY(mutex_);  ///< of what was given a place in the file
@@ -73,11 +74,5 @@ private:
     Bytes reserved_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     bool reserves_ GPU_SLEEP_GUARDED_BY(mutex_) = true;
 };
-
-/// Encodes the contents that `source` has of `description` and writes them to a new file in `directory`.
-/// After an error nothing is left there. Errors: those of encode_all() and SnapshotWriter.
-[[nodiscard]] Result<Snapshot> write_snapshot(std::shared_ptr<const SnapshotDirectory> directory,
-                                              SnapshotDescription description, ChunkSource& source,
-                                              const SnapshotWriteOptions& options = {});
 
 } // namespace gpu_sleep::store

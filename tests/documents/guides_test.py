@@ -11,16 +11,12 @@ UNRUN: bash checks its syntax alone.
 """
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -29,9 +25,11 @@ import unittest
 
 TREE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(TREE / "tests/support"))
+import own_machine  # noqa: E402
+from own_machine import mount  # noqa: E402
+
 GUIDES = sorted(TREE.glob("cli/guides/*.md"))
-MACHINE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-INSIDE = "GPU_SLEEP_GUIDES_TEST"  # set in the namespaces
 HOME = pathlib.Path("/tmp/home")  # a clone, and where the commands run
 MORE = str(1 << 30)  # bytes of GPU memory, for programs that need not share it
 SECONDS = 60
@@ -39,9 +37,17 @@ SECONDS = 60
 # Each begins a block, and is followed by what the block needs.
 UNRUN = {
     ("README.md", "scripts/demo"): "minutes; other tests run it",
-    ("jobs.md", "docker run"): "a container engine and an image",
+    **{("containers.md", begin): "podman; integration.containers runs it" for begin in ("sudo gpu-enable", "podman", "gpu-sleep", "jq")},
     ("jobs.md", "token="): "Kubernetes",
     ("jobs.md", "curl -H"): "a pod; test_pod runs it with a process",
+    ("slurm.md", "scontrol suspend"): "Slurm; integration.slurm runs it",
+    ("slurm.md", "/etc/slurm/gpu-sleep/suspend"): "the same",
+    ("slurm.md", "sbatch"): "the same",
+    ("lsf.md", "bsub -q low"): "LSF",
+    ("lsf.md", "bsub -q high"): "LSF",
+    ("openpbs.md", "gpu-sleep --group"): "OpenPBS",
+    ("openpbs.md", "qsig"): "OpenPBS",
+    ("openpbs.md", "qmgr"): "OpenPBS",
     ("pytorch.md", "python3 -m sglang"): "SGLang, slime and verl",
     ("hangs.md", "gdb -p"): "gdb, and the right to trace",
 }
@@ -51,6 +57,8 @@ DONE = "#!/bin/sh\n"
 COMMANDS = {
     "sudo": DONE + 'exec "$@"\n',
     "srun": DONE + 'exec "$@"\n',
+    # In the namespaces all is of one user, who is called root.
+    "nginx": DONE + 'PATH=/usr/sbin:/usr/bin exec nginx -g "user root;" "$@"\n',
     "vllm": DONE + f"exec python3 {HOME}/vllm.py\n",
     # Each unit that is named has to be installed.
     "systemctl": "#!/bin/bash\nfor word; do\n    [[ $word != *.service && $word != *.timer ]] || cat {/usr/local/lib,/etc}/systemd/system/$word 2>/dev/null |\n"
@@ -60,29 +68,12 @@ COMMANDS = {
 CLONE = {"build": DONE, "packaging/wheel": DONE + "echo dist/gpu_sleep.whl\n"}  # in scripts
 
 
-def mount(*arguments):
-    subprocess.run(["mount", *arguments], check=True)
-
-
 def make_machine():
-    """In the namespaces: the file systems, the network, what is installed."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    kept = {path: os.open(path, os.O_PATH) for path in (TREE, BUILD) if path.is_relative_to("/tmp")}
-    mount("--make-rprivate", "/")
-    mount("-t", "tmpfs", "tmpfs", "/tmp")
-    for path, descriptor in kept.items():
-        path.mkdir(parents=True, exist_ok=True)
-        assert libc.mount(f"/proc/self/fd/{descriptor}".encode(), os.fsencode(path), None, 0x5000, None) == 0  # MS_BIND | MS_REC
-    for folder in ("/var/tmp", "/var/log"):
-        mount("-t", "tmpfs", "tmpfs", folder)
-    for place in ("/etc", "/usr/local"):
-        layers = [pathlib.Path(f"/tmp/layers{place}/{name}") for name in ("upper", "work")]
-        for layer in layers:
-            layer.mkdir(parents=True)
-        mount("-t", "overlay", "overlay", "-o", f"lowerdir={place},upperdir={layers[0]},workdir={layers[1]}", place)
-    with socket.socket() as any_socket:  # else there is no localhost
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
-    pathlib.Path("/etc/prometheus").mkdir(exist_ok=True)
+    """Inside: the file systems, what is installed."""
+    mount("-t", "tmpfs", "tmpfs", "/var/log")
+    own_machine.overlay("/etc", "/usr/local")
+    for name in ("prometheus", "slurm"):
+        pathlib.Path("/etc", name).mkdir(exist_ok=True)
     with open("/etc/passwd", "a", encoding="utf-8") as users:
         users.write("alice:x:471:471::/nowhere:/bin/sh\n")
     for name, text in COMMANDS.items():
@@ -99,7 +90,7 @@ def make_machine():
         "HOME": str(HOME), "PATH": f"{HOME}/bin:/usr/local/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{BUILD}/simulated",
         "PYTHONPATH": f"/usr/local/share/gpu-sleep/python:{TREE}/tests/integration:{HERE}/stand_ins",
         "GPU_SLEEP_SIM_DEVICES": "1", "GPU_SLEEP_SIM_MEMORY": str(80 << 20), "GPU_SLEEP_SIM_STATE": "/tmp/gpus", "TMPDIR": "/tmp",
-        "SLURM_JOB_ID": "471", "SLURM_JOB_GPUS": "0"})
+        "SLURM_JOB_ID": "471", "SLURM_JOB_GPUS": "0", "LSB_JOBID": "471", "PBS_JOBID": "471"})
     for name in ("GPU_SLEEP_NAME", "PKG_CONFIG_PATH"):
         os.environ.pop(name, None)
     subprocess.run(["cmake", "--install", BUILD, "--prefix", "/usr/local"], check=True, stdout=subprocess.DEVNULL)
@@ -252,6 +243,10 @@ class Guides(unittest.TestCase):
         self.run_guide("sharing.md", {"gpu-run --name a": switched, "gpu-switch b": self.state_is("b", "asleep"),
                                       "curl -X POST": self.state_is("c", "awake")})
 
+    @unittest.skipUnless(shutil.which("nginx", path="/usr/sbin:/usr/bin"), "nginx is missing")
+    def test_proxy(self):
+        self.run_guide("proxy.md", {"curl -X POST": self.state_is("serve.py", "awake")})
+
     def test_units_of_two_servers(self):
         examples = pathlib.Path("/usr/local/share/doc/gpu-sleep/examples")
         units = [examples / f"serve-{name}.service" for name in "ab"]
@@ -300,6 +295,20 @@ class Guides(unittest.TestCase):
     def test_jobs(self):
         self.run_guide("jobs.md", {"gpu-ps --user alice": lambda said: self.assertIn("asleep", said)}, GPU_SLEEP_SIM_MEMORY=MORE)
 
+    def test_slurm(self):
+        self.run_guide("slurm.md", {"srun": self.state_is("train", "awake")})
+
+    def test_jupyterhub(self):
+        """All but the hub, which integration.jupyterhub starts."""
+        with Terminal() as terminal:
+            terminal.run("gpu-run --name kernel -- python3 -m ipykernel_launcher &\n")
+            self.run_guide("jupyterhub.md", (), terminal)
+
+    def test_lsf_and_openpbs(self):
+        """What needs neither."""
+        for name in ("lsf.md", "openpbs.md"):
+            self.run_guide(name, GPU_SLEEP_SIM_MEMORY=MORE)
+
     def test_pod(self):
         """The command of the pod's container, and the request that it answers."""
         guide = TREE / "cli/guides/jobs.md"
@@ -330,18 +339,7 @@ def shape(output):
 
 
 if __name__ == "__main__":
-    if INSIDE not in os.environ:
-        missing = [tool for tool in ("c++", "curl", "pkg-config", "unshare") if not shutil.which(tool)]
-        if missing:
-            print(f"skipped: {', '.join(missing)} is missing")
-            sys.exit(77)
-        if os.geteuid() != 0:
-            MACHINE.append("--map-root-user")
-        if subprocess.run([*MACHINE, "true"], stderr=subprocess.DEVNULL).returncode != 0:
-            print("skipped: this process may not make namespaces")
-            sys.exit(1 if os.environ.get("GPU_SLEEP_REQUIRE_RIGHTS") == "1" else 77)
-        os.environ[INSIDE] = "1"
-        os.execvp(MACHINE[0], [*MACHINE, sys.executable, *sys.argv])
+    own_machine.enter("c++", "curl", "pkg-config", kept=(TREE, BUILD))
     make_machine()
     del sys.argv[1:3]
     unittest.main()

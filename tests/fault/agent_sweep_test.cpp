@@ -9,11 +9,6 @@
 #include "support/simulated_driver/testing.hpp"
 #include "support/sweep.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <optional>
-
 using namespace gpu_sleep::sim::testing;
 using namespace gpu_sleep::test;
 

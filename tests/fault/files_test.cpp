@@ -8,19 +8,6 @@
 #include "support/engine_fixture.hpp"
 #include "support/failing_call.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
-
-#include <sys/syscall.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstddef>
-#include <filesystem>
-#include <set>
-#include <string>
-#include <system_error>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

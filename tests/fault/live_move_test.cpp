@@ -4,14 +4,9 @@
 // is freed there, and the failure of every driver call.
 
 #include "sleep/live_move.hpp"
-#include "store/host_account.hpp"
+#include "store/host_budget.hpp"
 #include "support/engine_fixture.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
-
-#include <functional>
-#include <limits>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -217,14 +212,14 @@ TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it m
         if (!report.notes.empty()) CHECK(report.notes[0].find(note) != std::string::npos);
         return woken;
     };
-    store::HostAccount::own().limit(0);
+    store::HostBudget::own().limit(0);
     CHECK(wake(true, 0, "it would fail"));
     CHECK(wake(false, 0, "").error().code == ErrorCode::out_of_host_memory);
     CHECK(fixture.state() == State::asleep);
     CHECK(wake(true, model::k_all_bytes, "all memory wakes on the GPU"));
     CHECK(fixture.state() == State::asleep);
     CHECK(wake(false, model::k_all_bytes, "all memory wakes on the GPU"));
-    store::HostAccount::own().limit({});
+    store::HostBudget::own().limit({});
     CHECK(fixture.state() == State::partial);
     CHECK(host_backed(fixture) == 0);
     REQUIRE(fixture.wake());
@@ -265,10 +260,10 @@ TEST_CASE("Live: what is in host memory from the start sleeps there", "[live]") 
     CHECK(sim_live_objects().mapped_bytes == awake.mapped_bytes - weights);
     CHECK(sim_live_objects().reservations == awake.reservations);
     SECTION("a wake maps it, and takes no more host memory") {
-        store::HostAccount::own().limit(0);
+        store::HostBudget::own().limit(0);
         report = {};
         REQUIRE(fixture.wake(tags({"weights"}), &report));
-        store::HostAccount::own().limit({});
+        store::HostBudget::own().limit({});
         CHECK(report.devices.at(0).kept > 0);
         CHECK(report.devices.at(0).dropped == 0);
         CHECK(in_place(fixture) == 0);

@@ -6,17 +6,7 @@
 
 #include "fault/moving.hpp"
 #include "support/failing_call.hpp"
-#include "support/sanitized.hpp"
-#include "support/skip.hpp"
 #include "support/sweep.hpp"
-
-#include <sys/syscall.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <random>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -6,9 +6,6 @@
 
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
-
-#include <algorithm>
 
 namespace gpu_sleep::test {
 

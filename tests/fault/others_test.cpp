@@ -4,7 +4,6 @@
 // the asker has gone, with every driver call that follows failing in turn.
 
 #include "support/engine_fixture.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
 using namespace gpu_sleep;

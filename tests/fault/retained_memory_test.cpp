@@ -5,14 +5,8 @@
 
 #include "fault/retaining.hpp"
 #include "support/sanitized.hpp"
-#include "support/skip.hpp"
 
 #include <sys/resource.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <limits>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -126,7 +120,9 @@ TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the n
 
 TEST_CASE("Retained: no more than the host has room for, when it wakes and afterwards", "[retained]") {
     auto options = retaining();
-    options.room_for_retained = [] { return g_room; };
+    const auto headroom = [] { return store::Headroom{g_room + store::HostBudget::k_left_available, ""}; };
+    store::HostBudget budget({.directory = {}, .headroom = headroom, .pressure = [] { return 0U; }});
+    options.budget = &budget;
     EngineFixture fixture(options);
     fixture.add(0, "weights", 4 * k_mib);
     fixture.add(0, "kv_cache", 4 * k_mib);
@@ -139,12 +135,12 @@ TEST_CASE("Retained: no more than the host has room for, when it wakes and after
     REQUIRE(fixture.sleep(level(1)));
     wake(fixture);
     CHECK(fixture.retained_bytes() == 8 * k_mib);
-    CHECK(contents.trim_retained(contents.options().room_for_retained()) == 0);
+    CHECK(contents.trim_retained(budget.room_to_retain()) == 0);
     g_room = 5 * k_mib;
-    CHECK(contents.trim_retained(contents.options().room_for_retained()) == 4 * k_mib);
+    CHECK(contents.trim_retained(budget.room_to_retain()) == 4 * k_mib);
     CHECK(fixture.retained_bytes() == 4 * k_mib);
     g_room = 0;
-    CHECK(contents.trim_retained(contents.options().room_for_retained()) == 4 * k_mib);
+    CHECK(contents.trim_retained(budget.room_to_retain()) == 4 * k_mib);
     CHECK(fixture.retained_bytes() == 0);
     CHECK(sleep_at(fixture).copied == 8 * k_mib);
     wake(fixture);
@@ -152,12 +148,12 @@ TEST_CASE("Retained: no more than the host has room for, when it wakes and after
 }
 
 TEST_CASE("Retained: what the host has room for is nothing where that cannot be told", "[retained]") {
-    CHECK(contents::room_for_retained() < std::numeric_limits<Bytes>::max() / 2);
+    CHECK(store::HostBudget::own().room_to_retain() < std::numeric_limits<Bytes>::max() / 2);
     struct rlimit before {};
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
     const struct rlimit none { 0, before.rlim_max };
     REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-    const auto room = contents::room_for_retained();
+    const auto room = store::HostBudget::own().room_to_retain();
     REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
     CHECK(room == 0);
 }

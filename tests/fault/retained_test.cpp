@@ -4,16 +4,7 @@
 // retained past a wake, and what may happen to the ranges meanwhile.
 
 #include "fault/retaining.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
-
-#include <algorithm>
-#include <array>
-#include <filesystem>
-#include <random>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -6,7 +6,6 @@
 
 #include "support/engine_fixture.hpp"
 
-#include <limits>
 #include <ostream>
 
 namespace gpu_sleep::test {

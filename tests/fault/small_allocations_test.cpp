@@ -4,9 +4,6 @@
 
 #include "support/engine_fixture.hpp"
 
-#include <string>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;

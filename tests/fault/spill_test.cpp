@@ -6,13 +6,7 @@
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
-
-#include <filesystem>
-#include <limits>
-#include <map>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -29,7 +23,7 @@ Bytes g_space = 0; ///< of the host
 
 /// Three tags on two devices: big of 8 MiB, less a block of zeros, middle of 4, small of 2 on the other.
 struct Short {
-    explicit Short(Bytes retained = 0) : fixture(options(retained)) {
+    explicit Short(Bytes retained = 0) : fixture(options(retained, budget)) {
         fixture.add(0, "big", 4 * k_mib);
         fixture.fill(0, {k_mib, k_mib}, 0);
         fixture.add(0, "big", 4 * k_mib);
@@ -38,18 +32,20 @@ struct Short {
         request.spill = true;
         request.directory = scratch.file("sleep");
     }
-    static sleep::Transactions::Options options(Bytes retained) {
+    static sleep::Transactions::Options options(Bytes retained, store::HostBudget& budget) {
         sleep::Transactions::Options options{2, 0};
         options.staging = 0; // so that nothing is left for it
         options.retained = retained;
-        options.room_for_retained = [] { return std::numeric_limits<Bytes>::max(); };
-        options.room_for_contents = [](Bytes) { return g_space; };
+        options.budget = &budget;
         return options;
     }
     [[nodiscard]] Result<void> sleep(Spill spill = Spill::rest, model::Report* report = nullptr) {
         model::Report own;
+        static_cast<void>(fixture.engine().contents().reap());
+        budget.limit(fixture.host_bytes() + g_space);
         auto done =
             fixture.engine().sleep(request, fixture.control(), report ? *report : own, Scope::all, spill);
+        budget.limit({});
         static_cast<void>(fixture.engine().contents().reap());
         return done;
     }
@@ -68,6 +64,12 @@ struct Short {
     [[nodiscard]] std::size_t files() const { return files_in(request.directory).size(); }
 
     Scratch scratch;
+    store::HostBudget budget{{.directory = {},
+                              .headroom =
+                                  [] {
+                                      return store::Headroom{Bytes{1} << 50, ""};
+                                  },
+                              .pressure = [] { return 0U; }}};
     EngineFixture fixture;
     model::SleepRequest request = level(1);
 };

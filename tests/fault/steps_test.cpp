@@ -7,17 +7,11 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
+#include "lifecycle/transitions.hpp"
 #include "operations/operations.hpp"
-#include "support/catch.hpp"
 #include "support/result_printing.hpp"
 #include "support/sweep.hpp"
 #include "support/weights.hpp"
-
-#include <algorithm>
-#include <limits>
-#include <set>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::agent;
@@ -28,6 +22,7 @@ using server::Asker;
 namespace {
 
 constexpr Bytes k_bytes = 3 * k_mib;
+constexpr int k_callbacks = 2;
 
 /// The one process: it has memory under two tags, and callbacks that must come in pairs.
 class Program {
@@ -54,12 +49,21 @@ public:
         }
         check_is_over();
     }
+    /// Its work waits, and callbacks that were told of more have heard that it did not come.
+    void check_paused() {
+        CHECK(operations_.status.state() == State::paused);
+        CHECK_FALSE(gate::Gate::is_open());
+        CHECK(prepared_ == resumed_);
+        check_is_over();
+    }
     void check_asleep() {
         CHECK(operations_.status.state() == State::asleep);
         CHECK_FALSE(gate::Gate::is_open());
-        CHECK(prepared_ == resumed_ + 1);
+        CHECK(prepared_ == resumed_ + k_callbacks);
         check_is_over();
     }
+    /// How often callbacks were told of a sleep.
+    [[nodiscard]] static int sleeps_told() { return prepared_; }
     [[nodiscard]] operations::Operations& operations() { return operations_; }
     /// The names of the steps of the last operation.
     [[nodiscard]] static std::vector<std::string> steps() {
@@ -94,9 +98,10 @@ private:
             fill_without_zeros(contents_.emplace_back(k_bytes), addresses_.size());
             REQUIRE(cuMemcpyHtoD(*address, contents_.back().data(), k_bytes) == CUDA_SUCCESS);
         }
-        operations_.callbacks.add([](const gpu_sleep_event*, void*) { return ++prepared_, 0; },
-                                  [](const gpu_sleep_event*, void*) { return ++resumed_, 0; }, nullptr,
-                                  Milliseconds(10'000));
+        for (int i = 0; i < k_callbacks; ++i)
+            operations_.callbacks.add([](const gpu_sleep_event*, void*) { return ++prepared_, 0; },
+                                      [](const gpu_sleep_event*, void*) { return ++resumed_, 0; }, nullptr,
+                                      Milliseconds(10'000));
     }
     void check_is_over() {
         operations_.turnstile.hold(false); // which waits for an operation that has the turn
@@ -201,7 +206,13 @@ std::vector<Refusal> refusals() {
              request.level = model::Level::pause;
              request.tags = {"weights"};
          })},
+        {"ask whether it may sleep", ErrorCode::inhibited,
+         sleep([](auto& request) { request.level = model::Level::pause; }),
+         [](auto& its) { its.inhibitors.add(); }, [](auto& its) { CHECK(its.inhibitors.remove()); }},
         {"wait for other operations", ErrorCode::timed_out, sleep([](auto&) {}),
+         [](auto& its) { its.turnstile.hold(false); }, [](auto& its) { CHECK(its.turnstile.resume()); }},
+        {"wait for other operations", ErrorCode::timed_out,
+         sleep([](auto& request) { request.level = model::Level::pause; }),
          [](auto& its) { its.turnstile.hold(false); }, [](auto& its) { CHECK(its.turnstile.resume()); }},
         {"look whether it can sleep deeply", ErrorCode::driver_failed,
          sleep([](auto& request) { request.deep = true; })},
@@ -243,7 +254,7 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
             program.check_awake();
             REQUIRE(program.run(pause));
         }
-        CHECK(program.operations().status.state() == State::paused);
+        program.check_paused();
         REQUIRE(program.run(wake_request()));
         program.check_awake();
     }));
@@ -251,6 +262,32 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
     // A step belongs here only if nothing can end a sleep in it; the last, if no process outside is there.
     CHECK(never(steps, ends) == std::vector<std::string>{"sleep", "say how touches are met",
                                                          "settle the gate", "have the driver take the rest"});
+}
+
+TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them leaves it paused",
+          "[steps]") {
+    if (is_sanitized()) return; // a sanitizer sees the same code in the other cases
+    auto& program = Program::instance();
+    const auto pause = sleep_request(model::Level::pause);
+    REQUIRE(program.run(pause));
+    for (const bool wakes : {false, true}) {
+        const auto request = wakes ? server::Operation(wake_request()) : sleep_request();
+        const auto ends = sweep(request, [&](bool has_failed) {
+            if (has_failed) {
+                program.check_paused();
+                REQUIRE(program.run(request));
+            }
+            if (!wakes) {
+                program.check_asleep();
+                REQUIRE(program.run(wake_request()));
+            }
+            program.check_awake();
+            REQUIRE(program.run(pause));
+        });
+        CHECK(ends.size() > 1);
+    }
+    REQUIRE(program.run(wake_request()));
+    program.check_awake();
 }
 
 TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]") {
@@ -275,6 +312,42 @@ TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]")
                                    "bring back what runs from host memory", "give host memory back"});
 }
 
+TEST_CASE("Steps: a pause says nothing of contents that move", "[steps]") {
+    auto& program = Program::instance();
+    std::set<model::Progress::Phase> told;
+    REQUIRE(program.run(sleep_request(model::Level::pause),
+                        [&](const model::Progress& at) { return told.insert(at.phase), true; }));
+    CHECK(told.contains(model::Progress::Phase::drain));
+    CHECK_FALSE(told.contains(model::Progress::Phase::transfer));
+    REQUIRE(program.run(wake_request()));
+    program.check_awake();
+}
+
+TEST_CASE("Transitions: what a wake brought back before it failed goes again with the next deep sleep",
+          "[steps]") {
+    lifecycle::Transitions transitions;
+    const auto bytes_of = [&](server::Operation operation, const model::Report& report) {
+        const auto transition = transitions.count(operation, report, 1);
+        REQUIRE(transition);
+        server::Job job;
+        job.operation = std::move(operation);
+        return transitions.describe(*transition, job, report, "").bytes;
+    };
+    model::Report deep;
+    deep.changed = deep.deep = true;
+    deep.deep_bytes = 500;
+    deep.state = State::asleep;
+    model::Report awake;
+    awake.changed = true;
+    const bool goes_deep_again = GENERATE(true, false);
+    CHECK(bytes_of(sleep_request(), deep) == 500);
+    const model::Failure failure{make_error(ErrorCode::out_of_device_memory, "no room"), State::asleep};
+    REQUIRE(transitions.count(wake_request(), failure, 1)); // the gate is not deep
+    if (goes_deep_again) CHECK(bytes_of(sleep_request(), deep) == 500);
+    CHECK(bytes_of(wake_request(), awake) == 500);
+    CHECK(bytes_of(sleep_request(), deep) == 500);
+}
+
 TEST_CASE("Steps: what a process refuses, at which step and with what error", "[steps]") {
     auto& program = Program::instance();
     for (const auto& row : refusals()) {
@@ -297,4 +370,31 @@ TEST_CASE("Steps: what a process refuses, at which step and with what error", "[
             program.check_awake();
         }
     }
+}
+
+TEST_CASE("Steps: a dry run changes nothing and tells no callback, and who was woken just now is left alone",
+          "[steps]") {
+    auto& program = Program::instance();
+    const auto told = Program::sleeps_told();
+    auto request = sleep_request();
+    request.joint = false;
+    request.dry_run = true;
+    const auto rehearsed = program.run(request);
+    REQUIRE(rehearsed);
+    CHECK(rehearsed->devices.at(0).released >= 2 * k_bytes);
+    request.dry_run = false;
+    REQUIRE(program.run(sleep_request()));
+    model::WakeRequest dry_wake;
+    dry_wake.dry_run = true;
+    REQUIRE(program.run(dry_wake));
+    program.check_asleep();
+    REQUIRE(program.run(wake_request()));
+    CHECK(Program::sleeps_told() == told + k_callbacks);
+    request.min_awake = Milliseconds(600'000);
+    const auto early = program.run(request);
+    REQUIRE(early);
+    CHECK_FALSE(early->changed);
+    REQUIRE_FALSE(early->notes.empty());
+    CHECK(early->notes.front().find("it was woken") == 0);
+    program.check_awake();
 }

@@ -6,14 +6,7 @@
 
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
-
-#include <algorithm>
-#include <array>
-#include <filesystem>
-#include <string_view>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -3,10 +3,7 @@
 // Sleeping and waking over the simulated driver: what is kept, what is dropped, what is noticed.
 
 #include "support/engine_fixture.hpp"
-#include "support/scratch.hpp"
 
-#include <algorithm>
-#include <filesystem>
 #include <tuple>
 
 using namespace gpu_sleep;
@@ -254,7 +251,8 @@ TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[tr
 
 TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") {
     sleep::Transactions::Options options;
-    options.host_reserve = std::uint64_t{1} << 50; // so much must stay free
+    store::HostBudget budget({.directory = {}, .reserve = Bytes{1} << 50}); // so much must stay free
+    options.budget = &budget;
     EngineFixture fixture(options);
     fixture.add(0, "weights", 3 * k_mib);
     auto request = level(1);

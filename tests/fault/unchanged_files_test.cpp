@@ -6,15 +6,9 @@
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
 
-#include <sys/stat.h>
 #include <utime.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -152,6 +146,32 @@ TEST_CASE("Unchanged files: one that is not as it was left is not used, but left
     woken.wake();
     CHECK(woken.sleep() == 0);
     woken.wake();
+}
+
+TEST_CASE("Unchanged files: they are used where their directory has another path by now", "[unchanged]") {
+    Woken woken;
+    const auto away = woken.scratch.file("away");
+    fs::rename(woken.request.directory, away);
+    woken.request.directory = away;
+    CHECK(woken.sleep() == 0);
+    CHECK(woken.files() == files_in(away));
+    woken.wake();
+    CHECK(woken.sleep() == 0);
+    woken.wake();
+}
+
+TEST_CASE("Unchanged files: a batch says what it takes before it has begun, and afterwards", "[unchanged]") {
+    Woken woken;
+    auto& contents = woken.fixture.engine().contents();
+    std::vector<std::string> notes;
+    const auto options = contents.open(woken.request, notes);
+    REQUIRE(options);
+    const auto batch = contents.make_batch({0, "weights"}, Store::file, *options);
+    static_cast<void>(batch->add(1, {k_mib, k_mib}));
+    const auto needs = batch->needs();
+    REQUIRE(needs);
+    REQUIRE(batch->begin());
+    CHECK(*batch->needs() == *needs);
 }
 
 TEST_CASE("Unchanged files: they are not used where another directory, or copying, is asked for",

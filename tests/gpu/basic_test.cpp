@@ -4,8 +4,6 @@
 
 #include "support/gpu.hpp"
 
-#include <algorithm>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -6,15 +6,7 @@
 #include "driver/device_session.hpp"
 #include "driver/fingerprint_key.hpp"
 
-#include "support/catch.hpp"
 #include "support/driver_testing.hpp"
-
-#include <cuda.h>
-
-#include <algorithm>
-#include <array>
-#include <memory>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::driver;

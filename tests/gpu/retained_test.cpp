@@ -7,10 +7,7 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <memory>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -5,9 +5,6 @@
 
 #include "support/driver_kernels.hpp"
 #include "support/gpu.hpp"
-#include "support/skip.hpp"
-
-#include <array>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

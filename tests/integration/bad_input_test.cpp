@@ -4,13 +4,6 @@
 
 #include "peer.hpp"
 #include "protocol/messages.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-
-#include <csignal>
-#include <cstring>
-#include <filesystem>
-#include <span>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -108,45 +101,6 @@ TEST_CASE("Bad input: a command that is killed while contents are copied leaves 
     host.tell("delay cuMemcpyDtoHAsync 500000");
     start_and_kill(host, "gpu-sleep", Milliseconds(150));
     host.tell("delay cuMemcpyDtoHAsync 0");
-    host.check_unharmed();
-}
-
-TEST_CASE("Bad input: a command that is killed at any time leaves the process wholly awake or asleep",
-          "[bad_input]") {
-    Host host;
-    allocate_tags(host);
-    for (const auto* name :
-         {"cuMemcpyDtoHAsync", "cuMemUnmap", "cuMemRelease", "cuMemCreate", "cuMemcpyHtoDAsync"})
-        host.tell(fmt::format("delay {} 10000", name));
-    for (int i = 0; i < 12; ++i) {
-        start_and_kill(host, i % 2 == 0 ? "gpu-sleep" : "gpu-wake", Milliseconds(25 * i));
-        const auto state = host.state(); // waits for what is under way
-        CHECK((state == "awake" || state == "asleep"));
-        REQUIRE(host.command(i % 2 == 0 ? "gpu-sleep" : "gpu-wake").status == 0);
-    }
-    CHECK(host.tell("check_all") == "intact");
-}
-
-TEST_CASE("Bad input: a command that is killed while the program is asked leaves it awake", "[bad_input]") {
-    Host host;
-    allocate_tags(host);
-    constexpr Milliseconds k_soon{100};
-    SECTION("held back") {
-        host.tell("hold");
-        start_and_kill(host, "gpu-sleep", k_soon);
-        pause_for(Milliseconds(300)); // the agent looks ten times a second whether somebody still waits
-        host.tell("resume");
-    }
-    SECTION("a long kernel") {
-        host.tell("spin 700");
-        start_and_kill(host, "gpu-sleep", k_soon);
-    }
-    SECTION("a callback") {
-        host.tell("callback linger");
-        start_and_kill(host, "gpu-sleep", k_soon);
-        host.tell("let_go");
-        host.tell("callback none");
-    }
     host.check_unharmed();
 }
 

@@ -4,16 +4,9 @@
 
 #include "empty_tmp.hpp"
 #include "place.hpp"
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <memory>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -4,11 +4,6 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
-
-#include <unistd.h>
-
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

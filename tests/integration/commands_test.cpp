@@ -4,18 +4,8 @@
 
 #include "base/text.hpp"
 #include "stage.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <fmt/format.h>
-
-#include <filesystem>
-#include <memory>
-#include <sstream>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -103,27 +93,6 @@ TEST_CASE("Commands: at a terminal, who would drop what is not refillable is ask
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Commands: tags sleep and wake on their own", "[quick][commands]") {
-    Host host;
-    allocate_three_tags(host);
-    REQUIRE(host.command("gpu-sleep", {"--tags", "kv_cache", "--level", "2"}).status == 0);
-    CHECK(host.state() == "partial");
-    CHECK(host.tell("check 0") == "intact");
-    REQUIRE(host.command("gpu-sleep", {"--tags", "weights"}).status == 0);
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    CHECK(host.state() == "asleep");
-    REQUIRE(host.command("gpu-wake", {"--tags", "weights,default"}).status == 0);
-    CHECK(host.state() == "partial");
-    CHECK(host.tell("check 0") == "intact");
-    CHECK(host.tell("check 3") == "intact");
-    const auto unknown = host.command("gpu-wake", {"--tags", "weights,wieghts", "--json"});
-    CHECK(unknown.status == 2);
-    CHECK(unknown.json("/processes/0/error/code") == "unknown_tag");
-    CHECK(host.state() == "partial");
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.tell("check 1") == "zero");
-}
-
 TEST_CASE("Commands: an order wakes one tag after another, then the rest, in one report", "[commands]") {
     Host host;
     for (const auto* tag : {"weights", "kv_cache", "lora"}) host.tell(fmt::format("alloc {} 4194304 0", tag));
@@ -153,42 +122,7 @@ TEST_CASE("Commands: an order wakes one tag after another, then the rest, in one
     CHECK(host.tell("check_all") == "intact");
 }
 
-TEST_CASE("Commands: --dry-run changes nothing and calls nobody", "[commands]") {
-    Host host;
-    allocate_three_tags(host);
-    host.tell("callback obey");
-    const auto slept =
-        host.command("gpu-sleep", {"--dry-run", "--level", "2", "--keep", "weights", "--json"});
-    REQUIRE(slept.status == 0);
-    CHECK(slept.json("/processes/0/report/dry_run") == "true");
-    CHECK(slept.json("/processes/0/report/devices/0/kept_bytes") == "6291456");
-    CHECK(slept.json("/processes/0/report/devices/0/dropped_bytes") == "6291456");
-    CHECK(slept.json("/processes/0/report/dropped_without_refill/0") != "none");
-    CHECK(slept.json("/processes/0/report/devices/0/total_bytes") != "0");
-    CHECK(host.state() == "awake");
-    CHECK(host.tell("calls").substr(0, 3) == "0 0");
-    CHECK(host.tell("check_all") == "intact");
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    CHECK(
-        host.command("gpu-wake", {"--dry-run", "--json"}).json("/processes/0/report/devices/0/total_bytes") !=
-        "0");
-    CHECK(host.state() == "asleep");
-}
-
-TEST_CASE("Commands: a process is found by its name", "[quick][commands]") {
-    const auto name = "gpu-sleep-test-" + std::to_string(::getpid());
-    Host host({"GPU_SLEEP_NAME=" + name});
-    host.tell("alloc weights 4096 0");
-    const auto slept = run({{command_file("gpu-sleep"), name, "--json"}});
-    REQUIRE(slept.status == 0);
-    CHECK(slept.json("/processes/0/pid") == std::to_string(host.pid()));
-    CHECK(slept.json("/processes/0/name") == name);
-    host.tell("name " + name + "-new");
-    CHECK(run({{command_file("gpu-wake"), name}}).status == 3);
-    CHECK(run({{command_file("gpu-wake"), name + "-new"}}).status == 0);
-}
-
-TEST_CASE("Commands: a process is found by its program's name, if it is the only one", "[commands]") {
+TEST_CASE("Commands: a process is found by its program's name, if it is the only one", "[quick][commands]") {
     const Scratch scratch;
     const auto program = scratch.file("gpu-sleep-test-" + std::to_string(::getpid()));
     const auto name = std::filesystem::path(program).filename().string();

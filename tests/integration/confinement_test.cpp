@@ -4,18 +4,9 @@
 
 #include "empty_tmp.hpp"
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
 #include "support/other_user.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <filesystem>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

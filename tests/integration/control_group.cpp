@@ -4,16 +4,10 @@
 
 #include "control_group.hpp"
 
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/process.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <fstream>
-#include <string_view>
-#include <system_error>
 
 namespace gpu_sleep::test {
 

@@ -9,10 +9,6 @@
 
 #include <sys/types.h>
 
-#include <cstddef>
-#include <filesystem>
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// Made empty, version 1 or 2; what is still in it goes back to the parent group at the end.

@@ -6,17 +6,8 @@
 #include "empty_tmp.hpp"
 #include "peer.hpp"
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
 
 #include <sys/resource.h>
-
-#include <filesystem>
-#include <sstream>
-#include <string>
-#include <system_error>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -4,11 +4,8 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
 
 #include <nlohmann/json.hpp>
-
-#include <csignal>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

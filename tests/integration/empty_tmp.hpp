@@ -4,10 +4,8 @@
 
 #pragma once
 
+#include "support/catch.hpp"
 #include "support/process.hpp"
-#include "support/skip.hpp"
-
-#include <string>
 
 namespace gpu_sleep::test {
 

@@ -3,15 +3,9 @@
 // Finding a process by its pid alone: whatever became of its socket, wherever it runs, whoever forked it.
 
 #include "empty_tmp.hpp"
-#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include "base/process.hpp"
-#include "support/skip.hpp"
-
-#include <csignal>
-#include <filesystem>
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

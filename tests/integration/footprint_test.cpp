@@ -6,16 +6,9 @@
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/host.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
-#include <fcntl.h>
-
-#include <filesystem>
-#include <map>
 #include <regex>
-#include <set>
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -3,16 +3,11 @@
 // The history that agents record and gpu-ps --history shows.
 
 #include "empty_tmp.hpp"
-#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/other_user.hpp"
 #include "support/printed.hpp"
-#include "support/scratch.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <filesystem>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

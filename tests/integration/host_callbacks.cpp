@@ -35,8 +35,7 @@ Result<std::string> HostCallbacks::install(std::istream& words) {
         }));
         return std::string();
     }
-    const int pairs = kind == "none" ? 0 : kind == "twice" ? 2 : 1;
-    for (int i = 0; i < pairs; ++i)
+    if (kind != "none")
         GPU_SLEEP_TRY(checked(
             gpu_sleep_add_callback(before_sleep, after_wake, this, deadline_ms, &ids_.emplace_back())));
     return std::string();

@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <istream>
 #include <mutex>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::test {
@@ -22,7 +21,6 @@ public:
     ///   none      no callbacks at all
     ///   obey      both return 0
     ///   linger    before a sleep: returns after let_go(), at the latest after a minute
-    ///   twice     the same, registered twice
     ///   touch     before a sleep: gives the GPU work
     ///   named     by name: abort, reset_prefix_cache (replies what it was told), broken, linger
     [[nodiscard]] Result<std::string> install(std::istream& words);

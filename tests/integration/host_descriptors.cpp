@@ -16,10 +16,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <ios>
-#include <iostream>
-#include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace gpu_sleep::test {

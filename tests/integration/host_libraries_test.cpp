@@ -3,12 +3,7 @@
 // Libraries of programs that use the driver late, early, or apart: no program is harmed by the agent.
 
 #include "routine.hpp"
-#include "support/catch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
-
-#include <filesystem>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

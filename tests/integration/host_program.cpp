@@ -8,9 +8,7 @@
 #include "host_collective.hpp"
 #include "host_confinement.hpp"
 #include "host_descriptors.hpp"
-#include "host_gpu.hpp"
 #include "host_reads.hpp"
-#include "support/commanded.hpp"
 #include "support/simulated_driver/control.h"
 
 #include <fcntl.h>
@@ -25,10 +23,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <deque>
-#include <map>
 #include <thread>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 namespace {

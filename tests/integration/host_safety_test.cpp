@@ -4,11 +4,7 @@
 // safety/. Libraries of theirs are in host_libraries_test.cpp.
 
 #include "routine.hpp"
-#include "support/catch.hpp"
 #include "support/shared_devices.hpp"
-
-#include <algorithm>
-#include <csignal>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -3,14 +3,6 @@
 // Processes with a timer of their own (gpu-run --idle): nobody asks for their sleeps.
 
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
-
-#include <algorithm>
-#include <filesystem>
-#include <limits>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -99,19 +91,6 @@ TEST_CASE("Idle timer: of its own time and that of a policy the shorter one deci
         return host.state() == "asleep";
     }));
     CHECK(was_policy != own_is_shorter);
-}
-
-TEST_CASE("Idle timer: who works stays awake", "[idle_timer]") {
-    LoadedHost host(timed());
-    double longest = 0; // between two pieces of work: a busy machine may stop this test
-    auto last = Clock::now();
-    for (const auto end = Clock::now() + Milliseconds(4'000); Clock::now() < end;
-         pause_for(Milliseconds(100))) {
-        host.tell("spin 1");
-        longest = std::max(longest, seconds_since(last));
-        last = Clock::now();
-    }
-    if (longest < k_after) CHECK(host.report("woken_bytes") == "0");
 }
 
 TEST_CASE("Idle timer: it heeds inhibitors, and sleeps when they end", "[idle_timer]") {

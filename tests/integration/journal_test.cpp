@@ -2,10 +2,8 @@
 // Copyright the gpu-sleep authors.
 // What the agent writes to the journal.
 
-#include "support/catch.hpp"
 #include "support/fake_journal.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

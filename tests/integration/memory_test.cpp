@@ -4,16 +4,9 @@
 // host.
 
 #include "control_group.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
-#include "support/skip.hpp"
 
 #include <fmt/ranges.h>
-
-#include <fstream>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

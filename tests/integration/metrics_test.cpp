@@ -2,24 +2,12 @@
 // Copyright the gpu-sleep authors.
 // The counts that a process keeps of its transitions, and the metrics that gpu-ps writes for Prometheus.
 
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
 
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-
-#include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

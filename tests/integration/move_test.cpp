@@ -4,12 +4,6 @@
 // they are interrupted or killed, and what is left of a process that is.
 
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-
-#include <chrono>
-#include <cstdlib>
-#include <random>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -5,14 +5,8 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
 
-#include <algorithm>
-#include <filesystem>
-#include <map>
 #include <regex>
-#include <set>
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

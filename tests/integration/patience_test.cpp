@@ -4,23 +4,12 @@
 // return, and behind it.
 
 #include "stage.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/skip.hpp"
-
-#include <unistd.h>
-
-#include <csignal>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
 
 namespace {
-
-constexpr int k_not_known = 9;
-/// What a command that is to end in seconds may take on a loaded machine; it could take minutes.
-constexpr Milliseconds k_seconds{25'000};
 
 std::string unique_name() {
     return "gpu-sleep-test-" + std::to_string(::getpid());
@@ -90,22 +79,6 @@ TEST_CASE("Patience: --timeout is for copying too, and nothing is changed when i
     host.check_unharmed();
 }
 
-TEST_CASE("Patience: a process that is stopped is given up within its time, and is left as it was",
-          "[patience]") {
-    Host host;
-    allocate_some_tags(host, 6);
-    host.tell("delay cuMemcpyDtoHAsync 300000");
-    auto sleeping = host.start("gpu-sleep", {"--timeout", "2s"});
-    await_request(sleeping);
-    pause_for(500ms);
-    host.process().signal(SIGSTOP);
-    const auto late = sleeping.finish();
-    CHECK(late.status == 4);
-    host.process().signal(SIGCONT);
-    host.tell("delay cuMemcpyDtoHAsync 0");
-    host.check_unharmed();
-}
-
 TEST_CASE("Patience: interrupted before the point of no return, a command changes nothing", "[patience]") {
     Host host;
     allocate_some_tags(host, 6);
@@ -134,47 +107,4 @@ TEST_CASE("Patience: an interruption that is ignored stays so", "[patience]") {
     sleeping.signal(SIGINT);
     CHECK(sleeping.finish().status == 0);
     CHECK(host.state() == "asleep");
-}
-
-TEST_CASE("Patience: interrupted past the point of no return, a command waits and says how it ended",
-          "[patience]") {
-    Host host;
-    allocate_some_tags(host, 2);
-    host.tell("delay cuMemUnmap 2000000");
-    auto sleeping = host.start("gpu-sleep");
-    await_request(sleeping);
-    pause_for(500ms);
-    sleeping.signal(SIGINT);
-    SECTION("asleep") {
-        const auto ended = sleeping.finish();
-        CHECK(ended.status == 0);
-        CHECK_THAT(ended.err, mentions("waiting for it to finish"));
-        CHECK(host.state() == "asleep");
-    }
-    SECTION("or the process ends") {
-        host.kill();
-        CHECK(sleeping.finish().status == 3);
-        return;
-    }
-    host.tell("delay cuMemUnmap 0");
-    CHECK(host.command("gpu-wake").status == 0);
-    host.check_unharmed();
-}
-
-TEST_CASE("Patience: of a process that is stopped past the point of no return nobody says that it is awake",
-          "[patience]") {
-    Host host;
-    allocate_some_tags(host, 2);
-    host.tell("delay cuMemUnmap 2000000");
-    auto sleeping = host.start("gpu-sleep", {"--timeout", "3s", "--json"});
-    await_request(sleeping);
-    pause_for(500ms);
-    host.process().signal(SIGSTOP);
-    const auto ended = sleeping.finish();
-    host.process().signal(SIGCONT);
-    CHECK(ended.status == k_not_known);
-    CHECK(ended.json("/processes/0/error/code") == "outcome_unknown");
-    CHECK(ended.json("/processes/0/state") == "none");
-    CHECK(becomes_true([&] { return host.state() == "asleep"; }));
-    host.wake_whole();
 }

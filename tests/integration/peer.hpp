@@ -13,12 +13,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <array>
-#include <cstddef>
-#include <optional>
-#include <span>
-#include <utility>
-
 namespace gpu_sleep::test {
 
 class Peer {

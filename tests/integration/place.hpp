@@ -6,13 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
-
-#include <algorithm>
-#include <filesystem>
-#include <system_error>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 

@@ -4,21 +4,9 @@
 
 #include "place.hpp"
 #include "stage.hpp"
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <utility>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -80,7 +68,7 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
     host.check_whole();
 }
 
-TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does not move", "[policy]") {
+TEST_CASE("Policy: a sleeper that work waits for does not move", "[policy]") {
     if (!reads_configurations()) return;
     const Place place;
     const Configuration files(
@@ -93,9 +81,6 @@ TEST_CASE("Policy: a sleeper that work waits for, or that refuses sleeps, does n
         CHECK(output.json("/processes/0/report/changed") == "false");
         return output.json("/processes/0/report/notes/0");
     };
-    REQUIRE(host.command("gpu-inhibit").status == 0);
-    CHECK(note() == "sleeps are inhibited");
-    REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
     host.process().send("spin 1"); // which waits
     CHECK(host.waits_at_the_gate());
     CHECK(note() == "it is already asleep"); // the time while work waits does not count
@@ -202,13 +187,8 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
         CHECK(said("acts_now") == "false");
         CHECK(said("reason") == reason);
     };
-    host.tell("hold");
-    says_no("the program holds sleeps back (gpu_sleep_hold)");
-    host.tell("resume");
     REQUIRE(host.command("gpu-inhibit").status == 0);
     says_no("sleeps are inhibited");
-    CHECK_THAT(reclaim_with(home.path(), {"--why", pid}).out,
-               mentions("prevented by: sleeps are inhibited") && !mentions("now: to host memory"));
     REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
     write_file(home.path() / "gpu-sleep.toml",
                fmt::format("[command.the-server]\nidle = \"10ms:file\"\ndirectory = \"{}\"\n",

@@ -4,11 +4,7 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
-
-#include <csignal>
-#include <filesystem>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -34,18 +30,6 @@ TEST_CASE("Program: callbacks are told of each sleep and wake", "[quick][threads
     host.tell("callback none");
     REQUIRE(host.command("gpu-sleep").status == 0);
     CHECK(host.tell("calls").substr(0, 3) == "0 0");
-}
-
-TEST_CASE("Program: all that made ready for a sleep that ran out of time hear that it did not come",
-          "[program]") {
-    Host host;
-    allocate(host);
-    host.tell("callback twice");
-    host.tell("spin 1500");
-    CHECK(host.command("gpu-sleep", {"--timeout", "200ms"}).status == 4);
-    CHECK(host.tell("calls") == "2 2 0 0");
-    host.check_unharmed();
-    CHECK(host.tell("calls") == "4 4 0 0");
 }
 
 TEST_CASE("Program: callbacks do not hear of what is asleep already", "[program]") {

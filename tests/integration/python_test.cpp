@@ -4,15 +4,11 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-
-#include <cstring>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

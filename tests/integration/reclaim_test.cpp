@@ -3,18 +3,13 @@
 // Idleness as the agent sees it, and gpu-reclaim, which puts to sleep what is idle.
 
 #include "empty_tmp.hpp"
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
 #include "support/host.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 #include <fmt/format.h>
 
-#include <cstdlib>
-#include <fstream>
 #include <regex>
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -156,17 +151,6 @@ TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is no longer 
     CHECK(host.state() == "awake");
     CHECK(idle_seconds(host) == 0);
     host.check_whole();
-}
-
-TEST_CASE("Reclaim: who was put to sleep otherwise sleeps on as before", "[reclaim]") {
-    LoadedHost host(captured());
-    become_idle(host);
-    REQUIRE(host.command("gpu-sleep", {"--on-touch", "fail"}).status == 0);
-    CHECK(reclaim(host).json(k_changed) == "false");
-    CHECK(host.report("gate/on_touch") == "fail");
-    const auto woken = Clock::now();
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(idle_seconds(host) < seconds_since(woken)); // who was woken is to be used
 }
 
 TEST_CASE("Reclaim: who works again while it is put to sleep stays awake", "[reclaim]") {

@@ -3,24 +3,10 @@
 // Room on demand: processes that do not fit together take turns, by touches and by commands.
 
 #include "client/gpu_queue.hpp"
-#include "peer.hpp"
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/host.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-
-#include <chrono>
-#include <csignal>
-#include <deque>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -137,24 +123,6 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     second.end_request();
     const auto all = second.host.process().errors();
     CHECK(all.find("to go first") == all.rfind("to go first")); // not in each turn
-}
-
-TEST_CASE("Room: it is the process itself that decides whether it was woken just now", "[room]") {
-    const Machine machine;
-    Model model(machine.model("model"));
-    model.request();
-    model::SleepRequest request;
-    request.min_awake = Milliseconds(600'000);
-    Peer peer(model.host);
-    peer.send(request);
-    auto reply = peer.next();
-    while (reply && std::holds_alternative<model::Progress>(*reply)) reply = peer.next();
-    REQUIRE(reply);
-    const auto& report = std::get<model::Report>(*reply);
-    CHECK_FALSE(report.changed);
-    REQUIRE_FALSE(report.notes.empty());
-    CHECK_THAT(report.notes.front(), mentions("it was woken"));
-    CHECK(model.host.state() == "awake");
 }
 
 TEST_CASE("Room: those who wait have their turns in the order in which they came", "[room]") {

@@ -7,9 +7,6 @@
 #include "support/catch.hpp"
 #include "support/host.hpp"
 
-#include <string>
-#include <utility>
-
 namespace gpu_sleep::test {
 
 inline const Milliseconds k_end_limit{is_sanitized() ? 20'000 : 2'000};

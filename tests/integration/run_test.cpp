@@ -4,22 +4,12 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 #include <spawn.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -223,18 +213,6 @@ TEST_CASE("Run: it is the command that it starts: words, streams and status", "[
     std::ofstream(scratch.file("script")) << "echo \"$0 $1\"\n"; // without #!: the shell's
     REQUIRE(::chmod(scratch.file("script").c_str(), 0755) == 0);
     CHECK(run(gpu_run({scratch.file("script"), "x"})).out == scratch.file("script") + " x\n");
-}
-
-TEST_CASE("Run: a command is found by the name that it was given", "[run]") {
-    Host host(environment_for_others(), {command_file("gpu-run"), "--name", "run-test-host", "--"});
-    host.tell("alloc weights 4194304");
-    const auto listed = run({{command_file("gpu-ps"), "run-test-host", "--json"}});
-    REQUIRE(listed.status == 0);
-    CHECK(listed.json("/processes/0/pid") == std::to_string(host.pid()));
-    CHECK(host.command("gpu-sleep", {"--on-touch", "wake", "--touch-limit", "5s", "--force"}).status == 0);
-    CHECK(host.state() == "asleep");
-    CHECK(run({{command_file("gpu-wake"), "run-test-host"}}).status == 0);
-    CHECK(host.tell("check_all") == "intact");
 }
 
 TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2", "[run]") {

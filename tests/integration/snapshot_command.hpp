@@ -9,12 +9,6 @@
 #include "support/snapshots.hpp"
 
 #include <nlohmann/json.hpp>
-#include <unistd.h>
-
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::test::snapshot_command {
 
@@ -61,7 +55,7 @@ struct Stage {
         contents.add("weights", first);
         contents.add("kv_cache", second);
         contents.description.owner = {::getpid(), *own_start_time()};
-        auto made = store::write_snapshot(opened(directory), contents.description, contents, {});
+        auto made = write_snapshot(opened(directory), contents.description, contents, {});
         REQUIRE(made);
         snapshot.emplace(*std::move(made));
         path = snapshot->file.path();

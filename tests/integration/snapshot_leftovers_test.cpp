@@ -5,12 +5,6 @@
 #include "base/error.hpp"
 #include "snapshot_command.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
-
-#include <sys/stat.h>
-
-#include <cerrno>
-#include <set>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test::snapshot_command;

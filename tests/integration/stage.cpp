@@ -4,12 +4,7 @@
 
 #include "stage.hpp"
 
-#include "support/catch.hpp"
 #include "support/tree.hpp"
-
-#include <sys/stat.h>
-
-#include <filesystem>
 
 namespace gpu_sleep::test {
 

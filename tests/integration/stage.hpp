@@ -4,10 +4,8 @@
 
 #pragma once
 
+#include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
-
-#include <string>
 
 namespace gpu_sleep::test {
 

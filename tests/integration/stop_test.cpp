@@ -4,22 +4,13 @@
 
 #include "base/process.hpp"
 #include "control_group.hpp"
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/host.hpp"
-#include "support/skip.hpp"
 
 #include <fmt/format.h>
 
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -242,6 +233,8 @@ TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on before th
         pause_for(Milliseconds(200));
         CHECK_FALSE(is_stopped(host));
         CHECK(host.report("woken_bytes") == "0");
+        CHECK_THAT(host.process().errors(),
+                   mentions("grace time is too short")); // as when SIGSTOP came between
     }
     host.tell(k_quick);
     check_awake(host);

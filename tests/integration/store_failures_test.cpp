@@ -4,14 +4,9 @@
 // somebody changed or that changed on the way.
 
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/skip.hpp"
 #include "support/small_disk.hpp"
 
 #include <fmt/format.h>
-
-#include <filesystem>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -3,16 +3,8 @@
 // Contents in files when processes share a directory, and when they or commands are killed.
 
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
 
 #include <fmt/format.h>
-
-#include <chrono>
-#include <csignal>
-#include <cstdlib>
-#include <random>
-#include <thread>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -5,23 +5,11 @@
 
 #include "peer.hpp"
 #include "place.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/sanitized.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
 
 #include <fmt/format.h>
 
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <optional>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -4,11 +4,7 @@
 
 #include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
-
-#include <optional>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

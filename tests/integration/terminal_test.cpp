@@ -6,14 +6,8 @@
 #include "support/fake_agent.hpp"
 #include "support/host.hpp"
 #include "support/hostile_text.hpp"
-#include "support/scratch.hpp"
 
 #include <nlohmann/json.hpp>
-
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -4,19 +4,6 @@
 
 #include "peer.hpp"
 #include "protocol/messages.hpp"
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
-
-#include <unistd.h>
-
-#include <algorithm>
-#include <csignal>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <random>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

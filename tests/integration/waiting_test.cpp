@@ -2,14 +2,9 @@
 // Copyright the gpu-sleep authors.
 // A wake that waits for GPU memory: others go past it, it is seen, and it ends with what is true.
 
-#include "support/catch.hpp"
-#include "support/host.hpp"
-#include "support/scratch.hpp"
 #include "support/shared_devices.hpp"
 
 #include <fmt/ranges.h>
-
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

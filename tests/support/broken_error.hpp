@@ -7,12 +7,6 @@
 #include "base/fd.hpp"
 #include "support/catch.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <array>
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// Until the end standard error is a pipe, which blocks those that write. Standard error is not written to

@@ -8,10 +8,6 @@
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
 
-#include <cstdint>
-#include <functional>
-#include <utility>
-
 namespace gpu_sleep::test {
 
 /// Registered until the end. Either function may be empty.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Catch2, whichever generation the system has, and the names that differ between them. Version 2 is one
-// header, version 3 several.
+// Catch2, whichever generation the system has, and the names that differ between them: version 2 is one
+// header, version 3 several. And what most tests need besides: standard headers, once for all of them, what
+// skips a test, and a directory for its files.
 
 #pragma once
 
@@ -15,7 +16,41 @@
 #include <catch2/catch.hpp>
 #endif
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <set>
+#include <span>
+#include <sstream>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 namespace gpu_sleep::test {
 
@@ -37,5 +72,41 @@ inline void skip(const std::string& why) {
     WARN("skipped: " << why);
 #endif
 }
+
+/// Skips a test for want of a right, such as "mount file systems", as skip() does. With
+/// GPU_SLEEP_REQUIRE_RIGHTS=1 the test fails.
+inline void skip_without_right(const std::string& right) {
+    const char* const required = std::getenv("GPU_SLEEP_REQUIRE_RIGHTS");
+    if (required && required == std::string("1")) FAIL("this process may not " << right);
+    skip("this process may not " + right);
+}
+
+/// The one way in which tests get a directory: made empty under `parent`, with mode 0700, and removed with
+/// all that is in it at the end.
+class Scratch {
+public:
+    explicit Scratch(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+        auto name = (parent / "gpu-sleep-test-XXXXXX").string();
+        REQUIRE(::mkdtemp(name.data()) != nullptr);
+        path_ = name;
+    }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    ~Scratch() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+
+    [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+    [[nodiscard]] std::string file(const std::string& name) const { return path_ / name; }
+    /// How many files and directories are in it.
+    [[nodiscard]] std::size_t file_count() const {
+        const auto entries = std::filesystem::directory_iterator(path_);
+        return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+    }
+
+private:
+    std::filesystem::path path_;
+};
 
 } // namespace gpu_sleep::test

@@ -7,11 +7,6 @@
 #include "support/catch.hpp"
 
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
-#include <csignal>
-#include <utility>
 
 namespace gpu_sleep::test {
 

@@ -6,12 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/process.hpp"
-#include "support/scratch.hpp"
-
-#include <sys/stat.h>
-
-#include <fstream>
-#include <string>
 
 namespace gpu_sleep::test {
 

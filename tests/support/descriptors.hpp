@@ -7,17 +7,7 @@
 #include "base/fd.hpp"
 #include "support/catch.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <string>
-#include <system_error>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 

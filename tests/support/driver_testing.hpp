@@ -12,12 +12,6 @@
 #include <cuda.h>
 #include <sys/mman.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <random>
-#include <span>
-#include <vector>
-
 namespace gpu_sleep::driver_testing {
 
 inline constexpr std::size_t k_granularity = std::size_t{2} << 20;

@@ -8,20 +8,12 @@
 #include "driver/context.hpp"
 #include "memory/heap.hpp"
 #include "sleep/transactions.hpp"
-#include "support/catch.hpp"
 #include "support/result_printing.hpp"
 #include "support/simulated_driver/control.h"
 #include "support/weights.hpp"
 
 #include <cuda.h>
 #include <malloc.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <limits>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 

@@ -9,10 +9,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <array>
-#include <cstring>
-#include <optional>
-
 namespace gpu_sleep::test {
 namespace {
 

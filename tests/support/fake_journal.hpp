@@ -10,14 +10,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <map>
-#include <optional>
-#include <string>
-#include <utility>
-
 namespace gpu_sleep::test {
 
 /// Fields of an entry by their names.

@@ -7,10 +7,7 @@
 #include "store/host_arena.hpp"
 #include "support/mapping.hpp"
 
-#include <cstddef>
 #include <mutex>
-#include <span>
-#include <vector>
 
 namespace gpu_sleep::test {
 

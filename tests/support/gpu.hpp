@@ -11,14 +11,6 @@
 #include "support/process.hpp"
 
 #include <cuda.h>
-#include <unistd.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <random>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 

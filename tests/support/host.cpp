@@ -8,13 +8,8 @@
 #include "support/catch.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <cstdlib>
 #include <exception>
-#include <filesystem>
-#include <system_error>
 
 namespace gpu_sleep::test {
 

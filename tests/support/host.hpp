@@ -7,8 +7,6 @@
 #include "support/process.hpp"
 #include "support/sanitized.hpp"
 
-#include <string_view>
-
 namespace gpu_sleep::test {
 
 using Arguments = std::vector<std::string>;

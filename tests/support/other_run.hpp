@@ -9,9 +9,6 @@
 #include "support/process.hpp"
 
 #include <iostream>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::driver_testing {
 

@@ -9,7 +9,6 @@
 #include <grp.h>
 #include <sys/types.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 namespace gpu_sleep::test {
 

@@ -4,12 +4,9 @@
 
 #pragma once
 
-#include "support/scratch.hpp"
+#include "support/catch.hpp"
 
 #include <sys/mount.h>
-#include <sys/stat.h>
-
-#include <filesystem>
 
 namespace gpu_sleep::test {
 

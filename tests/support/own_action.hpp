@@ -4,13 +4,9 @@
 
 #pragma once
 
-#include "support/catch.hpp"
 #include "support/driver_testing.hpp"
 
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
 
 namespace gpu_sleep::driver_testing {
 

@@ -4,8 +4,6 @@
 
 #include "support/proc_tree.hpp"
 
-#include <fstream>
-
 namespace gpu_sleep::test {
 
 namespace fs = std::filesystem;

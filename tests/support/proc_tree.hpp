@@ -4,14 +4,9 @@
 
 #pragma once
 
-#include "support/scratch.hpp"
+#include "support/catch.hpp"
 
 #include <sys/types.h>
-#include <unistd.h>
-
-#include <cstdint>
-#include <filesystem>
-#include <string>
 
 namespace gpu_sleep::test {
 

@@ -13,7 +13,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>

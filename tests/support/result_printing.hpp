@@ -7,8 +7,6 @@
 #include "base/error.hpp"
 #include "support/catch.hpp"
 
-#include <string>
-
 namespace Catch {
 
 template <class T>

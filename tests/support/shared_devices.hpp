@@ -4,13 +4,8 @@
 
 #pragma once
 
+#include "support/catch.hpp"
 #include "support/host.hpp"
-#include "support/scratch.hpp"
-
-#include <cstdint>
-#include <fstream>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::test {
 

@@ -4,22 +4,11 @@
 
 #pragma once
 
+#include "base/guard.hpp"
 #include "store/snapshot_reader.hpp"
 #include "store/snapshot_writer.hpp"
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 #include "support/weights.hpp"
-
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <deque>
-#include <filesystem>
-#include <fstream>
-#include <mutex>
-#include <set>
-#include <string>
 
 namespace gpu_sleep::test {
 
@@ -107,9 +96,29 @@ public:
     }
 };
 
+struct WriteOptions : store::CodingOptions, store::SnapshotWriteOptions {};
+
+/// Writes what `source` has of `description` to a new file in `directory`.
+[[nodiscard]] inline Result<store::Snapshot>
+write_snapshot(std::shared_ptr<const store::SnapshotDirectory> directory,
+               store::SnapshotDescription description, store::ChunkSource& source,
+               const WriteOptions& options = {}) {
+    return guarded([&]() -> Result<store::Snapshot> {
+        const auto places = store::places_of(description.extents);
+        const auto writer = GPU_SLEEP_TRY(
+            store::SnapshotWriter::create(std::move(directory), std::move(description), options));
+        const auto put = [&](const store::ChunkPlace& place, const store::CodedChunk& chunk,
+                             store::ChunkDone done, const std::atomic<bool>& has_failed) {
+            return writer->put(place, chunk, std::move(done), has_failed);
+        };
+        GPU_SLEEP_TRY(store::encode_all(places, source, put, options));
+        return writer->finish();
+    });
+}
+
 /// Options for two threads.
-[[nodiscard]] inline store::SnapshotWriteOptions small_write(store::IoKind io = store::IoKind::automatic) {
-    store::SnapshotWriteOptions options;
+[[nodiscard]] inline WriteOptions small_write(store::IoKind io = store::IoKind::automatic) {
+    WriteOptions options;
     options.threads = 2;
     options.io = io;
     return options;
@@ -117,8 +126,8 @@ public:
 
 /// A snapshot of them in `directory`.
 [[nodiscard]] inline auto written(const Scratch& directory, MemoryContents& contents,
-                                  const store::SnapshotWriteOptions& options = small_write()) {
-    return store::write_snapshot(opened(directory), contents.description, contents, options);
+                                  const WriteOptions& options = small_write()) {
+    return write_snapshot(opened(directory), contents.description, contents, options);
 }
 
 [[nodiscard]] inline store::SnapshotReadOptions small_read(store::IoKind io = store::IoKind::automatic) {

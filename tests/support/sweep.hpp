@@ -8,11 +8,6 @@
 #include "support/sanitized.hpp"
 #include "support/simulated_driver/control.h"
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <string_view>
-
 namespace gpu_sleep::test {
 
 /// How far apart the calls are that fail: 1, or GPU_SLEEP_SWEEP_STRIDE where all would take long.

@@ -6,9 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <algorithm>
-#include <utility>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;
 using namespace std::chrono_literals;

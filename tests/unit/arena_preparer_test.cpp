@@ -8,16 +8,6 @@
 #include "unit/arenas.hpp"
 
 #include <pthread.h>
-#include <sys/syscall.h>
-
-#include <array>
-#include <atomic>
-#include <cerrno>
-#include <csignal>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <vector>
 
 using namespace gpu_sleep;
 using store::Headroom;
@@ -35,7 +25,7 @@ namespace {
 
 /// More than any test takes, and too little for claims to be made ahead.
 Headroom enough() {
-    return {store::HostClaims::k_plenty, "nothing"};
+    return {store::HostBudget::k_plenty, "nothing"};
 }
 
 } // namespace
@@ -81,7 +71,7 @@ TEST_CASE("Arena preparer: a piece is ready while later ones still wait", "[host
     std::atomic<int> asked{0};
     auto options = with_headroom([&] { return asked++ == 0 ? enough() : Headroom{0, "a test"}; }, 1);
     options.patience = std::chrono::hours(1);
-    const auto preparer = start(arenas, std::move(options));
+    const auto preparer = start(arenas, options);
     CHECK(preparer->wait(*arenas[0], 0));
     preparer->cancel();
     CHECK(preparer->wait(*arenas[0], 0));
@@ -142,32 +132,29 @@ TEST_CASE("Arena preparer: where there is plenty of memory, it is looked at once
     const bool has_plenty = GENERATE(true, false);
     const auto arenas = make_arenas(12, k_piece);
     std::atomic<int> asked{0};
-    auto options = with_headroom(
+    std::optional<Headroom> exact;
+    const auto options = with_headroom(
         [&] {
             ++asked;
-            return has_plenty ? plenty() : enough();
+            return exact ? *exact : has_plenty ? plenty() : enough();
         },
         1);
     {
-        const auto preparer = start(arenas, std::move(options));
+        const auto preparer = start(arenas, options);
         for (const auto& arena : arenas) REQUIRE(preparer->wait(*arena, 0));
     }
     CHECK(asked == (has_plenty ? 2 : 12));
     // Nothing is claimed any more.
-    store::ClaimOptions exact;
-    exact.reserve = 0;
-    exact.patience = Milliseconds(0);
-    exact.headroom = [] { return Headroom{k_mib, "a test"}; };
-    CHECK(store::HostClaims(exact).make(
-        k_mib, [] { return "some"; }, [](Milliseconds) { return true; }));
+    exact = Headroom{257 * k_mib, "a test"}; // with the reserve
+    CHECK(options.budget->claim(
+        k_mib, options, [] { return "some"; }, [](Milliseconds) { return true; }));
 }
 
 TEST_CASE("Arena preparer: the reserve is left to others", "[host_arena]") {
     const auto missing = GENERATE(Bytes{0}, Bytes{1});
     const auto arenas = make_arenas(1, k_mib);
-    auto options = with_headroom([=] { return Headroom{3 * k_mib - missing, "a test"}; });
-    options.reserve = 2 * k_mib;
-    const auto preparer = start(arenas, std::move(options));
+    const auto options = with_headroom([=] { return Headroom{3 * k_mib - missing, "a test"}; }, 6, 2 * k_mib);
+    const auto preparer = start(arenas, options);
     CHECK(preparer->wait(*arenas.front(), 0).has_value() == (missing == 0));
 }
 
@@ -176,7 +163,7 @@ TEST_CASE("Arena preparer: a piece waits for headroom that comes in time", "[hos
     std::atomic<int> asked{0};
     auto options = with_headroom([&] { return asked++ < 3 ? Headroom{0, "a test"} : plenty(); });
     options.patience = std::chrono::hours(1);
-    const auto preparer = start(arenas, std::move(options));
+    const auto preparer = start(arenas, options);
     for (const auto& arena : arenas) CHECK(preparer->wait(*arena, 0));
 }
 
@@ -186,12 +173,13 @@ TEST_CASE("Arena preparer: all preparers together keep within the headroom", "[h
     constexpr Bytes k_capacity = (2 * k_count - 1) * k_bytes; // for all pieces but one
     const auto first = make_arenas(k_count, k_bytes);
     const auto second = make_arenas(k_count, k_bytes);
-    auto options = with_headroom([&] {
-        const auto taken = populated(first) + populated(second);
-        std::this_thread::sleep_for(Milliseconds(1)); // gives others the time to claim the same
-        return Headroom{k_capacity > taken ? k_capacity - taken : 0, "a test"};
-    });
-    options.reserve = 0;
+    auto options = with_headroom(
+        [&] {
+            const auto taken = populated(first) + populated(second);
+            std::this_thread::sleep_for(Milliseconds(1)); // gives others the time to claim the same
+            return Headroom{k_capacity > taken ? k_capacity - taken : 0, "a test"};
+        },
+        6, 0);
     options.patience = Milliseconds(100);
     {
         const auto one = start(first, options);
@@ -214,7 +202,7 @@ TEST_CASE("Arena preparer: cancelling ends a wait, from any thread", "[host_aren
         return Headroom{0, "a test"};
     });
     options.patience = std::chrono::hours(1);
-    const auto preparer = start(arenas, std::move(options));
+    const auto preparer = start(arenas, options);
     std::thread canceller([&] {
         while (!is_asked) std::this_thread::yield();
         preparer->cancel();
@@ -228,7 +216,7 @@ TEST_CASE("Arena preparer: who waits for a piece may listen, and end it", "[host
     const auto arenas = make_arenas(1, k_mib);
     auto options = with_headroom([] { return Headroom{0, "a test"}; });
     options.patience = std::chrono::hours(1);
-    const auto preparer = start(arenas, std::move(options));
+    const auto preparer = start(arenas, options);
     int heard = 0;
     const auto ended = preparer->wait(*arenas.front(), 0, [&]() -> Result<void> {
         if (++heard < 3) return {};

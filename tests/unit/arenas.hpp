@@ -6,19 +6,11 @@
 
 #include "store/arena_preparer.hpp"
 #include "store/host_arena.hpp"
-#include "support/catch.hpp"
 #include "support/failing_call.hpp"
 #include "support/mapping.hpp"
 #include "support/result_printing.hpp"
-#include "support/skip.hpp"
 
-#include <functional>
 #include <initializer_list>
-#include <limits>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 
@@ -37,20 +29,31 @@ using Arenas = std::vector<std::unique_ptr<store::HostArena>>;
     return arenas;
 }
 
-[[nodiscard]] inline std::unique_ptr<store::ArenaPreparer> start(const Arenas& arenas,
-                                                                 store::ArenaPreparer::Options options) {
+[[nodiscard]] inline std::unique_ptr<store::ArenaPreparer>
+start(const Arenas& arenas, const store::ArenaPreparer::Options& options) {
     std::vector<store::HostArena*> pointers;
     for (const auto& arena : arenas) pointers.push_back(arena.get());
-    auto preparer = store::ArenaPreparer::start(std::move(pointers), std::move(options));
+    auto preparer = store::ArenaPreparer::start(std::move(pointers), options);
     REQUIRE(preparer);
     return *std::move(preparer);
 }
 
-[[nodiscard]] inline store::ArenaPreparer::Options with_headroom(std::function<store::Headroom()> headroom,
-                                                                 unsigned threads = 6) {
+/// A budget that stays until the tests end, and leaves `reserve`.
+[[nodiscard]] inline store::HostBudget& budget_of(std::function<store::Headroom()> headroom,
+                                                  Bytes reserve = 256 * k_mib) {
+    static std::deque<store::HostBudget> s_budgets;
+    store::HostBudget::Options options;
+    options.directory.clear();
+    options.reserve = reserve;
+    options.headroom = std::move(headroom);
+    return s_budgets.emplace_back(std::move(options));
+}
+
+[[nodiscard]] inline store::ArenaPreparer::Options
+with_headroom(std::function<store::Headroom()> headroom, unsigned threads = 6, Bytes reserve = 256 * k_mib) {
     store::ArenaPreparer::Options options;
     options.threads = threads;
-    options.headroom = std::move(headroom);
+    options.budget = &budget_of(std::move(headroom), reserve);
     options.patience = Milliseconds(0);
     return options;
 }

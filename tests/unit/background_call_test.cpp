@@ -9,9 +9,7 @@
 
 #include <poll.h>
 
-#include <future>
 #include <stdexcept>
-#include <thread>
 
 using namespace gpu_sleep;
 

@@ -6,15 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
-
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

@@ -4,17 +4,7 @@
 
 #include "base/files.hpp"
 
-#include "support/catch.hpp"
 #include "support/other_user.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <filesystem>
 
 using namespace gpu_sleep;
 

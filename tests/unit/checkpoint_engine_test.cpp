@@ -5,12 +5,7 @@
 #include "checkpoint/steps.hpp"
 #include "support/catch.hpp"
 
-#include <array>
 #include <bit>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::checkpoint {
 namespace {

@@ -7,18 +7,9 @@
 
 #include "base/process.hpp"
 #include "client/gpu_queue.hpp"
-#include "support/catch.hpp"
 #include "support/other_user.hpp"
-#include "support/skip.hpp"
 
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;

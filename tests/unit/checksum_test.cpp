@@ -5,10 +5,6 @@
 #include "base/checksum.hpp"
 #include "support/catch.hpp"
 
-#include <cstring>
-#include <string>
-#include <string_view>
-
 namespace gpu_sleep {
 namespace {
 

@@ -6,22 +6,12 @@
 #include "client/client.hpp"
 #include "control/tasks.hpp"
 
-#include "support/catch.hpp"
 #include "support/fake_agent.hpp"
 #include "support/proc_tree.hpp"
 #include "support/sample_reports.hpp"
 
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
-#include <deque>
-#include <future>
-#include <thread>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;

@@ -6,8 +6,6 @@
 #include "support/catch.hpp"
 #include "support/weights.hpp"
 
-#include <utility>
-
 namespace gpu_sleep::codec {
 namespace {
 

@@ -10,11 +10,6 @@
 
 #include <zstd.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <memory>
-
 namespace gpu_sleep::codec {
 namespace {
 

@@ -6,9 +6,6 @@
 #include "support/catch.hpp"
 #include "support/weights.hpp"
 
-#include <array>
-#include <cstring>
-
 namespace gpu_sleep::codec {
 namespace {
 

@@ -7,15 +7,7 @@
 #include "control/policy/policy.hpp"
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 #include "support/tree.hpp"
-
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <filesystem>
-#include <fstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control::policy;

@@ -7,9 +7,7 @@
 
 #include <sys/socket.h>
 
-#include <array>
 #include <variant>
-#include <vector>
 
 using namespace gpu_sleep;
 using agent::server::Connection;

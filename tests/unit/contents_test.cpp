@@ -4,13 +4,7 @@
 
 #include "contents/contents.hpp"
 
-#include "support/catch.hpp"
 #include "support/result_printing.hpp"
-
-#include <map>
-#include <optional>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 using contents::Contents;

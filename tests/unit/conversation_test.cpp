@@ -8,18 +8,8 @@
 #include "support/fake_agent.hpp"
 #include "support/sample_reports.hpp"
 
-#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-
-#include <atomic>
-#include <functional>
-#include <future>
-#include <memory>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;

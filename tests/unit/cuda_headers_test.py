@@ -60,7 +60,7 @@ class CudaHeaders(unittest.TestCase):
                               capture_output=True, text=True, check=True).stderr
         return said, made.read_text(encoding="utf-8")
 
-    def compile(self, target, patterns, *first):
+    def compile(self, target, patterns, *first, without=""):
         """Compiles the sources as one, as those of `target`, with the directory's cuda.h; the errors."""
         commands = json.loads((BUILD / "compile_commands.json").read_text(encoding="utf-8"))
         command = next(each for each in commands if f"/{target}.dir/" in each["command"])
@@ -68,7 +68,7 @@ class CudaHeaders(unittest.TestCase):
                  if re.match("-[DIWfs]", flag) and not flag.endswith("/declared")]
         together = self.directory / "together.cpp"
         together.write_text("".join(f'#include "{source.relative_to(SOURCE)}"\n' for pattern in patterns
-                                    for source in sorted(SOURCE.glob(pattern))), encoding="utf-8")
+                                    for source in sorted(SOURCE.glob(pattern)) if source.name != without), encoding="utf-8")
         cache = ["ccache"] if shutil.which("ccache") else []
         return subprocess.run([*cache, COMPILER, f"-I{self.directory}/declared", *flags, f"-I{SOURCE}",
                                *(f"-isystem{each}" for each in [*first, *INCLUDES]),
@@ -81,7 +81,9 @@ class CudaHeaders(unittest.TestCase):
         self.assertIn("cuda.h is older than the list of entry points. Built without: " + " ".join(LATER) + "\n", said)
         self.assertNotIn("Not intercepted", said)
         self.assertEqual(self.compile("gpu_sleep_hooks", ["agent/hooks/*.cpp"], older), "")
-        self.assertEqual(self.compile("gpu-sleep-agent", ["src/driver/*.cpp", "agent/intercepted/*.cpp"], older), "")
+        binary = "fingerprint_key.cpp"  # which names a file in its assembler: the compiler cache takes no such source
+        self.assertEqual(self.compile("gpu-sleep-agent", ["src/driver/*.cpp", "agent/intercepted/*.cpp"], older, without=binary), "")
+        self.assertEqual(self.compile("gpu-sleep-agent", [f"src/driver/{binary}"], older), "")
 
     def test_with_a_newer_one_the_product_is_built_and_its_tests_are_not(self):
         said, made = self.declare()

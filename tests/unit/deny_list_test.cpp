@@ -5,12 +5,6 @@
 #include "login/deny_list.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
-
-#include <algorithm>
-#include <cstddef>
-#include <fstream>
-#include <string>
 
 using namespace gpu_sleep::login;
 

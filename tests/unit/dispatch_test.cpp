@@ -10,18 +10,10 @@
 #include "control/tasks.hpp"
 
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 
 #include <sys/eventfd.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <string>
-#include <system_error>
-#include <thread>
-#include <utility>
 #include <variant>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;

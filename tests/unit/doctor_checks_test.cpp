@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
-#include <set>
 
 namespace gpu_sleep::doctor {
 namespace {
@@ -291,6 +290,21 @@ TEST_CASE("Doctor: a process that cannot be asked is bad, each in its way", "[do
     check_bad(process, "agent", "so", 5);
     fail(ErrorCode::timed_out);
     check_bad(process, "agent", "so", 4);
+}
+
+TEST_CASE("Doctor: an image's C library that cannot load the agent is bad", "[doctor]") {
+    auto process = good_process();
+    process.kernel.c_library = {true, 0, 0};
+    CHECK(said(judge(good_machine(), process), "c_library", Level::bad).empty()); // for it has an agent
+    process.status = process.rehearsal = make_error(ErrorCode::no_agent, "so");
+    check_bad(process, "c_library", "musl", 3);
+    process.kernel.c_library = {false, 31, 35};
+    check_bad(process, "c_library", "glibc 2.31, and the agent needs 2.35", 3);
+    for (const auto& good :
+         {CLibraryFacts{false, 35, 35}, CLibraryFacts{false, 0, 35}, CLibraryFacts{false, 31, 0}}) {
+        process.kernel.c_library = good;
+        CHECK(said(judge(good_machine(), process), "c_library", Level::bad).empty());
+    }
 }
 
 TEST_CASE("Doctor: what would refuse a sleep is bad", "[doctor]") {

@@ -6,15 +6,9 @@
 #include "doctor/facts.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <fstream>
 
 namespace gpu_sleep::doctor {
 namespace {
@@ -40,6 +34,26 @@ bool has_children() {
 }
 
 } // namespace
+
+TEST_CASE("Doctor: reads what an image has for a C library, and what the agent in it needs", "[doctor]") {
+    const Root root;
+    const std::string process = "proc/42/";
+    root.write(process + "maps", "7f00-7f01 r-xp 0 fe:00 1   /opt/lib/libgpu-sleep-login.so\n"
+                                 "7f02-7f03 r-xp 0 fe:00 2   /usr/lib/libc-2.31.so\n");
+    CHECK(read_process(42, root.path()).c_library.has == 0); // nothing can be read there
+    root.write(process + "root/usr/lib/libc-2.31.so",
+               std::string("\0GLIBC_2.2.5\0GLIBC_2.31\0GLIBC_2.4", 34));
+    root.write(process + "root/opt/lib/libgpu-sleep-agent.so", "GLIBC_2.35 GLIBC_2.34");
+    const auto old = read_process(42, root.path()).c_library;
+    CHECK_FALSE(old.is_musl);
+    CHECK(old.has == 31);
+    CHECK(old.agent_needs == 35);
+    std::filesystem::remove(root.path() / process / "root/usr/lib/libc-2.31.so");
+    REQUIRE(::mkfifo((root.path() / process / "root/usr/lib/libc-2.31.so").c_str(), 0600) == 0);
+    CHECK(read_process(42, root.path()).c_library.has == 0); // and does not wait
+    root.write(process + "maps", "7f00-7f01 r-xp 0 fe:00 1   /lib/ld-musl-x86_64.so.1\n");
+    CHECK(read_process(42, root.path()).c_library.is_musl);
+}
 
 TEST_CASE("Doctor: reads a machine", "[doctor]") {
     const Root root;

@@ -10,7 +10,6 @@
 #include "support/catch.hpp"
 
 #include <initializer_list>
-#include <set>
 
 using namespace gpu_sleep;
 

@@ -6,23 +6,11 @@
 
 #include "support/catch.hpp"
 #include "support/failing_call.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <cstdlib>
-#include <functional>
-#include <string>
-#include <thread>
 
 using namespace gpu_sleep;
 

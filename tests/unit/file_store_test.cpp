@@ -6,12 +6,8 @@
 
 #include "store/coding.hpp"
 #include "support/descriptors.hpp"
+#include "support/failing_call.hpp"
 #include "support/snapshots.hpp"
-
-#include <map>
-#include <memory>
-#include <mutex>
-#include <vector>
 
 namespace gpu_sleep::store {
 namespace {
@@ -23,7 +19,8 @@ using test::Scratch;
 class MemoryStore {
 public:
     [[nodiscard]] PutChunk put() {
-        return [this](const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done) -> Result<void> {
+        return [this](const ChunkPlace& place, const CodedChunk& chunk, const ChunkDone& done,
+                      const std::atomic<bool>& /*has_failed*/) -> Result<void> {
             {
                 const std::lock_guard lock(mutex_);
                 auto& kept = kept_[place.number];
@@ -64,6 +61,7 @@ public:
         GPU_SLEEP_TRY(MemoryContents::take(place));
         return std::span<const std::byte>(nothing_).first(place.bytes);
     }
+    [[nodiscard]] Bytes look_bytes() const noexcept override { return held; }
     [[nodiscard]] Result<std::span<const std::byte>> look_at(const ChunkPlace& place,
                                                              std::span<const std::byte> taken,
                                                              std::vector<std::byte>& buffer) const override {
@@ -74,6 +72,7 @@ public:
         return std::span<const std::byte>(buffer);
     }
     std::size_t damaged_at = SIZE_MAX; ///< chunk
+    Bytes held = codec::k_chunk_bytes;
 
 private:
     test::ByteVector nothing_ = test::ByteVector(codec::k_chunk_bytes);
@@ -107,8 +106,25 @@ TEST_CASE("Coding: contents that are not what they were are not put", "[store]")
     CHECK(contents.is_quiet());
 }
 
+TEST_CASE("Coding: what a source puts together counts among the buffers", "[store]") {
+    ApartContents contents("weights", test::random_bytes(12 * codec::k_chunk_bytes));
+    MemoryStore store;
+    CodingOptions options;
+    options.threads = 1;
+    options.under_way = 12;
+    const auto encode = [&] {
+        contents.most_out = 0;
+        REQUIRE(encode_all(places_of(contents.description.extents), contents, store.put(), options));
+        return contents.most_out;
+    };
+    contents.held = options.buffer_bytes;
+    CHECK(encode() == 1);
+    contents.held = 0;
+    CHECK(encode() > 1);
+}
+
 std::unique_ptr<Parcel> put_in(const Scratch& directory, MemoryContents& contents) {
-    const auto store = std::make_shared<FileStore>(test::opened(directory), ClaimOptions());
+    const auto store = std::make_shared<FileStore>(test::opened(directory), HostBudget::own());
     auto parcel = store->reserve(contents.description.extents);
     REQUIRE(parcel);
     const auto most = (*parcel)->bytes;
@@ -177,6 +193,85 @@ TEST_CASE("File store: a closed parcel holds nothing, and is used again if nobod
         CHECK_FALSE(parcel->open());
         CHECK(parcel->bytes == 0);
     }
+}
+
+TEST_CASE("File store: what was put, and not flushed, goes with the way to put it", "[store]") {
+    const Scratch directory;
+    MemoryContents contents("weights", test::random_bytes(50'000));
+    const auto store = std::make_shared<FileStore>(test::opened(directory), HostBudget::own());
+    const auto parcel = store->reserve(contents.description.extents);
+    REQUIRE(parcel);
+    {
+        const auto put = (*parcel)->put();
+        REQUIRE(put);
+        REQUIRE(encode_all(places_of(contents.description.extents), contents, *put, {}));
+        CHECK(directory.file_count() == 1);
+    }
+    CHECK(directory.file_count() == 0);
+    CHECK((*parcel)->put()); // once more
+}
+
+TEST_CASE("File store: a parcel that cannot be taken up is closed as before", "[store]") {
+    const Scratch directory;
+    MemoryContents contents("weights", test::random_bytes(50'000));
+    auto parcel = put_in(directory, contents);
+    REQUIRE(parcel->keep());
+    REQUIRE(parcel->flush());
+    REQUIRE(parcel->close());
+    Result<void> opened;
+    if (!test::with_failing_calls({{__NR_pread64, EIO}}, [&] { opened = parcel->open(); }))
+        return test::skip("no call can be made to fail here");
+    CHECK(opened.error().code == ErrorCode::io_failed);
+    CHECK(parcel->bytes == 0);
+    CHECK(test::descriptors_in(directory.path()).empty());
+    REQUIRE(parcel->open());
+    CHECK(read(*parcel, contents));
+}
+
+TEST_CASE("File store: where names could not be flushed, another parcel's flush does not count", "[store]") {
+    const Scratch directory;
+    const auto store = std::make_shared<FileStore>(test::opened(directory), HostBudget::own());
+    MemoryContents contents("weights", test::random_bytes(50'000));
+    std::vector<std::unique_ptr<Parcel>> parcels;
+    for (int i = 0; i < 3; ++i) {
+        auto& parcel = parcels.emplace_back(*store->reserve(contents.description.extents));
+        const auto put = parcel->put();
+        REQUIRE(put);
+        REQUIRE(encode_all(places_of(contents.description.extents), contents, *put, {}));
+        REQUIRE(parcel->flush());
+        REQUIRE(parcel->keep());
+    }
+    const auto flush_fails = [&](Parcel& parcel) {
+        Result<void> flushed;
+        const bool was_run = test::with_failing_calls({{__NR_fsync, EIO}}, [&] { flushed = parcel.flush(); });
+        return was_run ? std::optional(!flushed) : std::nullopt;
+    };
+    const auto fails = flush_fails(*parcels[0]);
+    if (!fails) return test::skip("no call can be made to fail here");
+    CHECK(*fails);
+    REQUIRE(parcels[1]->flush());
+    CHECK(*flush_fails(*parcels[0]));
+    CHECK(*flush_fails(*parcels[2]));
+    CHECK(*parcels[0]->keep());
+    REQUIRE(parcels[0]->flush());
+    CHECK_FALSE(*parcels[0]->keep());
+}
+
+TEST_CASE("Snapshot writer: once the contents are written, its header needs no more memory", "[store]") {
+    const Scratch directory;
+    MemoryContents contents("weights", test::random_bytes(50'000));
+    const auto writer = SnapshotWriter::create(test::opened(directory), contents.description, {});
+    REQUIRE(writer);
+    const auto put = [&](const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done,
+                         const std::atomic<bool>& has_failed) {
+        return (*writer)->put(place, chunk, std::move(done), has_failed);
+    };
+    REQUIRE(encode_all(places_of(contents.description.extents), contents, put, {}));
+    bool is_whole = false;
+    const bool was_run =
+        test::with_failing_calls({{__NR_mmap, ENOMEM}}, [&] { is_whole = (*writer)->finish().has_value(); });
+    if (!was_run) return test::skip("no call can be made to fail here");
+    CHECK(is_whole);
 }
 
 } // namespace

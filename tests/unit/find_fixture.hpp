@@ -7,14 +7,9 @@
 
 #include "control/find.hpp"
 #include "control/targets.hpp"
-#include "support/catch.hpp"
 #include "support/fake_agent.hpp"
 #include "support/proc_tree.hpp"
 #include "support/sample_reports.hpp"
-
-#include <unistd.h>
-
-#include <string>
 
 namespace gpu_sleep::control {
 

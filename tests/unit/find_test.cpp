@@ -5,9 +5,7 @@
 #include "control/gpus.hpp"
 #include "find_fixture.hpp"
 
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;

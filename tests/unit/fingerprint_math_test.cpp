@@ -6,10 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-
 using namespace gpu_sleep::driver;
 
 namespace {

@@ -9,13 +9,7 @@
 #include "support/catch.hpp"
 #include "support/fingerprint_key.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
-#include <functional>
 #include <numeric>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::driver;

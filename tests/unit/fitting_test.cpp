@@ -4,7 +4,6 @@
 
 #include "protocol/messages.hpp"
 
-#include "support/catch.hpp"
 #include "support/result_printing.hpp"
 
 using namespace gpu_sleep;

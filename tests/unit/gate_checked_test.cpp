@@ -4,8 +4,6 @@
 
 #include "gate_fixture.hpp"
 
-#include <csignal>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Gate;

@@ -4,10 +4,6 @@
 
 #include "gate_fixture.hpp"
 
-#include <atomic>
-#include <thread>
-#include <utility>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::HoldRule;

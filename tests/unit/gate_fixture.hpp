@@ -7,14 +7,6 @@
 #include "gate/gate.hpp"
 #include "support/catch.hpp"
 
-#include <atomic>
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <thread>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::test {
 
 inline constexpr Milliseconds k_patience{20'000};

@@ -8,10 +8,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
-#include <thread>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Gate;

@@ -5,11 +5,7 @@
 #include "gate_fixture.hpp"
 #include "support/failing_new.hpp"
 
-#include <atomic>
 #include <new>
-#include <thread>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -4,9 +4,6 @@
 
 #include "gate_fixture.hpp"
 
-#include <thread>
-#include <utility>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Pass;

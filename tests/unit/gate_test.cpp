@@ -6,19 +6,11 @@
 #include "support/broken_error.hpp"
 
 #include <pthread.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <cerrno>
 #include <csetjmp>
-#include <csignal>
 #include <numeric>
 #include <sys/mman.h>
-#include <thread>
 #include <ucontext.h>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

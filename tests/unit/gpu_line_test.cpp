@@ -4,16 +4,6 @@
 
 #include "client/gpu_queue.hpp"
 #include "support/child.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <functional>
-#include <optional>
-#include <utility>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;

@@ -6,10 +6,7 @@
 #include "support/catch.hpp"
 #include "support/failing_new.hpp"
 
-#include <map>
 #include <new>
-#include <optional>
-#include <random>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

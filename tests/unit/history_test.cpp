@@ -6,13 +6,6 @@
 
 #include "protocol/history.hpp"
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
-
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -7,15 +7,6 @@
 #include "support/child.hpp"
 #include "support/descriptors.hpp"
 #include "support/overlay.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
-
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <optional>
-#include <thread>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::store;

@@ -5,22 +5,10 @@
 #include "store/host_arena.hpp"
 
 #include "store/arena_preparer.hpp"
-#include "support/catch.hpp"
 #include "support/fake_pinner.hpp"
-#include "support/mapping.hpp"
 #include "support/result_printing.hpp"
-#include "support/skip.hpp"
-
+#include "unit/arenas.hpp"
 #include <sys/mman.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <limits>
-#include <memory>
-#include <span>
-#include <vector>
 
 using namespace gpu_sleep;
 using store::ArenaPreparer;
@@ -41,8 +29,8 @@ struct Full {
         REQUIRE(made);
         arena = *std::move(made);
         ArenaPreparer::Options options;
-        options.headroom = [] { return store::Headroom{std::numeric_limits<Bytes>::max(), "nothing"}; };
-        const auto preparer = ArenaPreparer::start({arena.get()}, std::move(options));
+        options.budget = &test::budget_of(test::plenty);
+        const auto preparer = ArenaPreparer::start({arena.get()}, options);
         REQUIRE(preparer);
         for (std::size_t i = 0; i < arena->piece_count(); ++i) REQUIRE((*preparer)->wait(*arena, i));
         std::fill_n(arena->data(), bytes, k_content);

@@ -5,16 +5,7 @@
 #include "store/host_arena.hpp"
 
 #include "support/fake_pinner.hpp"
-#include "support/mapping.hpp"
 #include "unit/arenas.hpp"
-
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <limits>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using store::ArenaPreparer;

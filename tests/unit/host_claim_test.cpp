@@ -2,41 +2,30 @@
 // Copyright the gpu-sleep authors.
 // Claims near a limit that several share, and away from it.
 
-#include "store/host_memory.hpp"
+#include "store/host_budget.hpp"
 
 #include "base/fd.hpp"
-#include "support/catch.hpp"
 #include "support/result_printing.hpp"
-#include "support/scratch.hpp"
 
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <fstream>
 #include <new>
-#include <string>
-#include <thread>
-#include <vector>
 
 using namespace gpu_sleep;
-using store::ClaimOptions;
 using store::Headroom;
-using store::HostClaims;
+using store::HostBudget;
 
 namespace {
 
 /// A limit that several share, and the file that all of them see.
 struct Limit {
     Limit() { std::ofstream(file) << "max\n"; }
-    [[nodiscard]] ClaimOptions options(Bytes headroom) const {
-        ClaimOptions made;
+    [[nodiscard]] HostBudget::Options options(Bytes headroom) const {
+        HostBudget::Options made;
+        made.directory.clear();
         made.reserve = k_mib;
-        made.patience = Milliseconds(0);
         made.turn_patience = std::chrono::hours(1);
         made.headroom = [shared = file, headroom] { return Headroom{headroom, "a test", shared}; };
         return made;
@@ -45,13 +34,21 @@ struct Limit {
     std::string file = scratch.file("memory.max");
 };
 
-std::string some() {
-    return "some";
+Result<store::HostClaim> claim(HostBudget& budget, Bytes bytes, const HostBudget::Pause& pause,
+                               Bytes ahead = 0) {
+    return budget.claim(
+        bytes, {&budget, Milliseconds(0)}, [] { return "some"; }, pause, ahead);
 }
 
 /// Makes a claim that gives up as soon as it would have to wait.
-auto claim_at_once(HostClaims& claims, Bytes bytes = k_mib) {
-    return claims.make(bytes, some, [](Milliseconds) { return true; });
+auto claim_at_once(HostBudget& budget, Bytes bytes = k_mib, Bytes ahead = 0) {
+    return claim(
+        budget, bytes, [](Milliseconds) { return true; }, ahead);
+}
+
+bool wait_and_go_on(Milliseconds time) {
+    std::this_thread::sleep_for(time);
+    return false;
 }
 
 bool can_be_locked(const std::string& file) {
@@ -63,9 +60,9 @@ bool can_be_locked(const std::string& file) {
 
 TEST_CASE("Host claims: near the limit there is one at a time, and away from it any number", "[host_claim]") {
     const Limit limit;
-    HostClaims near(limit.options(k_gib));
-    HostClaims neighbour(limit.options(k_gib));
-    HostClaims away(limit.options(2 * HostClaims::k_turn_threshold));
+    HostBudget near(limit.options(k_gib));
+    HostBudget neighbour(limit.options(k_gib));
+    HostBudget away(limit.options(2 * HostBudget::k_turn_threshold));
     {
         const auto first = claim_at_once(near);
         REQUIRE(first);
@@ -86,26 +83,27 @@ TEST_CASE("Host claims: near the limit there is one at a time, and away from it 
 TEST_CASE("Host claims: with plenty of headroom more is claimed ahead, and counts until it is taken",
           "[host_claim]") {
     const Limit limit;
-    const auto claim = [](HostClaims& claims) {
-        return claims.make(
-            k_mib, some, [](Milliseconds) { return true; }, 3 * k_mib);
-    };
-    HostClaims plenty(limit.options(HostClaims::k_plenty + 2 * k_mib)); // the claim, and the reserve
-    HostClaims enough(limit.options(HostClaims::k_plenty + 2 * k_mib - 1));
-    CHECK(claim(enough)->bytes() == k_mib);
-    auto ahead = claim(plenty);
+    Bytes headroom = 0;
+    auto options = limit.options(0);
+    options.headroom = [&] { return Headroom{headroom, "a test", limit.file}; };
+    HostBudget budget(options);
+    const auto claim_ahead = [&] { return claim_at_once(budget, k_mib, 3 * k_mib); };
+    headroom = HostBudget::k_plenty + 2 * k_mib - 1; // the claim, and the reserve
+    CHECK(claim_ahead()->bytes() == k_mib);
+    ++headroom;
+    auto ahead = claim_ahead();
     REQUIRE(ahead);
     CHECK(ahead->bytes() == 4 * k_mib);
-    HostClaims exact(limit.options(5 * k_mib)); // beside what is claimed there is room for the reserve
-    CHECK(claim_at_once(exact).error().code == ErrorCode::out_of_host_memory);
+    headroom = 5 * k_mib; // beside what is claimed there is room for the reserve
+    CHECK(claim_at_once(budget).error().code == ErrorCode::out_of_host_memory);
     ahead->note_taken(k_mib);
     CHECK(ahead->bytes() == 3 * k_mib);
-    CHECK(claim_at_once(exact));
+    CHECK(claim_at_once(budget));
 }
 
 TEST_CASE("Host claims: a turn that is waited for comes when it is free", "[host_claim]") {
     const Limit limit;
-    HostClaims claims(limit.options(k_gib));
+    HostBudget claims(limit.options(k_gib));
     std::atomic<bool> waits{false};
     std::atomic<bool> has_it{false};
     std::thread other;
@@ -113,10 +111,9 @@ TEST_CASE("Host claims: a turn that is waited for comes when it is free", "[host
         const auto first = claim_at_once(claims);
         REQUIRE(first);
         other = std::thread([&] {
-            const auto second = claims.make(k_mib, some, [&](Milliseconds time) {
+            const auto second = claim(claims, k_mib, [&](Milliseconds time) {
                 waits = true;
-                std::this_thread::sleep_for(time);
-                return false;
+                return wait_and_go_on(time);
             });
             has_it = second.has_value();
         });
@@ -142,12 +139,9 @@ TEST_CASE("Host claims: a turn that never comes, and a file that cannot be locke
     SECTION("nothing is known of one") {
         options.headroom = [] { return Headroom{k_gib, "a test"}; };
     }
-    HostClaims claims(options);
+    HostBudget claims(options);
     const auto start = Clock::now();
-    const auto first = claims.make(k_mib, some, [](Milliseconds time) {
-        std::this_thread::sleep_for(time);
-        return false;
-    });
+    const auto first = claim(claims, k_mib, wait_and_go_on);
     REQUIRE(first);
     CHECK(seconds_since(start) < 30);
     CHECK(claim_at_once(claims)); // and nobody waits a second time
@@ -155,7 +149,7 @@ TEST_CASE("Host claims: a turn that never comes, and a file that cannot be locke
 
 TEST_CASE("Host claims: a shortage does not keep the turn", "[host_claim]") {
     const Limit limit;
-    HostClaims claims(limit.options(4 * k_mib));
+    HostBudget claims(limit.options(4 * k_mib));
     CHECK(claim_at_once(claims, 4 * k_mib).error().code == ErrorCode::out_of_host_memory);
     CHECK(can_be_locked(limit.file));
     CHECK(claim_at_once(claims, 3 * k_mib));
@@ -181,13 +175,10 @@ TEST_CASE("Host claims: processes together keep within the headroom", "[host_cla
         const auto child = ::fork();
         REQUIRE(child >= 0);
         if (child == 0) {
-            HostClaims claims(options);
+            HostBudget claims(options);
             for (;;) {
-                const auto claim = claims.make(k_piece, some, [](Milliseconds time) {
-                    std::this_thread::sleep_for(time);
-                    return false;
-                });
-                if (!claim) ::_exit(0);
+                const auto made = claim(claims, k_piece, wait_and_go_on);
+                if (!made) ::_exit(0);
                 taken += k_piece;
             }
         }

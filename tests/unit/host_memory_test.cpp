@@ -4,11 +4,7 @@
 
 #include "store/host_memory.hpp"
 
-#include "support/catch.hpp"
 #include "support/proc_tree.hpp"
-
-#include <limits>
-#include <string>
 
 using namespace gpu_sleep;
 using store::host_headroom;

@@ -12,9 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include <sys/socket.h>
-#include <unistd.h>
-
-#include <set>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli::http;

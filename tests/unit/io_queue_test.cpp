@@ -6,15 +6,7 @@
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
 #include "support/descriptors.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
-
-#include <fcntl.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <thread>
 
 namespace gpu_sleep::store {
 namespace {

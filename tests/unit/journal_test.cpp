@@ -5,11 +5,7 @@
 #include "base/log.hpp"
 
 #include "base/units.hpp"
-#include "support/catch.hpp"
 #include "support/fake_journal.hpp"
-#include "support/scratch.hpp"
-
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -7,10 +7,7 @@
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
 #include "support/man_page.hpp"
-#include "support/sample_reports.hpp"
 #include "support/tree.hpp"
-
-#include <nlohmann/json.hpp>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

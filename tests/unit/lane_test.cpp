@@ -5,9 +5,6 @@
 #include "cli/http/server.hpp"
 #include "support/catch.hpp"
 
-#include <atomic>
-#include <future>
-
 using gpu_sleep::cli::http::Lane;
 
 TEST_CASE("Lanes: jobs run in their order, and what waits is run at the end", "[http]") {

@@ -6,8 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <algorithm>
-
 using namespace gpu_sleep;
 using ledger::Backing;
 using ledger::Ledger;

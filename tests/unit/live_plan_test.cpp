@@ -6,13 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <cstdint>
-#include <limits>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
-
 using namespace gpu_sleep;
 using sleep::Direction;
 using sleep::Verdict;

@@ -5,17 +5,8 @@
 #include "base/log.hpp"
 
 #include "support/broken_error.hpp"
-#include "support/catch.hpp"
-#include "support/scratch.hpp"
 
-#include <fcntl.h>
 #include <sys/socket.h>
-#include <unistd.h>
-
-#include <array>
-#include <csignal>
-#include <filesystem>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

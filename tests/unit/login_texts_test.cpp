@@ -6,8 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <string>
-
 using namespace gpu_sleep::cli;
 
 namespace {

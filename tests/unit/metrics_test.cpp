@@ -6,9 +6,6 @@
 
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
-#include "support/sample_reports.hpp"
-
-#include <sstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

@@ -6,18 +6,9 @@
 
 #include "base/files.hpp"
 #include "support/child.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <fstream>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent {
 namespace {

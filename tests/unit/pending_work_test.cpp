@@ -7,17 +7,10 @@
 #include "support/failing_new.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-#include <chrono>
-#include <cstdint>
-#include <future>
-#include <thread>
-#include <utility>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::sim::testing;
-using agent::intercepted::EventCache;
 using agent::intercepted::PendingWork;
+using agent::registry::Contexts;
 
 namespace {
 
@@ -49,6 +42,11 @@ driver::Api load_noting() {
     return api;
 }
 
+std::vector<CUevent> take_events_of(CUcontext context) {
+    auto record = agent::registry::books().contexts.take(context);
+    return record ? record.mapped().events : std::vector<CUevent>();
+}
+
 /// A context of the test's own, current only while it is made.
 class OwnContext {
 public:
@@ -61,7 +59,7 @@ public:
     OwnContext(const OwnContext&) = delete;
     OwnContext& operator=(const OwnContext&) = delete;
     ~OwnContext() {
-        static_cast<void>(immortal<EventCache>().take_all_of(handle)); // they go with it
+        take_events_of(handle); // they go with it
         cuCtxDestroy(handle);
     }
 
@@ -74,37 +72,37 @@ std::uint64_t events_made() {
 
 } // namespace
 
-TEST_CASE("Event cache: waiting for an event is as its context's flags say", "[pending_work]") {
+TEST_CASE("Events: waiting for an event is as its context's flags say", "[pending_work]") {
     const Session session;
     const auto api = load_noting();
     const auto flags = GENERATE(CU_CTX_SCHED_AUTO, CU_CTX_SCHED_SPIN, CU_CTX_SCHED_YIELD,
                                 CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST);
     const OwnContext own(static_cast<unsigned>(flags));
-    auto& cache = immortal<EventCache>();
-    auto* const event = cache.take(api, own.handle);
+    auto& contexts = agent::registry::books().contexts;
+    auto* const event = agent::intercepted::take_event(api, own.handle);
     REQUIRE(event);
     const bool blocks = (static_cast<unsigned>(flags) & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC;
     CHECK(g_event_flags ==
           (blocks ? CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC : CU_EVENT_DISABLE_TIMING));
-    cache.give(own.handle, event);
-    CHECK(cache.take(api, own.handle) == event);
+    contexts.give_event(own.handle, event);
+    CHECK(agent::intercepted::take_event(api, own.handle) == event);
 }
 
-TEST_CASE("Event cache: an event that comes back after its context's end is nobody's", "[pending_work]") {
+TEST_CASE("Events: an event that comes back after its context's end is nobody's", "[pending_work]") {
     const Session session;
     const auto api = load();
-    auto& cache = immortal<EventCache>();
+    auto& contexts = agent::registry::books().contexts;
     const OwnContext own;
-    auto* const event = cache.take(api, own.handle);
-    auto* const other = cache.take(api, own.handle);
-    cache.give(own.handle, other);
-    CHECK(cache.take_all_of(own.handle) == std::vector<CUevent>{other});
-    cache.give(own.handle, event);
-    CHECK(cache.take_all_of(own.handle).empty());
+    auto* const event = agent::intercepted::take_event(api, own.handle);
+    auto* const other = agent::intercepted::take_event(api, own.handle);
+    contexts.give_event(own.handle, other);
+    CHECK(contexts.take(own.handle).mapped().events == std::vector<CUevent>{other});
+    contexts.give_event(own.handle, event);
+    CHECK_FALSE(contexts.take(own.handle));
 }
 
 TEST_CASE("Pending work: where memory is short one event is lost, and no other", "[pending_work]") {
-    static_assert(noexcept(std::declval<EventCache&>().give(nullptr, nullptr)));
+    static_assert(noexcept(std::declval<Contexts&>().give_event(nullptr, nullptr)));
     const Session session;
     const auto api = load();
     const OwnContext first;
@@ -177,7 +175,7 @@ TEST_CASE("Pending work: who only looks waits for nothing, and breaks no capture
     auto* const busy = make_stream();
     auto* const captured = make_stream();
     const Gate gate(busy);
-    static_cast<void>(immortal<EventCache>().take_all_of(session.context)); // of an earlier session
+    take_events_of(session.context); // of an earlier session
     PendingWork work(api, PendingWork::Way::to_look);
     REQUIRE(work.note(session.context));
     CHECK_FALSE(work.is_done());

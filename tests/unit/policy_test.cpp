@@ -8,10 +8,6 @@
 
 #include "support/catch.hpp"
 
-#include <algorithm>
-#include <chrono>
-#include <utility>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::control::policy;
 namespace policy = gpu_sleep::control::policy;

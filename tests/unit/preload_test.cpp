@@ -5,10 +5,6 @@
 #include "cli/preload.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
-
-#include <filesystem>
-#include <fstream>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

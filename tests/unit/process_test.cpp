@@ -4,11 +4,12 @@
 
 #include "base/process.hpp"
 
-#include "support/catch.hpp"
 #include "support/proc_tree.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 using namespace gpu_sleep;
 
@@ -67,4 +68,44 @@ TEST_CASE("Process: this process finds itself", "[process]") {
     REQUIRE(start_time);
     CHECK(*start_time > 0);
     CHECK(*start_time == *start_time_of(::getpid()));
+}
+
+TEST_CASE("Process: the one filter of calls that says that it is made for the agent is trusted",
+          "[process]") {
+    constexpr std::uint32_t k_question = 0x67707573;
+    const auto filter = [](std::uint32_t answered, std::uint32_t answer) {
+        std::array<sock_filter, 6> steps = {{
+            {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
+            {BPF_JMP | BPF_JEQ | BPF_K, 0, 3, SYS_close},
+            {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, args)},
+            {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, answered},
+            {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | answer},
+            {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
+        }};
+        const sock_fprog program{static_cast<unsigned short>(steps.size()), steps.data()};
+        return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+               ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+    };
+    if (has_call_filter()) return; // this test is confined itself
+    bool is_set = false, is_filtered = false, is_filtered_twice = false, is_other_filtered = false;
+    std::thread([&] { // a filter is its thread's
+        is_set = filter(k_question, ENOTUNIQ);
+        is_filtered = has_call_filter();
+        is_set = is_set && filter(k_question, ENOTUNIQ);
+        is_filtered_twice = has_call_filter();
+    })
+        .join();
+    REQUIRE(is_set);
+    CHECK_FALSE(is_filtered);
+    CHECK(is_filtered_twice);
+    for (const auto& [answered, answer] :
+         {std::pair(k_question, EPERM), std::pair(k_question + 1, ENOTUNIQ)}) {
+        std::thread([&, question = answered, error = answer] {
+            is_set = filter(question, static_cast<std::uint32_t>(error));
+            is_other_filtered = has_call_filter();
+        }).join();
+        REQUIRE(is_set);
+        CHECK(is_other_filtered);
+    }
+    CHECK_FALSE(has_call_filter());
 }

@@ -6,17 +6,9 @@
 
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
-#include "support/scratch.hpp"
 
 #include <elf.h>
-#include <sys/stat.h>
 #include <sys/xattr.h>
-
-#include <array>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

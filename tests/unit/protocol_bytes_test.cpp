@@ -9,10 +9,6 @@
 #include "random_messages.hpp"
 #include "support/catch.hpp"
 
-#include <string>
-#include <string_view>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::model;
 using namespace gpu_sleep::protocol;

@@ -11,10 +11,6 @@
 
 #include <cmath>
 #include <initializer_list>
-#include <limits>
-#include <span>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::model;

@@ -8,10 +8,6 @@
 #include "support/printed.hpp"
 #include "support/sample_reports.hpp"
 
-#include <optional>
-#include <string>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 using namespace gpu_sleep::control;

@@ -9,17 +9,9 @@
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
 #include "support/printed.hpp"
-#include "support/sample_reports.hpp"
-#include "support/skip.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/ioctl.h>
-
-#include <algorithm>
-#include <array>
-#include <cstdlib>
-#include <thread>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli;

@@ -7,8 +7,6 @@
 #include "support/catch.hpp"
 
 #include <cmath>
-#include <map>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::agent::server;

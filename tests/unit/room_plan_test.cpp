@@ -5,8 +5,6 @@
 #include "client/room_plan.hpp"
 #include "support/catch.hpp"
 
-#include <limits>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;
 

@@ -5,21 +5,11 @@
 #include "client/room.hpp"
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
-#include "support/scratch.hpp"
 
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <deque>
-#include <limits>
-#include <string>
-#include <thread>
-#include <utility>
 #include <variant>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;

@@ -5,8 +5,6 @@
 
 #include "support/simulated_driver/testing.hpp"
 
-#include <algorithm>
-
 using namespace gpu_sleep::sim::testing;
 
 TEST_CASE("Simulated driver: what belongs to a context dies with it, and stale handles are errors",

@@ -5,8 +5,6 @@
 #include "support/fingerprint_key.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-#include <sys/mman.h>
-
 using namespace gpu_sleep::sim::testing;
 
 TEST_CASE("Simulated driver: memory released before its copy is over is detected", "[simulated_driver]") {

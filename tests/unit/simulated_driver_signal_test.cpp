@@ -5,15 +5,8 @@
 #include "support/own_action.hpp"
 #include "support/sanitized.hpp"
 #include "support/simulated_driver/testing.hpp"
-#include "support/skip.hpp"
 
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <csignal>
-#include <filesystem>
-#include <string>
 
 using namespace gpu_sleep::sim::testing;
 

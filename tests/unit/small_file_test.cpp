@@ -7,18 +7,6 @@
 #include "base/fd.hpp"
 #include "base/units.hpp"
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <fstream>
-#include <future>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
 
 using namespace gpu_sleep;
 

@@ -5,15 +5,7 @@
 #include "base/process.hpp"
 #include "support/descriptors.hpp"
 #include "support/overlay.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
-
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <memory>
-#include <optional>
 
 namespace gpu_sleep::store {
 namespace {
@@ -147,7 +139,7 @@ TEST_CASE("Closed descriptors: nothing is written to what the program opened in 
     SnapshotDescription description{{}, {}, k_nobody, ::geteuid(), {{0x7f0000000000, 12 * k_mib, "t", 0}}};
     auto options = small_write();
     options.under_way = 1; // one after the other
-    const auto written = write_snapshot(test::opened(directory), description, closer, options);
+    const auto written = test::write_snapshot(test::opened(directory), description, closer, options);
     REQUIRE_FALSE(written);
     CHECK(written.error().code == ErrorCode::io_failed);
     REQUIRE(closer.usurper);

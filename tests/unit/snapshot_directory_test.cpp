@@ -4,19 +4,10 @@
 
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
-#include "support/catch.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
-#include <fcntl.h>
 #include <sys/wait.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <csignal>
-#include <set>
-#include <string>
 
 namespace gpu_sleep::store {
 namespace {
@@ -212,11 +203,12 @@ TEST_CASE("Leftovers: a process killed at any moment leaves what the next one fi
     for (int i = 0; i < 25; ++i) {
         const auto child = ::fork();
         if (child == 0) {
-            SnapshotWriteOptions options;
+            test::WriteOptions options;
             options.threads = 2;
             const auto opened = SnapshotDirectory::open(directory.path());
             for (;;)
-                if (!opened || !write_snapshot(*opened, contents.description, contents, options)) ::_exit(1);
+                if (!opened || !test::write_snapshot(*opened, contents.description, contents, options))
+                    ::_exit(1);
         }
         ::usleep(static_cast<useconds_t>(1000 + 1700 * i));
         ::kill(child, SIGKILL);

@@ -6,12 +6,7 @@
 #include "store/snapshot.hpp"
 #include "support/descriptors.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
-
-#include <cerrno>
-#include <thread>
-#include <vector>
 
 namespace gpu_sleep::store {
 namespace {
@@ -32,7 +27,7 @@ TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing be
                  test::FailingCall{SYS_ftruncate, EIO, {}});
     std::optional<Error> error;
     const bool was_run = test::with_failing_calls({failing}, [&] {
-        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        const auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
         if (!snapshot) error = snapshot.error();
     });
     if (!was_run) return test::skip_without_right("filter its system calls");
@@ -51,7 +46,7 @@ TEST_CASE("Snapshots: a file whose contents could not be flushed is not used, th
     const test::FailingCall of_directory{SYS_fsync, 0, {}, descriptor}; // which succeeds
     Result<void> done;
     const bool was_run = test::with_failing_calls({of_directory, {SYS_fsync, error, {}}}, [&] {
-        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        const auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
         if (!snapshot) done = snapshot.error();
     });
     if (!was_run) return test::skip_without_right("filter its system calls");
@@ -72,7 +67,7 @@ TEST_CASE("Snapshots: what some file systems do not have is done without", "[sto
         test::FailingCall{SYS_fsync, EINVAL, {}, descriptor});
     Result<void> done = make_error(ErrorCode::internal, "it was not run");
     const bool was_run = test::with_failing_calls({failing}, [&] {
-        auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
         done = snapshot ? snapshot->file.keep() : snapshot.error();
         if (done) snapshot->file.let_stay();
     });
@@ -94,11 +89,13 @@ TEST_CASE("Snapshots: a lock that is refused is done without only where nobody c
     std::size_t leftovers = 2;
     std::size_t doubtful = 0;
     bool was_run = test::with_failing_calls({{SYS_flock, ENOLCK, {}}}, [&] {
-        is_written_here = write_snapshot(opened, contents.description, contents, small_write()).has_value();
+        is_written_here =
+            test::write_snapshot(opened, contents.description, contents, small_write()).has_value();
     });
     // As on a file system that nothing is known of.
     was_run = was_run && test::with_failing_calls({{SYS_flock, ENOLCK, {}}, {SYS_fstatfs, EIO, {}}}, [&] {
-                  const auto written = write_snapshot(opened, contents.description, contents, small_write());
+                  const auto written =
+                      test::write_snapshot(opened, contents.description, contents, small_write());
                   is_written_afar = written.has_value();
                   leftovers = opened->leftovers()->size();
                   doubtful = opened->doubtful()->size();
@@ -120,7 +117,7 @@ TEST_CASE("Snapshots: a kernel that takes no requests, or lets nobody wait for t
     const auto error = static_cast<std::uint32_t>(GENERATE(EBADF, ENOMEM, EAGAIN, EBUSY));
     Result<void> done = make_error(ErrorCode::internal, "it was not run");
     const bool was_run = test::with_failing_calls({{SYS_io_uring_enter, error, {}}}, [&] {
-        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        const auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
         if (!snapshot) {
             done = snapshot.error();
             return;

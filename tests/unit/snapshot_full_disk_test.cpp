@@ -5,16 +5,11 @@
 #include "base/threads.hpp"
 #include "store/snapshot.hpp"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
 #include "support/small_disk.hpp"
 #include "support/snapshots.hpp"
+#include "unit/arenas.hpp"
 
 #include <sys/resource.h>
-
-#include <atomic>
-#include <cerrno>
-#include <filesystem>
-#include <string>
 
 namespace gpu_sleep::store {
 namespace {
@@ -65,11 +60,13 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
     const auto whole = room().bytes;
     const auto used = [&] { return whole - room().bytes; };
     auto options = small_write();
-    options.memory.reserve = 3 * k_mib;
+    constexpr Bytes k_reserve = 3 * k_mib;
+    std::function<Headroom()> headroom;
+    options.memory.budget = &test::budget_of([&] { return headroom(); }, k_reserve);
     options.memory.patience = Milliseconds(0);
     Bytes host_memory = 0;
     std::atomic<Bytes> most_used{0};
-    options.memory.headroom = [&] {
+    headroom = [&] {
         most_used = std::max(most_used.load(), used());
         return Headroom{host_memory - std::min(host_memory, used()), "a test"};
     };
@@ -79,14 +76,20 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
         REQUIRE_FALSE(failed);
         CHECK(failed.error().code == ErrorCode::out_of_host_memory);
         CHECK(failed.error().message.find("limited by a test") != std::string::npos);
-        CHECK(most_used + options.memory.reserve <= std::max(host_memory, options.memory.reserve));
+        CHECK(most_used + k_reserve <= std::max(host_memory, k_reserve));
         CHECK(used() == 0);
     }
     SECTION("and waits for what comes in time") {
         options.memory.patience = std::chrono::hours(1);
         std::atomic<int> asked{0};
-        options.memory.headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
+        headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
         CHECK(test::written(disk.directory(), contents, options));
+    }
+    SECTION("and waits no longer than its contents come") {
+        options.memory.patience = std::chrono::hours(1);
+        headroom = [] { return Headroom{0, "a test"}; };
+        contents.fails_at = 1;
+        CHECK(test::written(disk.directory(), contents, options).error().code == ErrorCode::driver_failed);
     }
     SECTION("and is written where that is enough") {
         host_memory = 24 * k_mib;
@@ -129,7 +132,8 @@ TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompres
     Bytes file_bytes = 0;
     Bytes taken_bytes = 0;
     const auto write = [&] {
-        const auto written = write_snapshot(test::opened(directory), description, contents, small_write());
+        const auto written =
+            test::write_snapshot(test::opened(directory), description, contents, small_write());
         if (!written) return;
         file_bytes = written->header.file_bytes;
         struct stat status = {};
@@ -157,7 +161,7 @@ TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
     const auto error = static_cast<std::uint32_t>(GENERATE(ENOSPC, EOPNOTSUPP));
     bool is_right = false;
     const bool was_run = test::with_failing_calls({{SYS_fallocate, error, {}}}, [&] {
-        const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+        const auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
         is_right = snapshot && SnapshotReader::open(snapshot->file, snapshot->header);
     });
     if (!was_run) return test::skip_without_right("filter its system calls");
@@ -215,7 +219,7 @@ TEST_CASE("Snapshots: a limit on the length of files is as a full disk, and ends
         // As in the agent, where signals are blocked: the one that comes with such a write would end it.
         REQUIRE(::setrlimit(RLIMIT_FSIZE, &short_files) == 0);
         auto thread = start_quiet_thread("writer", [&] {
-            const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+            const auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
             if (!snapshot) error = snapshot.error();
         });
         if (thread) thread->join();

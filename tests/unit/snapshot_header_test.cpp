@@ -9,11 +9,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <cstring>
-#include <span>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::store {
 namespace {
 

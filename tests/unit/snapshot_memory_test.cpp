@@ -5,16 +5,11 @@
 
 #include "base/guard.hpp"
 #include "support/sanitized.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
 
 #include <malloc.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <new>
-#include <vector>
 
 namespace {
 
@@ -102,8 +97,8 @@ void for_every_allocation(bool lasting, Body&& body, Check&& check) {
     }
 }
 
-SnapshotWriteOptions write_options(IoKind io) {
-    SnapshotWriteOptions options;
+test::WriteOptions write_options(IoKind io) {
+    test::WriteOptions options;
     options.threads = 2;
     options.io = io;
     return options;
@@ -130,8 +125,8 @@ TEST_CASE("Snapshots: large buffers are not the allocator's, which would keep su
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
     {
-        const auto snapshot =
-            write_snapshot(test::opened(directory), description, contents, write_options(IoKind::automatic));
+        const auto snapshot = test::write_snapshot(test::opened(directory), description, contents,
+                                                   write_options(IoKind::automatic));
         REQUIRE(snapshot);
         const auto reader = SnapshotReader::open(snapshot->file, snapshot->header);
         REQUIRE(reader);
@@ -154,7 +149,7 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends a writing, and
         lasting,
         [&] {
             return guarded([&]() -> Result<void> {
-                const auto snapshot = write_snapshot(opened, description, contents, write_options(io));
+                const auto snapshot = test::write_snapshot(opened, description, contents, write_options(io));
                 if (!snapshot) return snapshot.error();
                 ++written;
                 return {};
@@ -176,7 +171,8 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends a reading, whi
     const Scratch directory;
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
-    const auto snapshot = write_snapshot(test::opened(directory), description, contents, write_options(io));
+    const auto snapshot =
+        test::write_snapshot(test::opened(directory), description, contents, write_options(io));
     REQUIRE(snapshot);
     SnapshotReadOptions options;
     options.threads = 2;
@@ -201,7 +197,7 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends an opening", "
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
     const auto snapshot =
-        write_snapshot(test::opened(directory), description, contents, write_options(IoKind::threads));
+        test::write_snapshot(test::opened(directory), description, contents, write_options(IoKind::threads));
     REQUIRE(snapshot);
     for_every_allocation(
         GENERATE(false, true), [&] { return SnapshotReader::open(snapshot->file, snapshot->header); },

@@ -4,14 +4,7 @@
 // reading and removing.
 
 #include "support/other_user.hpp"
-#include "support/skip.hpp"
 #include "support/snapshots.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <cerrno>
-#include <string>
 
 namespace gpu_sleep::store {
 namespace {
@@ -45,11 +38,11 @@ bool is_refused_directory(const std::string& path) {
 bool write_kept(const std::string& directory) {
     ::umask(0); // no umask hides what others may
     test::MemoryContents contents("weights", test::random_bytes(50'000));
-    SnapshotWriteOptions options;
+    test::WriteOptions options;
     options.threads = 1;
     auto opened = SnapshotDirectory::open(directory);
     if (!opened) return false;
-    auto snapshot = write_snapshot(*std::move(opened), contents.description, contents, options);
+    auto snapshot = test::write_snapshot(*std::move(opened), contents.description, contents, options);
     if (!snapshot || !snapshot->file.keep()) return false;
     snapshot->file.let_stay();
     return true;

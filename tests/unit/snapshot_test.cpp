@@ -5,9 +5,6 @@
 #include "store/snapshot.hpp"
 #include "support/snapshots.hpp"
 
-#include <algorithm>
-#include <vector>
-
 namespace gpu_sleep::store {
 namespace {
 

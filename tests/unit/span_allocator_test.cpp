@@ -6,9 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <random>
-#include <vector>
-
 using gpu_sleep::Bytes;
 using gpu_sleep::memory::SpanAllocator;
 

@@ -6,11 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <set>
-#include <string>
-#include <thread>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::model;
 using namespace std::chrono_literals;

@@ -6,11 +6,6 @@
 #include "control/targets.hpp"
 #include "find_fixture.hpp"
 
-#include <unistd.h>
-
-#include <array>
-#include <functional>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;
 using namespace std::string_literals;

@@ -8,12 +8,7 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <initializer_list>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 
 using namespace gpu_sleep;
 using namespace std::string_literals;

@@ -5,12 +5,7 @@
 #include "client/together.hpp"
 #include "support/catch.hpp"
 
-#include <algorithm>
-#include <map>
 #include <ostream>
-#include <random>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;

@@ -6,10 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <optional>
-#include <string>
-#include <vector>
-
 using namespace gpu_sleep;
 using agent::TouchRule;
 using ledger::Ledger;

@@ -10,7 +10,7 @@ import sys
 import time
 
 BYTES = 50 << 20
-PORTS = {"serve_b": 8001}  # others: 8000
+PORTS = {"serve_b": 8001}  # others: 8000, or what follows --port
 
 driver = ctypes.CDLL("libcuda.so.1")
 context, memory = ctypes.c_void_p(), ctypes.c_uint64()
@@ -45,9 +45,10 @@ done(driver.cuCtxSetCurrent(context))
 done(driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(BYTES)))
 use_gpu()
 name = pathlib.Path(sys.argv[0]).stem
+port = int(sys.argv[-1]) if "--port" in sys.argv else PORTS.get(name, 8000)
 if name.startswith(("serve", "vllm")):
     try:
-        http.server.ThreadingHTTPServer(("localhost", PORTS.get(name, 8000)), Answers).serve_forever()
+        http.server.ThreadingHTTPServer(("localhost", port), Answers).serve_forever()
     except OSError:  # the port is taken
         time.sleep(3600)
 while True:

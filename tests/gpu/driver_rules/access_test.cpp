@@ -4,8 +4,6 @@
 
 #include "rules.hpp"
 
-#include <algorithm>
-
 using namespace gpu_sleep::driver_rules;
 
 TEST_CASE("Driver: a copy that was waited for leaves no trace", "[driver_rules]") {

@@ -4,10 +4,6 @@
 
 #include "rules.hpp"
 
-#include <algorithm>
-#include <functional>
-#include <thread>
-
 using namespace gpu_sleep::driver_rules;
 
 namespace {

@@ -5,11 +5,6 @@
 
 #include "checkpointed.hpp"
 
-#include <atomic>
-#include <chrono>
-#include <csignal>
-#include <thread>
-
 using namespace gpu_sleep::driver_rules;
 
 TEST_CASE("Driver: a step of a checkpoint that is not its state's turn is refused", "[driver_rules]") {

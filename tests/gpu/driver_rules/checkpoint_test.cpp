@@ -5,11 +5,6 @@
 
 #include "checkpointed.hpp"
 
-#include <algorithm>
-#include <chrono>
-#include <thread>
-#include <vector>
-
 using namespace gpu_sleep::driver_rules;
 
 namespace {

@@ -9,13 +9,6 @@
 
 #include "support/other_run.hpp"
 
-#include <unistd.h>
-
-#include <cstdlib>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::driver_rules {
 
 /// What the other process is told to do. What a driver call makes is made before, so that each is one call

@@ -4,8 +4,6 @@
 
 #include "rules.hpp"
 
-#include <algorithm>
-
 using namespace gpu_sleep::driver_rules;
 
 TEST_CASE("Driver: copies of rectangles", "[driver_rules]") {

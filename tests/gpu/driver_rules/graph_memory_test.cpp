@@ -4,8 +4,6 @@
 
 #include "stream_ordered.hpp"
 
-#include <algorithm>
-
 using namespace gpu_sleep::driver_rules;
 
 namespace {

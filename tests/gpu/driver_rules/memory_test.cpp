@@ -4,9 +4,6 @@
 
 #include "rules.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 using namespace gpu_sleep::driver_rules;
 
 TEST_CASE("Driver: granularity is 2 MiB, and sizes that do not fit it are refused", "[driver_rules]") {

@@ -4,10 +4,6 @@
 
 #include "rules.hpp"
 
-#include <chrono>
-#include <future>
-#include <thread>
-
 using namespace gpu_sleep::driver_rules;
 
 TEST_CASE("Driver: plain allocations", "[driver_rules]") {

@@ -5,12 +5,6 @@
 
 #include "stream_ordered.hpp"
 
-#include <dlfcn.h>
-
-#include <algorithm>
-#include <atomic>
-#include <thread>
-
 using namespace gpu_sleep::driver_rules;
 
 namespace {

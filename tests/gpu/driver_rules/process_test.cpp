@@ -6,9 +6,7 @@
 
 #include "support/other_run.hpp"
 
-#include <fcntl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdio>
 

@@ -8,12 +8,8 @@
 #pragma once
 
 #include "support/driver_testing.hpp"
-#include "support/skip.hpp"
 
 #include <dlfcn.h>
-
-#include <cstdlib>
-#include <string>
 
 namespace gpu_sleep::driver_rules {
 

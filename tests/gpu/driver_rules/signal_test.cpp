@@ -6,8 +6,6 @@
 #include "support/own_action.hpp"
 #include "support/sanitized.hpp"
 
-#include <atomic>
-
 using namespace gpu_sleep::driver_rules;
 
 namespace {

@@ -4,10 +4,6 @@
 
 #include "rules.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <thread>
-
 using namespace gpu_sleep::driver_rules;
 
 TEST_CASE("Driver: streams work in order, and later than they are given work", "[driver_rules]") {

@@ -6,11 +6,6 @@
 
 #include "simulated_entry_points.hpp"
 
-#include <array>
-#include <functional>
-#include <map>
-#include <string_view>
-
 using namespace gpu_sleep::driver_rules;
 
 namespace {

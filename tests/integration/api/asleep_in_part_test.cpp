@@ -5,11 +5,6 @@
 #include "callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-#include <unistd.h>
-
-#include <optional>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

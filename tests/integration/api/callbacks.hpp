@@ -7,9 +7,6 @@
 #include "support/callbacks.hpp"
 #include "support/gpu.hpp"
 
-#include <chrono>
-#include <future>
-
 namespace gpu_sleep::test {
 
 inline constexpr std::chrono::milliseconds k_moment{100}; ///< time enough to do what must not be done

@@ -9,14 +9,6 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-#include <atomic>
-#include <csignal>
-#include <future>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

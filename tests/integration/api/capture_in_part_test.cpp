@@ -6,8 +6,6 @@
 #include "callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

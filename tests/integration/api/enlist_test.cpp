@@ -7,10 +7,6 @@
 
 #include <pthread.h>
 
-#include <array>
-#include <thread>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -6,9 +6,6 @@
 #include "callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-#include <array>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -5,19 +5,9 @@
 #include "callbacks.hpp"
 #include "support/files_of.hpp"
 #include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 #include <pthread.h>
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <future>
-#include <optional>
-#include <string_view>
-#include <thread>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

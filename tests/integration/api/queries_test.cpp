@@ -5,12 +5,6 @@
 #include "callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-#include <chrono>
-#include <future>
-#include <thread>
-#include <utility>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using sim::testing::Range;

@@ -5,8 +5,6 @@
 #include "support/gpu.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-#include <cstdint>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -5,10 +5,6 @@
 #include "callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-#include <unistd.h>
-
-#include <array>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using sim::testing::Range;

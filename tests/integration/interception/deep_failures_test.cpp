@@ -5,18 +5,8 @@
 
 #include "deep_machine.hpp"
 
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
-
-#include <fmt/format.h>
-
-#include <csignal>
-#include <filesystem>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

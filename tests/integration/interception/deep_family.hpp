@@ -6,15 +6,7 @@
 
 #include "deep_machine.hpp"
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstddef>
-#include <deque>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::test {
 

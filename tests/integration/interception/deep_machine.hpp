@@ -7,15 +7,7 @@
 #include "driver_machine.hpp"
 
 #include "gpu_sleep/gpu_sleep.h"
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
-
-#include <fmt/format.h>
-
-#include <filesystem>
-#include <string>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::test {
 

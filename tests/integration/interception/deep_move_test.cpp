@@ -4,16 +4,8 @@
 
 #include "deep_machine.hpp"
 
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
-
-#include <fmt/format.h>
-
-#include <cstddef>
-#include <filesystem>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

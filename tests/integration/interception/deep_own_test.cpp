@@ -6,18 +6,6 @@
 #include "deep_machine.hpp"
 
 #include "gpu_sleep/gpu_sleep.h"
-#include "support/catch.hpp"
-#include "support/files_of.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
-
-#include <fmt/format.h>
-
-#include <unistd.h>
-
-#include <chrono>
-#include <csignal>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -5,11 +5,6 @@
 
 #include "deep_family.hpp"
 
-#include <deque>
-#include <optional>
-#include <string>
-#include <utility>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -5,18 +5,8 @@
 
 #include "deep_machine.hpp"
 
-#include "support/catch.hpp"
 #include "support/configuration.hpp"
-#include "support/scratch.hpp"
 #include "support/tree.hpp"
-
-#include <fmt/format.h>
-
-#include <csignal>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -403,24 +393,6 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
     CHECK(kept() == "0");
     CHECK(to_files({}).json("/processes/0/report/changed") == "false");
     CHECK(machine.command("gpu-sleep", {"--store", "host"}).status == 7);
-    machine.wake_whole();
-}
-
-TEST_CASE("Deep: what is kept goes to files where a budget for host memory has no room for it", "[deep]") {
-    if (!reads_configurations()) return;
-    const Scratch place;
-    DeepMachine machine;
-    machine.fall_asleep();
-    const auto pass = [&](const std::string& reclaim = "") {
-        const Configuration within("[host]\nbudget = \"1MiB\"\n" + reclaim);
-        auto output = machine.command("gpu-reclaim", {"--config", within.file()});
-        CHECK(output.json("/exit_status") == std::to_string(output.status));
-        return output.status;
-    };
-    CHECK(pass() == 8);
-    CHECK(pass(fmt::format("[reclaim]\ndirectory = \"{}\"\n", place.file("files"))) == 0);
-    CHECK(machine.is_deep());
-    CHECK(machine.command("gpu-ps").json("/processes/0/report/host_bytes") == "0");
     machine.wake_whole();
 }
 

@@ -5,15 +5,7 @@
 
 #include "deep_family.hpp"
 
-#include "support/catch.hpp"
-#include "support/sanitized.hpp"
-#include "support/scratch.hpp"
 #include "support/sweep.hpp"
-
-#include <algorithm>
-#include <csignal>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -249,23 +241,6 @@ TEST_CASE("Deep together: a command killed amid the driver's part is completed b
     CHECK(states.deep == 0);
     if (GENERATE(false, true)) CHECK(family.wake().status == 0);
     family.check_completes();
-}
-
-TEST_CASE("Deep together: a command killed at any moment loses nothing", "[deep][deep_together]") {
-    DeepFamily family(3);
-    const int k_rounds = is_sanitized() ? 4 : 12;
-    for (int i = 0; i < k_rounds; ++i) {
-        {
-            const Process killed(i % 3 == 2 ? family.launch("gpu-wake", {DeepFamily::root(), "--tree"})
-                                            : family.deep());
-            pause_for(Milliseconds(i * 7 % 60));
-        }
-        const auto slept = run(family.deep());
-        REQUIRE(succeeded(slept));
-        REQUIRE(family.states_in(slept).deep == 3);
-        if (i % 2 == 0) REQUIRE(family.wake().status == 0);
-    }
-    family.check_wakes();
 }
 
 TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone",

@@ -5,30 +5,8 @@
 
 #include "driver_machine.hpp"
 
-#include "support/catch.hpp"
-
-#include <fmt/format.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
-
-TEST_CASE("Driver engine: what the driver refuses is told in its words", "[driver_engine]") {
-    Machine machine;
-    const auto unsupported =
-        machine.command("sleep", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessCheckpoint:1:801"});
-    CHECK(unsupported.status == 1);
-    CHECK_THAT(unsupported.err,
-               mentions("CUDA_ERROR_NOT_SUPPORTED") && mentions("managed") && mentions("awake"));
-    CHECK(unsupported.json("/processes/0/state") == "awake");
-    machine.expect_awake();
-    CHECK(machine.command("sleep", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessLock:1:800"}).status == 5);
-    machine.expect_awake();
-}
 
 TEST_CASE("Driver engine: the next command completes what a killed one began", "[driver_engine]") {
     Machine machine;
@@ -96,16 +74,6 @@ TEST_CASE("Driver engine: a stopped process is not waited for", "[driver_engine]
     CHECK(machine.command("gpu-wake").status == 4);
     machine.host.process().signal(SIGCONT);
     machine.wake_whole();
-}
-
-TEST_CASE("Driver engine: a process that the driver fails to checkpoint is lost, and that is said",
-          "[driver_engine]") {
-    const Machine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
-    for (const auto& failed : {machine.command("sleep"), machine.command("gpu-wake", {"--dry-run"})}) {
-        CHECK(failed.status == 7);
-        CHECK_THAT(failed.err, mentions("end the process"));
-    }
-    CHECK(machine.command("gpu-ps").json("/processes/0/report/lost") == "true");
 }
 
 TEST_CASE("Driver engine: an interrupted command undoes what it did", "[driver_engine]") {

@@ -4,14 +4,6 @@
 
 #include "driver_machine.hpp"
 
-#include "support/catch.hpp"
-#include "support/scratch.hpp"
-
-#include <fmt/format.h>
-
-#include <csignal>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -4,19 +4,8 @@
 
 #include "driver_machine.hpp"
 
-#include "support/catch.hpp"
 #include "support/other_user.hpp"
-#include "support/scratch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
-
-#include <fmt/format.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -6,25 +6,11 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
 #include "support/shared_devices.hpp"
 
 #include "base/process.hpp"
 
 #include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
-#include <csignal>
-#include <cstddef>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <string>
-#include <system_error>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 

@@ -9,9 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
-#include <sstream>
-
 namespace gpu_sleep::test {
 
 Launch plain_launch(const Way& way) {

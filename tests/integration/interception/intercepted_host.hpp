@@ -7,8 +7,6 @@
 #include "support/host.hpp"
 
 #include <cstdint>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::test {
 

@@ -8,7 +8,6 @@
 #include "driver_calls.hpp"
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <vector>
 

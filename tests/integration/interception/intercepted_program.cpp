@@ -4,9 +4,7 @@
 // its first argument names. Before the first command that needs it, it makes no call of the driver.
 
 #include "base/fd.hpp"
-#include "driver_calls.hpp"
 #include "gpu_sleep/gpu_sleep.h"
-#include "intercepted_memory.hpp"
 #include "intercepted_share.hpp"
 #include "intercepted_unknown.hpp"
 #include "intercepted_work.hpp"
@@ -21,17 +19,13 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstddef>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <random>
 #include <stop_token>
-#include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::test {
 namespace {

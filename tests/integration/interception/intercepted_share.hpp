@@ -8,7 +8,6 @@
 #include "intercepted_memory.hpp"
 
 #include <span>
-#include <string>
 
 namespace gpu_sleep::test {
 

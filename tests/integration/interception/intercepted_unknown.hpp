@@ -6,8 +6,6 @@
 
 #include "intercepted_memory.hpp"
 
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// Looks cuFutureSubmit up, as a "symbol" or by the driver's own look-up. "same" if that found it where it

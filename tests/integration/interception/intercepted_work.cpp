@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <memory>
 #include <span>
-#include <vector>
 
 namespace gpu_sleep::test {
 namespace {

@@ -6,9 +6,6 @@
 
 #include "intercepted_memory.hpp"
 
-#include <cstdint>
-#include <string>
-
 namespace gpu_sleep::test {
 
 /// A number that looks random, and is never zero for long. Source: Steele, Lea and Flood, splitmix64.

@@ -5,16 +5,9 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
 #include "support/shared_devices.hpp"
 
 #include <fmt/format.h>
-
-#include <array>
-#include <csignal>
-#include <string>
-#include <utility>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

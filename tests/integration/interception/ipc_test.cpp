@@ -8,10 +8,6 @@
 
 #include <fmt/format.h>
 
-#include <csignal>
-#include <sstream>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -3,16 +3,6 @@
 // Programs that run on from host memory: what they do there, how they come back, and what is refused.
 
 #include "deep_machine.hpp"
-#include "intercepted_host.hpp"
-
-#include "support/catch.hpp"
-#include "support/scratch.hpp"
-
-#include <fmt/format.h>
-
-#include <array>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

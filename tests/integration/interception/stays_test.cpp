@@ -6,12 +6,8 @@
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
-#include "support/scratch.hpp"
 
 #include <fmt/format.h>
-
-#include <sstream>
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

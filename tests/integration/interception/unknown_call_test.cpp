@@ -7,8 +7,6 @@
 
 #include "support/catch.hpp"
 
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

@@ -5,10 +5,7 @@
 #include "intercepted_host.hpp"
 
 #include "support/catch.hpp"
-#include "support/skip.hpp"
 #include "support/tree.hpp"
-
-#include <string>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -6,13 +6,8 @@
 #include "support/sanitized.hpp"
 
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <future>
 #include <stop_token>
-#include <thread>
 
 using namespace gpu_sleep::test;
 

@@ -6,11 +6,6 @@
 
 #include "support/simulated_driver/testing.hpp"
 
-#include <chrono>
-#include <cstdint>
-#include <cstdlib>
-#include <thread>
-
 namespace gpu_sleep::test {
 
 using namespace sim::testing;

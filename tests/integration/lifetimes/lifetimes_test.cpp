@@ -7,12 +7,6 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 
-#include <atomic>
-#include <chrono>
-#include <future>
-#include <thread>
-#include <vector>
-
 using namespace gpu_sleep::test;
 
 TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is first named", "[lifetimes]") {

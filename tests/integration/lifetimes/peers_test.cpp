@@ -4,13 +4,6 @@
 
 #include "devices.hpp"
 
-#include <array>
-#include <atomic>
-#include <functional>
-#include <thread>
-#include <utility>
-#include <vector>
-
 using namespace gpu_sleep::test;
 
 namespace {

@@ -6,8 +6,6 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 
-#include <vector>
-
 using namespace gpu_sleep::test;
 
 namespace {

@@ -5,9 +5,6 @@
 #include "devices.hpp"
 #include "driver/api.hpp"
 
-#include <chrono>
-#include <thread>
-
 using namespace gpu_sleep::test;
 
 namespace {

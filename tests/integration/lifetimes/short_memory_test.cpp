@@ -10,12 +10,7 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-#include <functional>
 #include <iostream>
-#include <optional>
-#include <set>
-#include <string>
 
 using namespace gpu_sleep::test;
 

@@ -8,9 +8,6 @@
 #include "short_memory.hpp"
 #include "support/callbacks.hpp"
 
-#include <optional>
-#include <vector>
-
 using namespace gpu_sleep::test;
 
 namespace {

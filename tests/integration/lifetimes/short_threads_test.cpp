@@ -5,16 +5,6 @@
 #include "devices.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/failing_call.hpp"
-#include "support/skip.hpp"
-
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <string>
 
 using namespace gpu_sleep::test;
 

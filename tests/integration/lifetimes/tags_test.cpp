@@ -6,9 +6,6 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 
-#include <algorithm>
-#include <vector>
-
 using namespace gpu_sleep::test;
 
 namespace {

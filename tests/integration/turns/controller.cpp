@@ -4,8 +4,6 @@
 
 #include "controller.hpp"
 
-#include <algorithm>
-
 namespace gpu_sleep::test {
 namespace {
 

@@ -7,9 +7,6 @@
 #include "fleet.hpp"
 
 #include <condition_variable>
-#include <deque>
-#include <mutex>
-#include <thread>
 
 namespace gpu_sleep::test {
 

@@ -10,10 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
-#include <optional>
 #include <random>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::test {
 

@@ -14,12 +14,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <memory>
-#include <thread>
 
 namespace {
 

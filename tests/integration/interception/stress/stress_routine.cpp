@@ -7,7 +7,6 @@
 // may run without: by dlsym. Prints "cycles C iterations I launches L captures G illegal A broken B" and ends
 // with 0; with 1 and a line on standard error at the first thing that is wrong; by SIGALRM after SECONDS.
 
-#include "../intercepted_memory.hpp"
 #include "../intercepted_work.hpp"
 #include "../routines.hpp"
 #include "gpu_sleep/gpu_sleep.h"

@@ -6,12 +6,6 @@
 
 #include "support/catch.hpp"
 
-#include <cstdlib>
-#include <map>
-#include <optional>
-#include <sstream>
-#include <string>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 

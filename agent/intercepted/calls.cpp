@@ -3,18 +3,11 @@
 // What every intercepted call begins with: the running agent, and where the call stands; and the list of
 // unknown calls.
 
-#include "intercepted/state.hpp"
+#include "intercepted/calls.hpp"
 
 #include "gate/gate.hpp"
 
 namespace gpu_sleep::agent::intercepted {
-
-namespace {
-
-/// Room for all that the hooks tell apart, and one for the others; null behind the last.
-constinit std::array<std::atomic<const char*>, 257> g_called{};
-
-} // namespace
 
 CUresult refused() noexcept {
     return gate::Gate::instance().is_abandoned() ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_SYSTEM_NOT_READY;
@@ -29,12 +22,6 @@ CUresult to_status(const Error& error) noexcept {
     case ErrorCode::context_lost: return CUDA_ERROR_DEINITIALIZED;
     default: return CUDA_ERROR_UNKNOWN;
     }
-}
-
-bool is_primary_active(const driver::Api& api, int device) noexcept {
-    unsigned flags = 0;
-    int is_active = 0;
-    return api.cuDevicePrimaryCtxGetState(device, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
 }
 
 CUcontext context_of(ProgramMemory& memory, CUstream stream) {
@@ -54,7 +41,7 @@ void give_range(ProgramMemory& memory, CUdeviceptr address) {
 }
 
 void note_unknown_call(const char* name) noexcept {
-    for (auto& each : g_called) {
+    for (auto& each : books().unseen.calls) {
         const char* noted = nullptr;
         if (each.compare_exchange_strong(noted, name) || noted == name) return;
     }
@@ -62,7 +49,7 @@ void note_unknown_call(const char* name) noexcept {
 
 std::vector<std::string> called_unknown() {
     std::vector<std::string> called;
-    for (const char* name : g_called)
+    for (const char* name : books().unseen.calls)
         if (name) called.emplace_back(name);
     return called;
 }

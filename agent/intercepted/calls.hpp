@@ -1,19 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Access to the program's memory for the files of this module. Internal to it.
+// What every intercepted call begins and ends with: the books, the program's memory, and the answer; and
+// calls that this build does not know.
 
 #pragma once
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "intercepted/answer.hpp"
+#include "driver/context.hpp"
 #include "program_memory/program_memory.hpp"
+#include "registry/registry.hpp"
+
+#include <cuda.h>
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
+
+/// All functions of this module are thread-safe, and what intercepted calls call lets nothing cross: what
+/// fails inside returns a status of the driver. None needs the agent to run; without it everything is left to
+/// the driver.
 
 namespace gpu_sleep::agent::intercepted {
+
+using namespace registry; // which all here is about
+
+/// The status to return, or nothing: the call is the driver's.
+using Answer = std::optional<CUresult>;
+/// The status of a call that needs sleeping memory and cannot wait for it.
+inline constexpr CUresult k_sleeps = CUDA_ERROR_SYSTEM_NOT_READY;
+
+/// The status of an intercepted call that the gate refuses: as the driver's own when the process ends.
+[[nodiscard]] CUresult refused() noexcept;
 
 /// The program's memory; null before CUDA is in use, or when the process is ending.
 [[nodiscard]] inline ProgramMemory* memory() noexcept {
@@ -53,9 +73,6 @@ void with_memory(Use&& use) noexcept {
     });
 }
 
-/// Whether the device has a primary context in use; false also where the driver does not say.
-[[nodiscard]] bool is_primary_active(const driver::Api& api, int device) noexcept;
-
 /// The device of the current context; nothing without one.
 [[nodiscard]] inline std::optional<int> current_device(ProgramMemory& memory) noexcept {
     return driver::current_device(memory.api());
@@ -66,5 +83,13 @@ void give_range(ProgramMemory& memory, CUdeviceptr address);
 
 /// The context of a stream: the current one for the default streams, null where there is no such stream.
 [[nodiscard]] CUcontext context_of(ProgramMemory& memory, CUstream stream);
+
+/// Notes a call, inside the gate: who closes it, and looks then, sees the note. Takes no memory, and keeps
+/// `name`, which lives as long as the process. Thread-safe.
+void note_unknown_call(const char* name) noexcept;
+
+/// The names that were noted, each once. Each may have given the GPU work or taken memory unseen.
+/// Thread-safe.
+[[nodiscard]] std::vector<std::string> called_unknown();
 
 } // namespace gpu_sleep::agent::intercepted

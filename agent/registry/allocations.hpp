@@ -4,10 +4,8 @@
 
 #pragma once
 
-#include "base/memory.hpp"
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
-#include "intercepted/answer.hpp"
 
 #include <cuda.h>
 
@@ -20,7 +18,18 @@
 #include <utility>
 #include <vector>
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::registry {
+
+/// Moves the entries that are wanted out of a map, which takes no memory.
+template <class Map, class Wanted>
+[[nodiscard]] Map move_out(Map& from, const Wanted& wanted) {
+    Map taken;
+    for (auto next = from.begin(); next != from.end();) {
+        const auto here = next++;
+        if (wanted(*here)) taken.insert(from.extract(here));
+    }
+    return taken;
+}
 
 struct Allocation {
     CUdeviceptr address = 0; ///< of the allocation
@@ -35,21 +44,12 @@ struct Allocation {
     unsigned long long handle_types = 0; ///< as which virtual memory may be shared
 };
 
-/// The process's is immortal<Allocations>(). Thread-safe. Answers while a transaction is under way, for it is
-/// apart from the ledger's mutex; its own is the innermost of all and is held over no call.
+/// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is
+/// the innermost of all and is held over no call.
 class Allocations {
 public:
     /// Gives it an id and adds it.
     void add(const Allocation& allocation) { add(make_record(allocation)); }
-    /// Takes out what begins at `address`; nothing when nothing does.
-    std::optional<Allocation> take(CUdeviceptr address) {
-        const AloneLock lock(mutex_);
-        const auto found = by_address_.find(address);
-        if (found == by_address_.end()) return std::nullopt;
-        const auto allocation = found->second;
-        by_address_.erase(found);
-        return allocation;
-    }
     /// An allocation itself, which moves from place to place without memory; empty for none.
     using Record = std::map<CUdeviceptr, Allocation>::node_type;
     /// One to be added.
@@ -67,21 +67,21 @@ public:
         by_address_.insert(std::move(record));
     }
     /// Takes out what begins at `address`.
-    Record extract(CUdeviceptr address) {
+    Record take(CUdeviceptr address) {
         const AloneLock lock(mutex_);
         return by_address_.extract(address);
     }
     /// Takes out all that are wanted.
-    std::map<CUdeviceptr, Allocation> extract(const std::function<bool(const Allocation&)>& wanted) {
+    std::map<CUdeviceptr, Allocation> take(const std::function<bool(const Allocation&)>& wanted) {
         const AloneLock lock(mutex_);
         return move_out(by_address_, [&](const auto& entry) { return wanted(entry.second); });
     }
-    /// Puts back what extract() returned.
-    void put_back(Record record) {
+    /// Puts back what take() returned.
+    void put_back(Record record) noexcept {
         const AloneLock lock(mutex_);
         by_address_.insert(std::move(record));
     }
-    void put_back(std::map<CUdeviceptr, Allocation>& records) {
+    void put_back(std::map<CUdeviceptr, Allocation>& records) noexcept {
         const AloneLock lock(mutex_);
         by_address_.merge(records);
     }
@@ -103,7 +103,8 @@ public:
         const auto& allocation = std::prev(after)->second;
         return address - allocation.address < allocation.bytes ? std::optional(allocation) : std::nullopt;
     }
-    /// Whether one begins in these bytes, and is no mapping of the program's own.
+    /// Whether one begins in these bytes, of a range that the agent made: mappings of the program's own are
+    /// not meant.
     [[nodiscard]] bool has_ours_in(CUdeviceptr begin, std::size_t bytes) const {
         const SharedLock lock(mutex_);
         for (auto next = by_address_.lower_bound(begin);
@@ -128,13 +129,4 @@ private:
     unsigned long long next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = k_first_id;
 };
 
-[[nodiscard]] inline std::optional<Allocation> find(CUdeviceptr address) noexcept {
-    return immortal<Allocations>().find(address);
-}
-/// Whether something is allocated in these bytes of a range that the agent made: mappings of the program's
-/// own are not meant.
-[[nodiscard]] inline bool is_range_of_ours(CUdeviceptr begin, std::size_t bytes) noexcept {
-    return immortal<Allocations>().has_ours_in(begin, bytes);
-}
-
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::registry

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Pools, the ranges that they have taken, and the blocks in those: given out, or spare. What becomes of
+// blocks is in intercepted/pool_table.hpp.
+
+#pragma once
+
+#include "base/thread_safety.hpp"
+#include "base/units.hpp"
+#include "common/lock_order.hpp"
+#include "driver/memory.hpp"
+#include "ledger/ledger.hpp"
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace gpu_sleep::agent::registry {
+
+/// A stream, and its context: every context has default streams of the same handles, and an event only works
+/// in its own.
+struct StreamKey {
+    CUcontext context = nullptr;
+    CUstream stream = nullptr;
+    friend bool operator==(const StreamKey&, const StreamKey&) = default;
+};
+
+/// When the last user of a freed block is done with it.
+struct LastUse {
+    StreamKey freed_in;
+    bool in_order = false;       ///< that stream may have it at once
+    CUevent done = nullptr;      ///< of the stream's context; null: it is done
+    std::uint64_t free_call = 0; ///< Pools::free_calls at that time
+    bool is_held = false; ///< its context is about to end: nobody may ask its event, nor have the block
+};
+
+/// The sizes and addresses of spares.
+using Sizes = std::set<std::pair<Bytes, CUdeviceptr>>;
+
+/// The figures that a pool reports.
+struct PoolFigures {
+    Bytes used = 0; ///< as the program asked for it
+    Bytes reserved = 0;
+    Bytes used_high = 0; ///< of what we and the driver have of the pool together
+    Bytes reserved_high = 0;
+};
+
+/// A pool of the program, or the pool of a device.
+struct Pool {
+    CUmemoryPool handle = nullptr;
+    int device = 0;
+    bool is_intercepted = true;  ///< made of the device's own memory, and never shared
+    bool is_gone = false;        ///< destroyed: only what was allocated from it lives on
+    bool is_mixed = false;       ///< the driver has some of its memory, too
+    bool reuses_unwaited = true; ///< CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
+    Bytes threshold = 0;         ///< what it may have reserved across a synchronise
+    driver::DeviceMask access = 0;
+    PoolFigures figures;
+    Sizes spares;                     ///< of all its ranges
+    std::size_t frees_since_join = 0; ///< join_done()
+    std::size_t unused_ranges = 0;    ///< of which nothing is given out
+};
+
+/// Memory that a pool took at a time: one backing, of one tag.
+struct Range {
+    std::shared_ptr<Pool> pool;
+    CUdeviceptr address = 0;
+    Bytes bytes = 0;
+    ledger::TagId tag = 0;
+    std::size_t live = 0; ///< blocks that are given out
+};
+
+/// A part of a range: the blocks of a range fill it. Takes all the memory that it will ever need when it is
+/// made, so that freeing one cannot fail.
+struct Block {
+    Range* range = nullptr;
+    Bytes bytes = 0;
+    bool is_live = false;
+    LastUse last_use;      ///< of a spare
+    Sizes::node_type size; ///< its place among the spares while it is none
+};
+using Blocks = std::map<CUdeviceptr, Block>;
+
+/// Plain memory that was freed in a stream's order.
+struct PendingFree {
+    CUdeviceptr address = 0;
+    LastUse last_use;
+};
+
+/// All pools. Its mutex comes before the memory's. Nobody waits for work under it.
+struct Pools {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::pools) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::memory);
+    std::map<CUmemoryPool, std::shared_ptr<Pool>> pools GPU_SLEEP_GUARDED_BY(mutex);
+    std::map<CUdeviceptr, Range> ranges GPU_SLEEP_GUARDED_BY(mutex);
+    Blocks blocks GPU_SLEEP_GUARDED_BY(mutex);
+    std::vector<PendingFree> pending_frees GPU_SLEEP_GUARDED_BY(mutex); ///< given back once they are done
+    std::atomic<bool> has_excess{false};      ///< some pool has more than its threshold, or a free is pending
+    std::atomic<bool> is_due{false};          ///< the program synchronised since, nothing was given back
+    std::atomic<std::uint64_t> free_calls{0}; ///< how often blocks were freed
+    std::atomic<std::uint64_t> synchronized_to{0}; ///< those up to which were before a synchronise
+    std::atomic<Clock::time_point> next_trim{Clock::time_point{}};
+
+    /// Calls `change` with the last use of each block and pending free; those of what is not freed are none.
+    template <class Change>
+    void for_each_use(const Change& change) noexcept {
+        const MutexLock lock(mutex);
+        for (auto& [address, block] : blocks) change(block.last_use);
+        for (auto& pending : pending_frees) change(pending.last_use);
+    }
+    /// The context is about to end: from here on nobody may have what was freed there, nor ask for its end.
+    void hold_uses_in(CUcontext context) noexcept {
+        for_each_use([=](LastUse& use) { use.is_held |= use.done && use.freed_in.context == context; });
+    }
+    /// It has ended, and with it its work and its events; or it stays.
+    void let_go_of_uses_in(CUcontext context, bool is_gone) noexcept {
+        for_each_use([=](LastUse& use) {
+            if (!use.is_held || use.freed_in.context != context) return;
+            use.is_held = false;
+            if (is_gone) use = {};
+        });
+        has_excess = true;
+    }
+    /// What was freed in the stream's order waits for its event from now on.
+    void forget_order_of(CUstream stream) noexcept {
+        for_each_use([=](LastUse& use) { use.in_order &= use.freed_in.stream != stream; });
+    }
+    /// The same for all streams of a green context, whose events are its primary one's.
+    void forget_order_of(CUcontext green, CUcontext primary) noexcept {
+        for_each_use([=](LastUse& use) {
+            if (use.freed_in.context != green) return;
+            use.freed_in.context = primary;
+            use.in_order = false;
+        });
+    }
+};
+
+} // namespace gpu_sleep::agent::registry

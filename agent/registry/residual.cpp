@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory is recorded so that it can be told what stays on the GPU.
+
+#include "registry/residual.hpp"
+
+#include "base/guard.hpp"
+#include "registry/allocations.hpp"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+namespace gpu_sleep::agent::registry {
+
+void add_to_sum(std::vector<Residual>& sums, const Residual& row) {
+    const auto same = std::find_if(sums.begin(), sums.end(), [&](const Residual& s) {
+        return std::string_view(s.kind) == row.kind && s.device == row.device &&
+               std::string_view(s.reason) == row.reason;
+    });
+    if (same == sums.end()) return sums.push_back(row);
+    same->bytes += row.bytes;
+    same->count += row.count;
+}
+
+void ResidualRecords::add(CUdeviceptr address, const Record& record) noexcept {
+    ignoring_errors([&] {
+        const MutexLock lock(mutex_);
+        by_address_.insert_or_assign(address, record);
+    });
+}
+
+void ResidualRecords::forget(CUdeviceptr address) noexcept {
+    const MutexLock lock(mutex_);
+    by_address_.erase(address);
+}
+
+void ResidualRecords::handle_taken(CUmemGenericAllocationHandle handle) noexcept {
+    ignoring_errors([&] {
+        const MutexLock lock(mutex_);
+        ++foreign_[handle].references;
+    });
+}
+
+void ResidualRecords::handle_shared(CUmemGenericAllocationHandle handle, const char* how) noexcept {
+    ignoring_errors([&] {
+        const MutexLock lock(mutex_);
+        foreign_[handle].shared = how;
+    });
+}
+
+void ResidualRecords::handle_released(CUmemGenericAllocationHandle handle) noexcept {
+    const MutexLock lock(mutex_);
+    const auto found = foreign_.find(handle);
+    if (found == foreign_.end()) return;
+    if (found->second.references != 0) --found->second.references;
+    forget_if_unused(handle);
+}
+
+void ResidualRecords::forget_if_unused(CUmemGenericAllocationHandle handle) {
+    const auto found = foreign_.find(handle);
+    if (found != foreign_.end() && found->second.references == 0 && found->second.mappings == 0)
+        foreign_.erase(found);
+}
+
+bool ResidualRecords::mapped(CUdeviceptr address, CUmemGenericAllocationHandle handle) noexcept {
+    bool is_imported = false;
+    ignoring_errors([&] {
+        const MutexLock lock(mutex_);
+        auto& foreign = foreign_[handle];
+        foreign_mappings_.insert_or_assign(address, handle);
+        ++foreign.mappings;
+        is_imported = foreign.shared == k_of_another_process;
+    });
+    return is_imported;
+}
+
+void ResidualRecords::unmapped(CUdeviceptr address, std::size_t bytes) noexcept {
+    const MutexLock lock(mutex_);
+    by_address_.erase(by_address_.lower_bound(address), by_address_.lower_bound(address + bytes));
+    auto& mappings = foreign_mappings_;
+    for (auto at = mappings.lower_bound(address); at != mappings.end() && at->first < address + bytes;) {
+        const auto handle = at->second;
+        at = mappings.erase(at);
+        --foreign_.at(handle).mappings;
+        forget_if_unused(handle);
+    }
+}
+
+ResidualRecords::Shard& ResidualRecords::shard_of(CUdeviceptr address) noexcept {
+    constexpr unsigned k_granularity_bits = 9; // of what the driver gives out
+    return shards_[(address >> k_granularity_bits) % shards_.size()];
+}
+
+void ResidualRecords::add(CUdeviceptr address, const OfDriver& allocation) noexcept {
+    ignoring_errors([&] {
+        auto& shard = shard_of(address);
+        const MutexLock lock(shard.mutex);
+        count_ += shard.allocations.insert_or_assign(address, allocation).second;
+    });
+}
+
+ResidualRecords::OfDriverRecord ResidualRecords::take(CUdeviceptr address) noexcept {
+    auto& shard = shard_of(address);
+    const MutexLock lock(shard.mutex);
+    auto record = shard.allocations.extract(address);
+    count_ -= !record.empty();
+    return record;
+}
+
+void ResidualRecords::put_back(OfDriverRecord record) noexcept {
+    ignoring_errors([&] {
+        auto& shard = shard_of(record.key());
+        const MutexLock lock(shard.mutex);
+        count_ += shard.allocations.insert(std::move(record)).inserted;
+    });
+}
+
+ResidualRecords::Taken ResidualRecords::take(CUcontext context, bool is_primary) noexcept {
+    Taken taken;
+    {
+        const MutexLock lock(mutex_);
+        taken.records =
+            move_out(by_address_, [=](const auto& each) { return each.second.context == context; });
+    }
+    for (auto& shard : shards_) {
+        const MutexLock lock(shard.mutex);
+        for (auto next = shard.allocations.begin(); next != shard.allocations.end();) {
+            const auto here = next++;
+            const auto& cause = here->second.cause;
+            // Memory of pools outlives contexts, but for the device's primary one.
+            if (cause.context != context || (cause.pool && !is_primary)) continue;
+            if (!guarded([&] { taken.of_driver.emplace_back(); })) continue;
+            taken.of_driver.back() = shard.allocations.extract(here);
+            --count_;
+        }
+    }
+    return taken;
+}
+
+void ResidualRecords::put_back(Taken& taken) noexcept {
+    {
+        const MutexLock lock(mutex_);
+        by_address_.merge(taken.records);
+    }
+    for (auto& record : taken.of_driver) put_back(std::move(record));
+}
+
+void ResidualRecords::add_to(std::vector<Residual>& sums) const {
+    {
+        const MutexLock lock(mutex_);
+        for (const auto& [address, record] : by_address_)
+            add_to_sum(sums, {record.kind, record.device, record.bytes, 1, record.reason});
+        // On the host, or not mapped: it takes nothing of a GPU, and decides what the driver can do.
+        for (const auto& [handle, foreign] : foreign_)
+            if (foreign.shared && (foreign.shared == k_exported || foreign.mappings == 0))
+                add_to_sum(sums, {"virtual", 0, 0, 1, foreign.shared});
+    }
+    for (const auto& shard : shards_) {
+        const MutexLock lock(shard.mutex);
+        for (const auto& [address, one] : shard.allocations) {
+            const auto* const kind = one.cause.pool ? "pool" : "plain";
+            add_to_sum(sums, {kind, one.cause.device, one.bytes, 1, one.cause.reason});
+        }
+    }
+}
+
+} // namespace gpu_sleep::agent::registry

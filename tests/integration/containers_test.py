@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""Unmodified programs in containers that podman starts, with the agent that `gpu-enable containers` describes.
+
+Usage: containers_test.py BUILD
+
+In namespaces of its own: /etc and /run are seen by nobody else, and all processes end with the test. The image is a directory
+with this machine's C library, a program and the simulated driver. No registry is asked.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD = pathlib.Path(sys.argv[1]).resolve()
+CACHE = (BUILD / "CMakeCache.txt").read_text(encoding="utf-8")
+SYSROOT = pathlib.Path(re.search(r"(?m)^GPU_SLEEP_SYSROOT:\w+=(.*)$", CACHE).group(1) or "/none")
+SOURCES = pathlib.Path(__file__).resolve().parents[2]
+INSIDE = "GPU_SLEEP_CONTAINERS_TEST"  # set in the namespaces, to the test's directory
+MACHINE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+SECONDS = 60
+USER = 471
+DEVICE = ["--device", "gpu-sleep.io/agent=all"]
+CONTAINER_OPTIONS = ["--network", "none", "--log-driver", "k8s-file", "--tmpfs", "/tmp", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+SIMULATED = {"GPU_SLEEP_SIM_DEVICES": "1", "GPU_SLEEP_SIM_MEMORY": str(1 << 30)}
+
+# Wraps a call as profilers and limiters do.
+INTERPOSER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+int cuMemAlloc_v2(unsigned long long* address, unsigned long size) {
+    int (*next)(unsigned long long*, unsigned long) = (int (*)(unsigned long long*, unsigned long))dlsym(RTLD_NEXT, "cuMemAlloc_v2");
+    write(2, "wrapped\n", 8);
+    return next(address, size);
+}
+"""
+# Uses a driver as a program of that C library would.
+MUSL_PROGRAM = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void) {
+    void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*init)(unsigned) = driver ? (int (*)(unsigned))dlsym(driver, "cuInit") : 0;
+    printf("%d\n", init ? init(0) : -1);
+    fflush(stdout);
+    return getchar() == EOF;
+}
+"""
+
+
+def run(*command, **options):
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=SECONDS, **options)
+
+
+def checked(*command, **options):
+    done = run(*command, **options)
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def compile_c(compiler, text, *arguments):
+    checked(compiler, "-x", "c", "-w", "-", "-x", "none", *arguments, input=text)
+
+
+def mount(*arguments):
+    checked("mount", *arguments)
+
+
+def copy_with_libraries(file, root, place):
+    (root / place).mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, root / place)
+    for library in re.findall(r"(/\S+) \(0x", run("ldd", str(file)).stdout):
+        copy = root / library.lstrip("/")
+        if not copy.exists() and not library.startswith(str(BUILD)):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, copy)
+
+
+class Machine:
+    """What the test sees of this one: an installation, an image, and an ordinary user."""
+
+    def __init__(self, scratch):
+        self.scratch = scratch
+        mount("--make-rprivate", "/")
+        mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(scratch))
+        layers = [scratch / name for name in ("upper", "work", "empty")]
+        for layer in layers:
+            layer.mkdir()
+        mount("-t", "overlay", "overlay", "-o", f"lowerdir=/etc,upperdir={layers[0]},workdir={layers[1]}", "/etc")
+        mount("-t", "tmpfs", "tmpfs", "/run")
+        mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
+        with open("/etc/passwd", "a", encoding="utf-8") as users:
+            users.write(f"alice:x:{USER}:{USER}::{scratch}/alice:/bin/sh\n")
+        self.prefix = scratch / "prefix"
+        checked("cmake", "--install", str(BUILD), "--prefix", str(self.prefix))
+        self.image = scratch / "image"
+        for folder in ("tmp", "proc", "sys", "dev", "etc", "run", "simulated", "root"):
+            (self.image / folder).mkdir(parents=True)
+        (self.image / "tmp").chmod(0o1777)
+        copy_with_libraries(BUILD / "bin/demo_program", self.image, "bin")
+        for name in ("libm.so.6", "libpthread.so.0", "libdl.so.2"):  # which every image with glibc has
+            copy_with_libraries(f"/lib/x86_64-linux-gnu/{name}", self.image, "lib/x86_64-linux-gnu")
+        for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            shutil.copy(BUILD / "simulated" / library, self.image / "simulated")
+        compile_c("cc", INTERPOSER, "-shared", "-fPIC", "-o", str(self.image / "simulated/interposer.so"))
+        self.state = scratch / "gpus"  # by which processes share GPUs
+        self.state.touch()
+        self.state.chmod(0o666)
+
+    def command(self, *words, user=0):
+        """A command on the host."""
+        variables = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": f"{BUILD}/simulated", **SIMULATED, "GPU_SLEEP_SIM_STATE": str(self.state)}
+        return run("setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups",
+                   str(self.prefix / "bin" / words[0]), *words[1:], env=variables)
+
+    def podman(self, user=0):
+        home = self.scratch / ("alice" if user else "root")
+        for folder in (home, home / "run"):
+            folder.mkdir(exist_ok=True)
+            os.chown(folder, user, user)
+        return ["env", "-i", f"PATH={os.environ['PATH']}", f"HOME={home}", f"XDG_RUNTIME_DIR={home}/run",
+                "setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups",
+                "podman", "--root", f"{home}/storage", "--runroot", f"{home}/run/containers", "--tmpdir", f"{home}/run/tmp",
+                "--storage-driver", "vfs", "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
+
+
+class Container:
+    """A program in a container, which is removed at the end."""
+
+    def __init__(self, name, *options, program=("demo_program", "16", "4"), image=None, user=0, device=True):
+        self.podman, self.name = MACHINE_HERE.podman(user), name
+        variables = {"LD_LIBRARY_PATH": "/simulated", **SIMULATED}
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [*self.podman, "run", "--interactive", "--name", name, *CONTAINER_OPTIONS, *(DEVICE if device else []),
+             *(word for item in variables.items() for word in ("--env", "=".join(item))), *options, "--rootfs", str(image or MACHINE_HERE.image), *program],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        run(*self.podman, "rm", "--force", "--time", "0", self.name)
+        self.process.communicate(timeout=SECONDS)
+        self.errors.close()
+
+    def said(self):
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def answer(self, command=None):
+        if command:
+            self.process.stdin.write(command + "\n")
+            self.process.stdin.flush()
+        answer = self.process.stdout.readline().strip()
+        assert answer, f"{self.name} ended: {self.said()}"
+        return answer
+
+    def pid(self):
+        return checked(*self.podman, "inspect", "--format", "{{.State.Pid}}", self.name).strip()
+
+    def execute(self, *words, **options):
+        return run(*self.podman, "exec", *words, **options)
+
+
+MACHINE_HERE = None
+
+
+class Containers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        told = MACHINE_HERE.command("gpu-enable", "containers")
+        assert told.returncode == 0, told.stderr
+
+    @classmethod
+    def tearDownClass(cls):
+        assert MACHINE_HERE.command("gpu-enable", "containers", "--off").returncode == 0
+
+    def check_cycle(self, container, target, user=0):
+        """What the program has on the GPU is the same after a sleep and a wake."""
+        before = container.answer("checksum")
+        slept = MACHINE_HERE.command("gpu-sleep", "--json", target, user=user)
+        self.assertEqual(slept.returncode, 0, slept.stderr)
+        self.assertGreaterEqual(json.loads(slept.stdout)["processes"][0]["report"]["devices"][0]["moved_bytes"], 20 << 20)
+        woken = MACHINE_HERE.command("gpu-wake", target, user=user)
+        self.assertEqual(woken.returncode, 0, woken.stderr)
+        self.assertEqual(container.answer("checksum"), before)
+
+    def test_by_pid_by_name_and_from_inside(self):
+        with Container("llama", "--env", "GPU_SLEEP_NAME=model") as container:
+            container.answer()
+            for target in (container.pid(), "model"):
+                self.check_cycle(container, target)
+            listed = container.execute("llama", "gpu-ps", "--json")
+            self.assertEqual(json.loads(listed.stdout)["processes"][0]["pid"], 1, listed.stderr)
+            self.assertEqual(container.execute("llama", "gpu-sleep", "1").returncode, 0)
+            self.assertEqual(container.said(), "")
+
+    def test_its_user_and_nobody_else(self):
+        with Container("users", "--user", f"{USER}:{USER}", "--read-only") as container:
+            container.answer()
+            self.check_cycle(container, container.pid(), user=USER)
+            self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid(), user=USER + 1).returncode, 5)
+
+    def test_a_user_without_privileges_starts_it(self):
+        own = MACHINE_HERE.scratch / "own_image"
+        checked("cp", "-a", str(MACHINE_HERE.image), str(own))
+        checked("chown", "-R", f"{USER}:{USER}", str(own))
+        try:
+            with Container("rootless", image=own, user=USER) as container:
+                container.answer()
+                for user in (USER, 0):
+                    self.check_cycle(container, container.pid(), user=user)
+                self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid(), user=USER + 1).returncode, 5)
+        finally:
+            run(*MACHINE_HERE.podman(USER), "system", "migrate")  # ends its process that keeps the namespace
+
+    def test_what_the_image_and_the_user_set_stays(self):
+        """The program's own LD_PRELOAD wraps a call of the driver, and the agent has the call behind it."""
+        with Container("wrapped", "--env", "LD_PRELOAD=/simulated/interposer.so") as container:
+            container.answer()
+            self.check_cycle(container, container.pid())
+            self.assertRegex(container.said(), r"\A(wrapped\n)+\Z")
+        with Container("out", "--env", "GPU_SLEEP_DISABLE=1") as container:
+            container.answer()
+            self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
+
+    def test_programs_that_come_later(self):
+        with Container("later") as container:
+            container.answer()
+            second = subprocess.Popen([*container.podman, "exec", "--interactive", "--env", "GPU_SLEEP_NAME=second", "later", "demo_program", "16", "4"],
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.assertTrue(second.stdout.readline())
+            slept = MACHINE_HERE.command("gpu-sleep", "second")
+            self.assertEqual(slept.returncode, 0, slept.stderr)
+            second.communicate("quit\n", timeout=SECONDS)
+
+    @unittest.skipUnless(shutil.which("jq"), "jq is missing")
+    def test_deep_sleeps_need_a_profile_that_says_so(self):
+        profile = MACHINE_HERE.scratch / "profile.json"
+        profile.write_text(checked("jq", "-f", str(MACHINE_HERE.prefix / "share/gpu-sleep/seccomp.jq"), "/usr/share/containers/seccomp.json"))
+        shared = ["--pid", "host", "--volume", f"{MACHINE_HERE.state}:/gpus", "--env", "GPU_SLEEP_SIM_STATE=/gpus"]
+        with Container("filtered", *shared) as container:
+            container.answer()
+            slept = MACHINE_HERE.command("gpu-sleep", "--deep", container.pid())
+            self.assertEqual(slept.returncode, 1)
+            self.assertIn("a filter restricts the system calls", slept.stderr)
+        with Container("profiled", *shared, "--security-opt", f"seccomp={profile}") as container:
+            container.answer()
+            before = container.answer("checksum")
+            slept = MACHINE_HERE.command("gpu-sleep", "--deep", "--json", container.pid())
+            self.assertEqual(slept.returncode, 0, slept.stderr)
+            self.assertTrue(json.loads(slept.stdout)["processes"][0]["report"]["deep"])
+            self.assertEqual(MACHINE_HERE.command("gpu-wake", container.pid()).returncode, 0)
+            self.assertEqual(container.answer("checksum"), before)
+
+    def test_a_c_library_that_is_too_old(self):
+        """The agent asks for a version that no C library has yet."""
+        scratch = MACHINE_HERE.scratch
+        agent, kept = MACHINE_HERE.prefix / "lib/libgpu-sleep-agent.so", scratch / "agent"
+        agent.rename(kept)
+        self.addCleanup(kept.rename, agent)
+        script = scratch / "versions"
+        script.write_text("GLIBC_2.99 { global: newer; };")
+        compile_c("cc", "int newer(void) { return 0; }", "-shared", "-fPIC", "-nostdlib", "-o", str(scratch / "libc.so.6"), "-Wl,-soname,libc.so.6",
+                  f"-Wl,--version-script={script}")
+        compile_c("cc", "int newer(void); int older(void) { return newer(); }", "-shared", "-fPIC", "-nostdlib", "-o", str(agent),
+                  str(scratch / "libc.so.6"))
+        with Container("old") as container:
+            container.answer()
+            container.answer("checksum")
+            self.assertRegex(container.said(), r"\Agpu-sleep: this process cannot be put to sleep: .*GLIBC_2\.99' not found.*\n\Z")
+            self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
+            self.assertRegex(MACHINE_HERE.command("gpu-doctor", container.pid()).stdout, r"it is glibc 2\.\d+, and the agent needs 2\.99")
+
+    @unittest.skipUnless(SYSROOT.is_dir(), "the build is linked for this system's glibc")
+    def test_the_oldest_c_library(self):
+        """Of the image's files the C library alone is another."""
+        image = MACHINE_HERE.scratch / "oldest"
+        shutil.copytree(MACHINE_HERE.image, image)
+        for library in list(image.glob("lib*/**/*.so*")):
+            library.unlink()
+            if (SYSROOT / library.relative_to(image)).exists():
+                shutil.copy(SYSROOT / library.relative_to(image), library)
+        with Container("oldest", "--env", "GPU_SLEEP_NAME=oldest", image=image) as container:
+            container.answer()
+            with open(f"/proc/{container.pid()}/maps", encoding="utf-8") as maps:
+                self.assertIn("libgpu-sleep-agent", maps.read())
+            self.check_cycle(container, container.pid())
+            self.assertEqual(container.execute("oldest", "gpu-sleep", "1").returncode, 0)
+            self.assertEqual(container.said(), "")
+
+    @unittest.skipUnless(shutil.which("musl-gcc"), "musl-gcc is missing")
+    def test_another_c_library(self):
+        image = MACHINE_HERE.scratch / "musl"
+        for folder in ("tmp", "proc", "sys", "dev", "etc", "run", "lib", "bin"):
+            (image / folder).mkdir(parents=True)
+        shutil.copy("/usr/lib/x86_64-linux-musl/libc.so", image / "lib/ld-musl-x86_64.so.1")
+        compile_c("musl-gcc", MUSL_PROGRAM, "-o", str(image / "bin/program"))
+        compile_c("musl-gcc", "int cuInit(unsigned flags) { return flags; }", "-shared", "-fPIC", "-o", str(image / "lib/libcuda.so.1"))
+        with Container("musl", image=image, program=("program",)) as container:
+            self.assertEqual(container.answer(), "0")
+            self.assertEqual(container.said(), "")
+            self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
+            self.assertIn("it is musl, and the agent needs the GNU C library", MACHINE_HERE.command("gpu-doctor", container.pid()).stdout)
+
+
+class Guide(unittest.TestCase):
+    """The commands of the guide, where `nvidia.com/gpu` brings the simulated driver, and IMAGE is this test's."""
+
+    def test_it_runs(self):
+        commands = MACHINE_HERE.scratch / "commands"
+        commands.mkdir()
+        script(commands / "sudo", 'exec "$@"')
+        script(commands / "podman", f"""
+            [[ $1 == run ]] || exec {shlex.join(MACHINE_HERE.podman())} "$@"
+            exec {shlex.join(MACHINE_HERE.podman())} run --interactive {shlex.join(CONTAINER_OPTIONS)} "${{@:2:$#-3}}" \\
+                --rootfs {MACHINE_HERE.image} demo_program 16 4""")
+        nvidia = pathlib.Path("/etc/cdi/nvidia.json")
+        nvidia.parent.mkdir(exist_ok=True)
+        variables = {"LD_LIBRARY_PATH": "/simulated", **SIMULATED}
+        nvidia.write_text(json.dumps({"cdiVersion": "0.3.0", "kind": "nvidia.com/gpu", "devices": [
+            {"name": "all", "containerEdits": {"env": ["=".join(item) for item in variables.items()]}}]}))
+        self.addCleanup(nvidia.unlink)
+        text = (SOURCES / "cli/guides/containers.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        self.assertEqual(len(blocks), 5)
+        # The guide's prefix is /usr/local. A program may take a moment to begin.
+        begun = 'until gpu-ps llama > /dev/null 2>&1; do sleep 0.1; done\n'
+        blocks = [block.replace("/usr/local/", f"{MACHINE_HERE.prefix}/") + (begun if block.startswith("podman") else "") for block in blocks]
+        try:
+            done = run("timeout", str(SECONDS), "bash", "-e", input="".join(blocks),
+                       env={"PATH": f"{commands}:{MACHINE_HERE.prefix}/bin:{os.environ['PATH']}"})
+            self.assertEqual(done.returncode, 0, done.stderr)
+        finally:
+            run(*MACHINE_HERE.podman(), "rm", "--force", "--time", "0", "--all")
+        for said in ("llama is asleep", "llama is awake", "1  0     llama"):
+            self.assertIn(said, done.stdout)
+
+
+def script(file, text):
+    file.write_text(f"#!/bin/bash\n{text}\n")
+    file.chmod(0o755)
+
+
+class Description(unittest.TestCase):
+    FILE = pathlib.Path("/etc/cdi/gpu-sleep.json")
+
+    def test_it_is_written_and_taken_back(self):
+        for _ in range(2):
+            told = MACHINE_HERE.command("gpu-enable", "containers")
+            self.assertEqual(told.returncode, 0, told.stderr)
+            self.assertIn(str(self.FILE), told.stdout)
+        described = json.loads(self.FILE.read_text())
+        self.assertEqual({key: described[key] for key in ("cdiVersion", "kind")}, {"cdiVersion": "0.3.0", "kind": "gpu-sleep.io/agent"})
+        device, = described["devices"]
+        self.assertEqual((device["name"], device["containerEdits"].keys()), ("all", {"mounts"}))
+        for each in device["containerEdits"]["mounts"]:
+            self.assertTrue(os.path.isfile(each["hostPath"]), each)
+            self.assertIn("ro", each["options"])
+        self.assertIn(str(self.FILE), MACHINE_HERE.command("gpu-enable", "--show").stdout)
+        self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", "--off").returncode, 0)
+        self.assertFalse(self.FILE.parent.exists())
+        self.assertIn("containers: not enabled", MACHINE_HERE.command("gpu-enable", "--show").stdout)
+
+    def test_uninstalling_takes_it_back(self):
+        for prefix, stays in ((MACHINE_HERE.scratch / "other", True), (MACHINE_HERE.prefix, False)):
+            (prefix / "bin").mkdir(parents=True, exist_ok=True)
+            self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers").returncode, 0)
+            run(str(SOURCES / "scripts/uninstall"), "--keep-files", str(prefix))
+            self.assertEqual(self.FILE.exists(), stays)
+
+    def test_what_is_in_the_way(self):
+        self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", user=USER).returncode, 5)
+        self.FILE.parent.mkdir()
+        self.addCleanup(shutil.rmtree, self.FILE.parent)
+        for text in ("{}", "[]", '{"kind": "vendor.com/gpu"}', "no JSON"):
+            self.FILE.write_text(text)
+            for off in ([], ["--off"]):
+                self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", *off).returncode, 2)
+            self.assertEqual(self.FILE.read_text(), text)
+
+    def test_an_image_of_a_system(self):
+        root = MACHINE_HERE.scratch / "system"
+        told = MACHINE_HERE.command("gpu-enable", "containers", "--root", str(root))
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertTrue((root / "etc/cdi/gpu-sleep.json").is_file())
+        self.assertIn("install gpu-sleep there, too", told.stdout)
+        self.assertFalse(self.FILE.exists())
+
+
+def begin():
+    """In the namespaces: the tests, unless podman runs nothing here."""
+    global MACHINE_HERE
+    MACHINE_HERE = Machine(pathlib.Path(os.environ[INSIDE]))
+    try:
+        with Container("probe", program=("demo_program", "--help"), device=False) as probe:
+            works = probe.process.wait(SECONDS) is not None and "OCI" not in probe.said()
+            why = probe.said()
+    except AssertionError as error:
+        works, why = False, str(error)
+    if not works:
+        print(f"skipped: podman runs no container here: {why}")
+        sys.exit(1 if os.environ.get("GPU_SLEEP_REQUIRE_RIGHTS") == "1" else 77)
+    del sys.argv[1]
+    unittest.main()
+
+
+if __name__ == "__main__":
+    if INSIDE in os.environ:
+        begin()
+    missing = [tool for tool in ("cc", "podman", "runc", "setpriv", "unshare") if not shutil.which(tool)]
+    if missing or os.geteuid() != 0:
+        print(f"skipped: {', '.join(missing)} is missing" if missing else "skipped: only root")
+        sys.exit(77)
+    if subprocess.run([*MACHINE, "true"], stderr=subprocess.DEVNULL).returncode != 0:
+        print("skipped: this process may not make namespaces")
+        sys.exit(1 if os.environ.get("GPU_SLEEP_REQUIRE_RIGHTS") == "1" else 77)
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        sys.exit(subprocess.run([*MACHINE, sys.executable, *sys.argv], env={**os.environ, INSIDE: directory}).returncode)
