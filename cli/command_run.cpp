@@ -5,7 +5,6 @@
 #include "cli/command_run.hpp"
 
 #include "base/text.hpp"
-#include "base/threads.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
@@ -16,9 +15,7 @@
 
 #include <strings.h>
 #include <sys/signalfd.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cmath>
 #include <iostream>
 
@@ -45,7 +42,7 @@ bool accepts(const std::string& program, bool is_quiet, const std::vector<contro
     return false;
 }
 
-/// What could not be done, for render_failure().
+/// Names the deed that has failed, for render_failure().
 std::string_view purpose(const protocol::Request& request, ErrorCode failure) noexcept {
     const bool wakes = std::holds_alternative<model::WakeRequest>(request);
     if (failure == ErrorCode::outcome_unknown)

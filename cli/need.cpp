@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Who was put to sleep for room, and why there is not enough.
+// Makes room on GPUs, and prints which processes sleep for it, or why there is too little.
 
 #include "cli/need.hpp"
 
-#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/command_run.hpp"
 #include "cli/show/json.hpp"
@@ -13,7 +12,6 @@
 #include "client/room.hpp"
 #include "control/gpus.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 

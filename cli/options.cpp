@@ -4,25 +4,17 @@
 
 #include "cli/options.hpp"
 
-#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
-#include "control/process_info.hpp"
 #include "model/environment.hpp"
 
 #include <CLI/CLI.hpp>
 
-#include <algorithm>
-#include <cerrno>
 #include <cstdlib>
-#include <fcntl.h>
-#include <filesystem>
 #include <sstream>
-#include <system_error>
-#include <unistd.h>
 
 namespace gpu_sleep::cli {
 namespace {

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is told of a pass, and of the policies: for people and as JSON.
+// Runs a pass, and prints its results and the policies, for people and as JSON.
 
 #include "cli/pass.hpp"
 
-#include "base/error.hpp"
-#include "base/fd.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
 #include "cli/command_run.hpp"
@@ -15,7 +13,6 @@
 #include "control/gpus.hpp"
 #include "control/history.hpp"
 #include "control/listing.hpp"
-#include "control/policy/pass.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -23,11 +20,7 @@
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <csignal>
-#include <set>
 #include <sstream>
 
 namespace gpu_sleep::cli {
@@ -92,7 +85,7 @@ std::string words_for_place(const model::SleepRequest& sleep) {
                        sleep.deep ? ", deep" : "");
 }
 
-/// What a pass does now, and which settings have no effect: in lines.
+/// Lines about what a pass would do now, and about settings that have no effect.
 std::string lines_for(const policy::Decision& decision, const policy::Policy& policy) {
     auto text = "  nothing now: " + decision.reason + '\n';
     if (const auto& request = decision.request)
@@ -147,7 +140,7 @@ std::string as_text(const policy::Look& look, const policy::Policies& policies,
     return text;
 }
 
-/// What is said where no process was found.
+/// The answer if there is no process with an agent.
 std::string words_for_nobody(const PassOptions& options, const policy::Policies& policies) {
     const auto& sources = options.sources;
     const bool has_rule = sources.ladder || !policies.files().empty();
@@ -245,7 +238,7 @@ std::set<pid_t> notify(const PassOptions& options, const policy::Policies& polic
     return pids;
 }
 
-/// What is about to sleep, and why.
+/// The processes that are about to sleep, each with the reason.
 auto about_to_sleep(const std::vector<policy::Seen>& seen) {
     std::vector<std::pair<control::Process, std::string>> told;
     for (const auto& [process, report, policy, decision] : seen)
@@ -256,7 +249,7 @@ auto about_to_sleep(const std::vector<policy::Seen>& seen) {
     return told;
 }
 
-/// What the pass has put to sleep, or moved.
+/// The processes that the pass put to sleep or moved.
 auto slept(const std::vector<control::Outcome>& outcomes) {
     std::vector<std::pair<control::Process, std::string>> told;
     for (const auto& each : outcomes)

@@ -4,20 +4,15 @@
 
 #include "cli/preload.hpp"
 
-#include "base/error.hpp"
 #include "base/fd.hpp"
 
 #include <fmt/format.h>
 
 #include <elf.h>
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/xattr.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 

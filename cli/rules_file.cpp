@@ -9,10 +9,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <set>
 
 namespace gpu_sleep::cli {

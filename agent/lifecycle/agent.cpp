@@ -19,8 +19,6 @@
 
 #include <cxxabi.h>
 
-#include <cstdlib>
-
 namespace gpu_sleep::agent {
 namespace {
 

@@ -15,12 +15,6 @@
 #include "program_memory/program_memory.hpp"
 #include "server/server.hpp"
 
-#include <sys/types.h>
-
-#include <atomic>
-#include <cstdint>
-#include <string_view>
-
 namespace gpu_sleep::agent {
 
 /// One for each process; a child of fork() starts without. Thread-safe.

@@ -11,9 +11,6 @@
 #include "model/model.hpp"
 #include "server/request_queue.hpp"
 
-#include <optional>
-#include <string>
-
 namespace gpu_sleep::agent::lifecycle {
 
 /// Decides when, and with what request; it has no thread, and others look at it now and then. Thread-safe.

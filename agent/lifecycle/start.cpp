@@ -9,9 +9,6 @@
 #include "common/interception.hpp"
 #include "lifecycle/agent.hpp"
 
-#include <atomic>
-#include <chrono>
-
 namespace gpu_sleep::agent::lifecycle {
 namespace {
 

@@ -11,8 +11,6 @@
 #include <semaphore.h>
 #include <sys/syscall.h>
 
-#include <csignal>
-
 namespace gpu_sleep::agent::lifecycle {
 namespace {
 

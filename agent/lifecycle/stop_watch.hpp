@@ -10,13 +10,6 @@
 #include "model/model.hpp"
 #include "server/server.hpp"
 
-#include <atomic>
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::agent::lifecycle {
 
 /// The reaction to SIGTSTP, unless the program handles that itself.

@@ -8,9 +8,6 @@
 #include "operations/operations.hpp"
 #include "server/server.hpp"
 
-#include <atomic>
-#include <optional>
-
 namespace gpu_sleep::agent::lifecycle {
 
 /// Asks the operations thread for such a wake, and says why the process could not be woken. Each kind of

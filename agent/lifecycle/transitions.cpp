@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What counts as a transition, the counts, and what the lines say.
+// Decides which operations are transitions, counts them, and writes the lines of the journal.
 
 #include "lifecycle/transitions.hpp"
 
@@ -12,10 +12,6 @@
 #include "operations/deep_sleep.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <chrono>
 
 namespace gpu_sleep::agent::lifecycle {
 namespace {

@@ -13,13 +13,6 @@
 #include "model/model.hpp"
 #include "server/request_queue.hpp"
 
-#include <array>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::agent::lifecycle {
 
 /// Thread-safe.

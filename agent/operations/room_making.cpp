@@ -45,7 +45,7 @@ std::vector<std::string> keys(const BytesByGpu& gpus) {
     return names;
 }
 
-/// What a rehearsed wake would take.
+/// Returns the GPU memory that a rehearsed wake would take.
 BytesByGpu needs(const Report& report) {
     BytesByGpu gpus;
     for (const auto& device : report.devices)

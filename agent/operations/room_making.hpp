@@ -138,7 +138,7 @@ public:
         if (place_.exchange(0) != 0) lines_.leave();
     }
 
-    /// What others of this user hold.
+    /// GPU memory that other processes of this user hold.
     struct Holders {
         std::string words;        ///< and why each cannot sleep; empty if nobody says
         bool could_sleep = false; ///< one of them

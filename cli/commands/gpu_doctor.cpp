@@ -10,9 +10,6 @@
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 
-#include <filesystem>
-#include <system_error>
-
 using namespace gpu_sleep;
 
 namespace {

@@ -9,10 +9,6 @@
 #include "cli/show/render.hpp"
 #include "model/environment.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 
@@ -53,7 +49,7 @@ usage::Table table_of(InhibitOptions& options) {
         k_statuses};
 }
 
-/// What is wrong with options that are good one by one, or nothing.
+/// Returns the problem of options that are each valid alone, or nothing.
 std::string problem(const InhibitOptions& options, bool has_command) {
     if (options.request.release && options.request.time) return "--release and --for cannot be used together";
     const bool has_target = !options.whom.words.empty() || options.whom.takes_several;

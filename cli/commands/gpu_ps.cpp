@@ -21,15 +21,7 @@
 #include "doctor/diagnosis.hpp"
 #include "driver/management.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <ctime>
-#include <filesystem>
-#include <functional>
-#include <thread>
 
 using namespace gpu_sleep;
 
@@ -155,7 +147,7 @@ bool is_short(const ListOptions& options) noexcept {
     return options.target.empty() && !options.is_long;
 }
 
-/// What the fastest GPU's link can do, by NVML; 0 where it does not say, or nobody needs it.
+/// Bytes per second of the fastest GPU's link, by NVML; 0 where NVML does not say, or nobody needs it.
 double link_rate(const std::vector<control::Outcome>& outcomes) {
     double best = 0;
     const bool is_needed = std::ranges::any_of(outcomes, [](const auto& outcome) {
@@ -245,7 +237,7 @@ int write_metrics(const ListOptions& options) {
     return written ? exit_status::done : cli::tell_failure("gpu-ps", {}, written.error());
 }
 
-/// What is recorded of those that are selected.
+/// Prints the history of the selected processes.
 int show_history(const ListOptions& options) {
     auto events = control::read_history();
     std::erase_if(events, [&](const model::Event& event) {
@@ -278,7 +270,7 @@ int repeat(const ListOptions& options, Milliseconds interval) {
     }
 }
 
-/// What a terminal shows, `columns` wide: of one process its tags, too.
+/// Text for a terminal with `columns`; for one process with its tags.
 std::string live_text(const ListOptions& options, const Result<std::vector<control::Outcome>>& outcomes,
                       std::size_t columns) {
     if (!outcomes) return cli::render_error("gpu-ps", "", outcomes.error());

@@ -16,15 +16,8 @@
 
 #include <fmt/format.h>
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <map>
 
 using namespace gpu_sleep;
 
@@ -43,7 +36,7 @@ constexpr const char* k_exit_statuses =
     "address of --http that is taken, or if the agent cannot be loaded into COMMAND, 126 if COMMAND cannot "
     "be executed, 127 if there is no such command.";
 
-/// What was typed before the command.
+/// The options before the command.
 struct RunOptions {
     std::optional<std::string> name, group, tag;
     std::string rules_file; ///< empty for none

@@ -7,8 +7,6 @@
 #include "cli/options.hpp"
 #include "cli/show/render.hpp"
 
-#include <algorithm>
-
 using namespace gpu_sleep;
 
 namespace {
@@ -23,7 +21,7 @@ constexpr const char* k_examples =
     "  gpu-sleep 4242 --on-touch wake            until it uses the GPU again\n"
     "  gpu-sleep 4242 --engine driver            a process without an agent\n";
 
-/// What was typed.
+/// The options as they were typed.
 struct Typed {
     control::Selection whom;
     Engine engine = Engine::agent;
@@ -131,7 +129,7 @@ bool asks_for_more_than_timer(const Typed& typed) {
            typed.whom.is_joint() || typed.engine != Engine::agent;
 }
 
-/// What the process says of its timer.
+/// The line about the timer of the process.
 std::string render_timer(const control::Process& process, const model::Report& report) {
     const auto note = std::ranges::find_if(
         report.notes, [](const auto& each) { return each.starts_with("it sleeps after "); });
@@ -146,7 +144,7 @@ bool asks_for_sleep(model::SleepRequest request) {
     return asks_for_more(std::move(request));
 }
 
-/// What is wrong with options that are good one by one, or nothing.
+/// Returns the problem of options that are each valid alone, or nothing.
 std::string problem(const Typed& typed) {
     const auto& request = typed.sleep;
     const bool is_by_agent = typed.engine == Engine::agent;

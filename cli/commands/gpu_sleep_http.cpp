@@ -13,11 +13,7 @@
 
 #include <fmt/format.h>
 
-#include <poll.h>
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <csignal>
 
 using namespace gpu_sleep;
 

@@ -12,11 +12,6 @@
 #include "cli/show/snapshot_listing.hpp"
 #include "store/snapshot_reader.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-
 using namespace gpu_sleep;
 
 namespace {

@@ -15,7 +15,7 @@ constexpr const char* k_examples =
     "  gpu-switch llama            wakes llama; puts others to sleep for it\n"
     "  gpu-switch llama --dry-run  says how much would be taken and restored\n";
 
-/// What was typed, as far as it is not read into the command at once.
+/// Options that are not read into the command at once.
 struct Typed {
     std::string target;
     control::Command command{.request = model::WakeRequest()};

@@ -10,8 +10,6 @@
 
 #include <sys/utsname.h>
 
-#include <algorithm>
-
 namespace gpu_sleep::cli::doctor {
 
 using gpu_sleep::doctor::Diagnosis;

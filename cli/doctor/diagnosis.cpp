@@ -4,27 +4,15 @@
 
 #include "cli/doctor/diagnosis.hpp"
 
-#include "base/fd.hpp"
 #include "base/text.hpp"
-#include "base/units.hpp"
 #include "cli/show/json.hpp"
 #include "protocol/wire.hpp"
 
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
-#include <span>
-#include <thread>
 
 namespace gpu_sleep::cli::doctor {
 

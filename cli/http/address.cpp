@@ -10,14 +10,9 @@
 #include <fmt/format.h>
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 namespace gpu_sleep::cli::http {
@@ -73,7 +68,7 @@ Error cannot_listen(const Address& address, int reason) {
     return make_error(code, "cannot listen on {}: {}", to_string(address), std::strerror(reason));
 }
 
-/// What lies at the path; nothing if nothing does.
+/// The identity of the file at the path; nothing if there is none.
 std::optional<FileIdentity> file_at(const std::string& path) noexcept {
     return FileIdentity::of(AT_FDCWD, path.c_str());
 }

@@ -5,7 +5,6 @@
 
 #include "cli/http/admission.hpp"
 
-#include "base/fd.hpp"
 #include "base/files.hpp"
 
 #include <fmt/format.h>
@@ -15,7 +14,6 @@
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
 
-#include <algorithm>
 #include <cstring>
 #include <sstream>
 

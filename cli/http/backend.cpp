@@ -4,14 +4,11 @@
 
 #include "cli/http/backend.hpp"
 
-#include "base/error.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/metrics.hpp"
-#include "driver/management.hpp"
 
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <ctime>
 #include <set>
 
@@ -85,7 +82,7 @@ Bytes unreleased_in(const std::vector<model::Report>& reports) {
     return sum;
 }
 
-/// What an operation has done, of all processes together.
+/// Adds the sums of what an operation did to all processes.
 void add_figures(const Route& route, const Plan& plan, const std::vector<model::Report>& reports,
                  OrderedJson& value) {
     Bytes moved = 0, contents = 0;

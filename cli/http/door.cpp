@@ -4,23 +4,15 @@
 
 #include "cli/http/door.hpp"
 
-#include "base/error.hpp"
-#include "base/fd.hpp"
 #include "base/files.hpp"
-#include "base/units.hpp"
 
 #include <fmt/format.h>
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 

@@ -7,9 +7,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-#include <array>
-#include <map>
 #include <set>
 #include <sstream>
 
@@ -118,7 +115,7 @@ std::vector<std::string> values_of(std::string_view name, const Query& query, co
     return values;
 }
 
-/// What is to be called, and how long that may take, as vLLM's clients say it.
+/// Reads the callback and its time limit from a request of vLLM's clients.
 Result<model::CallRequest> read_call(const Route& route, const Query& query, const Json& body,
                                      std::string_view text) {
     model::CallRequest call;
@@ -165,7 +162,7 @@ struct Tag {
     bool is_wished = false;
 };
 
-/// What the processes say of them.
+/// The tags of all processes, by their reports.
 std::map<std::string, Tag> tags_of(const std::vector<model::Report>& reports) {
     std::map<std::string, Tag> tags;
     std::map<std::string, std::set<const model::Report*>> processes; // a tag has a row for each device
@@ -188,8 +185,7 @@ std::span<const Route> all_routes() {
 }
 
 const Route* find_route(std::string_view path) noexcept {
-    const auto* const found =
-        std::ranges::find_if(k_routes, [=](const Route& route) { return route.path == path; });
+    const auto* const found = std::ranges::find(k_routes, path, &Route::path);
     return found == k_routes.end() ? nullptr : found;
 }
 
@@ -247,8 +243,8 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
 
 std::string_view weights_of(const Dialect& dialect, const std::vector<model::Report>& reports) {
     const bool has_its_name = std::ranges::any_of(reports, [&](const model::Report& report) {
-        return std::ranges::any_of(
-            report.tags, [&](const model::TagReport& row) { return row.tag == dialect.tags.front(); });
+        return std::ranges::find(report.tags, dialect.tags.front(), &model::TagReport::tag) !=
+               report.tags.end();
     });
     return has_its_name ? dialect.tags.front() : k_weights;
 }

@@ -9,8 +9,6 @@
 
 #include <sys/eventfd.h>
 
-#include <atomic>
-
 namespace gpu_sleep::cli::http {
 namespace {
 

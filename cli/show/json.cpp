@@ -4,14 +4,11 @@
 
 #include "cli/show/json.hpp"
 
-#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/show/render.hpp"
 #include "protocol/fields.hpp"
 
 #include <nlohmann/json.hpp>
-
-#include <type_traits>
 
 namespace gpu_sleep::cli {
 namespace {

@@ -10,8 +10,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <map>
 #include <tuple>
 
 namespace gpu_sleep::cli {
@@ -20,7 +18,7 @@ namespace {
 using model::Report;
 using model::State;
 
-/// What is shown, and sorted by, of a process.
+/// The figures of a process, by which rows can be sorted.
 struct Row {
     std::string name;
     std::string origin; ///< where others have the same name
@@ -123,8 +121,7 @@ std::string line_of(const driver::Gpu& gpu, const std::vector<control::Outcome>&
     auto text = fmt::format("GPU {}: {} used, {} free", gpu.index, format_bytes(gpu.total - gpu.free),
                             format_bytes(gpu.free));
     auto holders = gpu.processes;
-    std::ranges::stable_sort(holders,
-                             [](const auto& left, const auto& right) { return left.bytes > right.bytes; });
+    std::ranges::stable_sort(holders, std::greater(), &driver::GpuProcess::bytes);
     for (const auto& holder : holders) {
         auto name = std::to_string(holder.pid);
         for (std::size_t i = 0; i < rows.size(); ++i)

@@ -7,11 +7,9 @@
 #include "base/text.hpp"
 #include "cli/show/table.hpp"
 
-#include <algorithm>
 #include <concepts>
 #include <fmt/format.h>
 #include <initializer_list>
-#include <map>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -76,7 +74,7 @@ private:
     std::map<Labels, double> samples_;
 };
 
-/// How long transitions took that were done.
+/// A histogram of the time that completed transitions took.
 class HistogramFamily {
 public:
     HistogramFamily(std::string_view name, std::string_view help) : name_(name), help_(help) {}

@@ -10,11 +10,6 @@
 #include "cli/show/render.hpp"
 #include "cli/show/table.hpp"
 
-#include <poll.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <iostream>
 

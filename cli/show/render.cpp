@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a sleep or a wake came to, what went wrong, and the advice for that.
+// The results of sleeps and wakes in words, failures, and advice for them.
 
 #include "cli/show/render.hpp"
 
 #include "base/text.hpp"
 #include "cli/show/table.hpp"
-
-#include <algorithm>
-#include <cerrno>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -101,7 +98,7 @@ std::string subject(std::size_t count, std::string_view one, std::string_view se
     return count == 1 ? fmt::format("1 process {}", one) : fmt::format("{} processes {}", count, several);
 }
 
-/// What has become of all.
+/// The results of all processes, added up.
 struct Sum {
     std::size_t count;
     std::size_t done = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// How processes stand: the words and lines that several outputs share, and what gpu-ps lists of each process.
+// The states of processes in words and lines that several outputs share, and the long listing of gpu-ps.
 
 #include "cli/show/render.hpp"
 
@@ -10,7 +10,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <iterator>
 
 namespace gpu_sleep::cli {

@@ -11,10 +11,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
-
-#include <algorithm>
-
 namespace gpu_sleep::cli {
 namespace {
 

@@ -4,9 +4,6 @@
 
 #include "client/answer_timeout.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::client {
 
 AnswerTimeout::AnswerTimeout(const Limits& limits, Clock::time_point now) noexcept

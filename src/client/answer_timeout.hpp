@@ -6,9 +6,6 @@
 
 #include "model/report.hpp"
 
-#include <cstddef>
-#include <optional>
-
 namespace gpu_sleep::client {
 
 /// Until when a command waits for one agent: a limit, which copying that advances can extend, and another

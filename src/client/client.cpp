@@ -4,18 +4,7 @@
 
 #include "client/client.hpp"
 
-#include "base/process.hpp"
 #include "base/sockets.hpp"
-#include "base/units.hpp"
-
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <utility>
 
 namespace gpu_sleep::client {
 

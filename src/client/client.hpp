@@ -10,15 +10,6 @@
 #include "client/conversation.hpp"
 #include "client/together.hpp"
 
-#include <cstddef>
-#include <deque>
-#include <functional>
-#include <optional>
-#include <string>
-#include <utility>
-#include <variant>
-#include <vector>
-
 namespace gpu_sleep::client {
 
 /// The agents in the directory that this user's processes share. Thread-safe. Takes no lock of the loader's,

@@ -8,13 +8,6 @@
 #include "base/log.hpp"
 #include "base/sockets.hpp"
 
-#include <sys/socket.h>
-
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <utility>
-
 namespace gpu_sleep::client {
 namespace {
 

@@ -11,15 +11,6 @@
 
 #include <poll.h>
 
-#include <cstddef>
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <variant>
-#include <vector>
-
 namespace gpu_sleep::client {
 
 /// The result of a request: the agent's final reply, or why there is none.

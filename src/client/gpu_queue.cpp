@@ -4,13 +4,7 @@
 
 #include "client/gpu_queue.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <ctime>
-#include <limits>
-#include <utility>
 
 namespace gpu_sleep::client {
 namespace {

@@ -12,12 +12,6 @@
 
 #include <sys/types.h>
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::client {
 
 /// Locks of an empty file in an agent directory, which strangers cannot enter. They are the contract between

@@ -4,10 +4,6 @@
 
 #include "client/room.hpp"
 
-#include <limits>
-#include <utility>
-#include <variant>
-
 namespace gpu_sleep::client {
 namespace {
 

@@ -7,11 +7,6 @@
 #include "client/client.hpp"
 #include "client/room_plan.hpp"
 
-#include <functional>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::client {
 
 /// A process that may have memory on the GPUs in question.

@@ -6,10 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <limits>
-#include <utility>
-
 namespace gpu_sleep::client {
 namespace {
 
@@ -37,9 +33,8 @@ std::vector<std::size_t> plan(std::span<const Candidate> candidates, const Bytes
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < candidates.size(); ++i)
         if (candidates[i].against.empty() && candidates[i].protected_for <= later) order.push_back(i);
-    std::ranges::stable_sort(order, [&](std::size_t left, std::size_t right) {
-        const auto key = [&](std::size_t i) { return std::pair(candidates[i].idle, candidates[i].awake); };
-        return key(left) > key(right);
+    std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) {
+        return std::pair(candidates[i].idle, candidates[i].awake);
     });
     std::vector<std::size_t> chosen;
     auto rest = missing;
@@ -64,8 +59,7 @@ std::vector<std::size_t> plan(std::span<const Candidate> candidates, const Bytes
 Candidate candidate_of(const model::Report& report, Milliseconds min_awake) {
     Candidate candidate;
     for (const auto& tag : report.tags) {
-        const auto device =
-            std::ranges::find_if(report.devices, [&](const auto& each) { return each.device == tag.device; });
+        const auto device = std::ranges::find(report.devices, tag.device, &model::DeviceReport::device);
         if (device != report.devices.end() && tag.resident > 0) candidate.frees[device->uuid] += tag.resident;
     }
     candidate.idle = report.idle_seconds.value_or(0);

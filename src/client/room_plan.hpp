@@ -9,12 +9,6 @@
 #include "checkpoint/room.hpp"
 #include "model/report.hpp"
 
-#include <cstddef>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::client {
 
 using checkpoint::BytesByGpu;

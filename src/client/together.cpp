@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Who is to be told what, and when.
+// Decides which member of a joint sleep or wake is told to go on, and when.
 
 #include "client/together.hpp"
-
-#include <algorithm>
 
 namespace gpu_sleep::client {
 
@@ -26,8 +24,7 @@ bool Together::any(State state) const noexcept {
 
 std::optional<std::size_t> Together::next_to_ask() noexcept {
     if (any(State::asked) || any(State::failed)) return std::nullopt;
-    const auto next =
-        std::ranges::find_if(members_, [](const Member& each) { return each.state == State::unasked; });
+    const auto next = std::ranges::find(members_, State::unasked, &Member::state);
     if (next == members_.end()) return std::nullopt;
     next->state = State::asked;
     return static_cast<std::size_t>(next - members_.begin());

@@ -8,10 +8,6 @@
 #include "model/report.hpp"
 #include "model/request.hpp"
 
-#include <cstddef>
-#include <optional>
-#include <vector>
-
 namespace gpu_sleep::client {
 
 /// The command's part of a two-phase commit, fed by what the members say. Not thread-safe.

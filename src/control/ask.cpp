@@ -4,17 +4,10 @@
 
 #include "control/ask.hpp"
 
-#include "base/error.hpp"
 #include "base/files.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <algorithm>
 #include <ctime>
 #include <iterator>
-#include <optional>
-#include <string_view>
 
 namespace gpu_sleep::control {
 

@@ -10,9 +10,6 @@
 #include "control/find.hpp"
 #include "control/process_info.hpp"
 
-#include <optional>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 using client::Answer;

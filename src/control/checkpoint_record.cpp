@@ -5,21 +5,8 @@
 
 #include "control/checkpoint_record.hpp"
 
-#include "base/process.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <filesystem>
-#include <optional>
 #include <sstream>
-#include <string_view>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::control {
 namespace {

@@ -11,7 +11,6 @@
 #include "control/process_info.hpp"
 
 #include <set>
-#include <string>
 
 namespace gpu_sleep::control {
 

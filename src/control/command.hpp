@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is asked and of whom, as a person says it, and what whoever asks is told meanwhile.
+// A request and its targets as a person names them, and the listener that hears of its progress.
 
 #pragma once
 
 #include "client/client.hpp"
 #include "control/ask.hpp"
 #include "control/gpu_moves.hpp"
-
-#include <sys/types.h>
-
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::control {
 

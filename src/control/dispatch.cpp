@@ -8,10 +8,7 @@
 #include "control/driver_engine.hpp"
 #include "control/tasks.hpp"
 
-#include <algorithm>
 #include <iterator>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::control {
 namespace {

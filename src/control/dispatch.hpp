@@ -8,9 +8,6 @@
 #include "control/command.hpp"
 #include "control/targets.hpp"
 
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 /// Contents that a sleep would drop, and that the program has not declared refillable.

@@ -13,12 +13,6 @@
 #include "driver/management.hpp"
 #include "model/unseen_libraries.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <thread>
-#include <utility>
-
 namespace gpu_sleep::control {
 namespace {
 
@@ -193,9 +187,8 @@ private:
     }
 
     Result<void> initialise(const Look& look) {
-        const bool is_persistent = !look.gpus.empty() && std::ranges::all_of(look.gpus, [](const auto& gpu) {
-            return gpu.is_persistent;
-        });
+        const bool is_persistent =
+            !look.gpus.empty() && std::ranges::all_of(look.gpus, &driver::Gpu::is_persistent);
         return is_persistent ? Result<void>() : checkpoint_->initialise();
     }
 

@@ -8,9 +8,7 @@
 #include "control/command.hpp"
 #include "driver/checkpoint.hpp"
 
-#include <functional>
 #include <future>
-#include <vector>
 
 namespace gpu_sleep::control {
 

@@ -6,15 +6,10 @@
 
 #include "base/sockets.hpp"
 
-#include <fcntl.h>
 #include <linux/openat2.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <iterator>
 #include <tuple>
 

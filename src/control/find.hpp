@@ -8,13 +8,6 @@
 #include "base/process.hpp"
 #include "control/process_info.hpp"
 
-#include <sys/types.h>
-
-#include <map>
-#include <optional>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 /// Finds agents' sockets under /proc/PID/task/TID/root/tmp, TID being the thread that listens, and under

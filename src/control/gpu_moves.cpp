@@ -4,12 +4,6 @@
 
 #include "control/gpu_moves.hpp"
 
-#include "model/terms.hpp"
-
-#include <algorithm>
-#include <cstddef>
-#include <optional>
-
 namespace gpu_sleep::control {
 namespace {
 
@@ -86,7 +80,7 @@ Result<void> check_needs(const Places& typed, const Places& places, const std::v
 } // namespace
 
 const Gpu* find_gpu(const std::vector<Gpu>& gpus, const std::string& uuid) noexcept {
-    const auto found = std::ranges::find_if(gpus, [&](const Gpu& gpu) { return gpu.uuid == uuid; });
+    const auto found = std::ranges::find(gpus, uuid, &Gpu::uuid);
     return found == gpus.end() ? nullptr : &*found;
 }
 

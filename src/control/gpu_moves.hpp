@@ -10,9 +10,6 @@
 #include "client/room_plan.hpp"
 #include "driver/management.hpp"
 
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 /// The one of `gpus` with that uuid; null if there is none.

@@ -4,23 +4,13 @@
 
 #include "control/gpus.hpp"
 
-#include "base/process.hpp"
 #include "base/text.hpp"
 #include "client/room.hpp"
 #include "control/gpu_moves.hpp"
 
-#include <algorithm>
-#include <array>
-#include <filesystem>
 #include <fmt/ranges.h>
 #include <iterator>
 #include <sstream>
-#include <string_view>
-#include <sys/stat.h>
-#include <system_error>
-#include <unistd.h>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::control {
 namespace {
@@ -124,8 +114,7 @@ std::string only_its_user(uid_t uid) {
 const model::DeviceReport* device_of(const Answer& answer, const std::string& uuid) noexcept {
     const auto* const report = std::get_if<model::Report>(&answer);
     if (!report) return nullptr;
-    const auto found =
-        std::ranges::find_if(report->devices, [&](const auto& device) { return device.uuid == uuid; });
+    const auto found = std::ranges::find(report->devices, uuid, &model::DeviceReport::uuid);
     return found == report->devices.end() ? nullptr : &*found;
 }
 

@@ -9,13 +9,6 @@
 #include "control/targets.hpp"
 #include "driver/management.hpp"
 
-#include <sys/types.h>
-
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 /// Returns what an agent reports about a GPU, or null.

@@ -5,21 +5,9 @@
 #include "control/history.hpp"
 
 #include "base/files.hpp"
-#include "base/process.hpp"
 #include "protocol/history.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <ctime>
-#include <map>
-#include <optional>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::control {
 namespace {

@@ -7,9 +7,6 @@
 #include "control/find.hpp"
 #include "model/history.hpp"
 
-#include <filesystem>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 /// Where the files are; tests name a tree of their own.

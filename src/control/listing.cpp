@@ -9,11 +9,7 @@
 #include "driver/checkpoint.hpp"
 #include "driver/management.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
 #include <iterator>
-#include <utility>
 
 namespace gpu_sleep::control {
 namespace {

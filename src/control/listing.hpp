@@ -6,10 +6,7 @@
 
 #include "control/targets.hpp"
 
-#include <optional>
 #include <set>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::control {
 

@@ -9,18 +9,10 @@
 #include "control/gpus.hpp"
 
 #include <fmt/ranges.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <iterator>
-#include <map>
 #include <set>
-#include <thread>
 #include <tuple>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::control {
 namespace {

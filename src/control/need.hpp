@@ -7,12 +7,6 @@
 #include "control/targets.hpp"
 #include "driver/management.hpp"
 
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 /// Room that a GPU is to have.

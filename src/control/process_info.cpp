@@ -10,11 +10,8 @@
 
 #include <pwd.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -120,7 +117,7 @@ Result<std::vector<Process>> ProcFs::list() const {
         else if (lacks_descriptors(process.error().driver_status))
             return std::move(process).error();
     }
-    std::ranges::sort(processes, [](const auto& a, const auto& b) { return a.pid < b.pid; });
+    std::ranges::sort(processes, {}, &Process::pid);
     return processes;
 }
 

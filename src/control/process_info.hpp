@@ -8,13 +8,6 @@
 #include "base/process.hpp"
 #include "control/program_name.hpp"
 
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 struct Process {

@@ -8,7 +8,6 @@
 #include "base/text.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <iterator>
 
 namespace gpu_sleep::control {
@@ -35,8 +34,7 @@ constexpr Interpreter k_interpreters[] = {
 const Interpreter* known_interpreter(std::string_view program) {
     if (program.starts_with('-')) program.remove_prefix(1); // of a login shell
     const auto name = program.substr(0, program.find_first_of("0123456789"));
-    const auto* const found =
-        std::ranges::find_if(k_interpreters, [=](const Interpreter& each) { return each.name == name; });
+    const auto* const found = std::ranges::find(k_interpreters, name, &Interpreter::name);
     return found == std::end(k_interpreters) ? nullptr : found;
 }
 

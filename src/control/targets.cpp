@@ -9,9 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <unistd.h>
-
-#include <algorithm>
 #include <iterator>
 #include <set>
 

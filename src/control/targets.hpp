@@ -6,13 +6,6 @@
 
 #include "control/ask.hpp"
 
-#include <sys/types.h>
-
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 /// Options of find_targets().

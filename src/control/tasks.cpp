@@ -6,16 +6,8 @@
 
 #include "control/driver_engine.hpp"
 #include "control/gpus.hpp"
-#include "driver/management.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <map>
-#include <optional>
 #include <set>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::control {
 namespace {

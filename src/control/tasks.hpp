@@ -7,9 +7,6 @@
 #include "control/ask.hpp"
 #include "control/command.hpp"
 
-#include <optional>
-#include <vector>
-
 namespace gpu_sleep::control {
 
 /// An operation of one process.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What agents record, and gpu-ps --history shows.
+// The history that agents record and gpu-ps --history shows.
 
 #include "empty_tmp.hpp"
 #include "support/host.hpp"

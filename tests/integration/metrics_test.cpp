@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a process counts of its transitions, and how gpu-ps writes it for Prometheus.
+// The counts that a process keeps of its transitions, and the metrics that gpu-ps writes for Prometheus.
 
 #include "support/files_of.hpp"
 #include "support/shared_devices.hpp"
@@ -124,7 +124,7 @@ TEST_CASE("Metrics: of a real process, in the form that a server takes", "[quick
     check_form(output.out, scratch);
     CHECK(host.command("gpu-ps", {"--prometheus=-"}).status == 0);
 
-    // Who does not answer is counted, and no failure.
+    // A process that does not answer is counted, and is no failure of the command.
     host.process().signal(SIGSTOP);
     const auto silent = host.command("gpu-ps", {"--prometheus", "--timeout", "200ms"});
     host.process().signal(SIGCONT);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Reports as metrics: what is added up, what is not, and strangers' texts.
+// Reports as metrics: which of them are added up, and how texts of others are made safe.
 
 #include "cli/show/metrics.hpp"
 

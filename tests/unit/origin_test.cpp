@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What tells processes of one name apart, read from command lines and control groups.
+// Notebooks, kernels, jobs, units, containers and pods, read from command lines and control groups.
 
 #include "control/program_name.hpp"
 

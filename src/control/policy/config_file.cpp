@@ -4,7 +4,6 @@
 
 #include "control/policy/config_file.hpp"
 
-#include "base/fd.hpp"
 #include "base/files.hpp"
 #include "control/policy/config_reader.hpp"
 
@@ -31,18 +30,10 @@ struct Unforeseen {};
 static_assert(TOML_LIB_MAJOR >= 3);
 #endif
 
-#include <fcntl.h>
 #include <pwd.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdlib>
 #include <system_error>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::control::policy {
 namespace {
@@ -197,8 +188,7 @@ Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view na
     } catch (const Unforeseen&) {
         return bad(unforeseen_line(plain), "this is not TOML");
     }
-    std::ranges::stable_sort(entries,
-                             [](const Entry& one, const Entry& other) { return one.line < other.line; });
+    std::ranges::stable_sort(entries, {}, &Entry::line);
     return entries;
 }
 

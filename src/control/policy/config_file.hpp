@@ -10,8 +10,6 @@
 #include <sys/types.h>
 
 #include <filesystem>
-#include <optional>
-#include <string_view>
 
 namespace gpu_sleep::control::policy {
 

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the parts of a configuration are read into. Knows no TOML: config_file.cpp takes that apart.
+// Reads the entries of a configuration into settings. Knows no TOML: config_file.cpp parses that.
 
 #pragma once
 
 #include "control/policy/policy.hpp"
-
-#include <cstdint>
-#include <string>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::control::policy {
 

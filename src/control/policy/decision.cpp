@@ -4,11 +4,7 @@
 
 #include "control/policy/decision.hpp"
 
-#include <algorithm>
-#include <limits>
 #include <numeric>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::control::policy {
 namespace {
@@ -215,9 +211,7 @@ HostPlan plan_host_memory(const std::vector<Holder>& holders, const Budgets& bud
 std::vector<bool> find_room(const std::vector<Holder>& holders, const Budgets& budgets) {
     std::vector<std::size_t> order(holders.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, [&](std::size_t one, std::size_t other) {
-        return holders[one].unused_seconds > holders[other].unused_seconds;
-    });
+    std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return holders[i].unused_seconds; });
     auto machine = budgets.machine;
     auto users = budgets.users;
     for (const auto& holder : holders) {

@@ -12,12 +12,6 @@
 
 #include <sys/types.h>
 
-#include <cstddef>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::control::policy {
 
 /// Whether all of it sleeps, and host memory holds contents of it.
@@ -61,7 +55,7 @@ struct Budgets {
     std::map<uid_t, Bytes> users; ///< of all processes of one
 };
 
-/// What to do with each process, given by its place among the holders.
+/// The plan for host memory. A process is named by its place among the holders.
 struct HostPlan {
     std::vector<std::size_t> release; ///< give back what they retain
     std::vector<std::size_t> move;    ///< move what they keep in host memory to files

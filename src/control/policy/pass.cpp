@@ -4,11 +4,7 @@
 
 #include "control/policy/pass.hpp"
 
-#include <algorithm>
-#include <deque>
 #include <iterator>
-#include <utility>
-#include <variant>
 
 namespace gpu_sleep::control::policy {
 namespace {

@@ -11,10 +11,7 @@
 #include "control/targets.hpp"
 #include "control/tasks.hpp"
 
-#include <functional>
-#include <optional>
 #include <set>
-#include <vector>
 
 namespace gpu_sleep::control::policy {
 

@@ -6,11 +6,6 @@
 
 #include "base/text.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::control::policy {
 namespace {
 

@@ -9,12 +9,6 @@
 #include "control/policy/decision.hpp"
 #include "control/process_info.hpp"
 
-#include <filesystem>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::control::policy {
 
 /// Where policies come from.

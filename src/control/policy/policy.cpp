@@ -8,18 +8,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <utility>
-
 namespace gpu_sleep::control::policy {
 namespace {
 
 constexpr std::array k_tiers{Tier::host, Tier::file, Tier::deep}; // that a rung may have
-
-bool is_earlier(const Rung& one, const Rung& other) noexcept {
-    return one.idle < other.idle;
-}
 
 } // namespace
 
@@ -47,7 +39,7 @@ Result<Rung> parse_rung(std::string_view text) {
 }
 
 Result<Ladder> make_ladder(std::vector<Rung> rungs) {
-    std::ranges::sort(rungs, is_earlier);
+    std::ranges::sort(rungs, {}, &Rung::idle);
     for (std::size_t i = 1; i < rungs.size(); ++i) {
         const auto& [idle, tier] = rungs[i];
         if (idle == rungs[i - 1].idle)
@@ -69,7 +61,7 @@ std::optional<Rung> rung_at(const Ladder& ladder, double idle_seconds) noexcept 
 Ladder deeper_of(const Ladder& one, const Ladder& other) {
     std::vector<Rung> all = one;
     all.insert(all.end(), other.begin(), other.end());
-    std::ranges::stable_sort(all, is_earlier);
+    std::ranges::stable_sort(all, {}, &Rung::idle);
     Ladder ladder;
     for (const auto& rung : all) {
         if (!ladder.empty() && rung.tier <= ladder.back().tier) continue;

@@ -9,14 +9,8 @@
 #include "control/program_name.hpp"
 #include "model/terms.hpp"
 
-#include <chrono>
-#include <cstdint>
 #include <functional>
 #include <map>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace gpu_sleep::control::policy {
 
