@@ -9,7 +9,6 @@
 #include <sys/random.h>
 
 #include <cstdint>
-#include <cstdlib>
 
 #define GPU_SLEEP_OWN extern "C" __attribute__((visibility("hidden")))
 
