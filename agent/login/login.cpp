@@ -274,7 +274,7 @@ void* driver() {
 
 /// Whether standard error is still the program's, and takes a line at once.
 bool can_say() {
-    struct stat now {};
+    struct stat now; // not zeroed, for which a compiler calls memset()
     pollfd out{k_standard_error, POLLOUT, 0};
     const timespec at_once{};
     return read_standard_error(now) && now.st_dev == g_standard_error.st_dev &&
