@@ -18,6 +18,7 @@ public:
     FileParcel(std::shared_ptr<FileStore> store, SnapshotDescription description)
         : Parcel(*store), store_(std::move(store)), description_(std::move(description)) {
         bytes = max_file_bytes(description_);
+        buffer_bytes = header_bytes_of(description_);
     }
 
     Result<PutChunk> put() override {

@@ -257,7 +257,25 @@ TEST_CASE("File store: where names could not be flushed, another parcel's flush 
     CHECK_FALSE(*parcels[0]->keep());
 }
 
-TEST_CASE("Snapshot writer: once the contents are written, its header needs no more memory", "[store]") {
+TEST_CASE("Snapshot writer: the pages of its header are there before the contents are written", "[store]") {
+    const Scratch directory;
+    const SnapshotDescription description{
+        {}, {}, {4242, 123456}, ::geteuid(), {{0x1000000, 1024 * k_gib, "weights", 0}}};
+    const auto resident = [] {
+        Bytes size = 0;
+        Bytes pages = 0;
+        std::ifstream("/proc/self/statm") >> size >> pages;
+        return pages * static_cast<Bytes>(::sysconf(_SC_PAGESIZE));
+    };
+    const auto writer = SnapshotWriter::create(test::opened(directory), description, {});
+    REQUIRE(writer);
+    const auto before = resident();
+    const auto snapshot = (*writer)->finish();
+    REQUIRE(snapshot);
+    CHECK(resident() < before + header_bytes_of(description) / 2);
+}
+
+TEST_CASE("Snapshot writer: once the contents are written, its header needs no more pages", "[store]") {
     const Scratch directory;
     MemoryContents contents("weights", test::random_bytes(50'000));
     const auto writer = SnapshotWriter::create(test::opened(directory), contents.description, {});
