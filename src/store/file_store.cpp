@@ -22,6 +22,7 @@ public:
     }
 
     Result<PutChunk> put() override {
+        snapshot_.reset();
         SnapshotWriteOptions options;
         options.memory.budget = store_->memory_;
         const std::shared_ptr writer =
@@ -39,9 +40,12 @@ public:
             is_name_flushed_ = stays_;
             return {};
         }
-        snapshot_ = GPU_SLEEP_TRY(writer_.lock()->finish());
-        name = snapshot_->file.path();
-        bytes = snapshot_->header.file_bytes;
+        const auto writer = writer_.lock();
+        if (!writer) return make_error(ErrorCode::refused, "nothing is being put");
+        auto whole = GPU_SLEEP_TRY(writer->finish());
+        name = whole.file.path();
+        bytes = whole.header.file_bytes;
+        snapshot_ = std::move(whole);
         return {};
     }
 

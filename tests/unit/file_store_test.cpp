@@ -208,7 +208,24 @@ TEST_CASE("File store: what was put, and not flushed, goes with the way to put i
         CHECK(directory.file_count() == 1);
     }
     CHECK(directory.file_count() == 0);
+    CHECK((*parcel)->flush().error().code == ErrorCode::refused);
     CHECK((*parcel)->put()); // once more
+}
+
+TEST_CASE("File store: what is put once more takes the place of what was flushed", "[store]") {
+    const Scratch directory;
+    MemoryContents contents("weights", test::random_bytes(50'000));
+    const auto parcel = put_in(directory, contents);
+    const auto before = parcel->name;
+    {
+        const auto put = parcel->put();
+        REQUIRE(put);
+        REQUIRE(encode_all(places_of(contents.description.extents), contents, *put, {}));
+        REQUIRE(parcel->flush());
+    }
+    CHECK(parcel->name != before);
+    CHECK(directory.file_count() == 1);
+    CHECK(read(*parcel, contents));
 }
 
 TEST_CASE("File store: a parcel that cannot be taken up is closed as before", "[store]") {
