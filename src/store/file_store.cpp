@@ -81,13 +81,18 @@ public:
 
     Result<void> open() override {
         const auto directory = GPU_SLEEP_TRY(SnapshotDirectory::open(where));
+        auto store = std::make_shared<FileStore>(directory, HostBudget::own());
         GPU_SLEEP_TRY(snapshot_->file.take_up(directory));
-        if (const auto reader = SnapshotReader::open(snapshot_->file, snapshot_->header); !reader) {
+        auto opened = guarded([&]() -> Result<void> {
+            GPU_SLEEP_TRY(SnapshotReader::open(snapshot_->file, snapshot_->header));
+            name = snapshot_->file.path();
+            return {};
+        });
+        if (!opened) {
             GPU_SLEEP_TRY(snapshot_->file.leave());
-            return reader.error();
+            return opened;
         }
-        store_ = std::make_shared<FileStore>(directory, HostBudget::own());
-        name = snapshot_->file.path();
+        store_ = std::move(store);
         bytes = snapshot_->header.file_bytes;
         return {};
     }

@@ -50,7 +50,7 @@ public:
     /// not), io_failed.
     [[nodiscard]] virtual Result<void> close() = 0;
     /// Takes up what was closed, if nobody has changed it since; `where` says by which path. Errors:
-    /// io_failed, not_permitted, damaged (it is still closed).
+    /// out_of_host_memory, io_failed, not_permitted, damaged (it is still closed).
     [[nodiscard]] virtual Result<void> open() = 0;
     /// Nobody needs it any more. It goes, unless it is `stays` and kept, or is older than the last sleep.
     /// Returns false where it cannot be removed.
