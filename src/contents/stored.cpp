@@ -81,6 +81,7 @@ public:
             }
             if (!is_gathered && memory != at) {
                 is_gathered = true;
+                buffer.reserve(place.bytes); // or it would grow to more than look_bytes()
                 buffer.assign(taken.data(), at);
             }
             if (is_gathered) buffer.insert(buffer.end(), memory, memory + bytes);
