@@ -162,7 +162,7 @@ model::Event Transitions::describe(Transition transition, const server::Job& job
                                                                       : &model::DeviceReport::released);
     const MutexLock lock(mutex_);
     const auto deep_bytes = report->deep ? std::optional(report->deep_bytes) : std::nullopt;
-    if (std::exchange(is_back_, false) && deep_bytes) deep_bytes_.reset();
+    if (std::exchange(is_back_, false) && transition != Transition::wake) deep_bytes_.reset();
     if (deep_bytes.has_value() != deep_bytes_.has_value())
         event.bytes +=
             deep_bytes.value_or(0) + deep_bytes_.value_or(0); // the driver's part went, or came back

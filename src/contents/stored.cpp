@@ -81,6 +81,7 @@ public:
             }
             if (!is_gathered && memory != at) {
                 is_gathered = true;
+                buffer.reserve(place.bytes); // or it would grow to more than look_bytes()
                 buffer.assign(taken.data(), at);
             }
             if (is_gathered) buffer.insert(buffer.end(), memory, memory + bytes);
@@ -142,8 +143,9 @@ CodingOptions beside(const Transfer& transfer, const Staging& staging) noexcept 
 }
 
 /// Puts all that `source` has of the batch. Errors: those of Parcel and of the source.
-Result<void> put_all(Batch& batch, store::ChunkSource& source, const CodingOptions& options,
+Result<void> put_all(Batch& batch, store::ChunkSource& source, CodingOptions options,
                      ProgressCounter& progress) {
+    options.buffer_bytes -= std::min(options.buffer_bytes, batch.parcel()->buffer_bytes);
     auto done = guarded([&]() -> Result<void> {
         const auto put = GPU_SLEEP_TRY(batch.parcel()->put());
         GPU_SLEEP_TRY(store::encode_all(store::places_of(batch.extents()), source, put, options));

@@ -51,7 +51,8 @@ public:
     void describe(model::Report& report) const;
 
 private:
-    /// Waits for what others of the user's processes retain, where all may hold no more together.
+    /// Waits for what others of the user's processes retain, where all may hold no more together; then looks
+    /// whether there is room, where that is asked for.
     [[nodiscard]] Result<void> find_room(contents::ProgressCounter& progress) const;
     /// Maps what is taken out of its own memory, which holds the contents until all is unmapped.
     [[nodiscard]] Result<void> map_sleepers();

@@ -18,9 +18,11 @@ public:
     FileParcel(std::shared_ptr<FileStore> store, SnapshotDescription description)
         : Parcel(*store), store_(std::move(store)), description_(std::move(description)) {
         bytes = max_file_bytes(description_);
+        buffer_bytes = header_bytes_of(description_);
     }
 
     Result<PutChunk> put() override {
+        snapshot_.reset();
         SnapshotWriteOptions options;
         options.memory.budget = store_->memory_;
         const std::shared_ptr writer =
@@ -38,9 +40,12 @@ public:
             is_name_flushed_ = stays_;
             return {};
         }
-        snapshot_ = GPU_SLEEP_TRY(writer_.lock()->finish());
-        name = snapshot_->file.path();
-        bytes = snapshot_->header.file_bytes;
+        const auto writer = writer_.lock();
+        if (!writer) return make_error(ErrorCode::refused, "nothing is being put");
+        auto whole = GPU_SLEEP_TRY(writer->finish());
+        name = whole.file.path();
+        bytes = whole.header.file_bytes;
+        snapshot_ = std::move(whole);
         return {};
     }
 
@@ -76,13 +81,18 @@ public:
 
     Result<void> open() override {
         const auto directory = GPU_SLEEP_TRY(SnapshotDirectory::open(where));
+        auto store = std::make_shared<FileStore>(directory, HostBudget::own());
         GPU_SLEEP_TRY(snapshot_->file.take_up(directory));
-        if (const auto reader = SnapshotReader::open(snapshot_->file, snapshot_->header); !reader) {
+        auto opened = guarded([&]() -> Result<void> {
+            GPU_SLEEP_TRY(SnapshotReader::open(snapshot_->file, snapshot_->header));
+            name = snapshot_->file.path();
+            return {};
+        });
+        if (!opened) {
             GPU_SLEEP_TRY(snapshot_->file.leave());
-            return reader.error();
+            return opened;
         }
-        store_ = std::make_shared<FileStore>(directory, HostBudget::own());
-        name = snapshot_->file.path();
+        store_ = std::move(store);
         bytes = snapshot_->header.file_bytes;
         return {};
     }

@@ -74,6 +74,7 @@ Result<HostClaim> HostBudget::claim(Bytes bytes, const ClaimOptions& options,
     const auto reserve = options.spends_reserve ? 0 : options_.reserve;
     const auto start = Clock::now();
     UnsharedFd turn;
+    bool does_without = false; // the turn that it has just tried to get
     for (;;) {
         Result<Headroom> headroom = Headroom{};
         bool is_enough = false;
@@ -86,7 +87,7 @@ Result<HostClaim> HostBudget::claim(Bytes bytes, const ClaimOptions& options,
             const auto wanted = claim.others_ + bytes + reserve;
             is_enough = wanted <= headroom->bytes;
             const bool needs_turn = is_enough && headroom->bytes - wanted < k_turn_threshold &&
-                                    !headroom->shared.empty() && Clock::now() >= turns_again_.load();
+                                    !headroom->shared.empty() && !does_without;
             if (is_enough && headroom->bytes - wanted >= k_plenty) claim.add(ahead);
             if (is_enough && (claim.turn_ || !needs_turn)) return claim;
         }
@@ -100,7 +101,8 @@ Result<HostClaim> HostBudget::claim(Bytes bytes, const ClaimOptions& options,
                             needed(), format_bytes(reserve), format_bytes(headroom->bytes),
                             headroom->limited_by),
                 std::string(k_where)};
-        if (!turn && pause(is_enough ? k_pause_for_turn : k_pause))
+        does_without = is_enough && !turn && Clock::now() < turns_again_.load();
+        if (!turn && !does_without && pause(is_enough ? k_pause_for_turn : k_pause))
             return make_error(ErrorCode::cancelled, "host memory is no longer needed");
     }
 }
@@ -112,6 +114,7 @@ UnsharedFd HostBudget::try_turn(const std::filesystem::path& shared, Clock::time
     const auto lock = file.lock();
     if (lock == LockedFile::Lock::taken) {
         last_turn_ = Clock::now();
+        turns_again_ = Clock::time_point{};
         return UnsharedFd(std::move(file));
     }
     // While others of this process get theirs, it goes on.

@@ -70,8 +70,8 @@ public:
     struct Options {
         std::string directory = agent_directory(::geteuid()); ///< of the user's account
         Bytes reserve = 256 * k_mib;                          ///< left to everybody else
-        /// How long a claim waits for its turn. Then claims do without turns for a while: the process that
-        /// has it may be stopped.
+        /// How long a claim waits for its turn. Then claims do without turns for a while, or until one is
+        /// free: the process that has it may be stopped.
         Milliseconds turn_patience{3000};
         std::function<Headroom()> headroom = [] { return host_headroom(); };
         std::function<unsigned()> pressure = [] { return memory_pressure(); };
@@ -140,7 +140,7 @@ private:
     HostAccount account_;
     std::atomic<Bytes> under_way_{0}; ///< claimed and not yet taken: devices are put to sleep side by side
     std::atomic<Clock::time_point> last_turn_{Clock::time_point{}};
-    std::atomic<Clock::time_point> turns_again_{Clock::time_point{}}; ///< until then claims do without
+    std::atomic<Clock::time_point> turns_again_{Clock::time_point{}}; ///< no claim waits until then
 };
 
 /// How a transaction waits for memory that it claims.

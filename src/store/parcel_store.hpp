@@ -35,10 +35,10 @@ public:
 
     /// Begins, also once more after a failure. What it returns puts each chunk once, until flush(). What was
     /// put goes with the last copy of it, unless it was flushed. Errors: out_of_disk, io_failed,
-    /// not_permitted, out_of_threads.
+    /// out_of_host_memory, not_permitted, out_of_threads.
     [[nodiscard]] virtual Result<PutChunk> put() = 0;
-    /// All that was put, and that keep() has changed, lasts though the machine crashes. Errors: out_of_disk,
-    /// out_of_host_memory, io_failed.
+    /// All that was put, and that keep() has changed, lasts though the machine crashes. Errors: refused
+    /// (nothing was put), out_of_disk, out_of_host_memory, io_failed.
     [[nodiscard]] virtual Result<void> flush() = 0;
     /// Checks that all is there as it was put; what it returns gets chunks. Errors: damaged, io_failed,
     /// not_permitted.
@@ -50,13 +50,14 @@ public:
     /// not), io_failed.
     [[nodiscard]] virtual Result<void> close() = 0;
     /// Takes up what was closed, if nobody has changed it since; `where` says by which path. Errors:
-    /// io_failed, not_permitted, damaged (it is still closed).
+    /// out_of_host_memory, io_failed, not_permitted, damaged (it is still closed).
     [[nodiscard]] virtual Result<void> open() = 0;
     /// Nobody needs it any more. It goes, unless it is `stays` and kept, or is older than the last sleep.
     /// Returns false where it cannot be removed.
     [[nodiscard]] virtual bool forget(bool stays) noexcept = 0;
 
     Bytes bytes = 0;            ///< that it takes: at most, until it is flushed; none while it is closed
+    Bytes buffer_bytes = 0;     ///< of host memory that it takes from put() on, until it is flushed
     std::filesystem::path name; ///< once it was flushed
 };
 

@@ -7,6 +7,7 @@
 #include "store/own_file.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -26,7 +27,10 @@ SnapshotWriter::create(std::shared_ptr<const SnapshotDirectory> directory, Snaps
     header.description = std::move(description);
     header.rows.resize(places_of(header.description.extents).size());
     std::unique_ptr<SnapshotWriter> writer(new SnapshotWriter(std::move(file), std::move(header), options));
-    writer->front_ = GPU_SLEEP_TRY(BufferPool::create(1, writer->header_.header_bytes));
+    writer->front_ = Pages::map(static_cast<std::size_t>(writer->header_.header_bytes));
+    if (!writer->front_)
+        return make_error(ErrorCode::out_of_host_memory, "no host memory for a snapshot's header");
+    std::memset(writer->front_.bytes().data(), 0, writer->front_.bytes().size()); // its pages appear now
     if (options.queue == nullptr) {
         const auto use = uses_direct_io(writer->file_.fd()) ? IoUse::direct : IoUse::cached_writes;
         writer->own_queue_ = GPU_SLEEP_TRY(open_io_queue(options.io, use));
@@ -95,7 +99,7 @@ Result<void> SnapshotWriter::put(const ChunkPlace& place, const CodedChunk& chun
 }
 
 Result<void> SnapshotWriter::write_header() {
-    const std::span<std::byte> bytes(front_->take(), header_.header_bytes);
+    const auto bytes = front_.bytes();
     encode_header(header_, bytes);
     return move_bytes(IoRequest::Kind::write, file_.fd(), bytes.data(), bytes.size(), 0);
 }

@@ -38,7 +38,7 @@ struct Snapshot {
 class SnapshotWriter {
 public:
     /// Makes the file of `description`, whose id and date are set here, in `directory`. Errors: out_of_disk,
-    /// io_failed, not_permitted, out_of_threads.
+    /// out_of_host_memory, io_failed, not_permitted, out_of_threads.
     [[nodiscard]] static Result<std::unique_ptr<SnapshotWriter>>
     create(std::shared_ptr<const SnapshotDirectory> directory, SnapshotDescription description,
            const SnapshotWriteOptions& options);
@@ -62,7 +62,7 @@ private:
 
     SnapshotFile file_;
     SnapshotHeader header_;
-    std::unique_ptr<BufferPool> front_; ///< for the header: when all else is written it must not lack memory
+    Pages front_; ///< for the header: when all else is written it takes no more than a copy of its JSON
     std::unique_ptr<IoQueue> own_queue_;
     IoQueue* queue_;
     std::optional<ClaimOptions> claims_; ///< none for a file that does not lie in host memory

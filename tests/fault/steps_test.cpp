@@ -339,12 +339,18 @@ TEST_CASE("Transitions: what a wake brought back before it failed goes again wit
     deep.state = State::asleep;
     model::Report awake;
     awake.changed = true;
-    const bool goes_deep_again = GENERATE(true, false);
+    model::Report shallow;
+    shallow.changed = true;
+    shallow.state = State::asleep;
+    shallow.devices.emplace_back().released = 30;
+    enum class Next { deep_sleep, sleep, wake };
+    const auto next = GENERATE(Next::deep_sleep, Next::sleep, Next::wake);
     CHECK(bytes_of(sleep_request(), deep) == 500);
     const model::Failure failure{make_error(ErrorCode::out_of_device_memory, "no room"), State::asleep};
     REQUIRE(transitions.count(wake_request(), failure, 1)); // the gate is not deep
-    if (goes_deep_again) CHECK(bytes_of(sleep_request(), deep) == 500);
-    CHECK(bytes_of(wake_request(), awake) == 500);
+    if (next == Next::deep_sleep) CHECK(bytes_of(sleep_request(), deep) == 500);
+    if (next == Next::sleep) CHECK(bytes_of(sleep_request(), shallow) == 30);
+    CHECK(bytes_of(wake_request(), awake) == (next == Next::sleep ? 0 : 500));
     CHECK(bytes_of(sleep_request(), deep) == 500);
 }
 

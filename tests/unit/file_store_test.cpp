@@ -208,7 +208,24 @@ TEST_CASE("File store: what was put, and not flushed, goes with the way to put i
         CHECK(directory.file_count() == 1);
     }
     CHECK(directory.file_count() == 0);
+    CHECK((*parcel)->flush().error().code == ErrorCode::refused);
     CHECK((*parcel)->put()); // once more
+}
+
+TEST_CASE("File store: what is put once more takes the place of what was flushed", "[store]") {
+    const Scratch directory;
+    MemoryContents contents("weights", test::random_bytes(50'000));
+    const auto parcel = put_in(directory, contents);
+    const auto before = parcel->name;
+    {
+        const auto put = parcel->put();
+        REQUIRE(put);
+        REQUIRE(encode_all(places_of(contents.description.extents), contents, *put, {}));
+        REQUIRE(parcel->flush());
+    }
+    CHECK(parcel->name != before);
+    CHECK(directory.file_count() == 1);
+    CHECK(read(*parcel, contents));
 }
 
 TEST_CASE("File store: a parcel that cannot be taken up is closed as before", "[store]") {
@@ -257,7 +274,25 @@ TEST_CASE("File store: where names could not be flushed, another parcel's flush 
     CHECK_FALSE(*parcels[0]->keep());
 }
 
-TEST_CASE("Snapshot writer: once the contents are written, its header needs no more memory", "[store]") {
+TEST_CASE("Snapshot writer: the pages of its header are there before the contents are written", "[store]") {
+    const Scratch directory;
+    const SnapshotDescription description{
+        {}, {}, {4242, 123456}, ::geteuid(), {{0x1000000, 1024 * k_gib, "weights", 0}}};
+    const auto resident = [] {
+        Bytes size = 0;
+        Bytes pages = 0;
+        std::ifstream("/proc/self/statm") >> size >> pages;
+        return pages * static_cast<Bytes>(::sysconf(_SC_PAGESIZE));
+    };
+    const auto writer = SnapshotWriter::create(test::opened(directory), description, {});
+    REQUIRE(writer);
+    const auto before = resident();
+    const auto snapshot = (*writer)->finish();
+    REQUIRE(snapshot);
+    CHECK(resident() < before + header_bytes_of(description) / 2);
+}
+
+TEST_CASE("Snapshot writer: once the contents are written, its header needs no more pages", "[store]") {
     const Scratch directory;
     MemoryContents contents("weights", test::random_bytes(50'000));
     const auto writer = SnapshotWriter::create(test::opened(directory), contents.description, {});

@@ -147,6 +147,21 @@ TEST_CASE("Host claims: a turn that never comes, and a file that cannot be locke
     CHECK(claim_at_once(claims)); // and nobody waits a second time
 }
 
+TEST_CASE("Host claims: there are turns again once the one who kept it has let go", "[host_claim]") {
+    const Limit limit;
+    auto options = limit.options(k_gib);
+    options.turn_patience = Milliseconds(0);
+    HostBudget claims(options);
+    {
+        const UniqueFd holder(::open(limit.file.c_str(), O_RDONLY | O_CLOEXEC));
+        REQUIRE(::flock(holder.get(), LOCK_EX | LOCK_NB) == 0);
+        REQUIRE(claim(claims, k_mib, wait_and_go_on));
+    }
+    const auto first = claim_at_once(claims);
+    REQUIRE(first);
+    CHECK_FALSE(can_be_locked(limit.file));
+}
+
 TEST_CASE("Host claims: a shortage does not keep the turn", "[host_claim]") {
     const Limit limit;
     HostBudget claims(limit.options(4 * k_mib));

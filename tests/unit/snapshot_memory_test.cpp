@@ -4,6 +4,8 @@
 // own, for it has an operator new of its own.
 
 #include "base/guard.hpp"
+#include "store/file_store.hpp"
+#include "support/descriptors.hpp"
 #include "support/sanitized.hpp"
 #include "support/snapshots.hpp"
 
@@ -203,6 +205,29 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends an opening", "
         GENERATE(false, true), [&] { return SnapshotReader::open(snapshot->file, snapshot->header); },
         [&](const Result<SnapshotReader>& result) {
             if (!result) CHECK(result.error().code == ErrorCode::out_of_host_memory);
+        });
+}
+
+TEST_CASE("File store: memory that runs out at any allocation leaves a closed parcel closed", "[store]") {
+    const Scratch directory;
+    Contents contents;
+    auto parcel =
+        std::make_shared<FileStore>(test::opened(directory), HostBudget::own())->reserve(contents.extents);
+    REQUIRE(parcel);
+    {
+        const auto put = (*parcel)->put();
+        REQUIRE(put);
+        REQUIRE(encode_all(places_of(contents.extents), contents, *put, {}));
+        REQUIRE((*parcel)->flush());
+    }
+    REQUIRE((*parcel)->keep());
+    REQUIRE((*parcel)->flush());
+    REQUIRE((*parcel)->close());
+    for_every_allocation(
+        GENERATE(false, true), [&] { return guarded([&] { return (*parcel)->open(); }); },
+        [&](const Result<void>& result) {
+            if (result) REQUIRE((*parcel)->close());
+            CHECK(test::descriptors_in(directory.path()).empty());
         });
 }
 
