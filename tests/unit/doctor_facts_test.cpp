@@ -7,8 +7,12 @@
 
 #include "support/catch.hpp"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 namespace gpu_sleep::doctor {
 namespace {
@@ -48,11 +52,40 @@ TEST_CASE("Doctor: reads what an image has for a C library, and what the agent i
     CHECK_FALSE(old.is_musl);
     CHECK(old.has == 31);
     CHECK(old.agent_needs == 35);
-    std::filesystem::remove(root.path() / process / "root/usr/lib/libc-2.31.so");
-    REQUIRE(::mkfifo((root.path() / process / "root/usr/lib/libc-2.31.so").c_str(), 0600) == 0);
-    CHECK(read_process(42, root.path()).c_library.has == 0); // and does not wait
     root.write(process + "maps", "7f00-7f01 r-xp 0 fe:00 1   /lib/ld-musl-x86_64.so.1\n");
     CHECK(read_process(42, root.path()).c_library.is_musl);
+}
+
+TEST_CASE("Doctor: whatever lies in the C library's place, nothing outside of the process's root is opened",
+          "[doctor]") {
+    namespace fs = std::filesystem;
+    const Root root;
+    root.write("proc/42/maps", "7f02-7f03 r-xp 0 fe:00 2   /lib/libc.so.6\n");
+    root.write("proc/42/root/kept", "GLIBC_2.31");
+    root.write("outside", "GLIBC_2.36");
+    const auto place = root.path() / "proc/42/root/lib/libc.so.6";
+    fs::create_directory(place.parent_path());
+    const auto found = [&] {
+        const int has = read_process(42, root.path()).c_library.has;
+        fs::remove(place);
+        return has;
+    };
+    fs::create_symlink("/kept", place); // as the process sees it
+    CHECK(found() == 31);
+    fs::create_symlink(root.path() / "outside", place);
+    CHECK(found() == 0);
+    fs::create_symlink("../../../../outside", place);
+    CHECK(found() == 0);
+    REQUIRE(::mkfifo(place.c_str(), 0600) == 0);
+    const UniqueFd reader(::open(place.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+    const UniqueFd writer(::open(place.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    REQUIRE(::write(writer.get(), "GLIBC_2.36", 10) == 10);
+    CHECK(found() == 0);
+    int left = 0;
+    CHECK((::ioctl(reader.get(), FIONREAD, &left) == 0 && left == 10));
+    if (::mknod(place.c_str(), S_IFCHR | 0600, makedev(10, 130)) == 0) CHECK(found() == 0); // a watchdog
+    std::ofstream(place) << "GLIBC_2.36" << std::string(std::size_t{33} << 20, ' ');
+    CHECK(found() == 0);
 }
 
 TEST_CASE("Doctor: reads a machine", "[doctor]") {
