@@ -243,6 +243,24 @@ class Containers(unittest.TestCase):
             self.assertEqual(slept.returncode, 0, slept.stderr)
             second.communicate("quit\n", timeout=SECONDS)
 
+    def test_uninstalling_wakes_it_and_takes_the_device_back(self):
+        """Not where another installation lies: where containers have the agent, too."""
+        description = pathlib.Path("/etc/cdi/gpu-sleep.json")
+        mount("-t", "tmpfs", "tmpfs", "/usr/local")
+        self.addCleanup(checked, "umount", "/usr/local")
+        self.addCleanup(MACHINE_HERE.command, "gpu-enable", "containers")
+        checked("cmake", "--install", str(BUILD), "--prefix", "/usr/local")
+        with Container("left") as container:
+            container.answer()
+            pid = container.pid()
+            self.assertEqual(MACHINE_HERE.command("gpu-sleep", pid).returncode, 0)
+            for prefix, state in (("/usr/local", "asleep"), (str(MACHINE_HERE.prefix), "awake")):
+                done = run(str(SOURCES / "scripts/uninstall"), "--keep-files", prefix)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                listed = MACHINE_HERE.command("gpu-ps", "--json", pid)
+                self.assertEqual(json.loads(listed.stdout)["processes"][0]["state"], state, done.stderr)
+                self.assertEqual(description.exists(), state == "asleep")
+
     @unittest.skipUnless(shutil.which("jq"), "jq is missing")
     def test_deep_sleeps_need_a_profile_that_says_so(self):
         profile = MACHINE_HERE.scratch / "profile.json"
@@ -370,13 +388,6 @@ class Description(unittest.TestCase):
         self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", "--off").returncode, 0)
         self.assertFalse(self.FILE.parent.exists())
         self.assertIn("containers: not enabled", MACHINE_HERE.command("gpu-enable", "--show").stdout)
-
-    def test_uninstalling_takes_it_back(self):
-        for prefix, stays in ((MACHINE_HERE.scratch / "other", True), (MACHINE_HERE.prefix, False)):
-            (prefix / "bin").mkdir(parents=True, exist_ok=True)
-            self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers").returncode, 0)
-            run(str(SOURCES / "scripts/uninstall"), "--keep-files", str(prefix))
-            self.assertEqual(self.FILE.exists(), stays)
 
     def test_what_is_in_the_way(self):
         self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", user=USER).returncode, 5)
