@@ -233,6 +233,21 @@ class Containers(unittest.TestCase):
             container.answer()
             self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
 
+    def test_a_program_with_privileges_has_no_agent(self):
+        """Its user, who has others, could command it by variables."""
+        image = MACHINE_HERE.scratch / "privileged"
+        shutil.copytree(MACHINE_HERE.image, image)
+        for library in (image / "simulated").iterdir():
+            shutil.copy(library, image / "lib/x86_64-linux-gnu")  # where such a program looks
+        (image / "bin/demo_program").chmod(0o4755)
+        with Container("privileged", "--user", f"{USER}:{USER}", image=image) as container:
+            container.answer()
+            own = pathlib.Path("/proc", container.pid())
+            self.assertIn(f"Uid:\t{USER}\t0", (own / "status").read_text())
+            self.assertIn("libgpu-sleep-login", (own / "maps").read_text())
+            self.assertNotIn("libgpu-sleep-agent", (own / "maps").read_text())
+            self.assertEqual(container.said(), "")
+
     def test_programs_that_come_later(self):
         with Container("later") as container:
             container.answer()
