@@ -11,7 +11,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <elf.h>
 #include <fcntl.h>
+#include <link.h>
 #include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -20,6 +22,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -103,16 +106,36 @@ std::optional<std::string> read_in_root(int root, const fs::path& file) {
     return read_open_file(opened.get(), k_most);
 }
 
-/// The newest version of glibc, 2.N, that the library has or asks for: N, or 0 if it names none. Source: the
-/// names of symbol versions.
+/// The names of the symbols of an ELF library, and of their versions. Empty if it has none.
+std::string_view dynamic_names(std::string_view library) {
+    const auto read = [&](auto& value, std::uint64_t at) {
+        if (at > library.size() || library.size() - at < sizeof(value)) return false;
+        std::memcpy(&value, library.data() + at, sizeof(value));
+        return true;
+    };
+    ElfW(Ehdr) header{};
+    ElfW(Shdr) section{};
+    const auto read_section = [&](std::uint64_t index) {
+        return read(section, header.e_shoff + index * sizeof(section));
+    };
+    unsigned index = 0;
+    if (!read(header, 0)) return {};
+    while (index < header.e_shnum && read_section(index) && section.sh_type != SHT_DYNSYM) ++index;
+    if (index >= header.e_shnum || section.sh_type != SHT_DYNSYM || !read_section(section.sh_link)) return {};
+    return library.substr(std::min<std::uint64_t>(section.sh_offset, library.size()), section.sh_size);
+}
+
+/// The newest version of glibc, 2.N, that the library has or asks for: N, or 0 if it names none. It may look
+/// up others at run time, and goes without them.
 int newest_glibc_in(std::string_view library) {
     constexpr std::string_view k_version = "GLIBC_2.";
+    auto names = dynamic_names(library);
     int newest = 0;
     for (;;) {
-        const auto at = library.find(k_version);
+        const auto at = names.find(k_version);
         if (at == std::string_view::npos) return newest;
-        library.remove_prefix(at + k_version.size());
-        newest = std::max(newest, number_in<int>(library.substr(0, 2)).value_or(0));
+        names.remove_prefix(at + k_version.size());
+        newest = std::max(newest, number_in<int>(names.substr(0, 2)).value_or(0));
     }
 }
 
