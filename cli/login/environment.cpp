@@ -34,11 +34,11 @@ struct OwnFile {
 
 /// All that enabling touches.
 struct Layout {
-    fs::path script;            ///< read by POSIX shells; it has the records
-    std::vector<OwnFile> own;   ///< besides
-    Paths profiles;             ///< which get a line that reads the script
-    Paths kernel_directories;   ///< that have directories with a kernel.json each
-    bool makes_profile = false; ///< the last profile is made if it is not there
+    fs::path script;                        ///< read by POSIX shells; it has the records
+    std::vector<OwnFile> own;               ///< besides
+    Paths profiles;                         ///< which get a line that reads the script
+    Paths kernel_directories;               ///< that have directories with a kernel.json each
+    bool makes_profile = false;             ///< the last profile is made if it is not there
     Visitors visitors = Visitors::by_umask; ///< of directories that are made
 };
 

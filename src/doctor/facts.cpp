@@ -90,9 +90,9 @@ void read_memory(KernelFacts& facts, const fs::path& proc) {
     facts.reserved_huge_pages = figure("HugePages_Free:") * figure("Hugepagesize:") * k_kib;
 }
 
-/// Reads a regular file of the process whose root directory this is. Whoever owns that can put anything in its
-/// place: no link leads out, a device is not even opened, and what the kernel makes up, some of which is gone
-/// once read, is not read.
+/// Reads a regular file of the process whose root directory this is. Whoever owns that can put anything in
+/// its place: no link leads out, a device is not even opened, and what the kernel makes up, some of which is
+/// gone once read, is not read.
 std::optional<std::string> read_in_root(int root, const fs::path& file) {
     constexpr std::size_t k_most = std::size_t{32} << 20;
     const auto found = open_in_root(root, file.c_str(), O_PATH);
