@@ -46,7 +46,7 @@ class Saver(unittest.TestCase):
         installed = cls.site / "gpu_sleep/_installed.py"  # as pip's
         installed.unlink()
         installed.write_text(f"import pathlib\nLIBRARIES, COMMANDS = map(pathlib.Path, {[str(BUILD / 'lib'), str(BUILD / 'bin')]})\n")
-        (cls.site / "libgpu-sleep-agent.so.0").symlink_to(BUILD / "lib/libgpu-sleep-agent.so.0")
+        (cls.site / "libgpu-sleep-agent.so").symlink_to(BUILD / "lib/libgpu-sleep-agent.so")
         for mode in ("preload", "torch"):
             name = f"torch_memory_saver_hook_mode_{mode}"
             (cls.site / f"{name}_cu12.abi3.so").symlink_to(BUILD / f"lib/{name}.abi3.so")
