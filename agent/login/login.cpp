@@ -178,10 +178,12 @@ bool runs_scripts(const char* name) {
     return false;
 }
 
-/// Whether the agent is to be loaded into this program: not where GPU_SLEEP_DISABLE says so, and not into a
-/// program that a deny list means: /etc/gpu-sleep.deny, and gpu-sleep.deny in the user's directory for
-/// configurations ($XDG_CONFIG_HOME, or $HOME/.config). Reads both files, and takes no memory.
+/// Whether the agent is to be loaded into this program: not where GPU_SLEEP_DISABLE says so, not with
+/// privileges that whoever has set the environment may lack (/etc/ld.so.preload reaches such programs), and
+/// not into a program that a deny list means: /etc/gpu-sleep.deny, and gpu-sleep.deny in the user's directory
+/// for configurations ($XDG_CONFIG_HOME, or $HOME/.config). Reads both files, and takes no memory.
 bool is_wanted() {
+    if (getauxval && getauxval(AT_SECURE) != 0) return false;
     const auto* const disabled = variable(environ, "GPU_SLEEP_DISABLE");
     if (disabled && *disabled != '\0' && !is_same(disabled, "0")) return false;
     char path[k_max_path];

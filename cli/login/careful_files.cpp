@@ -64,17 +64,21 @@ Result<void> remove_carefully(const fs::path& file) {
     return file_error(errno, "unlink", file);
 }
 
-Result<void> make_directories(const fs::path& directory, std::vector<fs::path>& made) {
+Result<void> make_directories(const fs::path& directory, Visitors visitors, std::vector<fs::path>& made) {
     const auto place = find_place(directory / "any", LastLink::followed);
     if (place) return {};
     if (errno != ENOENT) return place.error();
-    GPU_SLEEP_TRY(make_directories(directory.parent_path(), made));
+    GPU_SLEEP_TRY(make_directories(directory.parent_path(), visitors, made));
     const auto parent = find_place(directory, LastLink::followed);
     if (!parent) return parent.error();
     constexpr mode_t k_mode = 0755;
     if (::mkdirat(parent->directory.get(), parent->name.c_str(), k_mode) != 0)
         return file_error(errno, "mkdir", directory);
     made.push_back(directory);
+    if (visitors == Visitors::by_umask) return {};
+    const auto fd = open_file(parent->directory.get(), parent->name.c_str(),
+                              O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (::fchmod(fd.get(), k_mode) != 0) return file_error(errno, "chmod", directory);
     return {};
 }
 

@@ -29,9 +29,15 @@ inline constexpr std::size_t k_max_careful_file_bytes = 1 << 20;
 /// Removes a file. One that is not there is no error. Errors: those of file_error().
 [[nodiscard]] Result<void> remove_carefully(const std::filesystem::path& file);
 
+/// Who may enter a new directory.
+enum class Visitors {
+    by_umask,
+    all ///< whatever the umask is
+};
+
 /// Makes a directory, and those above it that are missing; `made` gets those, in the order of their making.
 /// Errors: those of file_error().
-[[nodiscard]] Result<void> make_directories(const std::filesystem::path& directory,
+[[nodiscard]] Result<void> make_directories(const std::filesystem::path& directory, Visitors visitors,
                                             std::vector<std::filesystem::path>& made);
 
 /// Removes a directory if it is empty.

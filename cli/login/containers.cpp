@@ -67,7 +67,7 @@ Result<Paths> enable_containers(const fs::path& root, const fs::path& commands, 
     const auto file = file_below(root);
     GPU_SLEEP_TRY(read_description(file));
     Paths made;
-    GPU_SLEEP_TRY(make_directories(file.parent_path(), made));
+    GPU_SLEEP_TRY(make_directories(file.parent_path(), Visitors::all, made));
     GPU_SLEEP_TRY(write_carefully(file, description(commands, library.parent_path()),
                                   S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH));
     return Paths{file};

@@ -34,11 +34,12 @@ struct OwnFile {
 
 /// All that enabling touches.
 struct Layout {
-    fs::path script;            ///< read by POSIX shells; it has the records
-    std::vector<OwnFile> own;   ///< besides
-    Paths profiles;             ///< which get a line that reads the script
-    Paths kernel_directories;   ///< that have directories with a kernel.json each
-    bool makes_profile = false; ///< the last profile is made if it is not there
+    fs::path script;                        ///< read by POSIX shells; it has the records
+    std::vector<OwnFile> own;               ///< besides
+    Paths profiles;                         ///< which get a line that reads the script
+    Paths kernel_directories;               ///< that have directories with a kernel.json each
+    bool makes_profile = false;             ///< the last profile is made if it is not there
+    Visitors visitors = Visitors::by_umask; ///< of directories that are made
 };
 
 fs::path directory_of(const char* variable, const fs::path& otherwise) {
@@ -64,6 +65,7 @@ Layout layout_of_machine(const fs::path& root) {
         {root / "etc/systemd/user-environment-generators/60-gpu-sleep", k_run_mode, login_generator}};
     layout.kernel_directories = {root / "usr/local/share/jupyter" / k_kernels,
                                  root / "usr/share/jupyter" / k_kernels};
+    layout.visitors = Visitors::all;
     return layout;
 }
 
@@ -232,8 +234,9 @@ std::optional<std::string> without_us(const std::string& text) {
 Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& script,
                         const std::vector<Change>& kernels, const std::string& library) {
     auto records = read_records(script.value_or(std::string()));
-    GPU_SLEEP_TRY(make_directories(layout.script.parent_path(), records.made));
-    for (const auto& own : layout.own) GPU_SLEEP_TRY(make_directories(own.path.parent_path(), records.made));
+    GPU_SLEEP_TRY(make_directories(layout.script.parent_path(), layout.visitors, records.made));
+    for (const auto& own : layout.own)
+        GPU_SLEEP_TRY(make_directories(own.path.parent_path(), layout.visitors, records.made));
     if (layout.makes_profile) add(records.made, layout.profiles.back());
     Paths files{layout.script};
     for (const auto& change : kernels) add(records.changed, change.file);

@@ -8,8 +8,10 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <linux/openat2.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -51,6 +53,13 @@ std::optional<std::string_view> take_line(std::string_view& text) noexcept {
     const auto line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     return line;
+}
+
+UniqueFd open_in_root(int root, const char* path, int flags) noexcept {
+    open_how how{};
+    how.flags = static_cast<unsigned>(flags) | O_CLOEXEC;
+    how.resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS;
+    return opened([&] { return static_cast<int>(::syscall(SYS_openat2, root, path, &how, sizeof(how))); });
 }
 
 namespace {

@@ -30,6 +30,11 @@ namespace gpu_sleep {
 /// Takes the first line, without its end, off `text`; nothing once `text` is empty.
 [[nodiscard]] std::optional<std::string_view> take_line(std::string_view& text) noexcept;
 
+/// Opens `path` as if the directory `root` were "/": no link in another's file tree leads out of it. Empty,
+/// with errno set, if it cannot be opened; ENOSYS or EPERM where the kernel, or a container's filter, does
+/// not know openat2.
+[[nodiscard]] UniqueFd open_in_root(int root, const char* path, int flags) noexcept;
+
 /// The error of a system call that failed with `number` on `file`. Errors: not_permitted, out_of_disk,
 /// io_failed.
 [[nodiscard]] Error file_error(int number, std::string_view call, const std::filesystem::path& file);

@@ -4,10 +4,8 @@
 
 #include "control/find.hpp"
 
+#include "base/files.hpp"
 #include "base/sockets.hpp"
-
-#include <linux/openat2.h>
-#include <sys/syscall.h>
 
 #include <algorithm>
 #include <iterator>
@@ -26,16 +24,10 @@ constexpr std::size_t k_max_candidates = 16;
 /// A part of the agent's file name.
 constexpr std::string_view k_agent_library = "gpu-sleep-agent";
 
-/// Opens /tmp beneath `root`: no link in another's file tree may lead out of it. Where the kernel, or a
-/// container's filter, does not know openat2, no link is followed at all.
+/// Opens /tmp beneath `root`; without openat2, no link is followed at all.
 UniqueFd open_tmp(int root) {
-    open_how how{};
-    how.flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
-    how.resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS;
-    auto tmp =
-        opened([&] { return static_cast<int>(::syscall(SYS_openat2, root, "tmp", &how, sizeof(how))); });
-    if (tmp) return tmp;
-    if (errno != ENOSYS && errno != EPERM) return UniqueFd();
+    auto tmp = open_in_root(root, "tmp", O_RDONLY | O_DIRECTORY);
+    if (tmp || (errno != ENOSYS && errno != EPERM)) return tmp;
     return open_file(root, "tmp", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 

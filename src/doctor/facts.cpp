@@ -11,12 +11,18 @@
 
 #include <nlohmann/json.hpp>
 
+#include <elf.h>
 #include <fcntl.h>
+#include <link.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -84,35 +90,73 @@ void read_memory(KernelFacts& facts, const fs::path& proc) {
     facts.reserved_huge_pages = figure("HugePages_Free:") * figure("Hugepagesize:") * k_kib;
 }
 
-/// The newest version of glibc, 2.N, that a library has or asks for: N, or 0 if it names none. Source: the
-/// names of symbol versions. In a container, anything may be in the file's place: reading it does not wait.
-int newest_glibc_in(const fs::path& file) {
+/// Reads a regular file of the process whose root directory this is. Whoever owns that can put anything in
+/// its place: no link leads out, a device is not even opened, and what the kernel makes up, some of which is
+/// gone once read, is not read.
+std::optional<std::string> read_in_root(int root, const fs::path& file) {
+    constexpr std::size_t k_most = std::size_t{32} << 20;
+    const auto found = open_in_root(root, file.c_str(), O_PATH);
+    struct stat status = {};
+    struct statfs system = {};
+    if (::fstat(found.get(), &status) != 0 || ::fstatfs(found.get(), &system) != 0) return {};
+    const bool is_the_kernels = system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC;
+    if (!S_ISREG(status.st_mode) || is_the_kernels) return {};
+    const auto again = fmt::format("/proc/self/fd/{}", found.get());
+    const UniqueFd opened(open_file(AT_FDCWD, again.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+    return read_open_file(opened.get(), k_most);
+}
+
+/// The names of the symbols of an ELF library, and of their versions. Empty if it has none.
+std::string_view dynamic_names(std::string_view library) {
+    const auto read = [&](auto& value, std::uint64_t at) {
+        if (at > library.size() || library.size() - at < sizeof(value)) return false;
+        std::memcpy(&value, library.data() + at, sizeof(value));
+        return true;
+    };
+    ElfW(Ehdr) header{};
+    ElfW(Shdr) section{};
+    const auto read_section = [&](std::uint64_t index) {
+        return read(section, header.e_shoff + index * sizeof(section));
+    };
+    unsigned index = 0;
+    if (!read(header, 0)) return {};
+    while (index < header.e_shnum && read_section(index) && section.sh_type != SHT_DYNSYM) ++index;
+    if (index >= header.e_shnum || section.sh_type != SHT_DYNSYM || !read_section(section.sh_link)) return {};
+    return library.substr(std::min<std::uint64_t>(section.sh_offset, library.size()), section.sh_size);
+}
+
+/// The newest version of glibc, 2.N, that the library has or asks for: N, or 0 if it names none. It may look
+/// up others at run time, and goes without them.
+int newest_glibc_in(std::string_view library) {
     constexpr std::string_view k_version = "GLIBC_2.";
-    constexpr std::size_t k_most = std::size_t{64} << 20;
-    const UniqueFd opened(open_file(AT_FDCWD, file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
-    const auto bytes = read_open_file(opened.get(), k_most).value_or("");
+    auto names = dynamic_names(library);
     int newest = 0;
-    for (std::string_view rest = bytes;;) {
-        const auto at = rest.find(k_version);
+    for (;;) {
+        const auto at = names.find(k_version);
         if (at == std::string_view::npos) return newest;
-        rest.remove_prefix(at + k_version.size());
-        newest = std::max(newest, number_in<int>(rest.substr(0, 2)).value_or(0));
+        names.remove_prefix(at + k_version.size());
+        newest = std::max(newest, number_in<int>(names.substr(0, 2)).value_or(0));
     }
 }
 
-/// By the files that are mapped, below the process's own root.
+/// By the files that are mapped, each kind read once: there may be many mappings.
 CLibraryFacts read_c_library(std::string_view mappings, const fs::path& root) {
+    const UniqueFd root_directory(open_file(AT_FDCWD, root.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    fs::path c_library;
+    fs::path agent;
     CLibraryFacts facts;
     while (const auto line = take_line(mappings)) {
         const fs::path file(line->substr(std::min(line->find('/'), line->size())));
         const auto name = file.filename().native();
         if (name.starts_with("ld-musl-")) facts.is_musl = true;
-        const auto here = root / file.relative_path();
-        if (facts.has == 0 && (name == "libc.so.6" || name.starts_with("libc-2.")))
-            facts.has = newest_glibc_in(here);
-        if (facts.agent_needs == 0 && name.starts_with("libgpu-sleep-login.so"))
-            facts.agent_needs = newest_glibc_in(here.parent_path() / "libgpu-sleep-agent.so");
+        if (name == "libc.so.6" || name.starts_with("libc-2.")) c_library = file;
+        if (name.starts_with("libgpu-sleep-login.so")) agent = file.parent_path() / "libgpu-sleep-agent.so";
     }
+    const auto newest_in = [&](const fs::path& file) {
+        return newest_glibc_in(read_in_root(root_directory.get(), file).value_or(""));
+    };
+    facts.has = newest_in(c_library);
+    facts.agent_needs = newest_in(agent);
     return facts;
 }
 

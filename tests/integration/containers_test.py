@@ -25,6 +25,7 @@ SYSROOT = pathlib.Path(re.search(r"(?m)^GPU_SLEEP_SYSROOT:\w+=(.*)$", CACHE).gro
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
 INSIDE = "GPU_SLEEP_CONTAINERS_TEST"  # set in the namespaces, to the test's directory
 MACHINE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+SKIPS = os.environ.get("GPU_SLEEP_REQUIRE_RIGHTS") != "1"  # where something is missing; else the test fails
 SECONDS = 60
 USER = 471
 DEVICE = ["--device", "gpu-sleep.io/agent=all"]
@@ -233,6 +234,21 @@ class Containers(unittest.TestCase):
             container.answer()
             self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
 
+    def test_a_program_with_privileges_has_no_agent(self):
+        """Its user, who has others, could command it by variables."""
+        image = MACHINE_HERE.scratch / "privileged"
+        shutil.copytree(MACHINE_HERE.image, image)
+        for library in (image / "simulated").iterdir():
+            shutil.copy(library, image / "lib/x86_64-linux-gnu")  # where such a program looks
+        (image / "bin/demo_program").chmod(0o4755)
+        with Container("privileged", "--user", f"{USER}:{USER}", image=image) as container:
+            container.answer()
+            own = pathlib.Path("/proc", container.pid())
+            self.assertIn(f"Uid:\t{USER}\t0", (own / "status").read_text())
+            self.assertIn("libgpu-sleep-login", (own / "maps").read_text())
+            self.assertNotIn("libgpu-sleep-agent", (own / "maps").read_text())
+            self.assertEqual(container.said(), "")
+
     def test_programs_that_come_later(self):
         with Container("later") as container:
             container.answer()
@@ -243,7 +259,25 @@ class Containers(unittest.TestCase):
             self.assertEqual(slept.returncode, 0, slept.stderr)
             second.communicate("quit\n", timeout=SECONDS)
 
-    @unittest.skipUnless(shutil.which("jq"), "jq is missing")
+    def test_uninstalling_wakes_it_and_takes_the_device_back(self):
+        """Not where another installation lies: where containers have the agent, too."""
+        description = pathlib.Path("/etc/cdi/gpu-sleep.json")
+        mount("-t", "tmpfs", "tmpfs", "/usr/local")
+        self.addCleanup(checked, "umount", "/usr/local")
+        self.addCleanup(MACHINE_HERE.command, "gpu-enable", "containers")
+        checked("cmake", "--install", str(BUILD), "--prefix", "/usr/local")
+        with Container("left") as container:
+            container.answer()
+            pid = container.pid()
+            self.assertEqual(MACHINE_HERE.command("gpu-sleep", pid).returncode, 0)
+            for prefix, state in (("/usr/local", "asleep"), (str(MACHINE_HERE.prefix), "awake")):
+                done = run(str(SOURCES / "scripts/uninstall"), "--keep-files", prefix)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                listed = MACHINE_HERE.command("gpu-ps", "--json", pid)
+                self.assertEqual(json.loads(listed.stdout)["processes"][0]["state"], state, done.stderr)
+                self.assertEqual(description.exists(), state == "asleep")
+
+    @unittest.skipIf(SKIPS and not shutil.which("jq"), "jq is missing")
     def test_deep_sleeps_need_a_profile_that_says_so(self):
         profile = MACHINE_HERE.scratch / "profile.json"
         profile.write_text(checked("jq", "-f", str(MACHINE_HERE.prefix / "share/gpu-sleep/seccomp.jq"), "/usr/share/containers/seccomp.json"))
@@ -298,7 +332,7 @@ class Containers(unittest.TestCase):
             self.assertEqual(container.execute("oldest", "gpu-sleep", "1").returncode, 0)
             self.assertEqual(container.said(), "")
 
-    @unittest.skipUnless(shutil.which("musl-gcc"), "musl-gcc is missing")
+    @unittest.skipIf(SKIPS and not shutil.which("musl-gcc"), "musl-gcc is missing")
     def test_another_c_library(self):
         image = MACHINE_HERE.scratch / "musl"
         for folder in ("tmp", "proc", "sys", "dev", "etc", "run", "lib", "bin"):
@@ -371,13 +405,6 @@ class Description(unittest.TestCase):
         self.assertFalse(self.FILE.parent.exists())
         self.assertIn("containers: not enabled", MACHINE_HERE.command("gpu-enable", "--show").stdout)
 
-    def test_uninstalling_takes_it_back(self):
-        for prefix, stays in ((MACHINE_HERE.scratch / "other", True), (MACHINE_HERE.prefix, False)):
-            (prefix / "bin").mkdir(parents=True, exist_ok=True)
-            self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers").returncode, 0)
-            run(str(SOURCES / "scripts/uninstall"), "--keep-files", str(prefix))
-            self.assertEqual(self.FILE.exists(), stays)
-
     def test_what_is_in_the_way(self):
         self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", user=USER).returncode, 5)
         self.FILE.parent.mkdir()
@@ -409,7 +436,7 @@ def begin():
         works, why = False, str(error)
     if not works:
         print(f"skipped: podman runs no container here: {why}")
-        sys.exit(1 if os.environ.get("GPU_SLEEP_REQUIRE_RIGHTS") == "1" else 77)
+        sys.exit(77 if SKIPS else 1)
     del sys.argv[1]
     unittest.main()
 
@@ -420,10 +447,10 @@ if __name__ == "__main__":
     missing = [tool for tool in ("cc", "podman", "runc", "setpriv", "unshare") if not shutil.which(tool)]
     if missing or os.geteuid() != 0:
         print(f"skipped: {', '.join(missing)} is missing" if missing else "skipped: only root")
-        sys.exit(77)
+        sys.exit(77 if SKIPS else 1)
     if subprocess.run([*MACHINE, "true"], stderr=subprocess.DEVNULL).returncode != 0:
         print("skipped: this process may not make namespaces")
-        sys.exit(1 if os.environ.get("GPU_SLEEP_REQUIRE_RIGHTS") == "1" else 77)
+        sys.exit(77 if SKIPS else 1)
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         sys.exit(subprocess.run([*MACHINE, sys.executable, *sys.argv], env={**os.environ, INSIDE: directory}).returncode)

@@ -77,9 +77,9 @@ TEST_CASE("Careful files: missing directories are made, told, and removed while 
           "[careful_files]") {
     const test::Scratch scratch;
     std::vector<fs::path> made;
-    REQUIRE(make_directories(scratch.path() / "a/b", made));
+    REQUIRE(make_directories(scratch.path() / "a/b", Visitors::by_umask, made));
     CHECK(made == std::vector<fs::path>{scratch.path() / "a", scratch.path() / "a/b"});
-    REQUIRE(make_directories(scratch.path() / "a/b", made));
+    REQUIRE(make_directories(scratch.path() / "a/b", Visitors::by_umask, made));
     CHECK(made.size() == 2);
     remove_if_empty(scratch.path() / "a");
     CHECK(fs::exists(scratch.path() / "a/b"));
@@ -87,5 +87,18 @@ TEST_CASE("Careful files: missing directories are made, told, and removed while 
     remove_if_empty(scratch.path() / "a");
     CHECK(scratch.file_count() == 0);
     std::ofstream(scratch.file("file")) << "x";
-    CHECK_FALSE(make_directories(scratch.path() / "file/a", made));
+    CHECK_FALSE(make_directories(scratch.path() / "file/a", Visitors::all, made));
+}
+
+TEST_CASE("Careful files: all may enter a directory that is made for all, whatever the umask is",
+          "[careful_files]") {
+    const test::Scratch scratch;
+    std::vector<fs::path> made;
+    const auto before = ::umask(077);
+    REQUIRE(make_directories(scratch.path() / "own", Visitors::by_umask, made));
+    REQUIRE(make_directories(scratch.path() / "a/b", Visitors::all, made));
+    ::umask(before);
+    CHECK((status_of(scratch.path() / "own").st_mode & 07777) == 0700);
+    CHECK((status_of(scratch.path() / "a").st_mode & 07777) == 0755);
+    CHECK((status_of(scratch.path() / "a/b").st_mode & 07777) == 0755);
 }

@@ -7,8 +7,13 @@
 
 #include "support/catch.hpp"
 
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 namespace gpu_sleep::doctor {
 namespace {
@@ -29,6 +34,22 @@ private:
     test::Scratch scratch_;
 };
 
+/// A library with these names of symbols and versions.
+std::string library(const std::string& names, const std::string& text = "") {
+    ElfW(Ehdr) header{};
+    ElfW(Shdr) sections[2]{};
+    header.e_shoff = sizeof(header);
+    header.e_shnum = 2;
+    sections[0].sh_type = SHT_DYNSYM;
+    sections[0].sh_link = 1;
+    sections[1].sh_offset = sizeof(header) + sizeof(sections);
+    sections[1].sh_size = names.size();
+    const auto bytes = [](const auto& value) {
+        return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+    };
+    return bytes(header) + bytes(sections) + names + text;
+}
+
 bool has_children() {
     return ::waitpid(-1, nullptr, WNOHANG) >= 0 || errno != ECHILD;
 }
@@ -42,17 +63,51 @@ TEST_CASE("Doctor: reads what an image has for a C library, and what the agent i
                                  "7f02-7f03 r-xp 0 fe:00 2   /usr/lib/libc-2.31.so\n");
     CHECK(read_process(42, root.path()).c_library.has == 0); // nothing can be read there
     root.write(process + "root/usr/lib/libc-2.31.so",
-               std::string("\0GLIBC_2.2.5\0GLIBC_2.31\0GLIBC_2.4", 34));
-    root.write(process + "root/opt/lib/libgpu-sleep-agent.so", "GLIBC_2.35 GLIBC_2.34");
+               library(std::string("\0GLIBC_2.2.5\0GLIBC_2.31\0GLIBC_2.4", 34)));
+    root.write(process + "root/opt/lib/libgpu-sleep-agent.so",
+               library("GLIBC_2.35 GLIBC_2.34", "GLIBC_2.38"));
     const auto old = read_process(42, root.path()).c_library;
     CHECK_FALSE(old.is_musl);
     CHECK(old.has == 31);
-    CHECK(old.agent_needs == 35);
-    std::filesystem::remove(root.path() / process / "root/usr/lib/libc-2.31.so");
-    REQUIRE(::mkfifo((root.path() / process / "root/usr/lib/libc-2.31.so").c_str(), 0600) == 0);
-    CHECK(read_process(42, root.path()).c_library.has == 0); // and does not wait
+    CHECK(old.agent_needs == 35);                          // and not what it says elsewhere
+    for (const std::size_t size : {0, 63, 64, 127, 191}) { // cut short
+        root.write(process + "root/usr/lib/libc-2.31.so", library("GLIBC_2.31").substr(0, size));
+        CHECK(read_process(42, root.path()).c_library.has == 0);
+    }
+    CHECK(read_process(::getpid()).c_library.has > 30); // this process's own
     root.write(process + "maps", "7f00-7f01 r-xp 0 fe:00 1   /lib/ld-musl-x86_64.so.1\n");
     CHECK(read_process(42, root.path()).c_library.is_musl);
+}
+
+TEST_CASE("Doctor: whatever lies in the C library's place, nothing outside of the process's root is opened",
+          "[doctor]") {
+    namespace fs = std::filesystem;
+    const Root root;
+    root.write("proc/42/maps", "7f02-7f03 r-xp 0 fe:00 2   /lib/libc.so.6\n");
+    root.write("proc/42/root/kept", library("GLIBC_2.31"));
+    root.write("outside", library("GLIBC_2.36"));
+    const auto place = root.path() / "proc/42/root/lib/libc.so.6";
+    fs::create_directory(place.parent_path());
+    const auto found = [&] {
+        const int has = read_process(42, root.path()).c_library.has;
+        fs::remove(place);
+        return has;
+    };
+    fs::create_symlink("/kept", place); // as the process sees it
+    CHECK(found() == 31);
+    fs::create_symlink(root.path() / "outside", place);
+    CHECK(found() == 0);
+    fs::create_symlink("../../../../outside", place);
+    CHECK(found() == 0);
+    REQUIRE(::mkfifo(place.c_str(), 0600) == 0);
+    const UniqueFd reader(::open(place.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+    const UniqueFd writer(::open(place.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    REQUIRE(::write(writer.get(), "GLIBC_2.36", 10) == 10);
+    CHECK(found() == 0);
+    int left = 0;
+    CHECK((::ioctl(reader.get(), FIONREAD, &left) == 0 && left == 10));
+    std::ofstream(place) << library("GLIBC_2.36") << std::string(std::size_t{33} << 20, ' ');
+    CHECK(found() == 0);
 }
 
 TEST_CASE("Doctor: reads a machine", "[doctor]") {
