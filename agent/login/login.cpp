@@ -294,14 +294,16 @@ void say(const char* why) {
         while (*part != '\0' && length + 1 < sizeof line) line[length++] = *part++;
     line[length++] = '\n';
     if (!can_say()) return;
-    const std::uint64_t broken_pipe = std::uint64_t{1} << (SIGPIPE - 1); // it would end the program
+    std::uint64_t harmful = 0; // what would end or stop the program
+    for (const int signal : {SIGPIPE, SIGXFSZ, SIGTTOU}) harmful |= std::uint64_t{1} << (signal - 1);
     std::uint64_t before = 0;
-    const long set = reinterpret_cast<long>(&broken_pipe);
+    const long set = reinterpret_cast<long>(&harmful);
     const timespec at_once{};
     freestanding::system_call(SYS_rt_sigprocmask, SIG_BLOCK, set, reinterpret_cast<long>(&before),
                               sizeof before);
-    if (freestanding::system_call(SYS_write, k_standard_error, reinterpret_cast<long>(line),
-                                  static_cast<long>(length)) == -EPIPE)
+    const long written = freestanding::system_call(SYS_write, k_standard_error, reinterpret_cast<long>(line),
+                                                   static_cast<long>(length));
+    if (written == -EPIPE || written == -EFBIG)
         freestanding::system_call(SYS_rt_sigtimedwait, set, 0, reinterpret_cast<long>(&at_once),
                                   sizeof before);
     freestanding::system_call(SYS_rt_sigprocmask, SIG_SETMASK, reinterpret_cast<long>(&before), 0,

@@ -240,15 +240,19 @@ int write_metrics(const ListOptions& options) {
 /// Prints the history of the selected processes.
 int show_history(const ListOptions& options) {
     auto events = control::read_history();
-    std::erase_if(events, [&](const model::Event& event) {
-        const bool is_it = options.target.empty() || options.target == event.name ||
-                           options.target == std::to_string(event.pid);
-        return !is_it || (options.user && *options.user != event.uid);
-    });
     const auto is_there = [](const model::Event& event) {
         const auto start = start_time_of(static_cast<pid_t>(event.pid));
         return start && *start == event.start_time;
     };
+    std::erase_if(events, [&](const model::Event& event) {
+        // The pid of one that lives may have been another's before.
+        const auto is_of_pid = [&] {
+            return options.target == std::to_string(event.pid) &&
+                   (is_there(event) || !start_time_of(static_cast<pid_t>(event.pid)));
+        };
+        const bool is_it = options.target.empty() || options.target == event.name || is_of_pid();
+        return !is_it || (options.user && *options.user != event.uid);
+    });
     if (events.empty() && !options.target.empty())
         return cli::tell_failure(
             "gpu-ps", options.output,

@@ -153,11 +153,12 @@ std::optional<Answer> Admission::check(bool is_known, const Headers& headers) co
     const auto& given = headers.authorization;
     const bool has_token =
         given.size() > k_bearer.size() && is_same(given.substr(0, k_bearer.size()), k_bearer);
-    // Whoever knows the token is no page, whatever name it has used.
-    if (has_token && is_same_secret(token_, given.substr(k_bearer.size()))) return std::nullopt;
-    // Of an image a browser sends no origin, and asks as the owner. Source: Fetch Metadata, section 2.3.
+    // Of an image a browser sends no origin, and asks as the owner, or through a proxy that adds the token.
+    // Source: Fetch Metadata, section 2.3.
     const auto& site = headers.fetch_site;
     if (!site.empty() && site != "none" && site != "same-origin") return refusal(k_forbidden, k_is_page);
+    // Whoever knows the token may use any name.
+    if (has_token && is_same_secret(token_, given.substr(k_bearer.size()))) return std::nullopt;
     if (!is_known && token_.empty())
         return refusal(k_forbidden, "access denied: call from localhost as the owner or root",
                        "or start the server with --http-token, and send the token");

@@ -230,7 +230,6 @@ void add_process(Metrics& metrics, const Labels& whose, const Report& report, st
     add_memory(metrics, whose, report);
     add_transitions(metrics, whose, report);
     add_waiting(metrics, whose, report);
-    metrics.given_back.add(whose, report.asleep_byte_seconds);
     if (report.idle_seconds)
         metrics.last_work.raise(whose,
                                 static_cast<double>(now - static_cast<std::int64_t>(*report.idle_seconds)));
@@ -257,6 +256,9 @@ std::string render_metrics(const std::vector<control::Outcome>& outcomes,
             if (report) metrics.host_held.add(whose, report->host_bytes);
         } else if (report) {
             add_process(metrics, whose, *report, now);
+            // A process each: a sum that falls when one ends would be a counter that begins anew.
+            metrics.given_back.add(whose.with("pid", std::to_string(outcome.process.pid)),
+                                   report->asleep_byte_seconds);
         } else if (!is_stopped) {
             metrics.unanswered.add(whose, 1);
         }

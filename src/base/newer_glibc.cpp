@@ -22,6 +22,7 @@ GPU_SLEEP_OWN std::uint32_t arc4random() noexcept {
 GPU_SLEEP_OWN char __libc_single_threaded;
 char __libc_single_threaded = 0; // there are others, for all that is known
 
+#if __GLIBC_PREREQ(2, 35)
 namespace {
 
 // The C library's own takes no lock. It is looked up when this is loaded, because that takes one.
@@ -51,3 +52,4 @@ GPU_SLEEP_OWN int _dl_find_object(void* address, dl_find_object* found) noexcept
     found->dlfo_map_start = address;
     return ::dl_iterate_phdr(find_in, found) == 1 ? 0 : -1;
 }
+#endif

@@ -383,6 +383,10 @@ class Callers(unittest.TestCase):
                             {"Sec-Fetch-Site": "cross-site"}):
                 self.assertEqual(door.ask("GET", "/health", headers=headers)[0], 403)
             self.assertEqual(door.ask("GET", "/health", headers={"Host": f"localhost:{door.port}"})[0], 200)
+        with Host() as host, Door(host.pid, environment={"GPU_SLEEP_HTTP_TOKEN": TOKEN}) as door:
+            known = {"Authorization": f"Bearer {TOKEN}"}  # as a proxy adds it to what a page asks for
+            self.assertEqual(door.ask("GET", "/health", headers=known)[0], 200)
+            self.assertEqual(door.ask("GET", "/health", headers={**known, "Sec-Fetch-Site": "cross-site"})[0], 403)
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_other_users(self):
