@@ -45,7 +45,7 @@ UNRUN = {
     ("slurm.md", "sbatch"): "the same",
     ("lsf.md", "bsub -q low"): "LSF",
     ("lsf.md", "bsub -q high"): "LSF",
-    ("openpbs.md", "gpu-sleep --group"): "OpenPBS",
+    ("openpbs.md", "runuser"): "OpenPBS",
     ("openpbs.md", "qsig"): "OpenPBS",
     ("openpbs.md", "qmgr"): "OpenPBS",
     ("pytorch.md", "python3 -m sglang"): "SGLang, slime and verl",

@@ -7,6 +7,7 @@
 #include "store/coding.hpp"
 #include "support/descriptors.hpp"
 #include "support/failing_call.hpp"
+#include "support/sanitized.hpp"
 #include "support/snapshots.hpp"
 
 namespace gpu_sleep::store {
@@ -293,6 +294,7 @@ TEST_CASE("Snapshot writer: the pages of its header are there before the content
 }
 
 TEST_CASE("Snapshot writer: once the contents are written, its header needs no more pages", "[store]") {
+    if (test::is_sanitized()) return test::skip("a sanitizer maps memory itself");
     const Scratch directory;
     MemoryContents contents("weights", test::random_bytes(50'000));
     const auto writer = SnapshotWriter::create(test::opened(directory), contents.description, {});

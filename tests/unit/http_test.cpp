@@ -162,7 +162,7 @@ TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") 
     CHECK(status(without, true, {"localhost", "", false, "cross-site"}) == k_forbidden);
     CHECK(status(without, true, {"localhost", "", false, "same-site"}) == k_forbidden);
     CHECK(status(without, true, {"localhost", "", false, "none"}) == k_ok);
-    CHECK(status(with_token, false, {"localhost", bearer, false, "cross-site"}) == k_ok);
+    CHECK(status(with_token, false, {"localhost", bearer, false, "cross-site"}) == k_forbidden);
     CHECK(status(without, false, {"localhost", bearer, false}) == k_forbidden);
     CHECK(without.check(false, {"localhost", "", false})->body.find("with --http-token") !=
           std::string::npos);
