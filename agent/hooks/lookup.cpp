@@ -170,7 +170,6 @@ struct Unknown {
 Mutex g_unknown_mutex;                                    ///< held over a few words alone, while one is added
 constinit std::array<Unknown, k_unknown_count> g_known{}; ///< those below the count are not changed later
 constinit std::size_t g_used = 0;
-constinit std::atomic<bool> g_lacks_driver{false}; ///< and the program has been told
 
 /// A function to give the program in place of the unknown one at `address`, which it asked for as `name`. The
 /// CUDA runtime asks for everything and calls little of it: so the stand-in passes every call on, whatever
@@ -230,7 +229,6 @@ void* find_real(Entry entry) noexcept {
     if (!find_all_real())
         ignoring_errors([] {
             const auto opened = driver::open_libcuda();
-            if (!opened && g_lacks_driver.exchange(true)) return;
             if (!opened) return log::error("{}", opened.error().message);
             static_cast<void>(find_all_real());
         });
