@@ -247,11 +247,17 @@ class OnATerminal(unittest.TestCase):
         self.end(watch)
         self.check_left_whole(watch)
 
+    def hand_terminal_over(self, watch, number):
+        """The shell takes it (SIGUSR1), or gives it back (SIGUSR2), and has done so at the end."""
+        os.kill(watch.shell.pid, number)
+        group = watch.shell.pid if number == signal.SIGUSR1 else watch.pid
+        watch.wait_for(lambda: os.tcgetpgrp(watch.master) == group)
+
     def stop_unseen(self, watch):
         """As nobody can handle; the shell takes the terminal then, with settings of its own."""
         watch.signal(signal.SIGSTOP)
         watch.wait_for(watch.is_stopped)
-        os.kill(watch.shell.pid, signal.SIGUSR1)
+        self.hand_terminal_over(watch, signal.SIGUSR1)
         settings = termios.tcgetattr(watch.master)
         settings[3] |= termios.ECHO | termios.ICANON
         termios.tcsetattr(watch.master, termios.TCSANOW, settings)
@@ -264,7 +270,7 @@ class OnATerminal(unittest.TestCase):
         watch.wait_for(lambda: self.row(watch, self.small) and self.takes_keys(watch))
         self.stop_unseen(watch)
         self.assertFalse(self.takes_keys(watch))
-        os.kill(watch.shell.pid, signal.SIGUSR2)
+        self.hand_terminal_over(watch, signal.SIGUSR2)
         watch.signal(signal.SIGCONT) # fg
         watch.wait_for(lambda: self.takes_keys(watch))
         watch.wait_for_frames(2)
@@ -282,7 +288,7 @@ class OnATerminal(unittest.TestCase):
         os.write(watch.master, b"w\n") # the shell's to read
         time.sleep(0.5)
         self.assertFalse(watch.is_stopped())
-        os.kill(watch.shell.pid, signal.SIGUSR2)
+        self.hand_terminal_over(watch, signal.SIGUSR2)
         watch.signal(signal.SIGCONT) # fg
         watch.wait_for(lambda: watch.terminal.is_alternate and self.row(watch, self.small))
         self.stop_unseen(watch)
