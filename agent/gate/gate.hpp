@@ -285,23 +285,37 @@ private:
 /// One at a time in a function, whose frame is `here`.
 class Question {
 public:
-    explicit Question(const char* entry_point, std::uintptr_t here = GPU_SLEEP_HERE) noexcept
+    /// `answer`: whether the call is answered without the driver; asked in a deep sleep alone, before it
+    /// waits.
+    template <class Answer>
+    Question(const char* entry_point, Answer&& answer, std::uintptr_t here = GPU_SLEEP_HERE) noexcept
         : seat_(t_seat ? *t_seat : Seats::own()) {
         if (seat_.questions.enter(here)) [[unlikely]]
             return;
         std::atomic_signal_fence(std::memory_order_seq_cst);
-        if (Gate::holds_all()) [[unlikely]]
+        if (!Gate::holds_all()) [[likely]]
+            return;
+        seat_.questions.leave(); // the answer may have to wait until nobody is inside
+        is_answered_ = answer();
+        static_cast<void>(seat_.questions.enter(here));
+        if (!is_answered_)
             admitted_ = Gate::instance().admit(seat_, Touch::asks, entry_point, nullptr, no_cancellation_);
     }
+    explicit Question(const char* entry_point, std::uintptr_t here = GPU_SLEEP_HERE) noexcept
+        : Question(
+              entry_point, [] { return false; }, here) {}
     ~Question() { seat_.questions.leave(); }
     Question& operator=(Question&&) = delete;
 
     /// False: the call must not be made, and fails.
     [[nodiscard]] bool admitted() const noexcept { return admitted_; }
+    /// True: the call must not be made, and succeeds.
+    [[nodiscard]] bool is_answered() const noexcept { return is_answered_; }
 
 private:
     Seat& seat_;
     bool admitted_ = true;
+    bool is_answered_ = false;
     std::optional<CancellationHold> no_cancellation_;
 };
 

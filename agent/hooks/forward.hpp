@@ -69,9 +69,10 @@ private:
 /// answered if it is known what the driver would say, and else held, or fails.
 template <Entry entry, class Call, class... Arguments>
 CUresult ask(const Call& call, Arguments... arguments) {
-    if (gate::Gate::holds_all()) [[unlikely]]
-        if (answer_while_deep<entry>(call, arguments...)) return CUDA_SUCCESS;
-    const gate::Question question(k_name<entry>);
+    const gate::Question question(k_name<entry>,
+                                  [&] { return answer_while_deep<entry>(call, arguments...); });
+    if (question.is_answered()) [[unlikely]]
+        return CUDA_SUCCESS;
     if (!question.admitted()) return refused();
     settle_capture_mode();
     note_end<entry>(arguments...);

@@ -210,7 +210,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
             return guarded([&] { return locked.engine().leave_host_memory(); });
         });
     if (!ready) {
-        gate::Gate::instance().leave_deep();
+        come_back();
         const auto& why = ready.error().message;
         return memory_.asleep_bytes() != 0 ? not_deeply(why) : refusal(why);
     }

@@ -76,6 +76,26 @@ TEST_CASE("Gate: a deep sleep waits for questions, and holds what comes then", "
     CHECK(second.comes_to(Asker::At::inside));
 }
 
+TEST_CASE("Gate: in a deep sleep a question is answered if it can be, while nobody waits for its thread",
+          "[gate]") {
+    const DeepGate deep;
+    bool was_inside = false;
+    const auto is_answered = [&] {
+        const Question question("cuAsk", [&] {
+            was_inside = gpu_sleep::gate::t_seat->questions.is_inside();
+            return true;
+        });
+        return question.is_answered();
+    };
+    CHECK_FALSE(is_answered()); // by the driver
+    REQUIRE(DeepGate::go_deep(model::OnTouch::fail));
+    CHECK(is_answered());
+    CHECK_FALSE(was_inside);
+    CHECK_FALSE(gpu_sleep::gate::t_seat->questions.is_inside());
+    CHECK_FALSE(Question("cuAsk", [] { return false; }).admitted());
+    the_gate().leave_deep();
+}
+
 TEST_CASE("Gate: who touches within a question and waits is not waited for", "[gate]") {
     const DeepGate deep;
     HoldRule rule;
