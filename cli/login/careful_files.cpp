@@ -78,6 +78,7 @@ Result<void> make_directories(const fs::path& directory, Visitors visitors, std:
     if (visitors == Visitors::by_umask) return {};
     const auto fd = open_file(parent->directory.get(), parent->name.c_str(),
                               O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (!fd) return file_error(errno, "open", directory);
     if (::fchmod(fd.get(), k_mode) != 0) return file_error(errno, "chmod", directory);
     return {};
 }

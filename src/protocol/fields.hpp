@@ -213,7 +213,7 @@ auto fields(Is<model::WakeRequest> auto& r) {
     return all_fields(must<1>(r.tags), must<2>(r.dry_run), must<3>(r.timeout), must<4>(r.bounds_all),
                       may<5>(r.wait), must<6>(r.order), must<7>(r.make_room), must<8>(r.min_awake),
                       must<9>(r.joint), must<10>(r.gpus), must<72>(r.live_bytes),
-                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<90>(r.minds_inhibitors));
+                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), may<90>(r.minds_inhibitors));
 }
 auto fields(Is<model::Directive> auto& d) {
     return all_fields(must<1>(d.kind), must<2>(d.count));
