@@ -121,7 +121,7 @@ std::vector<std::string> split_tags(const char* tags) {
     }
 }
 
-/// What the program asks for its own sleep. Errors: invalid_argument.
+/// The request for a sleep that the program asks for itself. Errors: invalid_argument.
 Result<model::SleepRequest> own_sleep(int level, const char* tags, uint32_t timeout_ms) {
     if (level < 0 || level > 2) return invalid("the level must be 0, 1 or 2");
     model::SleepRequest request;

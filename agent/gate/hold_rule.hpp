@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a closed gate holds: what sleeps, and which calls may touch it.
+// Decides which calls a closed gate holds: those that may touch memory that sleeps.
 
 #pragma once
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What every intercepted call begins with: the running agent, and where the call stands; and the list of
-// unknown calls.
+// Finding the running agent and the caller's frame for an intercepted call, and the list of unknown calls.
 
 #include "intercepted/calls.hpp"
 

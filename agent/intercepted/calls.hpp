@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What every intercepted call begins and ends with: the books, the program's memory, and the answer; and
-// calls that this build does not know.
+// The common frame of intercepted calls: finding the books and the program's memory, and giving the answer.
+// Calls that this build does not know are listed here, too.
 
 #pragma once
 

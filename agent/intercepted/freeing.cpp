@@ -53,7 +53,8 @@ void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex
     finish_pending_frees(all, memory);
 }
 
-/// What is on its way to be freed or closed. What is not by its end, for want of memory, waits again.
+/// Items on their way to be freed or closed. One that is not by the end of this, for want of memory, waits
+/// again.
 class Due {
 public:
     explicit Due(Deferred::Items items = {}) noexcept : items_(std::move(items)) {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the program has of the driver's, and what of its work was done when it fell deeply asleep: from here
-// calls are answered, and frees are put off, while none may reach the driver.
+// Answers calls, and puts frees off, while a deep sleep keeps the program from the driver. It knows the
+// driver's objects that the program has, and which of its work was done when the sleep began.
 
 #pragma once
 

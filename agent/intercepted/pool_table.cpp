@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What pools say of themselves, and what becomes of freed blocks.
+// Pools' attributes, and where a pool puts freed blocks.
 
 #include "intercepted/pool_table.hpp"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What stays on the GPU while the program sleeps: noted where it is made, and summed up with the reasons.
+// Memory that stays on the GPU while the program sleeps. It is noted where it is made, and summed up with
+// the reasons.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is intercepted, and under which tag: the process's settings, the rules and the scope of the calling
-// thread.
+// Decides whether memory is intercepted and under which tag, from the process's settings, the rules and the
+// scope of the calling thread.
 
 #include "intercepted/rules.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is intercepted, and under which tag.
+// Decides whether memory is intercepted, and under which tag.
 
 #pragma once
 

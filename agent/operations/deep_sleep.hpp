@@ -69,7 +69,7 @@ private:
 /// did to it meanwhile is no surprise.
 class DeepSleep {
 public:
-    /// What it takes to lock, restore and ask from outside.
+    /// The driver's checkpoint calls, and the process outside that makes those that this one cannot.
     struct Means {
         Result<driver::Checkpoint> checkpoint;
         Result<Outside> outside;
@@ -143,7 +143,7 @@ public:
     [[nodiscard]] Result<std::vector<model::DeviceReport>> needs(const model::WakeRequest& request);
 
 private:
-    /// What of the process decides whether the driver can checkpoint it.
+    /// The facts of the process that decide whether the driver can checkpoint it.
     struct Uses {
         std::set<std::pair<std::string_view, std::string_view>> memory; ///< that stays: its kind, and why
         std::set<int> devices;

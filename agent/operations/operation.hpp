@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What every operation begins and ends with: its turn, the contexts that it works in, the gate and the
-// report; and the two operations that need little more.
+// The common frame of operations: the turn, the contexts that one works in, the gate and the report. The two
+// operations that need little more are here, too.
 
 #pragma once
 
@@ -30,7 +30,7 @@ namespace gpu_sleep::agent::operations {
 /// moves what sleeps. For any other the gate holds back calls that end contexts.
 [[nodiscard]] std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate);
 
-/// What any operation works with. One for the process.
+/// The services that every operation uses. One for the process.
 struct Ground {
     ProgramMemory& memory;
     ProcessStatus& status;
@@ -55,7 +55,7 @@ struct Ground {
     }
 };
 
-/// What is the same in all operations. Each is run once, on the operations thread.
+/// The part that all operations have in common. Each is run once, on the operations thread.
 struct Operation {
     /// Waits for the turn, which lasts until this is destroyed. Errors: those of Turnstile::enter();
     /// no_process (it is ending).

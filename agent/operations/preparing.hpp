@@ -12,7 +12,8 @@
 
 namespace gpu_sleep::agent::operations {
 
-/// What is wanted and how far it is. But for what is atomic, used on the operations thread.
+/// The preparation that is wanted, and how far it is. All but the atomics is used on the operations thread
+/// alone.
 struct Preparation {
     /// How long the program's memory must not have changed; none: nothing is prepared.
     std::atomic<Milliseconds> settled_after{Milliseconds(0)};

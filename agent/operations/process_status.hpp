@@ -30,7 +30,7 @@ public:
 
     /// How all stands; as it was before, while a transaction moves contents for a long time.
     [[nodiscard]] model::Report report();
-    /// What report() says of all memory. Allocates nothing.
+    /// The state of all memory, as report() tells it. Allocates nothing.
     [[nodiscard]] model::State state() noexcept;
     void set_name(std::string_view name) {
         const MutexLock lock(mutex_);
@@ -69,7 +69,8 @@ public:
 
     /// Writes how all stands now. What takes memory comes last.
     void complete(const LockedMemory& locked, model::Report& report);
-    /// What report() tells while a transaction runs: how all was before. Nothing once it has ended.
+    /// Sets the report that report() gives while a transaction runs: the state before it. None once it has
+    /// ended.
     void set_before(std::optional<model::Report> before) {
         const MutexLock lock(before_mutex_);
         before_ = std::move(before);

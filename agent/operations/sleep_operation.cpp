@@ -124,8 +124,8 @@ public:
         return {};
     }
 
-    /// What the sleep would do. Where nothing is to go to sleep or to be paused, narrows the scope, unless it
-    /// is a dry run.
+    /// Reports what the sleep would do. Where nothing is to go to sleep or to be paused, narrows the scope,
+    /// unless it is a dry run.
     Result<void> preview() {
         // Files of the last sleep have no names any more, but hold their room on the disk until they are
         // closed, which takes the kernel a while.
@@ -280,7 +280,8 @@ public:
     }
 
 private:
-    /// What may help after a shortage; each is tried once, in this order, and then the transaction again.
+    /// A remedy for a shortage. Each is tried once, in the order of the table, and then the transaction
+    /// again.
     struct Remedy {
         ErrorCode shortage;
         /// False: there was nothing to do.
@@ -288,8 +289,8 @@ private:
     };
     static const std::array<Remedy, 5> k_remedies;
 
-    /// What the last wake left to be given back, was freed since, or is retained of what does not sleep now,
-    /// may be what is missing.
+    /// Gives back host memory that the last wake left, that was freed since, or that is retained of memory
+    /// which does not sleep now.
     bool give_unneeded_back() {
         memory.with_lock([this](LockedMemory& locked) { locked.engine().forget_retained_beside(request_); });
         return ground.giving_back.unneeded();

@@ -13,7 +13,7 @@
 
 namespace gpu_sleep::agent::operations {
 
-/// What a sleep works with. One for the process.
+/// The services that a sleep uses. One for the process.
 struct SleepGround {
     const Ground& every;
     IdleWatch& idle;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What keeps sleeps out: the program, while it holds them back, and whoever inhibits those from outside. No
-// hold begins while an operation lasts.
+// Keeps sleeps out while the program holds them back, or somebody outside inhibits them. No hold begins while
+// an operation lasts.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace gpu_sleep::agent::operations {
 
-/// What whoever wants a sleep is told while Turnstile::is_held().
+/// The answer to a sleep while Turnstile::is_held().
 inline constexpr const char* k_held_back = "the program holds sleeps back (gpu_sleep_hold)";
 
 /// Operations that sleep wait for holds; holds wait for operations. Thread-safe.

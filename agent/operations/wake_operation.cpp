@@ -205,7 +205,7 @@ private:
                    });
         });
     }
-    /// What could be told of a wake from a deep sleep without the driver.
+    /// Reports what can be told of a wake from a deep sleep without the driver.
     [[nodiscard]] Result<Report> rehearse_deep() {
         report.devices = GPU_SLEEP_TRY(ground.deep.needs(request_));
         auto rehearsed = completed();

@@ -13,7 +13,7 @@
 
 namespace gpu_sleep::agent::operations {
 
-/// What a wake works with. One for the process.
+/// The services that a wake uses. One for the process.
 struct WakeGround {
     const Ground& every;
     IdleWatch& idle;

@@ -39,7 +39,7 @@ constexpr std::string_view k_last_line = "end";
 /// After the lock's own time: the program waits for it no longer than that.
 constexpr Milliseconds k_grace{1'000};
 
-/// What the processes share that have this one's memory. Its thread stands still until `has_begun`, so that
+/// Data for the process that shares this one's memory. Its thread stands still until `has_begun`, so that
 /// none uses its errno beside it.
 struct Launch {
     const char* program;
@@ -206,7 +206,7 @@ public:
         if (socket_.is_held()) static_cast<void>(::send(socket_.get(), "\n", 1, MSG_NOSIGNAL));
     }
 
-    /// What it says next, if that comes in time.
+    /// The next line that it prints, if that comes in time.
     [[nodiscard]] std::optional<std::string> next_line(Clock::time_point deadline) {
         constexpr std::size_t k_most = 64 * k_kib;
         for (;;) {
@@ -256,7 +256,7 @@ Error unanswered(std::string_view why) {
                       "the helper process cannot find out how much GPU memory is free: {}", why);
 }
 
-/// What it says of all GPUs, if that comes in time; or `why` not.
+/// Reads its figures of all GPUs, if they come in time; or says in `why` why not.
 std::optional<std::vector<OutsideGpu>> read_gpus(OutsideRun& run, Clock::time_point deadline,
                                                  std::string& why) {
     std::vector<OutsideGpu> gpus;

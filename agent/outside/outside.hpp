@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What this process cannot do itself in a deep sleep, done by a process of its own: driver 580 keeps the
-// management library waiting in one that is checkpointed, and locks and checkpoints none that asks for it
-// itself.
+// A process of the agent's that does what this process cannot do itself in a deep sleep: driver 580 keeps the
+// management library waiting in a process that is checkpointed, and locks and checkpoints none that asks for
+// it itself.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What can be done with the program's memory in several steps, with its mutex held, and how touches are met
-// while something sleeps: who of the environment, requests and the program is heard. The gate acts by that.
+// The program's memory with its mutex held, for work of several steps. It also decides what a touch meets
+// while something sleeps, from the environment, requests and the program; the gate acts by that.
 
 #pragma once
 

@@ -255,7 +255,7 @@ public:
     /// Lets other processes ask for the range of `address`, where allocation `id` begins: it stays on the GPU
     /// from now on, for `reason`. Errors: not_owned; refused (it sleeps); those of driver::export_memory().
     [[nodiscard]] Result<void> share(driver::DeviceAddress address, std::uint64_t id, const char* reason);
-    /// What is shared; does not wait for the mutex.
+    /// The ranges that are shared; does not wait for the mutex.
     [[nodiscard]] SharedRanges& shared_ranges() noexcept { return shared_; }
 
     /// Runs `use`, which takes a LockedMemory&, with the mutex held: for what takes several steps.
@@ -266,7 +266,7 @@ public:
     auto try_with_lock(Use&& use) -> std::optional<std::invoke_result_t<Use, LockedMemory&>>;
 
 private:
-    /// What exists once CUDA is in use.
+    /// The members that exist once CUDA is in use.
     struct Running {
         Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Transactions::Options& options,
                 sleep::Transactions::ContextOf own_context_of)

@@ -34,8 +34,8 @@ struct Imports {
     std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
 };
 
-/// What waits until no capture is open: to wait for the work that may use it would break a capture, and so
-/// would not waiting. Takes no memory. Thread-safe.
+/// Frees and closings that wait until no capture is open: to wait for the work that may use it would break a
+/// capture, and so would not waiting. Takes no memory. Thread-safe.
 class Deferred {
 public:
     struct Items {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the program has of the driver's, what of its work was done when it fell deeply asleep, and the frees
-// that are put off meanwhile.
+// The driver's objects that the program has, which of its work was done when a deep sleep began, and the
+// frees that are put off meanwhile.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is known of a context goes with it, or comes back if it stays.
+// Takes all that is known of a context out of the books when it ends, and puts it back if it stays.
 
 #include "registry/registry.hpp"
 

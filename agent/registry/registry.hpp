@@ -43,11 +43,12 @@ struct Unseen {
     /// null behind the last. Names live as long as the process.
     std::array<std::atomic<const char*>, 257> calls{};
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    /// What the last look at all libraries' calls has found.
+    /// The findings of the last look at all libraries' calls.
     std::vector<model::UnseenUse> bypassing GPU_SLEEP_GUARDED_BY(mutex);
 };
 
-/// What was known of a context, out of the books while it may end, for another may get its handle at once.
+/// All that was known of a context, out of the books while it may end, for another may get its handle at
+/// once.
 struct Departed {
     CUcontext context = nullptr;
     bool is_primary = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a command leaves for the next one about a process that the driver has checkpointed, since the driver
-// does not tell: how much memory of which GPU it needs to come back.
+// A record that a command leaves for the next one about a process that the driver has checkpointed: how much
+// memory of which GPU it needs to come back, which the driver does not tell.
 
 #pragma once
 

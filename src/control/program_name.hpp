@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What people call a process, by its command line, and what tells processes of one name apart: the
-// notebook, the job, the unit or the container that one belongs to. Nothing is read here, and all of it is
-// text that a process may have chosen: whoever prints it makes it safe.
+// The name by which people call a process, from its command line, and what tells processes of one name apart:
+// the notebook, the job, the unit or the container that one belongs to. Nothing is read here, and all of it
+// is text that a process may have chosen: whoever prints it makes it safe.
 
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What keeps processes of this machine, or some of them, from sleeping: the checks, which are pure
-// functions from what was read to findings, in two tables, and a diagnosis by all of them. Changes
-// nothing, and wakes nobody.
+// Finds what keeps processes of this machine, or some of them, from sleeping. Two tables of checks, which are
+// pure functions from what was read to findings, and a diagnosis by all of them. Changes nothing, and wakes
+// nobody.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is read before it is judged. Nothing here judges; what cannot be read is missing.
+// Reads the facts that the checks judge. Nothing here judges; a fact that cannot be read is missing.
 
 #pragma once
 
@@ -52,8 +52,8 @@ struct MachineFacts {
     std::optional<DirectoryFacts> directory;
 };
 
-/// What a process has for a C library, and what the agent that lies ready for it needs. Of glibc 2.N: N; 0:
-/// not known.
+/// The C library that a process has, and the one that the agent which lies ready for it needs. Of glibc 2.N:
+/// N; 0: not known.
 struct CLibraryFacts {
     bool is_musl = false;
     int has = 0;

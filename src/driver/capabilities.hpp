@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the CUDA driver and its devices can do for gpu-sleep, and how fast the link to one is, for commands.
-// Names no type of CUDA's.
+// For commands: the abilities of the CUDA driver and its devices that gpu-sleep needs, and a device's link
+// speed. Names no type of CUDA's.
 
 #pragma once
 

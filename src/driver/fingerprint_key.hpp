@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the fingerprints that this process takes need besides memory: its key, and the compiled kernels.
+// The key of the fingerprints that this process takes, and the compiled kernels that take them.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What the driver's management library (NVML) says of all GPUs of the machine, for commands: what is free,
-// and who has what. It needs no context and no permission.
+// Asks the driver's management library (NVML), for commands, how much memory of each GPU of the machine is
+// free, and which process has how much. It needs no context and no permission.
 
 #pragma once
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a process answers: how it stands and what was done, how far that is and how long its steps took, or
-// why it failed.
+// A process's answer to a request: its state, what was done and how long the steps took, or why it failed.
 
 #pragma once
 
@@ -103,7 +102,7 @@ struct WaitingWake {
     std::uint32_t place = 0;       ///< in the line of those that make room, from 1; 0: it is not in that line
 };
 
-/// What lets GPU memory go, takes it back, or moves what is kept.
+/// A change of where memory is: it lets GPU memory go, takes it back, or moves kept contents.
 enum class Transition : std::uint8_t {
     sleep = 0,
     wake = 1,

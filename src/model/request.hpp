@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What is asked of a process: a sleep, a wake, a move, a release, its status, memory that it shares; and
-// what is said while that runs.
+// Requests to a process: a sleep, a wake, a move, a release, its status, memory that it shares. Also the
+// progress that is told while one runs.
 
 #pragma once
 

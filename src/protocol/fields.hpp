@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What each message is made of: its type number, its numbered fields with their names in JSON, and the values
-// that an enumeration may have. Writer and Reader (wire.hpp) go by this one description, and so does the
-// commands' JSON; how a value becomes bytes or text is theirs.
+// The description of each message: its type number, its numbered fields with their names in JSON, and the
+// values that an enumeration may have. Writer and Reader (wire.hpp) go by this one description, and so does
+// the commands' JSON; how a value becomes bytes or text is theirs.
 
 #pragma once
 

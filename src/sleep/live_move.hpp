@@ -59,7 +59,7 @@ public:
 
     [[nodiscard]] int device() const noexcept { return kind_.device(); }
     [[nodiscard]] Bytes bytes() const noexcept;
-    /// What of it has moved.
+    /// How much of it has moved.
     [[nodiscard]] Bytes moved() const noexcept { return moved_; }
 
 private:

@@ -29,11 +29,11 @@ struct LivePart {
     int device = 0;
 };
 
-/// What moves: backings of `tags`, one tag after another, or of all for none, each in the order in which they
-/// were allocated, that are awake and need not stay. To the host: until `bytes` of them are there, those that
-/// are already among them. To the device: until `bytes` have come back; for model::k_all_bytes all but what
-/// each tag has there from the start (ledger::Tag::live_bytes). The last may go beyond. Errors: unknown_tag,
-/// to the host; a wake has looked at its own.
+/// The backings that move: those of `tags`, one tag after another, or of all for none, each in the order in
+/// which they were allocated, that are awake and need not stay. To the host: until `bytes` of them are there,
+/// those that are already among them. To the device: until `bytes` have come back; for model::k_all_bytes all
+/// but what each tag has there from the start (ledger::Tag::live_bytes). The last may go beyond. Errors:
+/// unknown_tag, to the host; a wake has looked at its own.
 [[nodiscard]] Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction direction,
                                                       const std::vector<std::string>& tags, Bytes bytes);
 

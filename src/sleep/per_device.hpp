@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What sleeps, wakes and moves share: a session on each device, one job for each side by side, and what
-// reports say of a device.
+// Shared by sleeps, wakes and moves: a session on each device, one job for each side by side, and the figures
+// of a device in reports.
 
 #pragma once
 

@@ -29,7 +29,7 @@ enum class Action : std::uint8_t {
     take_out ///< asleep with its contents in its own memory: keep them in a store, without waking
 };
 
-/// What a request says of a backing, and what is known of it.
+/// A request's wishes for a backing, and what is known of that.
 struct Circumstances {
     bool keep = false;          ///< the request means to keep its tag
     bool has_preserved = false; ///< parts of it are kept whatever the request means

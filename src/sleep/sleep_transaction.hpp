@@ -37,8 +37,8 @@ public:
           save_(contents, std::move(options), plan.devices.size()) {}
     SleepTransaction(const SleepTransaction&) = delete;
     SleepTransaction& operator=(const SleepTransaction&) = delete;
-    /// What it has mapped to take it out, and has not, sleeps as before; unmapped, where the driver does
-    /// that.
+    /// Memory that it has mapped to take it out, and has not taken out, sleeps as before; it is unmapped
+    /// where the driver does that.
     ~SleepTransaction();
 
     /// Errors: out_of_host_memory, out_of_disk, io_failed, driver_failed, context_lost, cancelled, timed_out.
@@ -47,7 +47,7 @@ public:
     /// unmap failed; everything is mapped again, but for what the driver refuses to map: that sleeps, and its
     /// memory stays on the GPU).
     [[nodiscard]] Result<void> commit();
-    /// What was done on each device. Notes what could not be released.
+    /// Adds what was done on each device, and a note of what could not be released.
     void describe(model::Report& report) const;
 
 private:
@@ -58,8 +58,8 @@ private:
     [[nodiscard]] Result<void> map_sleepers();
     [[nodiscard]] Result<void> unmap_all();
     void map_again();
-    /// What could not be mapped again sleeps: nobody may touch it, and a wake maps it. Returns how many
-    /// ranges.
+    /// Has ranges that could not be mapped again sleep: nobody may touch them, and a wake maps them. Returns
+    /// how many.
     std::size_t leave_asleep();
     /// It sleeps, and its memory holds its contents.
     void stay_in_place(ledger::Backing& backing) noexcept;

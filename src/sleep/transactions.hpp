@@ -24,7 +24,7 @@ namespace gpu_sleep::sleep {
 using contents::Control;
 using contents::telling_of_call;
 
-/// What a wake brought back, and what it left asleep.
+/// The tags that a wake brought back, and those that it left asleep.
 struct Woken {
     std::vector<std::string> tags;
     std::vector<std::string> dropped_tags; ///< of those, the ones that lost contents
@@ -58,7 +58,7 @@ public:
         copies, ///< of that, only what is kept already, for which the driver is not needed
         deep    ///< the driver is out of reach: only kept copies are moved or given up
     };
-    /// What of the contents for host memory goes to files.
+    /// Which contents for host memory go to files.
     enum class Spill {
         nothing,
         rest ///< what host memory has no room for now

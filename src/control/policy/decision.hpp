@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What its policy does with each process, and which host memory is given back when the budgets for it are
-// exceeded. Pure functions.
+// Decides what happens to each process under its policy, and which host memory is given back when the budgets
+// for it are exceeded. Pure functions.
 
 #pragma once
 

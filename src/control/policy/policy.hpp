@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What a configuration says, the ladder down which it leads a process the longer that is idle, and the
+// The contents of a configuration, the ladder down which it leads a process the longer that is idle, and the
 // policy that follows for one process. Plain data and pure functions: config_file.hpp reads it.
 
 #pragma once
