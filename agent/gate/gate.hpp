@@ -285,8 +285,7 @@ private:
 /// One at a time in a function, whose frame is `here`.
 class Question {
 public:
-    /// `answer`: whether the call is answered without the driver; asked in a deep sleep alone, before it
-    /// waits.
+    /// `answer` is called in a deep sleep, before the call is held: whether it needs no driver any more.
     template <class Answer>
     Question(const char* entry_point, Answer&& answer, std::uintptr_t here = GPU_SLEEP_HERE) noexcept
         : seat_(t_seat ? *t_seat : Seats::own()) {
