@@ -18,8 +18,6 @@
 
 namespace gpu_sleep::driver {
 
-/// Page-locked memory that the device reads and writes in place. Freed when destroyed; for one thread at a
-/// time.
 class MappedBuffer;
 
 /// What a transaction uses on one device. When it is destroyed, nothing of it is left on the device. One

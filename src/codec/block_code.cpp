@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Decoding blocks on the host. Eight values at a time have their codes in the bytes of a word; the compiler
+// turns the rest into vectors.
+
+#include "codec/block_code.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+namespace gpu_sleep::codec {
+namespace {
+
+constexpr unsigned k_lanes = 32;
+constexpr unsigned k_group =
+    8; // values of a lane in each row of a tile: their codes are a byte of each plane
+
+using TileBytes = std::array<std::uint8_t, k_tile_values>;
+
+template <class T>
+T load(const void* from) noexcept {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+void read_codes(const std::byte* planes, unsigned bits, TileBytes& codes) noexcept {
+    static constexpr auto k_apart = [] { // bit i of a number in byte i
+        std::array<std::uint64_t, 256> words{};
+        for (unsigned i = 0; i < 256 * 8; ++i)
+            words[i / 8] |= std::uint64_t{i / 8 >> i % 8 & 1} << (i % 8 * 8);
+        return words;
+    }();
+    for (unsigned row = 0; row < 4; ++row) {
+        for (unsigned lane = 0; lane < k_lanes; ++lane) {
+            std::uint64_t eight = 0;
+            for (unsigned bit = 0; bit < bits; ++bit)
+                eight |= k_apart[std::to_integer<unsigned>(planes[bit * k_line + 4 * lane + row])] << bit;
+            std::memcpy(&codes[(row * k_lanes + lane) * k_group], &eight, sizeof eight);
+        }
+    }
+}
+
+/// Calls `each` with the place of each value whose code is all ones, in the order of the escapes.
+template <class Each>
+void for_each_escape(const std::byte* planes, unsigned bits, Each&& each) noexcept {
+    for (unsigned lane = 0; lane < k_lanes; ++lane) {
+        auto mask = ~0U;
+        for (unsigned bit = 0; bit < bits; ++bit)
+            mask &= load<std::uint32_t>(planes + bit * k_line + 4 * lane);
+        for (; mask != 0; mask &= mask - 1) {
+            const auto bit = static_cast<unsigned>(std::countr_zero(mask));
+            each((bit / k_group * k_lanes + lane) * k_group + bit % k_group);
+        }
+    }
+}
+
+template <class Value>
+void join(const TileBytes& tops, const std::byte* low, bool rotate, std::byte* content) noexcept {
+    constexpr unsigned k_quad = 16 / sizeof(Value); // what a lane reads at a time
+    for (unsigned i = 0; i < k_tile_values; i += k_quad) {
+        const auto quad = i / k_group / k_lanes * k_lanes * (k_group / k_quad) +
+                          i % k_group / k_quad * k_lanes + i / k_group % k_lanes;
+        for (unsigned j = i; j < i + k_quad; ++j) {
+            auto value = static_cast<Value>(tops[j] << 8 | std::to_integer<unsigned>(low[j]));
+            if constexpr (sizeof value == 4)
+                value = value << 16 | load<std::uint16_t>(low + k_tile_values + 2 * j);
+            value = std::rotr(value, rotate ? 1 : 0);
+            std::memcpy(content + quad * 16 + (j - i) * sizeof value, &value, sizeof value);
+        }
+    }
+}
+
+} // namespace
+
+bool decode_block(BlockClass block_class, std::span<const std::byte> coded,
+                  std::span<std::byte> content) noexcept {
+    const auto bits = code_bits(block_class);
+    const auto content_bytes = static_cast<std::uint32_t>(content.size());
+    const BlockLayout layout(block_class, content_bytes);
+    if (layout.escapes > coded.size()) return false;
+    const auto head = load<BlockHead>(coded.data());
+    const auto there = static_cast<std::uint32_t>(std::min<std::size_t>(coded.size(), ~0U));
+    if (!is_sound(head, {.coded_bytes = there, .block_class = block_class}, content_bytes)) return false;
+    std::array<std::uint8_t, k_symbols + 1> symbols{}; // and the escape, which is replaced
+    std::copy_n(head.plan.symbols, k_symbols, symbols.begin());
+    TileBytes codes;
+    TileBytes tops;
+    for (std::uint32_t i = 0; i < layout.tiles; ++i) {
+        const auto* const planes = &coded[layout.first_tile + i * layout.tile_bytes];
+        read_codes(planes, bits, codes);
+        std::transform(codes.begin(), codes.end(), tops.begin(),
+                       [&](std::uint8_t code) { return symbols[code]; });
+        auto at = std::size_t{layout.escapes} + load<std::uint32_t>(&coded[k_line + 4 * i]);
+        for_each_escape(planes, bits, [&](unsigned value) {
+            if (at < head.plan.coded_bytes) tops[value] = std::to_integer<std::uint8_t>(coded[at]);
+            ++at;
+        });
+        if (at > head.plan.coded_bytes) return false;
+        const auto join_tile = value_bytes(block_class) == 2 ? join<std::uint16_t> : join<std::uint32_t>;
+        join_tile(tops, planes + bits * k_line, is_rotated(block_class),
+                  &content[i * k_tile_values * value_bytes(block_class)]);
+    }
+    return true;
+}
+
+} // namespace gpu_sleep::codec
