@@ -74,7 +74,7 @@ struct BlockLayout {
     std::uint32_t tiles = 0;
     std::uint32_t tile_bytes = 0;
     std::uint32_t first_tile = 0; ///< behind the head and an offset for each tile
-    std::uint32_t escapes = ~0U;  ///< the rest of the block: one byte each
+    std::uint32_t escapes = ~0U;  ///< the rest of the block: one byte each, in whole words
 
     constexpr BlockLayout(BlockClass c, std::uint32_t content_bytes) {
         if (c == BlockClass::raw) return;
@@ -85,12 +85,17 @@ struct BlockLayout {
     }
 };
 
+/// What a block takes whose escapes end there.
+constexpr std::uint32_t whole_words(std::uint32_t end) {
+    return (end + 3) / 4 * 4;
+}
+
 /// Whether a block that begins with `head` has the class of `plan` and that size, and does not need more than
 /// plan.coded_bytes, which are there.
 constexpr bool is_sound(const BlockHead& head, const BlockPlan& plan, std::uint32_t content_bytes) {
     return content_bytes % k_coded_unit == 0 && head.version == k_block_version &&
            head.content_bytes == content_bytes && head.plan.block_class == plan.block_class &&
-           head.plan.coded_bytes <= plan.coded_bytes &&
+           head.plan.coded_bytes <= plan.coded_bytes && head.plan.coded_bytes % 4 == 0 &&
            head.plan.coded_bytes >= BlockLayout(plan.block_class, content_bytes).escapes;
 }
 
@@ -100,7 +105,7 @@ constexpr BlockPlan choose_class(std::uint32_t content_bytes, const std::uint32_
     BlockPlan plan{.coded_bytes = content_bytes - content_bytes / 32};
     for (unsigned i = 0; i < k_coded_classes && content_bytes % k_coded_unit == 0; ++i) {
         const BlockLayout layout(coded_class(i), content_bytes);
-        const auto bytes = layout.escapes + layout.tiles * k_tile_values - values[i];
+        const auto bytes = whole_words(layout.escapes + layout.tiles * k_tile_values - values[i]);
         if (bytes < plan.coded_bytes) plan = {.coded_bytes = bytes, .block_class = coded_class(i)};
     }
     if (plan.block_class == BlockClass::raw) plan.coded_bytes = content_bytes;

@@ -104,6 +104,8 @@ std::size_t encode_block(const BlockPlan& plan, std::span<const std::byte> conte
             for (unsigned bit = 0; bit < bits; ++bit) store(planes + bit * k_line + 4 * lane, words[bit]);
         }
     }
+    for (; end % 4 != 0; ++end)
+        if (end < coded.size()) coded[end] = std::byte{0};
     BlockHead head{.content_bytes = static_cast<std::uint32_t>(content.size()), .plan = plan};
     head.plan.coded_bytes = end;
     store(coded.data(), head);

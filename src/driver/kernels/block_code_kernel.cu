@@ -192,6 +192,9 @@ __device__ std::uint32_t encode(EncodeShared& shared) {
             if (end + i < plan.coded_bytes) coded[end + i] = shared.escapes[i];
         end += total;
     }
+    const auto unpadded = end;
+    end = whole_words(end);
+    if (unpadded + threadIdx.x < min(end, plan.coded_bytes)) coded[unpadded + threadIdx.x] = 0;
     __shared__ BlockHead head;
     if (threadIdx.x == 0) {
         head = {.content_bytes = task.content_bytes, .plan = plan};
@@ -209,7 +212,24 @@ struct DecodeShared {
     BlockHead head;
     std::uint8_t symbols[k_symbols + 1]; ///< and the escape, which is replaced
     uint2 tops[k_decode_warps][k_rows * k_lanes];
-    std::uint8_t escapes[k_decode_warps][k_tile_values];
+    std::uint32_t escapes[k_decode_warps][k_tile_values / 4 + 1];
+};
+
+/// What a lane has of a coded tile, without the lowest bytes of wide values.
+struct Tile {
+    std::uint32_t planes[k_most_bits];
+    uint2 low[k_rows];
+
+    __device__ void load(const Shape& shape, const std::uint8_t* from) {
+#pragma unroll
+        for (unsigned bit = 0; bit < k_most_bits; ++bit)
+            if (bit < shape.bits)
+                planes[bit] = __ldcs(reinterpret_cast<const std::uint32_t*>(from) + bit * k_lanes + lane());
+#pragma unroll
+        for (unsigned row = 0; row < k_rows; ++row)
+            low[row] =
+                __ldcs(reinterpret_cast<const uint2*>(from + shape.bits * k_line) + row * k_lanes + lane());
+    }
 };
 
 /// Decodes a part of a block with all threads. Returns false where this thread met damage.
@@ -234,31 +254,29 @@ __device__ bool decode(unsigned part, DecodeShared& shared) {
     if (lane() <= tiles && first + lane() < layout.tiles)
         offset = reinterpret_cast<const std::uint32_t*>(coded + k_line)[first + lane()];
     const auto next_offset = __shfl_sync(k_all_lanes, offset, tiles);
+    const auto* const escapes = reinterpret_cast<const std::uint32_t*>(coded + layout.escapes);
     auto* const fetched = shared.escapes[warp()];
     std::uint32_t fetched_from = 0;
     std::uint32_t fetched_to = 0;
     auto* const tops = shared.tops[warp()];
     bool is_whole = true;
+    const auto* from_tile = coded + layout.first_tile + first * layout.tile_bytes;
+    Tile next;
+    if (first < layout.tiles) next.load(shape, from_tile);
     for (unsigned i = 0; i < tiles && first + i < layout.tiles; ++i) {
-        const auto* const tile = coded + layout.first_tile + (first + i) * layout.tile_bytes;
-        const auto* const low = reinterpret_cast<const uint2*>(tile + shape.bits * k_line);
-        const auto* const lowest = reinterpret_cast<const uint4*>(low + k_rows * k_lanes);
-        std::uint32_t planes[k_most_bits];
+        const auto tile = next;
+        const auto* const lowests =
+            reinterpret_cast<const uint4*>(from_tile + shape.bits * k_line + k_tile_values) + lane();
+        uint4 lowest[k_rows];
+#pragma unroll
+        for (unsigned row = 0; row < k_rows; ++row)
+            if (shape.is_wide) lowest[row] = __ldcs(lowests + row * k_lanes);
+        from_tile += layout.tile_bytes;
+        if (i + 1 < tiles && first + i + 1 < layout.tiles) next.load(shape, from_tile);
         auto mask = k_all_lanes;
 #pragma unroll
-        for (unsigned bit = 0; bit < k_most_bits; ++bit) {
-            if (bit >= shape.bits) break;
-            planes[bit] = __ldcs(reinterpret_cast<const std::uint32_t*>(tile) + bit * k_lanes + lane());
-            mask &= planes[bit];
-        }
-        uint2 lows[k_rows];
-        uint4 lowests[k_rows];
-#pragma unroll
-        for (unsigned row = 0; row < k_rows; ++row) {
-            lows[row] = __ldcs(low + row * k_lanes + lane());
-            if (shape.is_wide) lowests[row] = __ldcs(lowest + row * k_lanes + lane());
-        }
-
+        for (unsigned bit = 0; bit < k_most_bits; ++bit)
+            if (bit < shape.bits) mask &= tile.planes[bit];
         const auto count = static_cast<std::uint32_t>(__popc(mask));
         const auto to_lane = sum_to_lane(count);
         const auto total = __shfl_sync(k_all_lanes, to_lane, k_lanes - 1);
@@ -269,11 +287,11 @@ __device__ bool decode(unsigned part, DecodeShared& shared) {
         }
         if (from < fetched_from ||
             from + total > fetched_to) { // with those of the next tiles, as far as they fit
-            fetched_from = from;
-            fetched_to = max(from + total, min(next_offset, min(all_escapes, from + k_tile_values)));
+            fetched_from = from / 4 * 4;
+            fetched_to = max(from + total, min(next_offset, min(all_escapes, fetched_from + k_tile_values)));
             __syncwarp();
-            for (auto at = from + lane(); at < fetched_to; at += k_lanes)
-                fetched[at - from] = coded[layout.escapes + at];
+            for (auto at = lane(); fetched_from + 4 * at < fetched_to; at += k_lanes)
+                fetched[at] = escapes[fetched_from / 4 + at];
             __syncwarp();
         }
 #pragma unroll
@@ -285,7 +303,7 @@ __device__ bool decode(unsigned part, DecodeShared& shared) {
 #pragma unroll
                 for (unsigned bit = 0; bit < k_most_bits; ++bit)
                     if (bit < shape.bits)
-                        codes |= (planes[bit] >> (8 * row + 4 * half) & 15) * (0x00204081U << bit) &
+                        codes |= (tile.planes[bit] >> (8 * row + 4 * half) & 15) * (0x00204081U << bit) &
                                  0x01010101U << bit;
 #pragma unroll
                 for (unsigned j = 0; j < 4; ++j)
@@ -293,7 +311,8 @@ __device__ bool decode(unsigned part, DecodeShared& shared) {
             }
             tops[row * k_lanes + lane()] = {top[0], top[1]};
         }
-        const auto* at = fetched + (from - fetched_from) + to_lane - count;
+        const auto* at =
+            reinterpret_cast<const std::uint8_t*>(fetched) + (from - fetched_from) + to_lane - count;
         for_each_escape(mask, tops, [&](std::uint8_t& top) { top = *at++; });
 
         auto* const content = shape.content(task, first + i);
@@ -303,12 +322,12 @@ __device__ bool decode(unsigned part, DecodeShared& shared) {
         };
 #pragma unroll
         for (unsigned row = 0; row < k_rows; ++row) {
-            const auto halves = put(lows[row], tops[row * k_lanes + lane()], 0x5140, 0x7362);
+            const auto halves = put(tile.low[row], tops[row * k_lanes + lane()], 0x5140, 0x7362);
             if (!shape.is_wide) {
                 store(row, halves);
                 continue;
             }
-            const auto& lower = lowests[row];
+            const auto& lower = lowest[row];
             store(2 * row, put({lower.x, lower.y}, {halves.x, halves.y}, 0x5410, 0x7632));
             store(2 * row + 1, put({lower.z, lower.w}, {halves.z, halves.w}, 0x5410, 0x7632));
         }
@@ -415,7 +434,7 @@ extern "C" __global__ void __launch_bounds__(k_encode_threads, 2)
 }
 
 /// k_decode_threads threads a block.
-extern "C" __global__ void __launch_bounds__(k_decode_threads, 4)
+extern "C" __global__ void __launch_bounds__(k_decode_threads, 3)
     gpu_sleep_decode_blocks(BlockTask* tasks, std::uint64_t count_of_tasks) {
     __shared__ DecodeShared shared;
     for (std::uint64_t b = blockIdx.x; b < count_of_tasks * k_decode_parts; b += gridDim.x) {
