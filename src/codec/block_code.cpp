@@ -10,6 +10,11 @@
 #include <bit>
 #include <cstring>
 
+#if defined __x86_64__ && !defined GPU_SLEEP_WITHOUT_AVX2 // a test does without
+#define GPU_SLEEP_HAS_AVX2
+#include <immintrin.h>
+#endif
+
 namespace gpu_sleep::codec {
 namespace {
 
@@ -18,6 +23,7 @@ constexpr unsigned k_group =
     8; // values of a lane in each row of a tile: their codes are a byte of each plane
 
 using TileBytes = std::array<std::uint8_t, k_tile_values>;
+using Symbols = std::array<std::uint8_t, k_symbols + 1>; // and the escape, which is replaced
 
 template <class T>
 T load(const void* from) noexcept {
@@ -26,22 +32,53 @@ T load(const void* from) noexcept {
     return value;
 }
 
-void read_codes(const std::byte* planes, unsigned bits, TileBytes& codes) noexcept {
+/// Puts the symbols of all codes into `tops`.
+void read_tops(const std::byte* planes, unsigned bits, const Symbols& symbols, TileBytes& tops) noexcept {
     static constexpr auto k_apart = [] { // bit i of a number in byte i
         std::array<std::uint64_t, 256> words{};
         for (unsigned i = 0; i < 256 * 8; ++i)
             words[i / 8] |= std::uint64_t{i / 8 >> i % 8 & 1} << (i % 8 * 8);
         return words;
     }();
-    for (unsigned row = 0; row < 4; ++row) {
-        for (unsigned lane = 0; lane < k_lanes; ++lane) {
-            std::uint64_t eight = 0;
-            for (unsigned bit = 0; bit < bits; ++bit)
-                eight |= k_apart[std::to_integer<unsigned>(planes[bit * k_line + 4 * lane + row])] << bit;
-            std::memcpy(&codes[(row * k_lanes + lane) * k_group], &eight, sizeof eight);
-        }
+    for (unsigned i = 0; i < k_line; ++i) {
+        std::uint64_t codes = 0;
+        for (unsigned bit = 0; bit < bits; ++bit)
+            codes |= k_apart[std::to_integer<unsigned>(planes[bit * k_line + i])] << bit;
+        for (unsigned j = 0; j < k_group; ++j)
+            tops[(i % 4 * k_lanes + i / 4) * k_group + j] = symbols[codes >> (8 * j) & 255];
     }
 }
+
+#ifdef GPU_SLEEP_HAS_AVX2
+/// The same, 32 values at a time.
+__attribute__((target("avx2"))) void read_tops_by_avx2(const std::byte* planes, unsigned bits,
+                                                       const Symbols& symbols, TileBytes& tops) noexcept {
+    const auto half = [&](std::size_t at) __attribute__((target("avx2"))) {
+        return _mm256_broadcastsi128_si256(load<__m128i>(&symbols[at]));
+    };
+    const auto first = half(0);
+    const auto second = half(16);
+    const auto own_byte = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
+    const auto own_bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
+    for (unsigned lane = 0; lane < k_lanes; ++lane) {
+        auto codes = _mm256_setzero_si256();
+        for (unsigned bit = 0; bit < bits; ++bit) {
+            const auto word = _mm256_set1_epi32(load<int>(planes + bit * k_line + 4 * lane));
+            const auto apart = _mm256_and_si256(_mm256_shuffle_epi8(word, own_byte), own_bit);
+            const auto is_set = _mm256_cmpeq_epi8(apart, own_bit);
+            codes = _mm256_or_si256(codes,
+                                    _mm256_and_si256(is_set, _mm256_set1_epi8(static_cast<char>(1U << bit))));
+        }
+        // Bit 4 of a code says in which half its symbol is; a blend asks for bit 7.
+        const auto found =
+            _mm256_blendv_epi8(_mm256_shuffle_epi8(first, codes), _mm256_shuffle_epi8(second, codes),
+                               _mm256_slli_epi16(codes, 3));
+        for (unsigned row = 0; row < 4; ++row)
+            std::memcpy(&tops[(row * k_lanes + lane) * k_group],
+                        reinterpret_cast<const std::byte*>(&found) + row * k_group, k_group);
+    }
+}
+#endif
 
 /// Calls `each` with the place of each value whose code is all ones, in the order of the escapes.
 template <class Each>
@@ -84,15 +121,16 @@ bool decode_block(BlockClass block_class, std::span<const std::byte> coded,
     const auto head = load<BlockHead>(coded.data());
     const auto there = static_cast<std::uint32_t>(std::min<std::size_t>(coded.size(), ~0U));
     if (!is_sound(head, {.coded_bytes = there, .block_class = block_class}, content_bytes)) return false;
-    std::array<std::uint8_t, k_symbols + 1> symbols{}; // and the escape, which is replaced
+    Symbols symbols{};
     std::copy_n(head.plan.symbols, k_symbols, symbols.begin());
-    TileBytes codes;
+    auto* read = read_tops;
+#ifdef GPU_SLEEP_HAS_AVX2
+    if (__builtin_cpu_supports("avx2") != 0) read = read_tops_by_avx2;
+#endif
     TileBytes tops;
     for (std::uint32_t i = 0; i < layout.tiles; ++i) {
         const auto* const planes = &coded[layout.first_tile + i * layout.tile_bytes];
-        read_codes(planes, bits, codes);
-        std::transform(codes.begin(), codes.end(), tops.begin(),
-                       [&](std::uint8_t code) { return symbols[code]; });
+        read(planes, bits, symbols, tops);
         auto at = std::size_t{layout.escapes} + load<std::uint32_t>(&coded[k_line + 4 * i]);
         for_each_escape(planes, bits, [&](unsigned value) {
             if (at < head.plan.coded_bytes) tops[value] = std::to_integer<std::uint8_t>(coded[at]);

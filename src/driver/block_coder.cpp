@@ -36,7 +36,7 @@ Result<void> BlockCoder::run(BlockWork work, std::span<BlockTask> tasks, CodedSi
     auto* data = tasks.data();
     std::uint64_t count = tasks.size();
     void* arguments[] = {&data, &count};
-    constexpr std::uint64_t k_straight = 32; // fills the link of an H200, and 16 do not (coder_bench)
+    constexpr std::uint64_t k_straight = 32; // fill the link of an H200 (coder_bench)
     const auto most = side == CodedSide::host ? k_straight : std::uint64_t{std::numeric_limits<int>::max()};
     const bool decodes = work == BlockWork::decode;
     const auto grid = std::min(most, decodes ? count * k_decode_parts : count);

@@ -6,6 +6,7 @@
 
 #include "support/weights.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>

@@ -240,3 +240,17 @@ TEST_CASE("Block code: raw blocks are not for it", "[block_code]") {
     CHECK(encode_block({}, content, room) == 0);
     CHECK_FALSE(decode_block(BlockClass::raw, room, std::span(room).first(4096)));
 }
+
+TEST_CASE("Block code: what saves less than a thirty-second stays raw", "[block_code]") {
+    const auto choose = [](std::uint32_t bytes) {
+        std::uint32_t values[k_coded_classes] = {};
+        const BlockLayout layout(coded_class(0), k_largest_block);
+        values[0] = layout.escapes + layout.tiles * k_tile_values - bytes;
+        return choose_class(k_largest_block, values);
+    };
+    constexpr auto k_least = k_largest_block - k_largest_block / 32;
+    CHECK(choose(k_least) == BlockPlan{.coded_bytes = k_largest_block});
+    const auto coded = choose(k_least - 4);
+    CHECK(coded.block_class == coded_class(0));
+    CHECK(coded.coded_bytes == k_least - 4);
+}
