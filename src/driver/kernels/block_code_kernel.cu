@@ -232,6 +232,27 @@ struct Tile {
     }
 };
 
+/// Looks up the top bytes of a tile.
+__device__ void read_tops(const Shape& shape, const Tile& tile, const std::uint8_t* symbols, uint2* tops) {
+#pragma unroll
+    for (unsigned row = 0; row < k_rows; ++row) {
+        std::uint32_t top[2] = {};
+#pragma unroll
+        for (unsigned half = 0; half < 2; ++half) {
+            std::uint32_t codes = 0; // of four values, in a byte each: no bits of a product meet
+#pragma unroll
+            for (unsigned bit = 0; bit < k_most_bits; ++bit)
+                if (bit < shape.bits)
+                    codes |= (tile.planes[bit] >> (8 * row + 4 * half) & 15) * (0x00204081U << bit) &
+                             0x01010101U << bit;
+#pragma unroll
+            for (unsigned j = 0; j < 4; ++j)
+                top[half] |= std::uint32_t{symbols[codes >> 8 * j & 255]} << 8 * j;
+        }
+        tops[row * k_lanes + lane()] = {top[0], top[1]};
+    }
+}
+
 /// Decodes a part of a block with all threads. Returns false where this thread met damage.
 __device__ bool decode(unsigned part, DecodeShared& shared) {
     const auto& task = shared.task;
@@ -285,8 +306,7 @@ __device__ bool decode(unsigned part, DecodeShared& shared) {
             is_whole = false;
             continue;
         }
-        if (from < fetched_from ||
-            from + total > fetched_to) { // with those of the next tiles, as far as they fit
+        if (from < fetched_from || from + total > fetched_to) { // those of the next tiles, too, if they fit
             fetched_from = from / 4 * 4;
             fetched_to = max(from + total, min(next_offset, min(all_escapes, fetched_from + k_tile_values)));
             __syncwarp();
@@ -294,23 +314,7 @@ __device__ bool decode(unsigned part, DecodeShared& shared) {
                 fetched[at] = escapes[fetched_from / 4 + at];
             __syncwarp();
         }
-#pragma unroll
-        for (unsigned row = 0; row < k_rows; ++row) {
-            std::uint32_t top[2] = {};
-#pragma unroll
-            for (unsigned half = 0; half < 2; ++half) {
-                std::uint32_t codes = 0; // of four values, in a byte each: no bits of a product meet
-#pragma unroll
-                for (unsigned bit = 0; bit < k_most_bits; ++bit)
-                    if (bit < shape.bits)
-                        codes |= (tile.planes[bit] >> (8 * row + 4 * half) & 15) * (0x00204081U << bit) &
-                                 0x01010101U << bit;
-#pragma unroll
-                for (unsigned j = 0; j < 4; ++j)
-                    top[half] |= std::uint32_t{shared.symbols[codes >> 8 * j & 255]} << 8 * j;
-            }
-            tops[row * k_lanes + lane()] = {top[0], top[1]};
-        }
+        read_tops(shape, tile, shared.symbols, tops);
         const auto* at =
             reinterpret_cast<const std::uint8_t*>(fetched) + (from - fetched_from) + to_lane - count;
         for_each_escape(mask, tops, [&](std::uint8_t& top) { top = *at++; });
