@@ -36,7 +36,7 @@ T load(const void* from) noexcept {
 void read_tops(const std::byte* planes, std::size_t bits, const Symbols& symbols, TileBytes& tops) noexcept {
     static constexpr auto k_apart = [] { // bit i of a number in byte i
         std::array<std::uint64_t, 256> words{};
-        for (std::size_t i = 0; i < 256 * 8; ++i)
+        for (std::size_t i = 0; i < 8 * words.size(); ++i)
             words[i / 8] |= std::uint64_t{i / 8 >> i % 8 & 1} << (i % 8 * 8);
         return words;
     }();
