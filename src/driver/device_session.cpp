@@ -5,6 +5,7 @@
 #include "driver/device_session.hpp"
 
 #include "driver/fingerprint_key.hpp"
+#include "driver/mapped_buffer.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -13,35 +14,6 @@ namespace gpu_sleep::driver {
 
 using model::Step;
 using model::StepClock;
-
-class MappedBuffer {
-public:
-    [[nodiscard]] static Result<std::unique_ptr<MappedBuffer>> create(const Api& api, Bytes bytes) {
-        void* memory = nullptr;
-        const auto status =
-            api.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
-        if (status != CUDA_SUCCESS) {
-            auto error = to_error(api, status, "cuMemHostAlloc", "cannot allocate page-locked memory");
-            if (error.code == ErrorCode::out_of_device_memory) error.code = ErrorCode::out_of_host_memory;
-            return error;
-        }
-        return std::unique_ptr<MappedBuffer>(new MappedBuffer(api, static_cast<std::byte*>(memory), bytes));
-    }
-    MappedBuffer(const MappedBuffer&) = delete;
-    MappedBuffer& operator=(const MappedBuffer&) = delete;
-    ~MappedBuffer() { api_.cuMemFreeHost(data_); }
-
-    [[nodiscard]] std::byte* data() const noexcept { return data_; }
-    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
-
-private:
-    MappedBuffer(const Api& api, std::byte* data, Bytes bytes) noexcept
-        : api_(api), data_(data), bytes_(bytes) {}
-
-    const Api& api_;
-    std::byte* data_;
-    Bytes bytes_;
-};
 
 DeviceSession::DeviceSession(const Api& api, PrimaryContext context) noexcept
     : api_(api), context_(std::move(context)) {}

@@ -18,8 +18,6 @@
 
 namespace gpu_sleep::driver {
 
-/// Page-locked memory that the device reads and writes in place. Freed when destroyed; for one thread at a
-/// time.
 class MappedBuffer;
 
 /// The resources of a transaction on one device, all of which its destructor gives back. For one thread at a

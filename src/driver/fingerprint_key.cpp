@@ -4,6 +4,8 @@
 
 #include "driver/fingerprint_key.hpp"
 
+#include "driver/kernels/image.hpp"
+
 #include <atomic>
 #include <cerrno>
 #include <memory>
@@ -40,18 +42,7 @@ Result<const FingerprintKey*> process_fingerprint_key() {
 
 } // namespace gpu_sleep::driver
 
-asm(R"(
-    .section .rodata
-    .balign 16
-    .hidden gpu_sleep_kernel_image
-    .globl gpu_sleep_kernel_image
-gpu_sleep_kernel_image:
-    .incbin ")" GPU_SLEEP_FATBIN R"("
-    .byte 0
-    .previous
-)");
-
-extern "C" const unsigned char gpu_sleep_kernel_image[];
+GPU_SLEEP_KERNEL_IMAGE(gpu_sleep_kernel_image, GPU_SLEEP_FATBIN);
 
 namespace gpu_sleep::driver {
 

@@ -61,6 +61,14 @@ class Benchmarks(unittest.TestCase):
         _, found = self.figures(BUILD / "bin" / "gpu-run", "--", BUILD / "bin" / "interception_bench", *IN_SMALL)
         self.assertLessEqual({"one passage, 1 thread", "an empty launch", "allocate and free 2.00 MiB"}, found.keys())
 
+    def test_coder_bench(self):
+        _, found = self.figures(BUILD / "bin" / "coder_bench", "--scale", "0.002", *IN_SMALL)
+        self.assertLess(found["bf16: size"], 0.71)
+        self.assertEqual(found["random: size"], 1)
+        for name in ("16.06 GB of bf16: measure", "fp32: decode, launches of 64 MiB", "out, copied by 64 MiB",
+                     "in just after a release, straight by 64 MiB"):
+            self.assertGreater(found[name], 0, name)
+
     def test_models_that_take_turns(self):
         _, found = self.figures(TREE / "tests" / "bench" / "switch_bench.py", "--build", BUILD, "--model", "plain",
                                 "--scale", "0.004", "--switches", "3", "--directory", self.path.parent)

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // What making contents smaller costs a core, by kind of weight: our chunks, and the contents themselves by
-// libzstd at level 1, and at the fastest level with Huffman codes. "size" is the part of the contents that is
-// stored.
+// libzstd at level 1, and at the fastest level with Huffman codes; and what decoding blocks costs that a GPU
+// has encoded. "size" is the part of the contents that is stored.
 
 #define ZSTD_STATIC_LINKING_ONLY // Huffman codes at the fastest level
+#include "codec/block_code.hpp"
 #include "codec/chunk.hpp"
+#include "support/block_encoder.hpp"
 #include "support/weights.hpp"
 
 #include <benchmark/benchmark.h>
@@ -75,6 +77,19 @@ void zstd_decode(benchmark::State& state, Kind kind) {
     finish(state, bytes);
 }
 
+void block_decode(benchmark::State& state, Kind kind) {
+    const auto block = std::span(contents(kind)).first(codec::k_largest_block);
+    const auto plan = test::measure_block(block);
+    ByteVector stored(plan.coded_bytes);
+    if (test::encode_block(plan, block, stored) == 0) return state.SkipWithError("stored as it is");
+    ByteVector content(block.size());
+    for (auto _ : state)
+        if (!codec::decode_block(plan.block_class, stored, content))
+            return state.SkipWithError("not decoded");
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(block.size()));
+    state.counters["size"] = static_cast<double>(plan.coded_bytes) / static_cast<double>(block.size());
+}
+
 #define GPU_SLEEP_BENCHMARKS(kind)                                                                           \
     BENCHMARK_CAPTURE(encode, kind, Kind::kind);                                                             \
     BENCHMARK_CAPTURE(decode, kind, Kind::kind);                                                             \
@@ -82,6 +97,8 @@ void zstd_decode(benchmark::State& state, Kind kind) {
     BENCHMARK_CAPTURE(zstd_encode, kind##_fastest, Kind::kind, ZSTD_minCLevel());                            \
     BENCHMARK_CAPTURE(zstd_decode, kind, Kind::kind)
 
+BENCHMARK_CAPTURE(block_decode, bf16, Kind::bf16);
+BENCHMARK_CAPTURE(block_decode, fp32, Kind::fp32);
 GPU_SLEEP_BENCHMARKS(bf16);
 GPU_SLEEP_BENCHMARKS(e4m3);
 GPU_SLEEP_BENCHMARKS(fp32);

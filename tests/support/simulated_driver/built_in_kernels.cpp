@@ -2,7 +2,9 @@
 // Copyright the gpu-sleep authors.
 // The kernels that every module has, and the product's own, as host functions.
 
+#include "driver/kernels/block_task.hpp"
 #include "driver/kernels/fingerprint.hpp"
+#include "support/block_encoder.hpp"
 #include "support/simulated_driver/faults.hpp"
 #include "support/simulated_driver/kernels.hpp"
 
@@ -15,6 +17,7 @@
 namespace gpu_sleep::sim {
 namespace {
 
+using driver::BlockTask;
 using driver::Fingerprint;
 using driver::FingerprintBlock;
 using driver::FingerprintKey;
@@ -87,6 +90,45 @@ void copy_and_fingerprint(const sim_launch* launch, void** arguments) {
     }
 }
 
+/// Memory that a kernel reads or writes, and where this process has it.
+std::span<const std::byte> to_read(const sim_launch* launch, std::uint64_t address, std::uint64_t bytes) {
+    return {static_cast<const std::byte*>(sim_require_access(launch, address, bytes, 0)), bytes};
+}
+std::span<std::byte> to_write(const sim_launch* launch, std::uint64_t address, std::uint64_t bytes) {
+    return {static_cast<std::byte*>(sim_require_access(launch, address, bytes, 1)), bytes};
+}
+
+std::span<BlockTask> tasks_of(const sim_launch* launch, void** arguments) {
+    const std::span tasks(argument<BlockTask*>(arguments, 0), argument<std::uint64_t>(arguments, 1));
+    sim_require_access(launch, reinterpret_cast<std::uint64_t>(tasks.data()), tasks.size_bytes(), 1);
+    return tasks;
+}
+
+void measure_blocks(const sim_launch* launch, void** arguments) {
+    for (auto& task : tasks_of(launch, arguments))
+        task.plan = test::measure_block(to_read(launch, task.content, task.content_bytes));
+}
+
+void encode_blocks(const sim_launch* launch, void** arguments) {
+    for (auto& task : tasks_of(launch, arguments)) {
+        const auto used = test::encode_block(task.plan, to_read(launch, task.content, task.content_bytes),
+                                             to_write(launch, task.coded, task.plan.coded_bytes));
+        task.failed = used == 0 ? 1 : 0;
+        if (used != 0) task.plan.coded_bytes = static_cast<std::uint32_t>(used);
+    }
+}
+
+void decode_blocks(const sim_launch* launch, void** arguments) {
+    for (auto& task : tasks_of(launch, arguments)) {
+        const auto content = to_write(launch, task.content, task.content_bytes);
+        const auto coded = to_read(launch, task.coded, task.plan.coded_bytes);
+        if (!codec::decode_block(task.plan.block_class, coded, content)) task.failed = 1;
+        if (!Faults::instance().next_corruption(Entry::cuLaunchKernel)) continue;
+        content.front() ^= std::byte{1};
+        ++Counts::instance().corrupted_copies;
+    }
+}
+
 constexpr std::size_t k_pointer = sizeof(void*);
 constexpr std::size_t k_word = sizeof(std::uint32_t);
 constexpr std::size_t k_long = sizeof(std::uint64_t);
@@ -106,6 +148,9 @@ void add_product_kernels(KernelRegistry& registry) {
                  std::array{k_pointer, k_pointer, k_long, sizeof(FingerprintKey)});
     registry.add("gpu_sleep_copy", copy_and_fingerprint,
                  std::array{k_pointer, k_pointer, k_long, sizeof(FingerprintKey)});
+    registry.add("gpu_sleep_measure_blocks", measure_blocks, std::array{k_pointer, k_long});
+    registry.add("gpu_sleep_encode_blocks", encode_blocks, std::array{k_pointer, k_long});
+    registry.add("gpu_sleep_decode_blocks", decode_blocks, std::array{k_pointer, k_long});
 }
 
 } // namespace gpu_sleep::sim

@@ -182,7 +182,8 @@ SIM_API int sim_launch_cancelled(const sim_launch* launch);
  *   sim_copy(uint32_t* to, const uint32_t* from, uint64_t count)
  *   sim_spin(uint64_t milliseconds)
  *   sim_spin_until(const uint32_t* flag)     until *flag (page-locked host or device memory) is not 0
- *   gpu_sleep_fingerprint, gpu_sleep_copy    the product's own, compiled for the host
+ *   gpu_sleep_fingerprint, gpu_sleep_copy, gpu_sleep_measure_blocks, gpu_sleep_encode_blocks,
+ *   gpu_sleep_decode_blocks                  the product's own, compiled for the host
  */
 
 #ifdef __cplusplus
