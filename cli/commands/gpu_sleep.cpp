@@ -73,6 +73,8 @@ usage::Table table_of(Typed& typed) {
            usage::brief(cli::dir_row(typed.stores)),
            {"--spill", usage::path("DIR", typed.stores.spill),
             "If host memory is too small, keep the rest in files in DIR"},
+           {"--codec", usage::choice("auto|raw", [&request](const std::string& word) { request.raw = word == "raw"; }),
+            "raw: in host memory, keep contents as they are (default: auto, smaller where that pays)"},
            {"--keep-files", usage::flag(request.keep_files),
             "Do not delete the files when the process wakes or ends"}}},
          {"While it sleeps",

@@ -12,13 +12,21 @@
 
 namespace gpu_sleep::contents {
 
+using codec::BlockClass;
 using store::HostArena;
 
 bool Block::is_in(model::Store store) const noexcept {
     return is_stored() && place.batch->store() == store;
 }
 
-Place Batch::add(Number range, driver::AddressSpan memory) {
+Bytes room_for(const codec::BlockPlan& plan, Bytes bytes) noexcept {
+    constexpr Bytes k_growth = 512; // of so many bytes one: later contents differ by less, as a rule
+    if (plan.block_class == BlockClass::raw) return bytes;
+    return round_up(plan.coded_bytes + bytes / k_growth, HostArena::k_alignment);
+}
+
+Place Batch::add(Number range, driver::AddressSpan memory, const codec::BlockPlan& plan) {
+
     if (!is_cached_) {
         const bool follows = range == last_range_ && !extents_.empty() &&
                              extents_.back().address + extents_.back().bytes == memory.address &&
@@ -30,9 +38,15 @@ Place Batch::add(Number range, driver::AddressSpan memory) {
         extents_.back().bytes += memory.bytes;
         last_range_ = range;
     }
-    live_ += memory.bytes;
-    const auto at = std::exchange(bytes_, bytes_ + round_up(memory.bytes, HostArena::k_alignment));
-    return {this, at, static_cast<std::uint32_t>(memory.bytes), is_cached_ ? Coding::raw : Coding::chunks};
+    const auto taken = is_cached_ ? room_for(plan, memory.bytes) : memory.bytes;
+    live_ += taken;
+    Place place{this, bytes_, static_cast<std::uint32_t>(taken), is_cached_ ? Coding::raw : Coding::chunks};
+    if (is_cached_ && plan.block_class != BlockClass::raw) {
+        place.coding = Coding::coded;
+        place.block_class = plan.block_class;
+    }
+    bytes_ += round_up(taken, HostArena::k_alignment);
+    return place;
 }
 
 std::size_t Batch::extent_at(Bytes at) const noexcept {
@@ -93,6 +107,14 @@ void Batch::retire(Files files) noexcept {
 std::optional<std::filesystem::path> Batch::left_behind() const {
     if (!is_left_behind_) return std::nullopt;
     return parcel_->name;
+}
+
+const std::byte* read_block(const Place& place, Bytes bytes, std::vector<std::byte>& buffer) {
+    if (place.coding != Coding::coded) return place.batch->arena()->read(place.span(), buffer);
+    std::vector<std::byte> apart;
+    const std::span coded(place.batch->arena()->read(place.span(), apart), place.bytes);
+    buffer.resize(bytes);
+    return codec::decode_block(place.block_class, coded, buffer) ? buffer.data() : nullptr;
 }
 
 } // namespace gpu_sleep::contents

@@ -33,6 +33,10 @@ enum class Files {
     removed
 };
 
+/// What a block of `bytes` takes in the host cache, coded as `plan` says: a little more than now, for what it
+/// holds later.
+[[nodiscard]] Bytes room_for(const codec::BlockPlan& plan, Bytes bytes) noexcept;
+
 /// Contents of one tag on one device that one sleep puts in one place. They are made together, and what they
 /// take is given back together, or by parts: that of an arena. Filled by one transaction; from then on
 /// guarded as Contents is.
@@ -55,9 +59,9 @@ public:
     [[nodiscard]] bool is_cached() const noexcept { return is_cached_; }
 
     // In this order, before the contents are kept:
-    /// A place for a block of `range`, which lies at `memory`. Where it follows the last one that was added,
-    /// it does so there, too.
-    [[nodiscard]] Place add(Number range, driver::AddressSpan memory);
+    /// A place for a block of `range`, which lies at `memory` and is to be coded as `plan` says, which may be
+    /// raw. Where it follows the last one that was added, it does so there, too.
+    [[nodiscard]] Place add(Number range, driver::AddressSpan memory, const codec::BlockPlan& plan = {});
     /// What the batch will take at most, in bytes of its kind. Takes nothing. Errors: io_failed.
     [[nodiscard]] Result<Bytes> needs() const;
     /// Reserves what it needs of the host, before anything is copied. Errors: out_of_host_memory, io_failed.
@@ -116,6 +120,11 @@ private:
     Bytes live_ = 0;        ///< of contents that are needed
     bool is_left_behind_ = false;
 };
+
+/// The contents of a block in the host cache, within reach, as the GPU held them: where they lie, or in
+/// `buffer`. Null if what lies there is not a block of `bytes`, coded so. May throw for want of memory. On any
+/// thread, if nobody writes there.
+[[nodiscard]] const std::byte* read_block(const Place& place, Bytes bytes, std::vector<std::byte>& buffer);
 
 using Batches = std::list<std::unique_ptr<Batch>>;
 

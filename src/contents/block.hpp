@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/units.hpp"
+#include "codec/block_code.hpp"
 #include "driver/kernels/fingerprint.hpp"
 #include "model/model.hpp"
 
@@ -26,6 +27,7 @@ inline constexpr Bytes k_block_bytes = driver::k_fingerprint_block_bytes;
 /// How bytes lie where they are kept.
 enum class Coding : std::uint8_t {
     raw,   ///< in memory, as the GPU held them
+    coded, ///< in memory, as GPUs code blocks (codec/block_code.hpp)
     chunks ///< in those of a store (store/coding.hpp), which are brought back whole
 };
 
@@ -33,11 +35,14 @@ enum class Coding : std::uint8_t {
 struct Place {
     Batch* batch = nullptr;  ///< lives as long as any block that lies in it
     Bytes at = 0;            ///< from the start of the batch's contents
-    std::uint32_t bytes = 0; ///< of those, that are its
+    std::uint32_t bytes = 0; ///< of those, that are its: of a coded block, what it may take
     Coding coding = Coding::raw;
-    friend bool operator==(const Place&, const Place&) = default;
+    codec::BlockClass block_class = codec::BlockClass::raw; ///< of a coded block
 
     [[nodiscard]] Span span() const noexcept { return {at, bytes}; }
+    [[nodiscard]] bool is_where(const Place& other) const noexcept {
+        return batch == other.batch && at == other.at;
+    }
 };
 
 struct Block {
@@ -53,11 +58,18 @@ struct Block {
 struct KeptRange {
     std::vector<Span> spans;   ///< of the range: sorted and disjoint
     std::vector<Block> blocks; ///< of the first span first; the last of each span may be shorter
-    Bytes stored = 0;          ///< of the blocks that have a place
+    Bytes stored = 0;          ///< of the program's bytes, those of blocks that have a place
     /// Its memory is awake: what is stored is a copy that the next sleep may use, and may be given back at
     /// any time.
     bool is_retained = false;
 };
+
+/// What the places of the range take, in any store.
+[[nodiscard]] inline Bytes bytes_placed(const KeptRange& range) noexcept {
+    Bytes sum = 0;
+    for (const auto& block : range.blocks) sum += block.place.bytes;
+    return sum;
+}
 
 /// Blocks that `bytes` are cut into.
 [[nodiscard]] constexpr std::size_t block_count(Bytes bytes) noexcept {

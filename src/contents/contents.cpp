@@ -26,7 +26,7 @@ void for_each_part(const KeptRange& range, const KeptRange* successor, Use&& use
     Batch* batch = nullptr;
     Span part;
     for_each_block(range, [&](const Block& block, Span, std::size_t i) {
-        const bool is_taken_over = successor && successor->blocks[i].place == block.place;
+        const bool is_taken_over = successor && successor->blocks[i].place.is_where(block.place);
         if (is_taken_over || !block.is_stored()) return;
         if (block.place.batch == batch && block.place.at == part.end()) {
             part.bytes += block.place.bytes;
@@ -50,6 +50,20 @@ Bytes bytes_in_host(const KeptRange& range) noexcept {
     for (const auto& block : range.blocks)
         if (block.is_in(model::Store::host)) sum += block.place.bytes;
     return sum;
+}
+
+/// Copies `part` of a block of `bytes` to `to`, also while it is out of reach. Errors: as Contents::read().
+Result<void> read_part(const Place& place, Bytes bytes, Span part, std::byte* to) {
+    if (place.coding == Coding::chunks) return make_error(ErrorCode::refused, "the contents are in files");
+    const auto& arena = *place.batch->arena();
+    if (place.coding == Coding::raw) return arena.read({place.at + part.offset, part.bytes}, to);
+    std::vector<std::byte> coded(place.bytes);
+    std::vector<std::byte> content(bytes);
+    GPU_SLEEP_TRY(arena.read(place.span(), coded.data()));
+    if (!codec::decode_block(place.block_class, coded, content))
+        return make_error(ErrorCode::damaged, "what is kept of the contents is damaged");
+    std::copy_n(content.begin() + static_cast<std::ptrdiff_t>(part.offset), part.bytes, to);
+    return {};
 }
 
 /// Has `report` say what `needed` of host memory are.
@@ -111,6 +125,7 @@ Result<Bytes> needs_of(const Batches& batches, model::Store store) {
 
 Result<SaveOptions> Contents::open(const model::Choice& choice, std::vector<std::string>& notes) const {
     SaveOptions options;
+    options.codes = !choice.raw;
     options.copies_all = choice.copy_all;
     options.checks_copies = choice.check_copies;
     options.keeps_files = choice.keep_files;
@@ -292,10 +307,8 @@ Result<void> Contents::read(const KeptRange& range, Span part, std::byte* to) {
         if (!done || begin >= end) return;
         auto* const target = to + (begin - part.offset);
         const auto bytes = end - begin;
-        if (block.is_stored() && block.place.coding == Coding::raw)
-            done = block.place.batch->arena()->read({block.place.at + (begin - span.offset), bytes}, target);
-        else if (block.is_stored())
-            done = make_error(ErrorCode::refused, "the contents are in files");
+        if (block.is_stored())
+            done = read_part(block.place, span.bytes, {begin - span.offset, bytes}, target);
         else if (block.seal.is_zero)
             std::fill_n(target, bytes, std::byte{0});
         else

@@ -90,7 +90,8 @@ public:
     /// was to go. Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<bool> keep_files(const std::vector<Number>& ranges);
 
-    /// Copies `part` of the range to `to`. Errors: refused (not all of it is kept in host memory), io_failed.
+    /// Copies `part` of the range to `to`. Errors: refused (not all of it is kept in host memory), io_failed,
+    /// damaged.
     [[nodiscard]] static Result<void> read(const KeptRange& range, Span part, std::byte* to);
 
     /// Gives the range up. A batch that nothing needs any more is retired: it holds what it takes until

@@ -43,8 +43,8 @@ void CopyCheck::check(std::size_t first, std::size_t count) noexcept {
         std::vector<std::byte> buffer;
         for (auto i = first; i < first + count && !is_ended_; ++i) {
             const auto& copy = copies_[i];
-            const auto* const memory = copy.place.batch->arena()->read(copy.place.span(), buffer);
-            if (!is_as_sealed(key_, memory, copy.device.bytes, copy.seal)) damaged.push_back(copy);
+            const auto* const memory = read_block(copy.place, copy.device.bytes, buffer);
+            if (!memory || !is_as_sealed(key_, memory, copy.device.bytes, copy.seal)) damaged.push_back(copy);
         }
     });
     const std::lock_guard lock(mutex_);

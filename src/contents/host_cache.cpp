@@ -18,12 +18,19 @@ namespace {
 
 using store::HostArena;
 
+/// Copies that are made together, and the blocks among them that pass through the scratch, which has room for
+/// those of one turn. They are coded before their copies, or decoded after them.
+struct Turn {
+    std::vector<HostCopy> copies;
+    std::span<driver::BlockTask> tasks;
+};
+
 /// Adds a copy, or lengthens the last one when the new one continues it on both sides.
 void add_copy(std::vector<HostCopy>& copies, const HostCopy& copy) {
     if (!copies.empty()) {
         auto& last = copies.back();
         const bool continues = last.arena == copy.arena && last.device.end() == copy.device.address &&
-                               last.at + last.device.bytes == copy.at;
+                               last.at + last.device.bytes == copy.at && last.turn == copy.turn;
         if (continues) {
             last.device.bytes += copy.device.bytes;
             return;
@@ -32,12 +39,70 @@ void add_copy(std::vector<HostCopy>& copies, const HostCopy& copy) {
     copies.push_back(copy);
 }
 
-/// The copies of `blocks`, as long as they can be.
-std::vector<HostCopy> joined(std::span<const Move> blocks) {
-    std::vector<HostCopy> copies;
-    for (const auto& block : blocks)
-        add_copy(copies, {block.device, block.place.batch->arena(), block.place.at});
-    return copies;
+bool is_coded(const Move& block) noexcept {
+    return block.place.coding == Coding::coded;
+}
+
+/// So many tasks, which nothing that is queued uses. Errors: as DeviceSession::prepare_coding().
+Result<std::span<driver::BlockTask>> take_tasks(Transfer& transfer, std::size_t count) {
+    auto& [tasks, scratch] = transfer.coding;
+    if (count > tasks.size() - transfer.coding_used) {
+        GPU_SLEEP_TRY(transfer.session.synchronize());
+        transfer.coding_used = 0;
+        if (count > tasks.size())
+            transfer.coding = GPU_SLEEP_TRY(transfer.session.prepare_coding(count, scratch.bytes));
+    }
+    return tasks.subspan(std::exchange(transfer.coding_used, transfer.coding_used + count), count);
+}
+
+/// What is to be done with a block whose code lies at an address that the device has, too.
+driver::BlockTask task_of(const Move& block, std::uint64_t coded) {
+    driver::BlockTask task;
+    task.content = block.device.address;
+    task.content_bytes = static_cast<std::uint32_t>(block.device.bytes);
+    task.coded = coded;
+    if (block.plan) task.plan = *block.plan;
+    task.plan.block_class = block.place.block_class;
+    task.plan.coded_bytes = block.place.bytes;
+    return task;
+}
+
+/// `blocks` in turns, their copies as long as they can be. Coded ones need a scratch. Errors: as
+/// take_tasks().
+Result<std::vector<Turn>> turns_of(Transfer& transfer, std::span<const Move> blocks) {
+    const auto count = static_cast<std::size_t>(std::count_if(blocks.begin(), blocks.end(), is_coded));
+    auto tasks = GPU_SLEEP_TRY(take_tasks(transfer, count));
+    const auto scratch = transfer.coding.scratch;
+    std::vector<Turn> turns(1);
+    Bytes used = 0; // of the scratch
+    for (const auto& block : blocks) {
+        HostCopy copy{block.device, block.place.batch->arena(), block.place.at};
+        if (is_coded(block)) {
+            const auto bytes = round_up(block.place.bytes, HostArena::k_alignment);
+            if (bytes > scratch.bytes)
+                return make_error(ErrorCode::out_of_device_memory, "the GPU has no memory to code blocks in");
+            if (used + bytes > scratch.bytes) {
+                turns.emplace_back();
+                used = 0;
+            }
+            copy.device = {scratch.address + std::exchange(used, used + bytes), block.place.bytes};
+            auto& its = turns.back().tasks;
+            its = {its.empty() ? tasks.data() : its.data(), its.size() + 1};
+            tasks.front() = task_of(block, copy.device.address);
+            tasks = tasks.subspan(1);
+        }
+        copy.turn = turns.size() - 1;
+        add_copy(turns.back().copies, copy);
+    }
+    return turns;
+}
+
+/// Has the blocks of each turn that is reached coded: anew where a turn is reached again.
+ReachTurn encoder(Transfer& transfer, const std::vector<Turn>& turns) {
+    return [&transfer, &turns, reached = turns.size()](std::size_t turn) mutable -> Result<void> {
+        if (std::exchange(reached, turn) == turn) return {};
+        return transfer.session.code(driver::BlockWork::encode, turns[turn].tasks, driver::CodedSide::device);
+    };
 }
 
 /// Where that is still to be done.
@@ -55,7 +120,8 @@ Result<void> for_each_part(const HostCopy& copy, Part&& part) {
         if (done)
             done = part(index, HostCopy{{copy.device.address + (span.offset - copy.at), span.bytes},
                                         copy.arena,
-                                        span.offset});
+                                        span.offset,
+                                        copy.turn});
     });
     return done;
 }
@@ -72,6 +138,51 @@ Result<void> copy_out(Transfer& transfer, const HostCopy& part) {
     GPU_SLEEP_TRY(
         transfer.session.copy_to_host(part.arena->at(part.at), part.device.address, part.device.bytes));
     return transfer.queued(part.device.bytes);
+}
+
+/// Whether the device reads the block where it lies, which is pinned if that can be done.
+bool is_read_in_place(Transfer& transfer, const Place& place) {
+    auto& arena = *place.batch->arena();
+    bool is_pinned = true;
+    HostArena::for_each_piece(place.span(), [&](std::size_t piece, Span) {
+        pin(transfer, arena, piece);
+        is_pinned &= arena.is_pinned(piece);
+    });
+    return is_pinned && arena.at(place.at) + place.bytes - 1 == arena.at(place.at + place.bytes - 1);
+}
+
+/// Brings coded blocks without a scratch: the device decodes them from host memory, and the processors those
+/// that it cannot read there.
+Result<void> give_straight(Transfer& transfer, std::span<const Move> blocks) {
+    constexpr std::size_t k_at_once = 64; // little is lost where the asker withdraws
+    while (!blocks.empty()) {
+        const auto some = blocks.first(std::min(k_at_once, blocks.size()));
+        blocks = blocks.subspan(some.size());
+        const auto taken = take_tasks(transfer, some.size());
+        if (!taken && taken.error().code != ErrorCode::out_of_device_memory) return taken.error();
+        const auto tasks = taken ? *taken : std::span<driver::BlockTask>();
+        std::size_t count = 0;
+        Bytes bytes = 0;
+        for (const auto& block : some) {
+            GPU_SLEEP_TRY(block.place.batch->unprotect());
+            bytes += block.place.bytes;
+            if (taken && is_read_in_place(transfer, block.place)) {
+                const auto* const coded = block.place.batch->arena()->at(block.place.at);
+                tasks[count++] = task_of(block, reinterpret_cast<std::uintptr_t>(coded));
+                continue;
+            }
+            std::vector<std::byte> buffer;
+            const auto* const content = read_block(block.place, block.device.bytes, buffer);
+            if (!content) continue; // its seal will say so
+            GPU_SLEEP_TRY(
+                transfer.session.copy_to_device(block.device.address, content, block.device.bytes));
+            GPU_SLEEP_TRY(transfer.session.synchronize());
+        }
+        GPU_SLEEP_TRY(transfer.session.code(driver::BlockWork::decode, tasks.first(count),
+                                            driver::CodedSide::host));
+        GPU_SLEEP_TRY(transfer.queued(bytes));
+    }
+    return {};
 }
 
 } // namespace
@@ -143,31 +254,43 @@ Result<void> HostCache::take(Transfer& transfer, std::span<Batch* const> batches
             arenas, {claims, transfer.options.fill_threads, &transfer.session.steps()}));
     }
     std::vector<HostCopy> relayed;
+    const auto turns = GPU_SLEEP_TRY(turns_of(transfer, blocks));
+    const auto reach = encoder(transfer, turns);
     const auto part = [&](std::size_t piece, const HostCopy& copy) -> Result<void> {
         if (relays && !copy.arena->is_pinned(piece)) {
             add_copy(relayed, copy);
             return {};
         }
+        GPU_SLEEP_TRY(reach(copy.turn));
         if (preparer) GPU_SLEEP_TRY(preparer->wait(*copy.arena, piece, [&] { return transfer.look(); }));
         return copy_out(transfer, copy);
     };
-    for (const auto& copy : joined(blocks)) GPU_SLEEP_TRY(for_each_part(copy, part));
-    if (!relayed.empty()) GPU_SLEEP_TRY(relay(transfer, relayed, claims));
+    for (const auto& turn : turns)
+        for (const auto& copy : turn.copies) GPU_SLEEP_TRY(for_each_part(copy, part));
+    if (!relayed.empty()) GPU_SLEEP_TRY(relay(transfer, relayed, claims, reach));
     if (relays)
         for (auto* const arena : arenas) arena->note_ready();
     return transfer.wait();
 }
 
 Result<void> HostCache::replace(Transfer& transfer, std::span<const Move> blocks) {
+    const auto turns = GPU_SLEEP_TRY(turns_of(transfer, blocks));
+    const auto reach = encoder(transfer, turns);
     const auto part = [&](std::size_t piece, const HostCopy& copy) -> Result<void> {
         pin(transfer, *copy.arena, piece);
+        GPU_SLEEP_TRY(reach(copy.turn));
         return copy_out(transfer, copy);
     };
-    for (const auto& copy : joined(blocks)) GPU_SLEEP_TRY(for_each_part(copy, part));
+    for (const auto& turn : turns)
+        for (const auto& copy : turn.copies) GPU_SLEEP_TRY(for_each_part(copy, part));
     return {};
 }
 
 Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
+    std::vector<Move> through; // the scratch, or as they are
+    std::vector<Move> straight;
+    for (const auto& block : blocks)
+        (is_coded(block) && transfer.coding.scratch.bytes == 0 ? straight : through).push_back(block);
     std::vector<HostCopy> relayed;
     const HostArena* reached = nullptr; // neighbours lie in one, as a rule
     bool relays = false;
@@ -181,18 +304,23 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
             transfer.session.copy_to_device(copy.device.address, copy.arena->at(copy.at), copy.device.bytes));
         return transfer.queued(copy.device.bytes);
     };
-    for (const auto& copy : joined(blocks)) {
-        if (std::exchange(reached, copy.arena) != copy.arena) {
-            GPU_SLEEP_TRY(copy.arena->unprotect());
-            // Nothing is pinned meanwhile, so all calls of a wake see the same.
-            relays = unpinned_bytes(*copy.arena) >= std::max<Bytes>(1, transfer.options.relay_from);
-            if (relays) {
-                relays = GPU_SLEEP_TRY(prepare_to_relay_back(transfer));
+    for (const auto& turn : GPU_SLEEP_TRY(turns_of(transfer, through))) {
+        for (const auto& copy : turn.copies) {
+            if (std::exchange(reached, copy.arena) != copy.arena) {
+                GPU_SLEEP_TRY(copy.arena->unprotect());
+                // Nothing is pinned meanwhile, so all calls of a wake see the same.
+                relays = unpinned_bytes(*copy.arena) >= std::max<Bytes>(1, transfer.options.relay_from);
+                if (relays) {
+                    relays = GPU_SLEEP_TRY(prepare_to_relay_back(transfer));
+                }
             }
+            GPU_SLEEP_TRY(for_each_part(copy, part));
         }
-        GPU_SLEEP_TRY(for_each_part(copy, part));
+        if (!relayed.empty()) GPU_SLEEP_TRY(relay_back(transfer, std::exchange(relayed, {})));
+        GPU_SLEEP_TRY(
+            transfer.session.code(driver::BlockWork::decode, turn.tasks, driver::CodedSide::device));
     }
-    return relayed.empty() ? Result<void>() : relay_back(transfer, relayed);
+    return give_straight(transfer, straight);
 }
 
 } // namespace gpu_sleep::contents

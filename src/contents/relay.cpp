@@ -148,7 +148,8 @@ private:
 
 } // namespace
 
-Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const store::ClaimOptions& claims) {
+Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const store::ClaimOptions& claims,
+                   const ReachTurn& reach) {
     std::vector<store::SnapshotExtent> extents(copies.size());
     Bytes total = 0;
     for (std::size_t i = 0; i < copies.size(); ++i) {
@@ -161,7 +162,8 @@ Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies, const s
     const auto move_all = [&](Staging& staging) -> Result<void> {
         Claimer claimer(transfer, claims, total);
         FirstFailure failure;
-        DeviceSource source(transfer.session, staging, extents, transfer.progress);
+        DeviceSource source(transfer.session, staging, extents, transfer.progress,
+                            [&](std::size_t copy) { return reach(copies[copy].turn); });
         auto* const steps = &transfer.session.steps();
         auto threads = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-move", transfer.options.relay_threads));
         for (const auto& place : places) {

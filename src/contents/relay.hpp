@@ -8,6 +8,8 @@
 #include "store/host_arena.hpp"
 #include "store/host_budget.hpp"
 
+#include <cstddef>
+#include <functional>
 #include <span>
 
 namespace gpu_sleep::contents {
@@ -16,15 +18,19 @@ namespace gpu_sleep::contents {
 struct HostCopy {
     driver::AddressSpan device;
     store::HostArena* arena = nullptr;
-    Bytes at = 0; ///< in the arena
+    Bytes at = 0;         ///< in the arena
+    std::size_t turn = 0; ///< of the scratch
 };
+
+/// Is told the turn of each copy before it is queued.
+using ReachTurn = std::function<Result<void>(std::size_t turn)>;
 
 /// Makes `copies`: the device copies to a ring of pinned memory, and HostUse::relay_threads move that on to
 /// memory that gets its pages by that, after a claim. All is done when this returns; after an error copies to
 /// the ring may still be under way. Errors: out_of_host_memory, out_of_threads, driver_failed, context_lost,
 /// cancelled, timed_out.
 [[nodiscard]] Result<void> relay(Transfer& transfer, std::span<const HostCopy> copies,
-                                 const store::ClaimOptions& claims);
+                                 const store::ClaimOptions& claims, const ReachTurn& reach);
 
 /// Makes what relay_back() needs, if it is not there yet. Returns false where there is no memory or there are
 /// no threads for it: then it is not tried again in this transfer, and the memory is pinned first. Errors:

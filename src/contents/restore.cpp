@@ -26,6 +26,28 @@ Restore::Restore(Contents& contents, driver::DeviceSession& session, ProgressCou
     transfer_.options.staging /= std::max<std::size_t>(1, devices);
 }
 
+Result<void> Restore::expect(std::span<const Number> ranges, Bytes spare) {
+    std::size_t blocks = 0;
+    std::size_t coded = 0;
+    Bytes coded_bytes = 0;
+    for (const auto range : ranges) {
+        for (const auto& block : contents_.at(range).blocks) {
+            ++blocks;
+            if (block.place.coding != Coding::coded) continue;
+            ++coded;
+            coded_bytes += round_up(block.place.bytes, store::HostArena::k_alignment);
+        }
+    }
+    auto& session = transfer_.session;
+    GPU_SLEEP_TRY(session.prepare_fingerprints(blocks));
+    if (coded == 0) return {};
+    const auto scratch = std::min(k_scratch, coded_bytes);
+    auto made = session.prepare_coding(coded, spare < 2 * scratch ? 0 : scratch);
+    if (!made && made.error().code == ErrorCode::out_of_device_memory) return {};
+    transfer_.coding = GPU_SLEEP_TRY(std::move(made));
+    return {};
+}
+
 Result<void> Restore::give(std::span<const Move> blocks, bool at_once) {
     std::vector<Move> wanted;
     std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(wanted), [=](const Move& block) {
@@ -75,7 +97,9 @@ Result<void> Restore::finish() {
     std::vector<Move> rest(wanted_.begin(), wanted_.end());
     GPU_SLEEP_TRY(give(rest, false));
     GPU_SLEEP_TRY(transfer_.wait());
-    return verify();
+    GPU_SLEEP_TRY(verify());
+    transfer_.session.end_coding();
+    return {};
 }
 
 std::vector<driver::FingerprintBlock> Restore::memory_of(const Indices& indices) const {

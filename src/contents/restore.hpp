@@ -19,6 +19,11 @@ public:
     Restore(Contents& contents, driver::DeviceSession& session, ProgressCounter& progress,
             std::size_t devices);
 
+    /// Before the first add(), behind whose copies it would wait: makes ready what bringing `ranges` back
+    /// needs. `spare`: bytes of the device that may be taken for the while. Errors: out_of_host_memory,
+    /// driver_failed, context_lost.
+    [[nodiscard]] Result<void> expect(std::span<const Number> ranges, Bytes spare);
+
     struct Target {
         Number range = 0;
         driver::DeviceAddress address = 0; ///< where the range begins; it is mapped

@@ -19,6 +19,24 @@ namespace {
 constexpr auto k_first = model::k_stores.front();
 constexpr auto k_next = model::k_stores[1];
 
+const codec::BlockPlan k_raw;
+
+const codec::BlockPlan& plan_at(const std::vector<codec::BlockPlan>& plans, std::size_t block) noexcept {
+    return plans.empty() ? k_raw : plans[block];
+}
+
+bool is_coded(const codec::BlockPlan& plan) noexcept {
+    return plan.block_class != codec::BlockClass::raw;
+}
+
+/// After the session was synchronized. Errors: refused.
+Result<void> check_coded(const Transfer& transfer) {
+    const auto used = transfer.coding.tasks.first(transfer.coding_used);
+    const auto failed = std::ranges::find_if(used, [](const auto& task) { return task.failed != 0; });
+    if (failed == used.end()) return {};
+    return make_error(ErrorCode::refused, "memory at {:#x} changes while it is put to sleep", failed->content);
+}
+
 } // namespace
 
 Save::Save(Contents& contents, SaveOptions options, std::size_t devices)
@@ -70,6 +88,11 @@ Bytes Save::copied(int device) const noexcept {
     return part == parts_.end() ? 0 : part->second.copied;
 }
 
+Bytes Save::moved(int device) const noexcept {
+    const auto part = parts_.find(device);
+    return part == parts_.end() ? 0 : part->second.moved;
+}
+
 Result<void> Save::seal(driver::DeviceSession& session) {
     const auto found = parts_.find(session.device());
     if (found == parts_.end()) return {};
@@ -88,17 +111,56 @@ Result<void> Save::seal(driver::DeviceSession& session) {
     auto seal = seals.begin();
     for (const auto& item : part.items)
         for (auto& block : item.range->blocks) block.seal = *seal++;
+    return options_.codes ? measure(session, part) : Result<void>();
+}
+
+Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
+    std::vector<driver::BlockTask> tasks;
+    std::vector<codec::BlockPlan*> plans;
+    Bytes bytes = 0;
+    for (auto& item : part.items) {
+        if (item.store != model::Store::host) continue;
+        const auto* const previous = usable_previous(item, false);
+        item.plans.resize(item.range->blocks.size());
+        for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
+            const bool is_same = previous && previous->blocks[i].is_in(item.store) &&
+                                 previous->blocks[i].seal == block.seal;
+            const bool may_be_copied = !is_same || options_.copies_all || options_.checks_copies;
+            if (block.seal.is_zero || !may_be_copied) return;
+            auto& task = tasks.emplace_back();
+            task.content = item.address + span.offset;
+            task.content_bytes = static_cast<std::uint32_t>(span.bytes);
+            plans.push_back(&item.plans[i]);
+            bytes += span.bytes;
+        });
+    }
+    const auto scratch = std::min(k_scratch, bytes);
+    const auto memory = GPU_SLEEP_TRY(session.memory_info());
+    // A GPU that is full keeps what it has for its programs.
+    if (tasks.empty() || !session.has_own_stream() || memory.free < 2 * scratch) return {};
+    const auto space = session.prepare_coding(tasks.size(), scratch);
+    if (!space) return space.error().code == ErrorCode::out_of_device_memory ? Result<void>() : space.error();
+    std::copy(tasks.begin(), tasks.end(), space->tasks.begin());
+    GPU_SLEEP_TRY(session.code(driver::BlockWork::measure, space->tasks, driver::CodedSide::device));
+    GPU_SLEEP_TRY(session.synchronize());
+    for (std::size_t i = 0; i < plans.size(); ++i) *plans[i] = space->tasks[i].plan;
+    part.coding = *space;
     return {};
 }
 
 void Save::place(Part& part, int device, const Item& item, model::Store store, Block& block,
-                 driver::AddressSpan memory) {
+                 driver::AddressSpan memory, const codec::BlockPlan& plan) {
     auto& [batch, blocks] = part.batches[{store, item.tag}];
     if (!batch)
         batch = batches_.emplace_back(contents_.make_batch({device, item.tag}, store, options_)).get();
-    block.place = batch->add(item.number, memory);
-    blocks.push_back({item.number, block.place, memory});
+    block.place = batch->add(item.number, memory, plan);
+    blocks.push_back({item.number, block.place, memory, &plan});
     part.copied += memory.bytes;
+    part.moved += block.place.bytes;
+}
+
+bool Save::fits(const Block& old, const codec::BlockPlan& plan) noexcept {
+    return old.place.coding != Coding::coded || (is_coded(plan) && plan.coded_bytes <= old.place.bytes);
 }
 
 const KeptRange* Save::usable_previous(const Item& item, bool is_unchanged) const {
@@ -112,7 +174,10 @@ Bytes Save::new_bytes(const Item& item) const {
     const auto* const previous = usable_previous(item, false);
     Bytes sum = 0;
     for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
-        if (!block.seal.is_zero && !(previous && previous->blocks[i].is_in(item.store))) sum += span.bytes;
+        const auto* const old = previous && previous->blocks[i].is_in(item.store) ? &previous->blocks[i] : nullptr;
+        const auto& plan = plan_at(item.plans, i);
+        const bool stays = old && (old->seal == block.seal || fits(*old, plan));
+        if (!block.seal.is_zero && !stays) sum += room_for(plan, span.bytes);
     });
     return sum;
 }
@@ -177,18 +242,26 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes&
         const driver::AddressSpan memory{item.address + span.offset, span.bytes};
         if (block.seal.is_zero) return;
         range.stored += span.bytes;
+        const auto& plan = plan_at(item.plans, i);
         if (previous && previous->blocks[i].is_in(item.store)) {
-            block.place = previous->blocks[i].place;
-            if (!options_.copies_all && previous->blocks[i].seal == block.seal) return;
-            part.replaced.push_back({item.number, block.place, memory});
-            part.copied += memory.bytes;
-            item.overwrites = true;
-            return;
+            const auto& old = previous->blocks[i];
+            const bool is_same = !options_.copies_all && old.seal == block.seal;
+            if (is_same || fits(old, plan)) block.place = old.place;
+            if (is_same) return;
+            if (block.is_stored()) {
+                if (block.place.coding == Coding::coded) block.place.block_class = plan.block_class;
+                part.replaced.push_back({item.number, block.place, memory, &plan});
+                part.copied += memory.bytes;
+                part.moved += block.place.bytes;
+                item.overwrites = true;
+                return;
+            }
         }
-        const bool has_room = item.store != k_first || allowance >= memory.bytes;
-        place(part, device, item, has_room ? item.store : k_next, block, memory);
+        const auto room = room_for(plan, memory.bytes);
+        const bool has_room = item.store != k_first || allowance >= room;
+        place(part, device, item, has_room ? item.store : k_next, block, memory, plan);
         // What follows goes there, too: it lies together.
-        allowance = has_room ? allowance - memory.bytes : 0;
+        allowance = has_room ? allowance - room : 0;
         if (!has_room) spilled_ += memory.bytes;
     });
     part.stored += range.stored;
@@ -258,6 +331,7 @@ Result<void> Save::take(driver::DeviceSession& session, ProgressCounter& progres
     GPU_SLEEP_TRY(current.check());
     Transfer transfer{session, progress, contents_.pinner(), limits_};
     auto& part = found->second;
+    transfer.coding = part.coding;
     // What is there already is read while the rest is copied.
     std::unique_ptr<CopyCheck> before;
     if (options_.checks_copies) {
@@ -267,10 +341,14 @@ Result<void> Save::take(driver::DeviceSession& session, ProgressCounter& progres
     const auto finished = session.synchronize(); // also after a failure: no place must be in use
     GPU_SLEEP_TRY(std::move(taken));
     if (!finished) return finished.error();
-    if (!before) return {};
-    GPU_SLEEP_TRY(mend(transfer, part, *before));
-    const auto copied = check(part, false);
-    return copied ? mend(transfer, part, **copied) : copied.error();
+    GPU_SLEEP_TRY(check_coded(transfer));
+    if (before) {
+        GPU_SLEEP_TRY(mend(transfer, part, *before));
+        const auto copied = GPU_SLEEP_TRY(check(part, false));
+        GPU_SLEEP_TRY(mend(transfer, part, *copied));
+    }
+    session.end_coding();
+    return {};
 }
 
 Result<std::unique_ptr<CopyCheck>> Save::check(const Part& part, bool was_there) const {
@@ -281,10 +359,11 @@ Result<std::unique_ptr<CopyCheck>> Save::check(const Part& part, bool was_there)
             const auto* const old = is_same ? &item.lent.mapped().blocks[i] : nullptr;
             if (!block.is_in(model::Store::host)) return;
             const bool stays =
-                !options_.copies_all && old && old->place == block.place && old->seal == block.seal;
+                !options_.copies_all && old && old->place.is_where(block.place) && old->seal == block.seal;
+            const driver::AddressSpan memory{item.address + span.offset, span.bytes};
             if (stays == was_there)
                 copies.push_back(
-                    {{item.number, block.place, {item.address + span.offset, span.bytes}}, block.seal});
+                    {{item.number, block.place, memory, &plan_at(item.plans, i)}, block.seal});
         });
     }
     for (const auto& copy : copies) GPU_SLEEP_TRY(copy.place.batch->unprotect());

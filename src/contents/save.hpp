@@ -38,7 +38,8 @@ public:
     [[nodiscard]] Bytes bytes(int device) const noexcept;
 
     /// Takes the fingerprints of what is kept of the session's device: from here to the check on waking
-    /// nothing can change unseen. Errors: out_of_host_memory, driver_failed, context_lost.
+    /// nothing can change unseen. Then measures how small the GPU can code what is new or has changed, where
+    /// it has memory for that. Errors: out_of_host_memory, driver_failed, context_lost.
     [[nodiscard]] Result<void> seal(driver::DeviceSession& session);
     /// Decides on the place of each block: none for zeros, the one that it has where it is retained, else a
     /// new one. What has no seal yet counts as changed, and as no zeros.
@@ -52,6 +53,8 @@ public:
     /// Of what is kept of the device: bytes that have a place, and bytes that are to be copied there.
     [[nodiscard]] Bytes stored(int device) const noexcept;
     [[nodiscard]] Bytes copied(int device) const noexcept;
+    /// What of the places is to be filled: what take() will count as progress.
+    [[nodiscard]] Bytes moved(int device) const noexcept;
 
     /// Reserves what it needs of the host. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> begin();
@@ -75,6 +78,7 @@ private:
         Number previous = 0;
         Contents::Lent lent{};   ///< the previous range, from begin() to admit()
         bool overwrites = false; ///< places of the previous range
+        std::vector<codec::BlockPlan> plans{}; ///< of each block; empty if all are raw
     };
     /// One device's part.
     struct Part {
@@ -86,10 +90,15 @@ private:
         Bytes bytes = 0;
         Bytes stored = 0;
         Bytes copied = 0;
+        Bytes moved = 0;
+        driver::DeviceSession::CodingSpace coding;
     };
+    [[nodiscard]] Result<void> measure(driver::DeviceSession& session, Part& part) const;
     /// Gives `block`, which lies at `memory`, a new place.
     void place(Part& part, int device, const Item& item, model::Store store, Block& block,
-               driver::AddressSpan memory);
+               driver::AddressSpan memory, const codec::BlockPlan& plan);
+    /// Whether what the block is to become can be put in the place that it has.
+    [[nodiscard]] static bool fits(const Block& old, const codec::BlockPlan& plan) noexcept;
     /// What the item is retained as, where its places may be used again; else null.
     [[nodiscard]] const KeptRange* usable_previous(const Item& item, bool is_unchanged) const;
     /// What new places the item needs, if all goes to its store.

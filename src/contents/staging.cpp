@@ -63,9 +63,10 @@ std::byte* Staging::slot(std::size_t index) const noexcept {
 }
 
 DeviceSource::DeviceSource(driver::DeviceSession& session, Staging& staging,
-                           const std::vector<store::SnapshotExtent>& extents, ProgressCounter& progress)
+                           const std::vector<store::SnapshotExtent>& extents, ProgressCounter& progress,
+                           std::function<Result<void>(std::size_t)> reach)
     : session_(session), staging_(staging), extents_(extents), places_(store::places_of(extents)),
-      progress_(progress), slot_of_(places_.size()) {
+      progress_(progress), reach_(std::move(reach)), slot_of_(places_.size()) {
     for (std::size_t i = staging.slots(); i-- > 0;) free_.push_back(i);
 }
 
@@ -81,6 +82,7 @@ std::optional<std::size_t> DeviceSource::find_slot(bool waits) {
 Result<void> DeviceSource::queue(std::size_t number, std::size_t slot) {
     const auto& place = places_[number];
     slot_of_[number] = slot;
+    GPU_SLEEP_TRY(reach_(place.extent));
     GPU_SLEEP_TRY(session_.copy_to_host(staging_.slot(slot), extents_[place.extent].address + place.offset,
                                         place.bytes));
     return session_.set(staging_.copied(slot));

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -72,10 +73,12 @@ private:
 /// Contents of a device as they are pulled: copied ahead of it as far as there are slots.
 class DeviceSource final : public store::ChunkSource {
 public:
-    /// `extents` lie on the device. All outlive it; the session's context is current on the thread that calls
-    /// take().
-    DeviceSource(driver::DeviceSession& session, Staging& staging,
-                 const std::vector<store::SnapshotExtent>& extents, ProgressCounter& progress);
+    /// `extents` lie on the device once `reach`, which is told the number of the extent that is copied next,
+    /// has returned. All outlive it; the session's context is current on the thread that calls take().
+    DeviceSource(
+        driver::DeviceSession& session, Staging& staging, const std::vector<store::SnapshotExtent>& extents,
+        ProgressCounter& progress,
+        std::function<Result<void>(std::size_t)> reach = [](std::size_t) { return Result<void>(); });
 
     [[nodiscard]] Result<std::span<const std::byte>> take(const store::ChunkPlace& place) override;
     void release(const store::ChunkPlace& place) noexcept override;
@@ -90,6 +93,7 @@ private:
     const std::vector<store::SnapshotExtent>& extents_;
     std::vector<store::ChunkPlace> places_;
     ProgressCounter& progress_;
+    std::function<Result<void>(std::size_t)> reach_;
     std::vector<std::size_t> slot_of_; ///< of each place
     std::size_t next_ = 0;             ///< place to copy
 

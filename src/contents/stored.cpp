@@ -71,9 +71,9 @@ public:
         const auto* at = taken.data();
         bool is_gathered = false;
         for (const auto& block : blocks) {
-            const auto* const memory = block.from.batch->arena()->read(block.from.span(), apart);
-            const auto bytes = block.from.bytes;
-            if (!is_as_sealed(key_, memory, bytes, block.seal)) {
+            const auto bytes = block.to.bytes;
+            const auto* const memory = read_block(block.from, bytes, apart);
+            if (!memory || !is_as_sealed(key_, memory, bytes, block.seal)) {
                 const auto& extent = to_.extents()[place.extent];
                 return make_error(ErrorCode::damaged,
                                   "contents of tag '{}' in host memory changed while asleep, at {:#x}",
@@ -89,7 +89,7 @@ public:
         }
         return is_gathered ? std::span<const std::byte>(buffer) : taken;
     }
-    Bytes look_bytes() const noexcept override { return codec::k_chunk_bytes + k_block_bytes; }
+    Bytes look_bytes() const noexcept override { return codec::k_chunk_bytes + 2 * k_block_bytes; }
     void release(const ChunkPlace& /*place*/) noexcept override {}
 
 private:

@@ -21,6 +21,9 @@
 
 namespace gpu_sleep::contents {
 
+/// Most device memory that coded blocks pass through: launches for so much fill a GPU.
+inline constexpr Bytes k_scratch = 128 * k_mib;
+
 /// One device's part of a save or a restore, for its thread alone.
 struct Transfer {
     driver::DeviceSession& session; ///< its context is current
@@ -30,6 +33,8 @@ struct Transfer {
     std::unique_ptr<Staging> staging{}; ///< made when it is first needed
     /// That move contents to the staging; made likewise. Between calls they have nothing to do.
     std::unique_ptr<ThreadPool> movers{};
+    driver::DeviceSession::CodingSpace coding{}; ///< of coded blocks
+    std::size_t coding_used = 0;                 ///< of its tasks
 
     /// Waits for copies that still use the staging.
     ~Transfer();
@@ -61,6 +66,7 @@ struct SaveOptions {
     bool takes_prepared = false; ///< new contents go to memory that was prepared, as far as there is any
     bool copies_all = false;     ///< also what is retained and has not changed
     bool checks_copies = false;  ///< reads what is in host memory before the sleep counts
+    bool codes = true;           ///< what goes to the host cache, where that makes it smaller
     /// New contents that may go where they are to: whole tags as far as they fit, then whole blocks; the rest
     /// goes to the other places, in the order of model::k_stores. Unset: all.
     std::optional<Bytes> room{};
@@ -71,6 +77,7 @@ struct Move {
     Number range = 0;
     Place place;
     driver::AddressSpan device;
+    const codec::BlockPlan* plan = nullptr; ///< of a coded block that leaves the device
 };
 
 struct SealedMove : Move {

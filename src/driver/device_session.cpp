@@ -48,6 +48,8 @@ DeviceSession::~DeviceSession() {
         if (stream) api_.cuStreamSynchronize(stream);
     buffer_.reset();
     aside_.clear();
+    end_coding();
+    coder_.reset();
     for (const auto& mark : marks_) api_.cuEventDestroy(mark.event);
     for (auto* const event : points_) api_.cuEventDestroy(event);
     if (module_) api_.cuModuleUnload(module_);
@@ -173,6 +175,30 @@ DeviceSession::fingerprint_aside(std::span<const FingerprintBlock> blocks) {
     GPU_SLEEP_DRIVER_TRY(api_, cuStreamWaitEvent, "cannot wait for copies", check_stream_,
                          before_aside_.event, 0);
     return launch_fingerprint(fingerprint_kernel_, blocks, memory, check_stream_);
+}
+
+Result<DeviceSession::CodingSpace> DeviceSession::prepare_coding(std::size_t blocks, Bytes scratch) {
+    end_coding();
+    if (!coder_) coder_ = GPU_SLEEP_TRY(BlockCoder::load(api_));
+    tasks_ = GPU_SLEEP_TRY(MappedBuffer::create(api_, blocks * sizeof(BlockTask)));
+    CodingSpace space{{reinterpret_cast<BlockTask*>(tasks_->data()), blocks}, {}};
+    std::uninitialized_value_construct(space.tasks.begin(), space.tasks.end());
+    if (scratch == 0) return space;
+    scratch_ = std::make_unique<DeviceBuffer>(GPU_SLEEP_TRY(DeviceBuffer::create(api_, scratch)));
+    space.scratch = scratch_->span();
+    return space;
+}
+
+Result<void> DeviceSession::code(BlockWork work, std::span<BlockTask> tasks, CodedSide side) {
+    if (tasks.empty()) return {};
+    const StepClock::Timed timed(&steps_, Step::copy);
+    queued_ = Step::copy;
+    return coder_->run(work, tasks, side, stream_);
+}
+
+void DeviceSession::end_coding() noexcept {
+    scratch_.reset();
+    tasks_.reset();
 }
 
 Result<void> DeviceSession::synchronize() {

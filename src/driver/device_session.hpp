@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "driver/block_coder.hpp"
 #include "driver/context.hpp"
 #include "driver/kernels/fingerprint.hpp"
 #include "driver/memory.hpp"
@@ -18,6 +19,7 @@
 
 namespace gpu_sleep::driver {
 
+class DeviceBuffer;
 class MappedBuffer;
 
 /// The resources of a transaction on one device, all of which its destructor gives back. For one thread at a
@@ -72,6 +74,21 @@ public:
     /// for it. The fingerprints are valid once synchronize() has returned, and as long as the session.
     [[nodiscard]] Result<std::span<const Fingerprint>>
     fingerprint_aside(std::span<const FingerprintBlock> blocks);
+
+    /// Where blocks are coded, valid until the next prepare_coding() or end_coding().
+    struct CodingSpace {
+        std::span<BlockTask> tasks; ///< for code(), as its caller fills them
+        AddressSpan scratch;        ///< device memory for coded blocks on their way; may be empty
+    };
+    /// Makes ready what code() needs for so many blocks at a time, and `scratch` bytes of device memory.
+    /// Nothing that was queued may still use what the last call gave. Errors: out_of_host_memory,
+    /// out_of_device_memory, driver_failed, context_lost.
+    [[nodiscard]] Result<CodingSpace> prepare_coding(std::size_t blocks, Bytes scratch);
+    /// Queues the work: what each task says of its block is valid once synchronize() has returned. Errors:
+    /// driver_failed, context_lost.
+    [[nodiscard]] Result<void> code(BlockWork work, std::span<BlockTask> tasks, CodedSide side);
+    /// Gives back what prepare_coding() gave, which nothing may use any more.
+    void end_coding() noexcept;
 
     /// Waits for all queued work. Errors: driver_failed, context_lost.
     [[nodiscard]] Result<void> synchronize();
@@ -133,6 +150,9 @@ private:
     std::vector<std::unique_ptr<MappedBuffer>> aside_; ///< of fingerprint_aside()
     Bytes aside_used_ = 0;                             ///< of the last of them
     Point before_aside_;
+    std::unique_ptr<BlockCoder> coder_;
+    std::unique_ptr<MappedBuffer> tasks_; ///< of code()
+    std::unique_ptr<DeviceBuffer> scratch_;
     model::StepClock steps_;
     model::Step queued_ = model::Step::copy; ///< last on stream_: what synchronize() waits for
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Page-locked memory for what kernels are given and return.
+// Memory for what kernels are given and return, of the host and of the device.
 
 #pragma once
 
@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 
 namespace gpu_sleep::driver {
 
@@ -42,6 +43,31 @@ private:
     const Api& api_;
     std::byte* data_;
     Bytes bytes_;
+};
+
+/// Memory of the device whose context was current. Freed when destroyed, which waits for work that uses it;
+/// its context is current then. Move-only.
+class DeviceBuffer {
+public:
+    /// Errors: out_of_device_memory, driver_failed, context_lost. Source: CUDA Driver API, cuMemAlloc.
+    [[nodiscard]] static Result<DeviceBuffer> create(const Api& api, Bytes bytes) {
+        CUdeviceptr address = 0;
+        GPU_SLEEP_DRIVER_TRY(api, cuMemAlloc, "cannot allocate memory to work in", &address, bytes);
+        return DeviceBuffer(api, {address, bytes});
+    }
+    DeviceBuffer(DeviceBuffer&& other) noexcept : api_(other.api_), span_(std::exchange(other.span_, {})) {}
+    DeviceBuffer& operator=(DeviceBuffer&&) = delete;
+    ~DeviceBuffer() {
+        if (span_.bytes != 0) api_.cuMemFree(span_.address);
+    }
+
+    [[nodiscard]] AddressSpan span() const noexcept { return span_; }
+
+private:
+    DeviceBuffer(const Api& api, AddressSpan span) noexcept : api_(api), span_(span) {}
+
+    const Api& api_;
+    AddressSpan span_;
 };
 
 } // namespace gpu_sleep::driver

@@ -59,6 +59,7 @@ struct Choice : Placement {
     bool copy_all = false;            ///< copy contents also where they are retained and have not changed
     /// Compare what is kept in host memory with what the GPU holds, before the GPU's memory is released.
     bool check_copies = false;
+    bool raw = false; ///< what goes to host memory stays as the GPU holds it
     /// Once it sleeps, who asked has the driver take what is left of it on the GPU: Progress::Phase::deep.
     bool deep = false;
     friend bool operator==(const Choice&, const Choice&) = default;

@@ -83,7 +83,7 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
     for (auto& device : devices_) {
         device.report.stored = save_.stored(device.device);
         device.report.copied = save_.copied(device.device);
-        total += device.report.copied;
+        total += save_.moved(device.device);
     }
     GPU_SLEEP_TRY(save_.begin());
     contents_.note_spare();

@@ -91,6 +91,8 @@ Result<void> WakeTransaction::open(DeviceWake& device, const WakePlan& plan) {
         (is_wholly_kept(*backing) ? kept : others).push_back(backing);
     device.runs = make_wake_runs(kept, others);
     device.lead = lead_of(kept);
+    const auto needs = plan.needs(device.device);
+    device.spare = device.report.free_before - std::min(device.report.free_before, needs);
     return check_free_memory(plan, device.device, {device.report.free_before, device.report.total});
 }
 
@@ -102,7 +104,7 @@ Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Cont
         device.device = ordinal;
         GPU_SLEEP_TRY(open(device, plan));
         for (const auto* backing : backings)
-            if (backing->kept.range != 0) total += contents_.at(backing->kept.range).stored;
+            if (backing->kept.range != 0) total += bytes_placed(contents_.at(backing->kept.range));
     }
     contents::ProgressCounter progress(control, total);
     GPU_SLEEP_TRY(run_side_by_side(devices_, progress,
@@ -111,12 +113,12 @@ Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Cont
     return {};
 }
 
-std::size_t WakeTransaction::count_blocks(const DeviceWake& device) const {
-    std::size_t count = 0;
+Result<void> WakeTransaction::expect(const DeviceWake& device, contents::Restore& restore) {
+    std::vector<contents::Number> ranges;
     for (const auto& run : device.runs)
         for (const auto* backing : run.backings)
-            if (backing->kept.range != 0) count += contents_.at(backing->kept.range).blocks.size();
-    return count;
+            if (backing->kept.range != 0) ranges.push_back(backing->kept.range);
+    return restore.expect(ranges, device.spare);
 }
 
 Result<void> WakeTransaction::bring_back(DeviceWake& device, contents::ProgressCounter& progress) {
@@ -125,8 +127,7 @@ Result<void> WakeTransaction::bring_back(DeviceWake& device, contents::ProgressC
     GPU_SLEEP_TRY(current.check());
     const auto kinds = GPU_SLEEP_TRY(kinds_of(device.device));
     contents::Restore restore(contents_, *device.session, progress, devices_.size());
-    // Before the first copy, behind which either would wait.
-    GPU_SLEEP_TRY(device.session->prepare_fingerprints(count_blocks(device)));
+    GPU_SLEEP_TRY(expect(device, restore));
     Bytes mapped = 0;
     auto next = device.runs.begin(); // to fill
     for (auto run = device.runs.begin(); run != device.runs.end();) {

@@ -159,6 +159,7 @@ TEST_CASE("Plan: a pause is of the whole program, and takes nothing that is abou
                               [](auto& r) { r.keep_files = true; },
                               [](auto& r) { r.copy_all = true; },
                               [](auto& r) { r.check_copies = true; },
+                              [](auto& r) { r.raw = true; },
                               [](auto& r) { r.deep = true; }};
     for (const auto& change : refused) {
         INFO(&change - refused);
