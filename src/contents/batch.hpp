@@ -122,8 +122,8 @@ private:
 };
 
 /// The contents of a block in the host cache, within reach, as the GPU held them: where they lie, or in
-/// `buffer`. Null if what lies there is not a block of `bytes`, coded so. May throw for want of memory. On any
-/// thread, if nobody writes there.
+/// `buffer`. Null if what lies there is not a block of `bytes`, coded so. May throw for want of memory. On
+/// any thread, if nobody writes there.
 [[nodiscard]] const std::byte* read_block(const Place& place, Bytes bytes, std::vector<std::byte>& buffer);
 
 using Batches = std::list<std::unique_ptr<Batch>>;

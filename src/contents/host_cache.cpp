@@ -140,15 +140,32 @@ Result<void> copy_out(Transfer& transfer, const HostCopy& part) {
     return transfer.queued(part.device.bytes);
 }
 
-/// Whether the device reads the block where it lies, which is pinned if that can be done.
-bool is_read_in_place(Transfer& transfer, const Place& place) {
-    auto& arena = *place.batch->arena();
+/// Whether the device can read the block where it lies.
+bool is_in_reach(const Place& place) {
+    const auto& arena = *place.batch->arena();
     bool is_pinned = true;
-    HostArena::for_each_piece(place.span(), [&](std::size_t piece, Span) {
-        pin(transfer, arena, piece);
-        is_pinned &= arena.is_pinned(piece);
-    });
+    HostArena::for_each_piece(place.span(),
+                              [&](std::size_t piece, Span) { is_pinned &= arena.is_pinned(piece); });
     return is_pinned && arena.at(place.at) + place.bytes - 1 == arena.at(place.at + place.bytes - 1);
+}
+
+/// Whether the next leg of coded blocks goes straight. Waits for the first two once there is a third under
+/// way.
+Result<bool> goes_straight(Transfer& transfer) {
+    constexpr std::size_t k_under_way = 3;
+    constexpr double k_enough = 0.8; // of the time; both are much the same at rest
+    auto& ways = transfer.ways;
+    if (!ways.is_decided && ways.legs >= k_under_way) {
+        double seconds_a_byte[2];
+        for (std::size_t i = 0; i < ways.tried.size(); ++i) {
+            const auto& leg = ways.tried[i];
+            seconds_a_byte[i] = GPU_SLEEP_TRY(transfer.session.seconds_between(leg.begun, leg.ended)) /
+                                static_cast<double>(leg.bytes);
+        }
+        ways.is_straight = seconds_a_byte[1] < k_enough * seconds_a_byte[0];
+        ways.is_decided = true;
+    }
+    return ways.is_decided ? ways.is_straight : ways.legs == 1;
 }
 
 /// Brings coded blocks without a scratch: the device decodes them from host memory, and the processors those
@@ -166,7 +183,10 @@ Result<void> give_straight(Transfer& transfer, std::span<const Move> blocks) {
         for (const auto& block : some) {
             GPU_SLEEP_TRY(block.place.batch->unprotect());
             bytes += block.place.bytes;
-            if (taken && is_read_in_place(transfer, block.place)) {
+            HostArena::for_each_piece(block.place.span(), [&](std::size_t piece, Span) {
+                pin(transfer, *block.place.batch->arena(), piece);
+            });
+            if (taken && is_in_reach(block.place)) {
                 const auto* const coded = block.place.batch->arena()->at(block.place.at);
                 tasks[count++] = task_of(block, reinterpret_cast<std::uintptr_t>(coded));
                 continue;
@@ -174,13 +194,46 @@ Result<void> give_straight(Transfer& transfer, std::span<const Move> blocks) {
             std::vector<std::byte> buffer;
             const auto* const content = read_block(block.place, block.device.bytes, buffer);
             if (!content) continue; // its seal will say so
-            GPU_SLEEP_TRY(
-                transfer.session.copy_to_device(block.device.address, content, block.device.bytes));
+            GPU_SLEEP_TRY(transfer.session.copy_to_device(block.device.address, content, block.device.bytes));
             GPU_SLEEP_TRY(transfer.session.synchronize());
         }
-        GPU_SLEEP_TRY(transfer.session.code(driver::BlockWork::decode, tasks.first(count),
-                                            driver::CodedSide::host));
+        GPU_SLEEP_TRY(
+            transfer.session.code(driver::BlockWork::decode, tasks.first(count), driver::CodedSide::host));
         GPU_SLEEP_TRY(transfer.queued(bytes));
+    }
+    return {};
+}
+
+/// Brings blocks as they are, and coded ones by way of the scratch.
+Result<void> give_through(Transfer& transfer, std::span<const Move> blocks) {
+    std::vector<HostCopy> relayed;
+    const HostArena* reached = nullptr; // neighbours lie in one, as a rule
+    bool relays = false;
+    const auto part = [&](std::size_t piece, const HostCopy& copy) -> Result<void> {
+        if (relays && !copy.arena->is_pinned(piece)) {
+            relayed.push_back(copy);
+            return {};
+        }
+        pin(transfer, *copy.arena, piece);
+        GPU_SLEEP_TRY(
+            transfer.session.copy_to_device(copy.device.address, copy.arena->at(copy.at), copy.device.bytes));
+        return transfer.queued(copy.device.bytes);
+    };
+    for (const auto& turn : GPU_SLEEP_TRY(turns_of(transfer, blocks))) {
+        for (const auto& copy : turn.copies) {
+            if (std::exchange(reached, copy.arena) != copy.arena) {
+                GPU_SLEEP_TRY(copy.arena->unprotect());
+                // Nothing is pinned meanwhile, so all calls of a wake see the same.
+                relays = unpinned_bytes(*copy.arena) >= std::max<Bytes>(1, transfer.options.relay_from);
+                if (relays) {
+                    relays = GPU_SLEEP_TRY(prepare_to_relay_back(transfer));
+                }
+            }
+            GPU_SLEEP_TRY(for_each_part(copy, part));
+        }
+        if (!relayed.empty()) GPU_SLEEP_TRY(relay_back(transfer, std::exchange(relayed, {})));
+        GPU_SLEEP_TRY(
+            transfer.session.code(driver::BlockWork::decode, turn.tasks, driver::CodedSide::device));
     }
     return {};
 }
@@ -287,40 +340,36 @@ Result<void> HostCache::replace(Transfer& transfer, std::span<const Move> blocks
 }
 
 Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
-    std::vector<Move> through; // the scratch, or as they are
+    constexpr std::size_t k_leg = 128;
     std::vector<Move> straight;
-    for (const auto& block : blocks)
-        (is_coded(block) && transfer.coding.scratch.bytes == 0 ? straight : through).push_back(block);
-    std::vector<HostCopy> relayed;
-    const HostArena* reached = nullptr; // neighbours lie in one, as a rule
-    bool relays = false;
-    const auto part = [&](std::size_t piece, const HostCopy& copy) -> Result<void> {
-        if (relays && !copy.arena->is_pinned(piece)) {
-            relayed.push_back(copy);
-            return {};
+    std::vector<Move> through;
+    for (; !blocks.empty(); blocks = blocks.subspan(std::min(k_leg, blocks.size()))) {
+        straight.clear();
+        through.clear();
+        const bool has_scratch = transfer.coding.scratch.bytes != 0;
+        Bytes in_reach = 0;
+        const auto leg = blocks.first(std::min(k_leg, blocks.size()));
+        for (const auto& block : leg)
+            if (is_coded(block) && is_in_reach(block.place)) in_reach += block.place.bytes;
+        constexpr Bytes k_worth_timing = 16 * k_mib;
+        const bool is_free = has_scratch && in_reach >= k_worth_timing;
+        const bool is_straight = is_free && GPU_SLEEP_TRY(goes_straight(transfer));
+        for (const auto& block : leg) {
+            const bool goes = is_coded(block) && (!has_scratch || (is_straight && is_in_reach(block.place)));
+            (goes ? straight : through).push_back(block);
         }
-        pin(transfer, *copy.arena, piece);
-        GPU_SLEEP_TRY(
-            transfer.session.copy_to_device(copy.device.address, copy.arena->at(copy.at), copy.device.bytes));
-        return transfer.queued(copy.device.bytes);
-    };
-    for (const auto& turn : GPU_SLEEP_TRY(turns_of(transfer, through))) {
-        for (const auto& copy : turn.copies) {
-            if (std::exchange(reached, copy.arena) != copy.arena) {
-                GPU_SLEEP_TRY(copy.arena->unprotect());
-                // Nothing is pinned meanwhile, so all calls of a wake see the same.
-                relays = unpinned_bytes(*copy.arena) >= std::max<Bytes>(1, transfer.options.relay_from);
-                if (relays) {
-                    relays = GPU_SLEEP_TRY(prepare_to_relay_back(transfer));
-                }
-            }
-            GPU_SLEEP_TRY(for_each_part(copy, part));
+        auto& ways = transfer.ways;
+        auto* const timed = is_free && ways.legs < ways.tried.size() ? &ways.tried[ways.legs] : nullptr;
+        if (timed) GPU_SLEEP_TRY(transfer.session.set(timed->begun));
+        GPU_SLEEP_TRY(give_through(transfer, through));
+        GPU_SLEEP_TRY(give_straight(transfer, straight));
+        if (timed) {
+            GPU_SLEEP_TRY(transfer.session.set(timed->ended));
+            timed->bytes = in_reach;
         }
-        if (!relayed.empty()) GPU_SLEEP_TRY(relay_back(transfer, std::exchange(relayed, {})));
-        GPU_SLEEP_TRY(
-            transfer.session.code(driver::BlockWork::decode, turn.tasks, driver::CodedSide::device));
+        if (is_free) ++ways.legs;
     }
-    return give_straight(transfer, straight);
+    return {};
 }
 
 } // namespace gpu_sleep::contents

@@ -34,7 +34,8 @@ Result<void> check_coded(const Transfer& transfer) {
     const auto used = transfer.coding.tasks.first(transfer.coding_used);
     const auto failed = std::ranges::find_if(used, [](const auto& task) { return task.failed != 0; });
     if (failed == used.end()) return {};
-    return make_error(ErrorCode::refused, "memory at {:#x} changes while it is put to sleep", failed->content);
+    return make_error(ErrorCode::refused, "memory at {:#x} changes while it is put to sleep",
+                      failed->content);
 }
 
 } // namespace
@@ -123,8 +124,8 @@ Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
         const auto* const previous = usable_previous(item, false);
         item.plans.resize(item.range->blocks.size());
         for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
-            const bool is_same = previous && previous->blocks[i].is_in(item.store) &&
-                                 previous->blocks[i].seal == block.seal;
+            const bool is_same =
+                previous && previous->blocks[i].is_in(item.store) && previous->blocks[i].seal == block.seal;
             const bool may_be_copied = !is_same || options_.copies_all || options_.checks_copies;
             if (block.seal.is_zero || !may_be_copied) return;
             auto& task = tasks.emplace_back();
@@ -174,7 +175,8 @@ Bytes Save::new_bytes(const Item& item) const {
     const auto* const previous = usable_previous(item, false);
     Bytes sum = 0;
     for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
-        const auto* const old = previous && previous->blocks[i].is_in(item.store) ? &previous->blocks[i] : nullptr;
+        const auto* const old =
+            previous && previous->blocks[i].is_in(item.store) ? &previous->blocks[i] : nullptr;
         const auto& plan = plan_at(item.plans, i);
         const bool stays = old && (old->seal == block.seal || fits(*old, plan));
         if (!block.seal.is_zero && !stays) sum += room_for(plan, span.bytes);
@@ -362,8 +364,7 @@ Result<std::unique_ptr<CopyCheck>> Save::check(const Part& part, bool was_there)
                 !options_.copies_all && old && old->place.is_where(block.place) && old->seal == block.seal;
             const driver::AddressSpan memory{item.address + span.offset, span.bytes};
             if (stays == was_there)
-                copies.push_back(
-                    {{item.number, block.place, memory, &plan_at(item.plans, i)}, block.seal});
+                copies.push_back({{item.number, block.place, memory, &plan_at(item.plans, i)}, block.seal});
         });
     }
     for (const auto& copy : copies) GPU_SLEEP_TRY(copy.place.batch->unprotect());

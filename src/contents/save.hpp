@@ -76,8 +76,8 @@ private:
         model::Store store = model::Store::host;
         std::string tag;
         Number previous = 0;
-        Contents::Lent lent{};   ///< the previous range, from begin() to admit()
-        bool overwrites = false; ///< places of the previous range
+        Contents::Lent lent{};                 ///< the previous range, from begin() to admit()
+        bool overwrites = false;               ///< places of the previous range
         std::vector<codec::BlockPlan> plans{}; ///< of each block; empty if all are raw
     };
     /// One device's part.

@@ -13,6 +13,7 @@
 #include "model/model.hpp"
 #include "store/file_store.hpp"
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +24,22 @@ namespace gpu_sleep::contents {
 
 /// Most device memory that coded blocks pass through: launches for so much fill a GPU.
 inline constexpr Bytes k_scratch = 128 * k_mib;
+
+/// Which way coded blocks go to the device: copied to the scratch and decoded there, or decoded straight from
+/// host memory. Just after a large release by whatever process the driver clears what was released with the
+/// GPU's copy engines, and copies are half as fast (tests/bench/RESULTS.md); beside a program that computes
+/// all the time kernels are. So the first two legs try both.
+struct Ways {
+    struct Leg {
+        driver::DeviceSession::Point begun;
+        driver::DeviceSession::Point ended;
+        Bytes bytes = 0;
+    };
+    std::array<Leg, 2> tried{}; ///< copied, straight
+    std::size_t legs = 0;
+    bool is_straight = false;
+    bool is_decided = false;
+};
 
 /// One device's part of a save or a restore, for its thread alone.
 struct Transfer {
@@ -35,6 +52,7 @@ struct Transfer {
     std::unique_ptr<ThreadPool> movers{};
     driver::DeviceSession::CodingSpace coding{}; ///< of coded blocks
     std::size_t coding_used = 0;                 ///< of its tasks
+    Ways ways{};
 
     /// Waits for copies that still use the staging.
     ~Transfer();

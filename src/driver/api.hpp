@@ -49,6 +49,7 @@ namespace gpu_sleep::driver {
     X(cuModuleGetFunction)                                                                                   \
     X(cuLaunchKernel)                                                                                        \
     X(cuMemGetInfo)                                                                                          \
+    X(cuEventElapsedTime)                                                                                    \
     X(cuMemAlloc)                                                                                            \
     X(cuMemFree)                                                                                             \
     X(cuMemGetAllocationGranularity)                                                                         \

@@ -48,7 +48,8 @@ DeviceSession::~DeviceSession() {
         if (stream) api_.cuStreamSynchronize(stream);
     buffer_.reset();
     aside_.clear();
-    end_coding();
+    scratch_.reset();
+    tasks_.reset();
     coder_.reset();
     for (const auto& mark : marks_) api_.cuEventDestroy(mark.event);
     for (auto* const event : points_) api_.cuEventDestroy(event);
@@ -197,6 +198,7 @@ Result<void> DeviceSession::code(BlockWork work, std::span<BlockTask> tasks, Cod
 }
 
 void DeviceSession::end_coding() noexcept {
+    if (scratch_ && !scratch_->free()) return; // the destructor tries once more
     scratch_.reset();
     tasks_.reset();
 }
@@ -219,8 +221,7 @@ Result<void> DeviceSession::synchronize() {
 
 Result<void> DeviceSession::set(Point& point) {
     if (!point.event) {
-        GPU_SLEEP_DRIVER_TRY(api_, cuEventCreate, "cannot make an event", &point.event,
-                             CU_EVENT_DISABLE_TIMING);
+        GPU_SLEEP_DRIVER_TRY(api_, cuEventCreate, "cannot make an event", &point.event, CU_EVENT_DEFAULT);
         points_.push_back(point.event);
     }
     GPU_SLEEP_DRIVER_TRY(api_, cuEventRecord, "cannot record an event", point.event, stream_);
@@ -231,6 +232,14 @@ Result<void> DeviceSession::wait(const Point& point) {
     const StepClock::Timed timed(&steps_, Step::copy);
     if (point.event) GPU_SLEEP_DRIVER_TRY(api_, cuEventSynchronize, "a transfer failed", point.event);
     return {};
+}
+
+Result<double> DeviceSession::seconds_between(const Point& from, const Point& to) {
+    GPU_SLEEP_TRY(wait(to));
+    float milliseconds = 0;
+    GPU_SLEEP_DRIVER_TRY(api_, cuEventElapsedTime, "cannot time a transfer", &milliseconds, from.event,
+                         to.event);
+    return milliseconds / 1e3;
 }
 
 Result<void> DeviceSession::mark(Bytes bytes) {

@@ -102,6 +102,8 @@ public:
     [[nodiscard]] Result<void> set(Point& point);
     /// Waits until the point has passed. Returns at once if it was never set.
     [[nodiscard]] Result<void> wait(const Point& point);
+    /// The time between two points that were set, once the second has passed: waits for it.
+    [[nodiscard]] Result<double> seconds_between(const Point& from, const Point& to);
 
     /// Records that copies of `bytes` were queued, so that wait_marks() can report progress.
     [[nodiscard]] Result<void> mark(Bytes bytes);

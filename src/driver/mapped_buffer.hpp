@@ -57,8 +57,12 @@ public:
     }
     DeviceBuffer(DeviceBuffer&& other) noexcept : api_(other.api_), span_(std::exchange(other.span_, {})) {}
     DeviceBuffer& operator=(DeviceBuffer&&) = delete;
-    ~DeviceBuffer() {
-        if (span_.bytes != 0) api_.cuMemFree(span_.address);
+    ~DeviceBuffer() { static_cast<void>(free()); }
+
+    /// Returns false if it is still there.
+    [[nodiscard]] bool free() noexcept {
+        if (span_.bytes != 0 && api_.cuMemFree(span_.address) == CUDA_SUCCESS) span_ = {};
+        return span_.bytes == 0;
     }
 
     [[nodiscard]] AddressSpan span() const noexcept { return span_; }
