@@ -79,13 +79,13 @@ void start_in_host_memory(EngineFixture& fixture) {
 }
 
 model::SleepRequest deep() {
-    auto request = level(1);
+    auto request = raw();
     request.deep = true;
     return request;
 }
 
 model::SleepRequest in_files(const Scratch& scratch) {
-    auto request = level(1);
+    auto request = raw();
     request.store = model::Store::file;
     request.store_is_named = true;
     request.directory = scratch.file("sleep");
@@ -399,7 +399,7 @@ TEST_CASE("Live: what sleeps in place survives the failure of every driver call"
     const Scratch scratch;
     int failures = 0;
     for_each_call([&](int call) {
-        if (step != "sleep") REQUIRE(fixture.sleep(level(1, {"weights"})));
+        if (step != "sleep") REQUIRE(fixture.sleep(raw(level(1, {"weights"}))));
         sim_reset_counts();
         sim_fail(fails == "once" ? "*" : fails.c_str(), static_cast<std::uint64_t>(call), 999,
                  fails == "once" ? unsigned{SIM_ONCE} : unsigned{SIM_FOREVER});
@@ -407,7 +407,7 @@ TEST_CASE("Live: what sleeps in place survives the failure of every driver call"
         if (step == "wake")
             done = fixture.wake();
         else
-            done = fixture.sleep(step == "deep" ? deep() : step == "files" ? in_files(scratch) : level(1));
+            done = fixture.sleep(step == "deep" ? deep() : step == "files" ? in_files(scratch) : raw());
         const auto counts = sim_fault_counts();
         sim_clear();
         INFO(sim_last_failed());

@@ -58,7 +58,7 @@ TEST_CASE("Retained: blocks of zeros are stored nowhere, and are zero again", "[
 
     fixture.fill(cache, {3 * k_mib, 2 * k_mib}, 9);
     fixture.change(cache, 8 * k_mib - 1); // one byte keeps its block
-    CHECK(sleep_at(fixture, level(1, {"kv_cache"})) == Costs{8 * k_mib, 3 * k_mib, 3 * k_mib});
+    CHECK(sleep_at(fixture, raw(level(1, {"kv_cache"}))) == Costs{8 * k_mib, 3 * k_mib, 3 * k_mib});
     CHECK(fixture.host_bytes() == 3 * k_mib);
     wake(fixture);
     // Zero again: its place is given back.

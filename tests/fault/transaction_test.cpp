@@ -196,9 +196,9 @@ TEST_CASE("Transaction: asking for what already is succeeds and changes nothing"
     model::Report report;
     REQUIRE(fixture.wake({}, &report));
     CHECK_FALSE(report.changed);
-    REQUIRE(fixture.sleep(level(1)));
+    REQUIRE(fixture.sleep(raw()));
     report = {};
-    REQUIRE(fixture.sleep(level(1), &report));
+    REQUIRE(fixture.sleep(raw(), &report));
     CHECK_FALSE(report.changed);
     CHECK(fixture.host_bytes() == 4 * k_mib);
 }

@@ -198,7 +198,7 @@ TEST_CASE("Unchanged files: what slept in host memory since is not written where
     sleep::Transactions::Options options{2, 0};
     options.retained = GENERATE(Bytes{0}, 64 * k_mib);
     Woken woken(options);
-    REQUIRE(woken.fixture.sleep(level(1)));
+    REQUIRE(woken.fixture.sleep(raw()));
     woken.wake();
     CHECK(woken.fixture.retained_bytes() == (options.retained == 0 ? 0 : Woken::k_all));
     // Its file was given up for host memory.

@@ -226,6 +226,12 @@ private:
     return request;
 }
 
+/// The same with contents in host memory as the GPU holds them.
+[[nodiscard]] inline model::SleepRequest raw(model::SleepRequest request = level(1)) {
+    request.raw = true;
+    return request;
+}
+
 [[nodiscard]] inline model::WakeRequest tags(std::vector<std::string> names) {
     model::WakeRequest request;
     request.tags = std::move(names);

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What the GPU codes on its way to host memory comes back whole, whichever way it comes, and is found damaged
+// where it is.
+
+#include "support/blocks.hpp"
+#include "support/catch.hpp"
+#include "support/engine_fixture.hpp"
+#include "support/files_of.hpp"
+#include "support/simulated_driver/control.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+using model::Store;
+
+namespace {
+
+sleep::Transactions::Options options(Bytes retained = 64 * k_mib, unsigned relay_threads = 0) {
+    sleep::Transactions::Options made{2, 0};
+    made.retained = retained;
+    made.relay_threads = relay_threads;
+    made.relay_from = 0;
+    return made;
+}
+
+void put(EngineFixture& fixture, std::size_t index, const ByteVector& bytes) {
+    auto& contents = fixture.allocations()[index].contents;
+    std::memcpy(contents.data(), bytes.data(), std::min(contents.size(), bytes.size()));
+    fixture.refill();
+}
+
+/// A process with weights, of which the code saves 30 percent.
+struct Weights {
+    static constexpr Bytes k_bytes = 8 * k_mib;
+    explicit Weights(sleep::Transactions::Options made = options()) : fixture(made) {
+        fixture.add(0, "weights", k_bytes);
+        put(fixture, 0, normal_bf16(k_bytes / 2));
+    }
+    [[nodiscard]] const contents::KeptRange& kept() {
+        return fixture.engine().contents().at(
+            fixture.ledger().find(fixture.allocations()[0].address)->kept.range);
+    }
+    [[nodiscard]] std::size_t coded_blocks() {
+        return static_cast<std::size_t>(std::ranges::count_if(
+            kept().blocks, [](const auto& block) { return block.place.coding == contents::Coding::coded; }));
+    }
+
+    EngineFixture fixture;
+};
+
+/// Leaves a device no memory but what a wake of `needed` takes, for as long as it lives.
+class Full {
+public:
+    explicit Full(Bytes needed) {
+        CUmemAllocationProp properties{};
+        properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+        REQUIRE(cuMemCreate(&handle_, sim_free_bytes(0) - needed, &properties, 0) == CUDA_SUCCESS);
+    }
+    Full(const Full&) = delete;
+    Full& operator=(const Full&) = delete;
+    ~Full() { CHECK(cuMemRelease(handle_) == CUDA_SUCCESS); }
+
+private:
+    CUmemGenericAllocationHandle handle_ = 0;
+};
+
+} // namespace
+
+TEST_CASE("Coded: contents of every kind come back, and take less of host memory where that pays",
+          "[coded]") {
+    EngineFixture fixture(options(64 * k_mib, GENERATE(0U, 2U)));
+    for (const auto& kind : block_contents()) {
+        const auto index = fixture.add(0, "weights", 2 * k_mib + 70'000);
+        put(fixture, index, kind.make(2 * k_mib + 70'000));
+    }
+    Bytes all = 0;
+    for (const auto& each : fixture.allocations()) all += each.contents.size();
+    for (int round = 0; round < 2; ++round) {
+        REQUIRE(fixture.sleep(level(1)));
+        CHECK(fixture.host_bytes() < all * 95 / 100);
+        fixture.wake_whole();
+    }
+    CHECK(sim_fault_counts().illegal_accesses == 0);
+}
+
+TEST_CASE("Coded: weights take seven tenths of what they are, and a request can have them raw", "[coded]") {
+    Weights weights(options(0));
+    REQUIRE(weights.fixture.sleep(level(1)));
+    CHECK(weights.coded_blocks() == 8);
+    CHECK(weights.fixture.host_bytes() < Weights::k_bytes * 71 / 100);
+    weights.fixture.wake_whole();
+    REQUIRE(weights.fixture.sleep(raw()));
+    CHECK(weights.coded_blocks() == 0);
+    CHECK(weights.fixture.host_bytes() == Weights::k_bytes);
+    weights.fixture.wake_whole();
+}
+
+TEST_CASE("Coded: a changed block stays where it is, or moves where it no longer fits", "[coded]") {
+    Weights weights;
+    REQUIRE(weights.fixture.sleep(level(1)));
+    const auto before = weights.kept().blocks;
+    weights.fixture.wake_whole();
+    auto changed = normal_bf16(Weights::k_bytes / 2);
+    std::rotate(changed.begin(), changed.begin() + 2 * k_mib, changed.end());
+    const auto noise = random_bytes(k_mib);
+    std::copy(noise.begin(), noise.end(), changed.begin());
+    put(weights.fixture, 0, changed);
+    REQUIRE(weights.fixture.sleep(level(1)));
+    const auto& after = weights.kept().blocks;
+    CHECK_FALSE(after[0].place.is_where(before[0].place));
+    CHECK(after[0].place.coding == contents::Coding::raw);
+    for (std::size_t i = 1; i < after.size(); ++i) CHECK(after[i].place.is_where(before[i].place));
+    weights.fixture.wake_whole();
+    REQUIRE(weights.fixture.sleep(level(1))); // nothing has changed
+    weights.fixture.wake_whole();
+}
+
+TEST_CASE("Coded: a GPU without memory to spare decodes from host memory, or the processors do", "[coded]") {
+    Weights weights(options(0));
+    const bool is_pinned = GENERATE(true, false);
+    if (!is_pinned) sim_fail("cuMemHostRegister", 1, CUDA_ERROR_UNKNOWN, SIM_FOREVER);
+    REQUIRE(weights.fixture.sleep(level(1)));
+    REQUIRE(weights.coded_blocks() == 8);
+    const Full full(Weights::k_bytes);
+    sim_reset_counts();
+    weights.fixture.wake_whole();
+    CHECK(sim_calls("cuMemAlloc") == 0);
+    CHECK((sim_calls("cuMemcpyHtoDAsync") == 0) == is_pinned);
+    sim_clear();
+    REQUIRE(weights.fixture.sleep(level(1))); // without memory to code in, it is raw
+    CHECK(weights.coded_blocks() == 0);
+    weights.fixture.wake_whole();
+}
+
+TEST_CASE(
+    "Coded: what is damaged on the way is brought once more, and what is damaged where it lies is named",
+    "[coded]") {
+    Weights weights(options(0));
+    REQUIRE(weights.fixture.sleep(level(1)));
+    SECTION("on the way") {
+        sim_corrupt_copy("cuMemcpyHtoDAsync", 1);
+        weights.fixture.wake_whole();
+        CHECK(sim_fault_counts().corrupted_copies == 1);
+    }
+    SECTION("as it is decoded") {
+        sim_corrupt_copy("cuLaunchKernel", 1);
+        weights.fixture.wake_whole();
+    }
+    SECTION("where it lies") {
+        const auto offset = GENERATE(0U, 5U, 200U, 600'000U); // in the head, the offsets, the codes
+        weights.fixture.flip_kept_bit(0, 3 * k_mib + offset, 4);
+        const auto woken = weights.fixture.wake();
+        REQUIRE_FALSE(woken);
+        CHECK(woken.error().code == ErrorCode::damaged);
+        CHECK(weights.fixture.state() == model::State::damaged);
+    }
+    CHECK(sim_fault_counts().illegal_accesses == 0);
+}
+
+TEST_CASE("Coded: parts can be read while they sleep", "[coded]") {
+    Weights weights(options(0));
+    REQUIRE(weights.fixture.sleep(level(1)));
+    const auto& expected = weights.fixture.allocations()[0].contents;
+    for (const Span part : {Span{0, 1}, Span{k_mib - 3, 7}, Span{3 * k_mib + 1234, 2 * k_mib}}) {
+        std::vector<std::uint8_t> found(part.bytes);
+        REQUIRE(contents::Contents::read(weights.kept(), part, reinterpret_cast<std::byte*>(found.data())));
+        CHECK(std::equal(found.begin(), found.end(),
+                         expected.begin() + static_cast<std::ptrdiff_t>(part.offset)));
+    }
+    weights.fixture.flip_kept_bit(0, 0, 0);
+    std::byte byte{};
+    CHECK(contents::Contents::read(weights.kept(), {0, 1}, &byte).error().code == ErrorCode::damaged);
+}
+
+TEST_CASE("Coded: contents move to files decoded, and those that are damaged stay", "[coded]") {
+    Weights weights(options(0));
+    const Scratch scratch;
+    REQUIRE(weights.fixture.sleep(level(1)));
+    const bool is_damaged = GENERATE(false, true);
+    if (is_damaged) weights.fixture.flip_kept_bit(0, k_mib + 5000, 1);
+    auto request = level(1);
+    request.store = Store::file;
+    request.store_is_named = true;
+    request.directory = scratch.file("sleep");
+    const auto moved = weights.fixture.sleep(request);
+    CHECK(static_cast<bool>(moved) == !is_damaged);
+    if (is_damaged) {
+        CHECK(moved.error().code == ErrorCode::damaged);
+        return;
+    }
+    CHECK(weights.fixture.host_bytes() == 0);
+    weights.fixture.wake_whole();
+}
+
+TEST_CASE("Coded: copies that are checked before the GPU's memory goes are coded anew where they are damaged",
+          "[coded]") {
+    Weights weights;
+    REQUIRE(weights.fixture.sleep(level(1)));
+    weights.fixture.wake_whole();
+    weights.fixture.flip_kept_bit(0, 2 * k_mib + 77, 2);
+    auto request = level(1);
+    request.check_copies = true;
+    REQUIRE(weights.fixture.sleep(request));
+    CHECK(weights.coded_blocks() == 8);
+    weights.fixture.wake_whole();
+}
+
+TEST_CASE("Coded: memory that changes while it is put to sleep stays awake with all its bytes", "[coded]") {
+    Weights weights;
+    auto& contents = weights.fixture.allocations()[0].contents;
+    const auto noise = random_bytes(Weights::k_bytes);
+    weights.fixture.control().progress = [&](const model::Progress& progress) {
+        if (progress.phase == model::Progress::Phase::transfer) {
+            std::memcpy(contents.data(), noise.data(), noise.size());
+            weights.fixture.refill();
+        }
+        return true;
+    };
+    const auto slept = weights.fixture.sleep(level(1));
+    REQUIRE_FALSE(slept);
+    CHECK(slept.error().code == ErrorCode::refused);
+    CHECK(weights.fixture.state() == model::State::awake);
+    CHECK(weights.fixture.all_intact());
+    weights.fixture.control() = {};
+    REQUIRE(weights.fixture.sleep(level(1)));
+    weights.fixture.wake_whole();
+}
