@@ -165,17 +165,7 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
         auto record = all.contexts.take(handle);
         if (!record) return destroy();
         const auto green = record.mapped();
-        Captures::Taken captures;
-        if (green.context) {
-            captures = all.captures.take(green.context);
-            all.objects.end_with(green.context);
-            all.allocations.change([&](Allocation& known) {
-                if (known.context == green.context) known.context = green.primary;
-            });
-            // For good: if it stays, its blocks wait for their events.
-            all.pools.forget_order_of(green.context, green.primary);
-            all.contexts.hand_events_on(green);
-        }
+        auto captures = all.hand_on(green); // for good but for these: if it stays, its blocks wait for events
         const auto ended = release_held(*with, green.device, destroy);
         if (ended == CUDA_SUCCESS) return ended;
         all.captures.put_back(captures);

@@ -65,13 +65,19 @@ public:
     explicit operator bool() const noexcept { return !record_.empty(); }
     const Allocation* operator->() const noexcept { return &record_.mapped(); }
     const Allocation& operator*() const noexcept { return record_.mapped(); }
+    /// It is freed when the stream of the event, which is of that context, gets there.
+    void free_in_order(CUevent done, CUcontext context) noexcept {
+        record_.mapped().done = done;
+        record_.mapped().freed_in = context;
+        free_later();
+    }
     /// It is freed, or somebody else's to free.
     void done() noexcept { record_ = {}; }
     /// It is not to be freed: puts it back into the index.
     void put_back() noexcept { books().allocations.put_back(std::move(record_)); }
     /// It is freed with those that wait for captures to end.
     void free_later() noexcept {
-        if (!record_.empty()) books().deferred.add(std::move(record_));
+        if (!record_.empty()) books().later.add(std::move(record_));
     }
 
 private:

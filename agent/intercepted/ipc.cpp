@@ -166,7 +166,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
 Answer close_ipc(CUdeviceptr address) noexcept {
     return answered_with_memory([&](ProgramMemory&) -> Answer {
         auto& imports = books().imports;
-        Deferred::Items closed;
+        Later::Items closed;
         {
             const MutexLock lock(imports.mutex);
             const auto import = std::find_if(imports.all.begin(), imports.all.end(),
@@ -175,8 +175,8 @@ Answer close_ipc(CUdeviceptr address) noexcept {
             if (--import->opens != 0) return CUDA_SUCCESS;
             closed.imports.splice(closed.imports.end(), imports.all, import); // which takes no memory
         }
-        books().residual.forget(address);
-        books().deferred.add(closed);
+        books().residual.take(address);
+        books().later.add(closed);
         free_waiting();
         return CUDA_SUCCESS;
     });

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <list>
 #include <map>
 #include <set>
 #include <thread>
@@ -216,51 +215,33 @@ std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept {
 }
 
 bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {
-    auto& all = books().put_off;
     if (!has_one_context()) return false;
-    std::list<std::function<void()>> one;
+    Later::Calls one;
     const auto remembered = guarded([&] { one.push_back(std::move(free)); });
-    if (!remembered || !object_ends(kind, handle)) return false;
-    const MutexLock lock(all.mutex);
-    // Looked at under the mutex: who sees it last is still in time for free_what_was_put_off().
-    if (!gate::Gate::holds_all()) return false;
-    all.frees.splice(all.frees.end(), one);
-    return true;
+    return remembered && object_ends(kind, handle) && books().later.put_off(one);
 }
 
 void free_what_was_put_off(const driver::Api& api) noexcept {
-    auto& all = books().put_off;
-    {
-        const MutexLock lock(all.mutex);
-        if (all.frees.empty()) return;
-    }
+    auto next = books().later.take_call();
+    if (next.empty()) return;
     std::optional<driver::PrimaryContext> alive;
     ignoring_errors([&] {
         if (auto found = driver::first_active_context(api)) alive = *std::move(found);
     });
     const driver::CurrentContext current(api, alive ? alive->get() : nullptr);
-    for (;;) {
-        std::function<void()> free;
-        {
-            const MutexLock lock(all.mutex);
-            if (all.frees.empty()) return;
-            free = std::move(all.frees.front());
-            all.frees.pop_front();
-        }
-        ignoring_errors([&] { free(); });
-    }
+    for (; !next.empty(); next = books().later.take_call()) ignoring_errors([&] { next.front()(); });
 }
 
 void set_memory_while_deep(std::optional<DeviceMemory> memory) noexcept {
-    auto& all = books().put_off;
-    const MutexLock lock(all.mutex);
-    all.memory = memory;
+    auto& objects = books().objects;
+    const MutexLock lock(objects.mutex);
+    objects.memory = memory;
 }
 
 std::optional<DeviceMemory> memory_while_deep() noexcept {
-    auto& all = books().put_off;
-    const MutexLock lock(all.mutex);
-    return gate::Gate::holds_all() ? all.memory : std::nullopt;
+    auto& objects = books().objects;
+    const MutexLock lock(objects.mutex);
+    return gate::Gate::holds_all() ? objects.memory : std::nullopt;
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -59,12 +59,12 @@ void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
 constexpr std::size_t k_pitch_alignment = 512;
 
 /// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
-/// Heap::allocate; refused (not to be intercepted: `cause` says why).
+/// Heap::allocate; refused (not to be intercepted: `residual` says why).
 Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes,
-                                         ResidualCause& cause) {
+                                         ResidualRecord& residual) {
     const auto tag = TagChoice()(bytes);
     if (!tag) {
-        cause.reason = TagChoice::why_not(bytes);
+        residual = {.kind = "plain", .reason = TagChoice::why_not(bytes), .device = device};
         return make_error(ErrorCode::refused, "not to be intercepted");
     }
     const auto is_short = [](const auto& address) {
@@ -106,8 +106,12 @@ bool is_own(CUdeviceptr address) {
 /// False: memory was short, and it is not known.
 bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
     const auto added = guarded([&] {
-        books().allocations.add(
-            {address, bytes, device, nullptr, nullptr, 0, true, driver::DeviceMask{1} << device, true});
+        books().allocations.add({.address = address,
+                                 .bytes = bytes,
+                                 .device = device,
+                                 .is_virtual = true,
+                                 .is_own = true,
+                                 .access = driver::DeviceMask{1} << device});
     });
     return added.has_value();
 }
@@ -172,24 +176,25 @@ Result<void> wait_for_use(ProgramMemory& memory, driver::DeviceAddress address) 
 
 } // namespace
 
-Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualCause& cause) noexcept {
+Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualRecord& residual) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
         free_waiting();
         const auto device = current_device(memory);
         CUcontext context = nullptr;
         if (!device || memory.api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
-        const auto range = take_range(memory, *device, bytes, cause);
+        const auto range = take_range(memory, *device, bytes, residual);
         if (!range) {
-            cause.context = books().contexts.owner_of_memory_in(context);
-            cause.device = *device;
+            residual.context = books().contexts.owner_of_memory_in(context);
             if (is_shortage(range.error())) return CUDA_ERROR_OUT_OF_MEMORY;
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
         }
         const auto added = guarded([&] {
-            books().allocations.add(
-                {*range, bytes, *device, books().contexts.owner_of_memory_in(context), nullptr, 0, false});
+            books().allocations.add({.address = *range,
+                                     .bytes = bytes,
+                                     .device = *device,
+                                     .context = books().contexts.owner_of_memory_in(context)});
         });
         if (!added) {
             give_range(memory, *range);
@@ -204,13 +209,13 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualCause& cause) n
 }
 
 Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
-                        unsigned element_bytes, ResidualCause& cause) noexcept {
+                        unsigned element_bytes, ResidualRecord& residual) noexcept {
     const bool is_valid = address && pitch && width != 0 && height != 0 &&
                           (element_bytes == 4 || element_bytes == 8 || element_bytes == 16) &&
                           width < (std::size_t{1} << 40) && height < (std::size_t{1} << 40) / width;
     if (!is_valid) return std::nullopt; // the driver says what is wrong
     const auto row = round_up(width, k_pitch_alignment);
-    const auto answer = allocate(address, row * height, cause);
+    const auto answer = allocate(address, row * height, residual);
     if (answer == CUDA_SUCCESS) *pitch = row;
     return answer;
 }

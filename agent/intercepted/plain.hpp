@@ -17,10 +17,10 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-[[nodiscard]] Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualCause& cause) noexcept;
+[[nodiscard]] Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualRecord& residual) noexcept;
 [[nodiscard]] Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width,
                                       std::size_t height, unsigned element_bytes,
-                                      ResidualCause& cause) noexcept;
+                                      ResidualRecord& residual) noexcept;
 /// Waits for the work of the memory's context, as the driver's own does.
 [[nodiscard]] Answer free(CUdeviceptr address) noexcept;
 

@@ -90,7 +90,7 @@ bool is_too_much(const PoolFigures& figures, Bytes more) noexcept {
 
 /// `is_short`: memory is, and pools gave back what they could.
 Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
-                     const StreamKey& key, bool is_short, ResidualCause& cause) {
+                     const StreamKey& key, bool is_short, ResidualRecord& residual) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = books().pools;
@@ -101,12 +101,16 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     // been.
     const auto name = choose_tag(bytes);
     if (!name) {
-        cause = {TagChoice::why_not(bytes), books().contexts.owner_of_memory_in(key.context), pool->device,
-                 handle};
+        residual = {.kind = "pool",
+                    .reason = TagChoice::why_not(bytes),
+                    .device = pool->device,
+                    .context = books().contexts.owner_of_memory_in(key.context),
+                    .pool = handle};
         return std::nullopt;
     }
     // First: a block that is taken and cannot be given out would have lost its last use.
-    auto record = Allocations::make_record({0, bytes, pool->device, key.context, handle, 0, false});
+    auto record = Allocations::make_record(
+        {.bytes = bytes, .device = pool->device, .context = key.context, .pool = handle});
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
     const auto would_be_too_much = [&] { return is_too_much(pool->figures, request.bytes); };
     auto block = take_spare(all, memory, *pool, request, false);
@@ -132,24 +136,23 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     return CUDA_SUCCESS;
 }
 
-/// Keeps a freed block, out of its pool's count. False when it is the caller's still.
-bool free_in_order(ProgramMemory& memory, const Allocation& allocation, const StreamKey& key) {
+/// Keeps a freed block, out of its pool's count, or plain memory, which nobody may have again, until the
+/// stream is there. Nothing where no event can be had.
+void free_in_order(ProgramMemory& memory, Freeing& allocation, const StreamKey& key) {
     auto& all = books().pools;
     const MutexLock lock(all.mutex);
-    const auto block = all.blocks.find(allocation.address);
-    if (block != all.blocks.end())
-        block->second.range->pool->figures.used -= allocation.bytes;
-    else // plain memory is no block that anybody may have again
-        all.pending_frees.reserve(all.pending_frees.size() + 1);
+    const auto block = all.blocks.find(allocation->address);
+    const bool is_block = block != all.blocks.end();
+    if (is_block) block->second.range->pool->figures.used -= allocation->bytes;
     const auto last_use = last_use_in(all, memory, key);
-    if (!last_use) return false;
-    if (block != all.blocks.end()) {
+    if (!last_use) return;
+    if (is_block) {
         make_spare(all, block, *last_use);
+        allocation.done();
     } else {
-        all.pending_frees.push_back({allocation.address, *last_use});
+        allocation.free_in_order(last_use->done, key.context);
         all.has_excess = true;
     }
-    return true;
 }
 
 /// Whether the memory is meant for something, such as decompression. An older cuda.h has bytes without a name
@@ -165,7 +168,7 @@ bool has_usage(const Properties& properties) noexcept {
 } // namespace
 
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
-                      CUstream stream, bool per_thread, ResidualCause& cause) noexcept {
+                      CUstream stream, bool per_thread, ResidualRecord& residual) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
         const auto key = key_of(memory, stream, per_thread);
@@ -177,7 +180,8 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
         if (!handle) return std::nullopt;
         bool is_short = false;
         const auto try_once = [&] {
-            return allocate_from(memory, address, bytes, handle, key, std::exchange(is_short, true), cause);
+            return allocate_from(memory, address, bytes, handle, key, std::exchange(is_short, true),
+                                 residual);
         };
         return try_for_memory(memory, try_once,
                               [](Answer tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
@@ -196,9 +200,7 @@ Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcep
                 freed_from_pool(*allocation);
                 return CUDA_SUCCESS; // when the capture has ended
             }
-            ignoring_errors([&] {
-                if (free_in_order(memory, *allocation, key)) allocation.done();
-            });
+            ignoring_errors([&] { free_in_order(memory, allocation, key); });
             if (allocation) {
                 // Without an event nobody can say when the block is free: wait, and give it back.
                 allocation.free_later();

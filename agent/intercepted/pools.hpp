@@ -15,7 +15,7 @@
 namespace gpu_sleep::agent::intercepted {
 
 [[nodiscard]] Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
-                                    CUstream stream, bool per_thread, ResidualCause& cause) noexcept;
+                                    CUstream stream, bool per_thread, ResidualRecord& residual) noexcept;
 [[nodiscard]] Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept;
 void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
 /// Runs the driver's cuMemPoolDestroy; what was allocated from the pool lives on.

@@ -138,15 +138,16 @@ void array_created(const void* array, const CUDA_ARRAY3D_DESCRIPTOR& wanted, uns
                      "the driver alone knows where an array lies");
 }
 
-void allocated_by_driver(CUdeviceptr address, std::size_t bytes, const ResidualCause& cause) noexcept {
-    if (!cause.reason) return;
-    if (cause.pool) note_mixed_pool(cause.pool);
-    books().residual.add(address, ResidualRecords::OfDriver{bytes, cause});
+void allocated_by_driver(CUdeviceptr address, std::size_t bytes, ResidualRecord residual) noexcept {
+    if (!residual.reason) return;
+    if (residual.pool) note_mixed_pool(residual.pool);
+    residual.bytes = bytes;
+    books().residual.add(address, residual);
 }
 
 CUresult free_by_driver(CUdeviceptr address, const std::function<CUresult()>& free) noexcept {
     auto& records = books().residual;
-    if (!records.has_any_of_driver()) return free();
+    if (!records.has_any()) return free();
     // The record goes first: behind the free the address may at once be somebody else's.
     auto record = records.take(address);
     const auto status = free();

@@ -147,8 +147,12 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
-    books().allocations.add(
-        {address, mapping.bytes, device, nullptr, nullptr, 0, true, mapping.access, false, handle_types});
+    books().allocations.add({.address = address,
+                             .bytes = mapping.bytes,
+                             .device = device,
+                             .is_virtual = true,
+                             .access = mapping.access,
+                             .handle_types = handle_types});
 }
 
 /// Notes what the driver did to the access to a mapping. A span's grant ends at its first hole: where that

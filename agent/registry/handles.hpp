@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program's own virtual memory: its handles and its mappings.
+// Memory behind handles of the driver: the program's own virtual memory, and memory of other processes.
 
 #pragma once
 
+#include "base/process.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
@@ -12,6 +13,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <list>
 #include <map>
 #include <vector>
 
@@ -44,6 +46,22 @@ struct Handles {
     std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
+};
+
+/// Memory of another process, opened here.
+struct Import {
+    ProcessIdentity from;
+    std::uint64_t allocation = 0; ///< there
+    CUdeviceptr given = 0;        ///< what the program got
+    driver::VaReservation place;
+    driver::DeviceMask access = 0;
+    unsigned opens = 1;
+};
+
+struct Imports {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
+        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
+    std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
 };
 
 } // namespace gpu_sleep::agent::registry

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The driver's objects that the program has, which of its work was done when a deep sleep began, and the
-// frees that are put off meanwhile.
+// The driver's objects that the program has, and which of its work was done when a deep sleep began.
 
 #pragma once
 
@@ -13,8 +12,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
-#include <list>
 #include <map>
 #include <optional>
 #include <utility>
@@ -71,6 +68,7 @@ struct Objects {
     };
     std::map<CUcontext, Done> done GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdevice, PrimaryState> primary GPU_SLEEP_GUARDED_BY(mutex);
+    std::optional<DeviceMemory> memory GPU_SLEEP_GUARDED_BY(mutex);
     std::atomic<bool> is_known{false}; ///< what is done
 
     /// The context takes what was made in it with it, but for pools, which belong to devices, and memory from
@@ -83,12 +81,6 @@ struct Objects {
                    kind != Object::external_memory;
         });
     }
-};
-
-struct PutOff {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::list<std::function<void()>> frees GPU_SLEEP_GUARDED_BY(mutex);
-    std::optional<DeviceMemory> memory GPU_SLEEP_GUARDED_BY(mutex);
 };
 
 } // namespace gpu_sleep::agent::registry

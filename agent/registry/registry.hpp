@@ -10,7 +10,6 @@
 #include "registry/captures.hpp"
 #include "registry/contexts.hpp"
 #include "registry/handles.hpp"
-#include "registry/imports.hpp"
 #include "registry/objects.hpp"
 #include "registry/pools.hpp"
 #include "registry/residual.hpp"
@@ -53,7 +52,7 @@ struct Departed {
     CUcontext context = nullptr;
     bool is_primary = false;
     std::map<CUdeviceptr, Allocation> allocations; ///< that die with it
-    Deferred::Items deferred;                      ///< the freed ones among them, which wait
+    Later::Items later;                            ///< those that are freed later, and what was freed in it
     Captures::Taken captures;
     Contexts::Record record;
     ResidualRecords::Taken residual;
@@ -68,18 +67,20 @@ struct Registry {
     Handles handles;
     Imports imports;
     Allocations allocations;
-    Deferred deferred;
+    Later later;
     ResidualRecords residual;
     PeerAccess peers;
     Graphs graphs;
     Objects objects;
-    PutOff put_off;
     Unseen unseen;
 
     /// Takes out what is known of a context that is about to end. Takes no memory. The caller holds
     /// contexts.alive alone. Afterwards its memory is freed (free_departed()), or all is put back.
     [[nodiscard]] Departed take(CUcontext context, bool is_primary) noexcept;
     void put_back(Departed departed) noexcept;
+    /// A green context is about to end, which its primary one outlives: that has its memory, and its events,
+    /// from now on. Returns the captures in its streams. Takes no memory.
+    [[nodiscard]] Captures::Taken hand_on(const Green& green) noexcept;
 };
 
 /// The process's: made at the first question, which may come before the agent starts, and never freed. Once
