@@ -2,14 +2,12 @@
 // Copyright the gpu-sleep authors.
 // The hooks of plain and stream-ordered memory, of pools and of arrays: a few lines each, no policy.
 
+#include "intercepted/memory.hpp"
 #include "hooks/deep_answers.hpp"
 #include "intercepted/calls.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/ipc.hpp"
 #include "intercepted/objects.hpp"
-#include "intercepted/plain.hpp"
 #include "intercepted/pool_table.hpp"
-#include "intercepted/pools.hpp"
 #include "intercepted/residual.hpp"
 #include "lifecycle/start.hpp"
 
@@ -103,8 +101,10 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 }
 
 CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
-    return noted(real<Entry::cuMemAllocManaged>()(address, bytes, flags),
-                 [=] { intercepted::managed_allocated(*address, bytes); });
+    return noted(real<Entry::cuMemAllocManaged>()(address, bytes, flags), [=] {
+        intercepted::stays_in_context(*address, bytes, "managed",
+                                      "the driver moves it between host and device itself");
+    });
 }
 
 GPU_SLEEP_SHARE(cuMemAllocAsync, allocate_async)

@@ -3,7 +3,7 @@
 // Legacy CUDA IPC of ranges. The driver makes no such handle of virtual memory, so a handle of ours says
 // where to ask for it; the agents pass the memory itself on as a descriptor. What is shared stays on the GPU.
 
-#include "intercepted/ipc.hpp"
+#include "intercepted/memory.hpp"
 
 #include "intercepted/freeing.hpp"
 #include "intercepted/residual.hpp"
@@ -65,6 +65,18 @@ Result<Import> map_import(const driver::Api& api, const server::SharedMemory& sh
         return std::move(granted).error();
     }
     return Import{{}, 0, span.address + shared.what.offset, *std::move(place), access, 1};
+}
+
+/// The status that the driver would have given for `error`.
+CUresult to_status(const Error& error) noexcept {
+    if (error.driver_status != 0) return static_cast<CUresult>(error.driver_status);
+    switch (error.code) {
+    case ErrorCode::out_of_device_memory:
+    case ErrorCode::out_of_host_memory: return CUDA_ERROR_OUT_OF_MEMORY;
+    case ErrorCode::invalid_argument: return CUDA_ERROR_INVALID_VALUE;
+    case ErrorCode::context_lost: return CUDA_ERROR_DEINITIALIZED;
+    default: return CUDA_ERROR_UNKNOWN;
+    }
 }
 
 /// One more open of what is open already, for a device more perhaps; nothing when it is not.

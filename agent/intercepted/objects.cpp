@@ -33,14 +33,21 @@ bool await_knowledge(const Objects& objects) noexcept {
     return true;
 }
 
-bool is_done(Object kind, std::uint64_t handle, bool waits) noexcept {
+/// Calls `use` with an entry of a table, once what is done is known. False: there is none, or `use` says so.
+template <class Table, class Use>
+bool with_known(Table Objects::*table, const typename Table::key_type& key, const Use& use) noexcept {
     auto& objects = books().objects;
     if (!await_knowledge(objects)) return false;
     const MutexLock lock(objects.mutex);
-    const auto found = objects.all.find({kind, handle});
-    if (found == objects.all.end() || !found->second.is_done) return false;
-    found->second.was_waited_for |= waits;
-    return true;
+    const auto found = (objects.*table).find(key);
+    return found != (objects.*table).end() && use(found->second);
+}
+
+bool is_done(Object kind, std::uint64_t handle, bool waits) noexcept {
+    return with_known(&Objects::all, {kind, handle}, [=](Made& made) {
+        made.was_waited_for |= made.is_done && waits;
+        return made.is_done;
+    });
 }
 
 /// The events of each context.
@@ -181,13 +188,10 @@ bool is_event_done(CUevent event, bool waits) noexcept {
 }
 
 bool is_context_done(CUcontext context, bool waits) noexcept {
-    auto& objects = books().objects;
-    if (!context || !await_knowledge(objects)) return false;
-    const MutexLock lock(objects.mutex);
-    const auto found = objects.done.find(context);
-    if (found == objects.done.end()) return false;
-    found->second.was_waited_for |= waits;
-    return true;
+    return context && with_known(&Objects::done, context, [=](Objects::Done& done) {
+               done.was_waited_for |= waits;
+               return true;
+           });
 }
 
 bool is_current_context_done(bool waits) noexcept {
@@ -199,19 +203,17 @@ CUcontext current_context_while_deep() noexcept {
 }
 
 std::optional<CUdevice> device_while_deep(CUcontext context) noexcept {
-    auto& objects = books().objects;
-    if (!await_knowledge(objects)) return std::nullopt;
-    const MutexLock lock(objects.mutex);
-    const auto found = objects.done.find(context);
-    return found == objects.done.end() ? std::nullopt : found->second.device;
+    std::optional<CUdevice> device;
+    with_known(&Objects::done, context,
+               [&](const Objects::Done& done) { return (device = done.device).has_value(); });
+    return device;
 }
 
 std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept {
-    auto& objects = books().objects;
-    if (!await_knowledge(objects)) return std::nullopt;
-    const MutexLock lock(objects.mutex);
-    const auto found = objects.primary.find(device);
-    return found == objects.primary.end() ? std::nullopt : std::optional(found->second);
+    std::optional<PrimaryState> state;
+    with_known(&Objects::primary, device,
+               [&](const PrimaryState& known) { return (state = known).has_value(); });
+    return state;
 }
 
 bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Allocating ranges, and waiting as the driver's own free does.
 
-#include "intercepted/plain.hpp"
+#include "intercepted/memory.hpp"
 
 #include "common/interception.hpp"
 #include "intercepted/freeing.hpp"

@@ -3,8 +3,9 @@
 // Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync, and what the program does with pools.
 // What becomes of freed blocks is in freeing.cpp, what pools say of themselves in pool_table.cpp.
 
-#include "intercepted/pools.hpp"
+#include "intercepted/memory.hpp"
 
+#include "intercepted/contexts.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/pool_table.hpp"
 #include "intercepted/rules.hpp"

@@ -16,24 +16,17 @@ namespace {
 
 constexpr Bytes k_bits = 8; // of a byte
 
-/// Bits of a channel, or of a whole element where the format says how many channels it has. Zero for formats
-/// whose elements share planes: how large those are the driver alone knows.
-Bytes bits_of_channel(CUarray_format format) noexcept {
-    switch (format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8: return 8;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF: return 16;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT: return 32;
-    default: return 0;
-    }
-}
-
+/// Zero for formats whose elements share planes: how large those are the driver alone knows.
 Bytes bits_of_element(const CUDA_ARRAY3D_DESCRIPTOR& array) noexcept {
     switch (array.Format) {
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8: return Bytes{8} * array.NumChannels;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF: return Bytes{16} * array.NumChannels;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT: return Bytes{32} * array.NumChannels;
     case CU_AD_FORMAT_BC1_UNORM:
     case CU_AD_FORMAT_BC1_UNORM_SRGB:
     case CU_AD_FORMAT_BC4_UNORM:
@@ -61,7 +54,7 @@ Bytes bits_of_element(const CUDA_ARRAY3D_DESCRIPTOR& array) noexcept {
     case CU_AD_FORMAT_SNORM_INT16X2: return 32;
     case CU_AD_FORMAT_UNORM_INT16X4:
     case CU_AD_FORMAT_SNORM_INT16X4: return 64;
-    default: return bits_of_channel(array.Format) * array.NumChannels;
+    default: return 0;
     }
 }
 
@@ -115,10 +108,6 @@ void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const 
         const auto device = with ? current_device(*with).value_or(0) : 0;
         books().residual.add(address, {bytes, kind, reason, device, context});
     });
-}
-
-void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept {
-    stays_in_context(address, bytes, "managed", "the driver moves it between host and device itself");
 }
 
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept {

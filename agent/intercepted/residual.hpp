@@ -23,7 +23,6 @@ namespace gpu_sleep::agent::intercepted {
 /// allocated. Thins where memory is short.
 [[nodiscard]] std::vector<Residual> residual(const LockedMemory& locked) noexcept;
 
-void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept;
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept;
 /// The driver mapped memory behind a handle that is none of ours.
 void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept;

@@ -195,8 +195,8 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
             return std::nullopt;
         // Memory for the record is taken first: once the driver has made the handle, nothing may fail.
-        std::map<std::uint64_t, Handle> made;
-        auto& mine = made[0];
+        auto made = make_entry<std::map<std::uint64_t, Handle>>();
+        auto& mine = made.mapped();
         const auto status = try_for_memory(
             memory, [&] { return memory.api().cuMemCreate(&mine.real, bytes, properties, flags); },
             [](CUresult tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
@@ -209,9 +209,8 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
         *handle = k_first_handle + ++all.next;
-        auto node = made.extract(made.begin());
-        node.key() = *handle;
-        all.handles.insert(std::move(node));
+        made.key() = *handle;
+        all.handles.insert(std::move(made));
         return CUDA_SUCCESS;
     });
 }

@@ -9,7 +9,6 @@
 #include "base/process.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "intercepted/ipc.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/residual.hpp"

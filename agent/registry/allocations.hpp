@@ -36,6 +36,14 @@ template <class Map, class Wanted>
     return taken;
 }
 
+/// Makes an entry that is inserted later, which takes no memory then.
+template <class Map, class... Parts>
+[[nodiscard]] typename Map::node_type make_entry(Parts&&... parts) {
+    Map made;
+    made.emplace(std::forward<Parts>(parts)...);
+    return made.extract(made.begin());
+}
+
 struct Allocation {
     CUdeviceptr address = 0; ///< of the allocation
     std::size_t bytes = 0;   ///< that the program asked for
@@ -62,9 +70,7 @@ public:
     using Record = std::map<CUdeviceptr, Allocation>::node_type;
     /// One to be added.
     [[nodiscard]] static Record make_record(const Allocation& allocation) {
-        std::map<CUdeviceptr, Allocation> made;
-        made.emplace(allocation.address, allocation);
-        return made.extract(made.begin());
+        return make_entry<std::map<CUdeviceptr, Allocation>>(allocation.address, allocation);
     }
     /// As add(), and takes no memory.
     void add(Record record) noexcept {

@@ -75,6 +75,7 @@ struct Range {
     ledger::TagId tag = 0;
     std::size_t live = 0; ///< blocks that are given out
 };
+using Ranges = std::map<CUdeviceptr, Range>;
 
 /// A part of a range: the blocks of a range fill it. Takes all the memory that it will ever need when it is
 /// made, so that freeing one cannot fail.
@@ -91,7 +92,7 @@ using Blocks = std::map<CUdeviceptr, Block>;
 struct Pools {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::pools) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::memory);
     std::map<CUmemoryPool, std::shared_ptr<Pool>> pools GPU_SLEEP_GUARDED_BY(mutex);
-    std::map<CUdeviceptr, Range> ranges GPU_SLEEP_GUARDED_BY(mutex);
+    Ranges ranges GPU_SLEEP_GUARDED_BY(mutex);
     Blocks blocks GPU_SLEEP_GUARDED_BY(mutex);
     std::atomic<bool> has_excess{
         false}; ///< some pool has more than its threshold, or memory that was freed in a stream's order waits

@@ -32,7 +32,7 @@ const auto k_pool = handle<CUmemoryPool>(0x5000);
 void fill(Registry& registry) {
     for (const auto& [context, at] : {std::pair(k_context, 0x10), std::pair(k_other, 0x20)}) {
         const auto address = static_cast<CUdeviceptr>(at) << 32;
-        registry.contexts.add(Contexts::make_record(), context, 0);
+        registry.contexts.add(make_entry<Contexts::Records>(), context, 0);
         registry.contexts.give_event(context, k_event);
         registry.allocations.add({.address = address, .bytes = 1, .context = context});
         registry.allocations.add({.address = address + 1, .bytes = 1, .context = context, .pool = k_pool});
@@ -122,8 +122,7 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
 TEST_CASE("Registry: a green context hands its events and its memory on to its primary one", "[registry]") {
     Contexts contexts;
     const auto green = handle<CUgreenCtx>(0x6000);
-    contexts.prepare_hold(0);
-    contexts.add(Contexts::make_green(), green, {k_context, k_other, 0});
+    contexts.add(make_entry<Contexts::Greens>(), green, {k_context, k_other, 0});
     CHECK(contexts.owner_of_memory_in(k_context) == k_other);
     CHECK(contexts.holds(0));
     CHECK(contexts.take_event(k_context) == nullptr); // from here on it has a record
@@ -138,7 +137,7 @@ TEST_CASE("Registry: a green context hands its events and its memory on to its p
     CHECK(letting_go.was_held);
     CHECK(letting_go.is_last);
     CHECK_FALSE(contexts.let_go(0).was_held);
-    CHECK_FALSE(contexts.let_go_of_one(0));
+    CHECK(contexts.let_go(0, false).is_last);
 }
 
 TEST_CASE("Registry: who ends a context goes before those who let it", "[registry]") {

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Memory that belongs to no pool: what the program takes by cuMemAlloc and its like, or from the C API. Where
-// its calls are intercepted both are in the index of allocations: other calls name them. And which devices
-// reach it: copies from every device do, and kernels once the program has asked for it. Source: CUDA Driver
-// API, Memory Management.
+// The program's memory by its calls: plain, by cuMemAlloc and its like; of pools; of other processes; and
+// from the C API. Where calls are intercepted plain memory, and that from the C API, is in the index of
+// allocations: other calls name it. Copies from every device reach it, and kernels once the program has asked
+// for that. Source: CUDA Driver API, Memory Management.
 
 #pragma once
 
 #include "gate/gate.hpp"
 #include "intercepted/calls.hpp"
-
-#include <cuda.h>
-
-#include <cstddef>
-#include <string_view>
+#include "model/request.hpp"
+#include "server/shared_memory.hpp"
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -34,7 +31,31 @@ void peer_access_enabled(CUcontext peer) noexcept;
 /// was not granted access from. Grants it to all devices in use; false when nothing was missing.
 [[nodiscard]] bool let_copies_reach(const gate::Inspector& copy) noexcept;
 
-// All are thread-safe.
+// Stream-ordered memory and its pools. `per_thread`: the null stream is the thread's own.
+
+[[nodiscard]] Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
+                                    CUstream stream, bool per_thread, ResidualRecord& residual) noexcept;
+[[nodiscard]] Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept;
+void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
+/// Runs the driver's cuMemPoolDestroy; what was allocated from the pool lives on.
+CUresult end_pool(CUmemoryPool pool, const std::function<CUresult()>& destroy) noexcept;
+void pool_trimmed(CUmemoryPool pool, std::size_t keep) noexcept;
+/// After the driver set an attribute: the threshold, a switch, or a peak that begins anew.
+void pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, const void* value) noexcept;
+void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) noexcept;
+
+// Legacy CUDA IPC of plain memory. Source: CUDA Driver API, cuIpcGetMemHandle.
+
+/// A handle of ours for a plain allocation, which stays on the GPU from now on.
+[[nodiscard]] Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept;
+/// Opens such a handle of another process; waits for that one.
+[[nodiscard]] Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept;
+[[nodiscard]] Answer close_ipc(CUdeviceptr address) noexcept;
+/// Memory of which the program made a handle. Thread-safe; does not wait for a sleep. Errors: not_owned
+/// (there is no such memory, or no longer), driver_failed.
+[[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request);
+
+// Of the C API.
 
 /// Errors: those of ProgramMemory::allocate().
 [[nodiscard]] Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device,
