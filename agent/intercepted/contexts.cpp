@@ -186,14 +186,15 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
     if (!with) return destroy();
     return end_alone([&] {
         auto& all = books();
-        auto record = all.contexts.take(handle);
-        if (!record) return destroy();
-        const auto green = record.mapped();
-        auto captures = all.hand_on(green); // for good but for these: if it stays, its blocks wait for events
-        const auto ended = release_held(*with, green.device, destroy);
-        if (ended == CUDA_SUCCESS) return ended;
-        all.captures.put_back(captures);
-        all.contexts.put_back(std::move(record));
+        const auto green = all.contexts.find(handle);
+        if (!green) return destroy();
+        auto captures =
+            all.hand_on(*green); // for good but for these: if it stays, its blocks wait for events
+        const auto ended = release_held(*with, green->device, destroy);
+        if (ended == CUDA_SUCCESS)
+            all.contexts.forget(handle); // nobody makes another meanwhile
+        else
+            all.captures.put_back(captures);
         return ended;
     });
 }

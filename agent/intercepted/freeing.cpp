@@ -27,27 +27,6 @@ void tidy_later() noexcept {
     if (const auto* const with = memory()) with->tidy_within(k_by_itself);
 }
 
-/// Items on their way to be freed or closed. One that is not by the end of this, for want of memory, waits
-/// again.
-class Due {
-public:
-    explicit Due(Later::Items items = {}) noexcept : items_(std::move(items)) {}
-    Due& operator=(Due&&) = delete;
-    ~Due() { books().later.add(items_); }
-
-    Later::Items* operator->() noexcept { return &items_; }
-    void take(Later::Items items) noexcept { items_ = std::move(items); }
-    void give_back(ProgramMemory& memory) {
-        auto& [allocations, imports] = items_;
-        for (; !imports.empty(); imports.pop_front()) unmap_import(memory.api(), imports.front());
-        for (; !allocations.empty(); allocations.erase(allocations.begin()))
-            give_allocation(memory, allocations.begin()->second);
-    }
-
-private:
-    Later::Items items_;
-};
-
 /// Frees plain memory that waited for a stream which is there now.
 void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
     Due due(books().later.take([](const Allocation& freed) { return freed.done != nullptr; }));
@@ -128,6 +107,13 @@ void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
                    [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
 }
 
+void Due::give_back(ProgramMemory& memory) {
+    auto& [allocations, imports] = items_;
+    for (; !imports.empty(); imports.pop_front()) unmap_import(memory.api(), imports.front());
+    for (; !allocations.empty(); allocations.erase(allocations.begin()))
+        give_allocation(memory, allocations.begin()->second);
+}
+
 void free_departed(ProgramMemory& memory, Departed departed) noexcept {
     ignoring_errors([&] {
         auto& all = books();
@@ -179,7 +165,7 @@ void free_waiting() noexcept {
         {
             const std::shared_lock order(captures.order);
             if (captures.count() != 0) return;
-            due.take(later.take_for_captures());
+            *due = later.take_for_captures();
             for (const auto& import : due->imports)
                 for (int device = 0; device < driver::k_max_devices; ++device)
                     if ((import.access >> device & 1) != 0) note_work_on(memory.api(), device, work);

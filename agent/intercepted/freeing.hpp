@@ -54,49 +54,33 @@ void unmap_import(const driver::Api& api, const Import& import);
 /// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
 /// reach it. False as PendingWork::note(). The caller holds contexts.alive, until it has waited.
 bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work);
-/// An allocation that is out of the index to be freed. Unless that is done by its end, it is freed with those
-/// that wait for captures to end: also when it was memory that was short.
-class Freeing {
+/// What is out of the books to be freed or closed. What is not by the end of this, for want of memory
+/// perhaps, is freed later.
+class Due {
 public:
-    explicit Freeing(Allocations::Record record) noexcept : record_(std::move(record)) {}
-    Freeing& operator=(Freeing&&) = delete;
-    ~Freeing() { free_later(); }
+    explicit Due(Later::Items items = {}) noexcept : items_(std::move(items)) {}
+    Due& operator=(Due&&) = delete;
+    ~Due() { free_later(); }
 
-    explicit operator bool() const noexcept { return !record_.empty(); }
-    const Allocation* operator->() const noexcept { return &record_.mapped(); }
-    const Allocation& operator*() const noexcept { return record_.mapped(); }
-    /// It is freed when the stream of the event, which is of that context, gets there.
-    void free_in_order(CUevent done, CUcontext context) noexcept {
-        record_.mapped().done = done;
-        record_.mapped().freed_in = context;
-        free_later();
-    }
-    /// It is freed, or somebody else's to free.
-    void done() noexcept { record_ = {}; }
-    /// It is not to be freed: puts it back into the index.
-    void put_back() noexcept { books().allocations.put_back(std::move(record_)); }
-    /// It is freed with those that wait for captures to end.
-    void free_later() noexcept {
-        if (!record_.empty()) books().later.add(std::move(record_));
-    }
+    Later::Items* operator->() noexcept { return &items_; }
+    Later::Items& operator*() noexcept { return items_; }
+    void free_later() noexcept { books().later.add(items_); }
+    /// No work may still use it.
+    void give_back(ProgramMemory& memory);
 
 private:
-    Allocations::Record record_;
+    Later::Items items_;
 };
 
-/// Takes the allocation at `address` out of the index and has `free` free it. No answer where there is none
-/// of ours, or it is a mapping of the program's own.
+/// Takes the allocation at `address` out of the index and has `free` free it, which is given it twice. No
+/// answer where there is none of ours, or it is a mapping of the program's own.
 template <class Free>
 Answer free_known(CUdeviceptr address, const Free& free) {
     // The record goes first: behind the free the address may at once be somebody else's.
-    Freeing allocation(books().allocations.take(address));
-    if (!allocation) return std::nullopt;
-    if (allocation->is_virtual) {
-        allocation.put_back();
-        return std::nullopt;
-    }
-    if (auto* const with = memory()) return free(*with, allocation);
-    allocation.done(); // the process is ending: the driver takes everything back
+    Due due({books().allocations.take(address, false), {}});
+    if (due->allocations.empty()) return std::nullopt;
+    if (auto* const with = memory()) return free(*with, due, due->allocations.begin()->second);
+    due->allocations.clear(); // the process is ending: the driver takes everything back
     return CUDA_SUCCESS;
 }
 

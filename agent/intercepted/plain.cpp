@@ -77,19 +77,18 @@ Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std:
 }
 
 /// Unless a capture is open. Returns what went wrong with the work before. The caller holds contexts.alive.
-CUresult free_now(ProgramMemory& memory, Freeing& allocation) {
+CUresult free_now(ProgramMemory& memory, Due& due, const Allocation& allocation) {
     PendingWork work(memory.api());
     {
         const std::shared_lock order(books().captures.order);
         if (books().captures.count() != 0) {
-            allocation.free_later();
+            due.free_later();
             return CUDA_SUCCESS;
         }
-        note_work(memory, *allocation, work);
+        note_work(memory, allocation, work);
     }
     const auto status = work.wait();
-    give_allocation(memory, *allocation);
-    allocation.done();
+    due.give_back(memory);
     return status;
 }
 
@@ -226,12 +225,13 @@ Answer free(CUdeviceptr address) noexcept {
         books().contexts.let_end();
         // While the record is out of the index its context must not end: it would be worked in all the same.
         const std::shared_lock contexts(books().contexts.alive);
-        return free_known(address, [](ProgramMemory& memory, Freeing& allocation) -> Answer {
-            if (allocation->pool) freed_from_pool(*allocation);
-            auto status = CUDA_SUCCESS;
-            ignoring_errors([&] { status = free_now(memory, allocation); });
-            return status; // it is freed all the same, now or later
-        });
+        return free_known(address,
+                          [](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
+                              if (allocation.pool) freed_from_pool(allocation);
+                              auto status = CUDA_SUCCESS;
+                              ignoring_errors([&] { status = free_now(memory, due, allocation); });
+                              return status; // it is freed all the same, now or later
+                          });
     });
 }
 
@@ -258,10 +258,10 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
     if (!is_own(address)) return not_own(address); // another thread was faster
     // The record goes first: behind the free the address may at once be somebody else's.
     auto& allocations = books().allocations;
-    auto record = allocations.take(address);
-    if (!record) return not_own(address);
+    auto taken = allocations.take(address, true);
+    if (taken.empty()) return not_own(address);
     auto freed = guarded([&] { return memory.free(address); });
-    if (!freed) allocations.put_back(std::move(record));
+    if (!freed) allocations.put_back(taken);
     return freed;
 }
 

@@ -110,8 +110,8 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         return std::nullopt;
     }
     // First: a block that is taken and cannot be given out would have lost its last use.
-    auto record = Allocations::make_record(
-        {.bytes = bytes, .device = pool->device, .context = key.context, .pool = handle});
+    auto record = make_entry<Allocations::Taken>(
+        0, Allocation{.bytes = bytes, .device = pool->device, .context = key.context, .pool = handle});
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
     const auto would_be_too_much = [&] { return is_too_much(pool->figures, request.bytes); };
     auto block = take_spare(all, memory, *pool, request, false);
@@ -139,19 +139,22 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
 
 /// Keeps a freed block, out of its pool's count, or plain memory, which nobody may have again, until the
 /// stream is there. Nothing where no event can be had.
-void free_in_order(ProgramMemory& memory, Freeing& allocation, const StreamKey& key) {
+void free_in_order(ProgramMemory& memory, Due& due, const StreamKey& key) {
     auto& all = books().pools;
     const MutexLock lock(all.mutex);
-    const auto block = all.blocks.find(allocation->address);
+    auto& allocation = due->allocations.begin()->second;
+    const auto block = all.blocks.find(allocation.address);
     const bool is_block = block != all.blocks.end();
-    if (is_block) block->second.range->pool->figures.used -= allocation->bytes;
+    if (is_block) block->second.range->pool->figures.used -= allocation.bytes;
     const auto last_use = last_use_in(all, memory, key);
     if (!last_use) return;
     if (is_block) {
         make_spare(all, block, *last_use);
-        allocation.done();
+        due->allocations.clear();
     } else {
-        allocation.free_in_order(last_use->done, key.context);
+        allocation.done = last_use->done;
+        allocation.freed_in = key.context;
+        due.free_later();
         all.has_excess = true;
     }
 }
@@ -191,24 +194,27 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
 
 Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept {
     return answered([&] {
-        return free_known(address, [&](ProgramMemory& memory, Freeing& allocation) -> Answer {
-            const auto key = key_of(memory, stream, per_thread);
-            if (!key.context) { // the driver says what is wrong
-                allocation.put_back();
-                return std::nullopt;
-            }
-            if (is_capturing(memory, key.stream, true)) { // where an event would be a part of it, or break it
-                freed_from_pool(*allocation);
-                return CUDA_SUCCESS; // when the capture has ended
-            }
-            ignoring_errors([&] { free_in_order(memory, allocation, key); });
-            if (allocation) {
-                // Without an event nobody can say when the block is free: wait, and give it back.
-                allocation.free_later();
-                free_waiting();
-            }
-            return CUDA_SUCCESS;
-        });
+        return free_known(address,
+                          [&](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
+                              const auto key = key_of(memory, stream, per_thread);
+                              if (!key.context) { // the driver says what is wrong
+                                  books().allocations.put_back(due->allocations);
+                                  return std::nullopt;
+                              }
+                              if (is_capturing(memory, key.stream,
+                                               true)) { // where an event would be a part of it, or break it
+                                  freed_from_pool(allocation);
+                                  return CUDA_SUCCESS; // when the capture has ended
+                              }
+                              ignoring_errors([&] { free_in_order(memory, due, key); });
+                              if (!due->allocations.empty()) {
+                                  // Without an event nobody can say when the block is free: wait, and give it
+                                  // back.
+                                  due.free_later();
+                                  free_waiting();
+                              }
+                              return CUDA_SUCCESS;
+                          });
     });
 }
 

@@ -63,7 +63,7 @@ void take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, M
         handle->real = removed.handle;
         handle->host_backed = removed.host_backed;
     }
-    static_cast<void>(books().allocations.take(address));
+    static_cast<void>(books().allocations.take(address, true));
 }
 
 /// Unless it sleeps, the handle's memory stays where it is from now on; `reason` says why.
@@ -105,28 +105,12 @@ void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) n
 /// Numbers that no handle of the driver was seen to have, so that a stray one is noticed.
 constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
 
-/// Why memory of these properties cannot be made again as it was; null when it can.
-const char* why_it_must_stay(const CUmemAllocationProp& properties) {
-    if (properties.allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE) return "compressible memory";
-    if ((properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) != 0) return "memory for sparse arrays";
-    if (properties.allocFlags.usage != 0) return "created for a special use";
-    constexpr unsigned k_understood = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    if ((static_cast<unsigned>(properties.requestedHandleTypes) & ~k_understood) != 0)
-        return "created to be shared through the fabric";
-    return nullptr;
-}
-
-/// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
-/// to its own device, for otherwise nobody can copy it.
+/// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot.
 void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
                     const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
     const auto* const handle = find_handle(all, mapping.handle);
-    if (!handle || handle->stay_reason) return;
-    const auto device = handle->properties.location.id;
-    const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 &&
-                           mapping.bytes == handle->bytes && !mapping.has_other_access &&
-                           (mapping.access >> device & 1) != 0;
-    if (!can_sleep) return take_from_ledger(memory, all, address, mapping);
+    if (!handle) return;
+    if (why_it_stays(*handle, &mapping)) return take_from_ledger(memory, all, address, mapping);
     if (mapping.in_ledger) {
         memory.ledger().find(address)->access = mapping.access;
         books().allocations.change(address, [&](Allocation& known) { known.access = mapping.access; });
@@ -139,7 +123,7 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     backing.bytes = mapping.bytes;
     backing.allocated = mapping.bytes;
     backing.tag = memory.ledger().tag_id(*tag);
-    backing.device = device;
+    backing.device = handle->properties.location.id;
     backing.access = mapping.access;
     backing.mapped = true;
     backing.handle = handle->real;
@@ -149,7 +133,7 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
     books().allocations.add({.address = address,
                              .bytes = mapping.bytes,
-                             .device = device,
+                             .device = handle->properties.location.id,
                              .is_virtual = true,
                              .access = mapping.access,
                              .handle_types = handle_types});
@@ -205,7 +189,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         mine.bytes = bytes;
         mine.properties = *properties;
         mine.references = 1;
-        mine.stay_reason = why_it_must_stay(*properties);
+        mine.stay_reason = why_it_stays(*properties);
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
         *handle = k_first_handle + ++all.next;
@@ -416,14 +400,11 @@ void add_handles_that_stay(std::vector<Residual>& sums) {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
-        const bool is_in_ledger = std::any_of(
-            handle.mappings.begin(), handle.mappings.end(),
-            [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) { return all.mappings.at(at).in_ledger; });
-        if (is_in_ledger) continue;
-        const char* reason = handle.stay_reason ? handle.stay_reason
-                             : handle.mappings.empty()
-                                 ? "created, but not mapped"
-                                 : "mapped in part, or without access for its own device";
+        const auto* const mapping =
+            handle.mappings.empty() ? nullptr : &all.mappings.at(handle.mappings.front());
+        if (mapping && mapping->in_ledger) continue;
+        const auto* reason = why_it_stays(handle, mapping);
+        if (!reason) reason = TagChoice::why_not(handle.bytes);
         add_to_sum(sums, {handle.host_backed ? model::k_residual_of_host : "virtual",
                           handle.properties.location.id, handle.bytes, 1, reason});
     }

@@ -65,37 +65,33 @@ struct Allocation {
 class Allocations {
 public:
     /// Gives it an id and adds it.
-    void add(const Allocation& allocation) { add(make_record(allocation)); }
-    /// An allocation itself, which moves from place to place without memory; empty for none.
-    using Record = std::map<CUdeviceptr, Allocation>::node_type;
-    /// One to be added.
-    [[nodiscard]] static Record make_record(const Allocation& allocation) {
-        return make_entry<std::map<CUdeviceptr, Allocation>>(allocation.address, allocation);
-    }
+    void add(const Allocation& allocation) { add(make_entry<Taken>(allocation.address, allocation)); }
+    /// Allocations themselves, which move from place to place without memory.
+    using Taken = std::map<CUdeviceptr, Allocation>;
     /// As add(), and takes no memory.
-    void add(Record record) noexcept {
+    void add(Taken::node_type record) noexcept {
         const AloneLock lock(mutex_);
         record.key() = record.mapped().address;
         record.mapped().id = next_id_++;
         by_address_.erase(record.key());
         by_address_.insert(std::move(record));
     }
-    /// Takes out what begins at `address`.
-    Record take(CUdeviceptr address) {
+    /// Takes out what begins at `address`, if it is of that kind.
+    Taken take(CUdeviceptr address, bool is_virtual) noexcept {
         const AloneLock lock(mutex_);
-        return by_address_.extract(address);
+        Taken taken;
+        const auto found = by_address_.find(address);
+        if (found != by_address_.end() && found->second.is_virtual == is_virtual)
+            taken.insert(by_address_.extract(found));
+        return taken;
     }
     /// Takes out all that are wanted.
-    std::map<CUdeviceptr, Allocation> take(const std::function<bool(const Allocation&)>& wanted) {
+    Taken take(const std::function<bool(const Allocation&)>& wanted) {
         const AloneLock lock(mutex_);
         return move_out(by_address_, [&](const auto& entry) { return wanted(entry.second); });
     }
     /// Puts back what take() returned.
-    void put_back(Record record) noexcept {
-        const AloneLock lock(mutex_);
-        by_address_.insert(std::move(record));
-    }
-    void put_back(std::map<CUdeviceptr, Allocation>& records) noexcept {
+    void put_back(Taken& records) noexcept {
         const AloneLock lock(mutex_);
         by_address_.merge(records);
     }
@@ -139,7 +135,7 @@ private:
     static constexpr unsigned long long k_first_id = 1ULL << 48;
 
     mutable SharedMutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::map<CUdeviceptr, Allocation> by_address_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Taken by_address_ GPU_SLEEP_GUARDED_BY(mutex_);
     unsigned long long next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = k_first_id;
 };
 
@@ -150,16 +146,11 @@ private:
 class Later {
 public:
     struct Items {
-        std::map<CUdeviceptr, Allocation> allocations;
+        Allocations::Taken allocations;
         std::list<Import> imports;
     };
     using Calls = std::list<std::function<void()>>;
 
-    void add(Allocations::Record freed) noexcept {
-        Items items;
-        items.allocations.insert(std::move(freed));
-        add(items);
-    }
     void add(Items& items) noexcept {
         const MutexLock lock(mutex_);
         if (!items.imports.empty()) any_waits_for_captures_ = true;

@@ -98,14 +98,15 @@ void Contexts::add(GreenRecord record, CUgreenCtx handle, const Green& green) no
     if (auto* const holds = holds_of(green.device)) ++*holds;
 }
 
-Contexts::GreenRecord Contexts::take(CUgreenCtx handle) noexcept {
+std::optional<Green> Contexts::find(CUgreenCtx handle) const noexcept {
     const MutexLock lock(mutex_);
-    return greens_.extract(handle);
+    const auto found = greens_.find(handle);
+    return found == greens_.end() ? std::nullopt : std::optional(found->second);
 }
 
-void Contexts::put_back(GreenRecord record) noexcept {
+void Contexts::forget(CUgreenCtx handle) noexcept {
     const MutexLock lock(mutex_);
-    greens_.insert(std::move(record));
+    greens_.erase(handle);
 }
 
 void Contexts::hand_events_on(const Green& green) noexcept {

@@ -85,8 +85,8 @@ public:
     using GreenRecord = Greens::node_type;
     /// The program made it, and by it holds its device's primary context once more.
     void add(GreenRecord record, CUgreenCtx handle, const Green& green) noexcept;
-    [[nodiscard]] GreenRecord take(CUgreenCtx handle) noexcept;
-    void put_back(GreenRecord record) noexcept;
+    [[nodiscard]] std::optional<Green> find(CUgreenCtx handle) const noexcept;
+    void forget(CUgreenCtx handle) noexcept;
     /// It is about to end, and its events are its primary context's.
     void hand_events_on(const Green& green) noexcept;
     /// The context whose end takes what is allocated in `context`: the primary one of a green one, else

@@ -38,6 +38,28 @@ struct Handle {
     const char* stay_reason = nullptr; ///< why it has to stay
 };
 
+/// Why memory of these properties has to stay on the GPU: it cannot be made again as it was. Null: it can.
+[[nodiscard]] inline const char* why_it_stays(const CUmemAllocationProp& properties) noexcept {
+    if (properties.allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE) return "compressible memory";
+    if ((properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) != 0) return "memory for sparse arrays";
+    if (properties.allocFlags.usage != 0) return "created for a special use";
+    constexpr unsigned k_understood = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if ((static_cast<unsigned>(properties.requestedHandleTypes) & ~k_understood) != 0)
+        return "created to be shared through the fabric";
+    return nullptr;
+}
+
+/// Why the memory of a handle stays on the GPU; null where it can sleep. `mapping`: any of its own, if it has
+/// one. That has to be the only one, whole, and open to its own device, for otherwise nobody can copy it.
+[[nodiscard]] inline const char* why_it_stays(const Handle& handle, const Mapping* mapping) noexcept {
+    if (handle.stay_reason) return handle.stay_reason;
+    if (!mapping) return "created, but not mapped";
+    const bool is_whole = handle.mappings.size() == 1 && mapping->offset == 0 &&
+                          mapping->bytes == handle.bytes && !mapping->has_other_access;
+    const bool is_open = (mapping->access >> handle.properties.location.id & 1) != 0;
+    return is_whole && is_open ? nullptr : "mapped in part, or without access for its own device";
+}
+
 /// Its mutex comes after the memory's, which a sleep holds for long: who asks about handles, or has one
 /// without a mapping, which the ledger does not know, needs this one alone.
 struct Handles {

@@ -117,8 +117,8 @@ struct Unseen {
 struct Departed {
     CUcontext context = nullptr;
     bool is_primary = false;
-    std::map<CUdeviceptr, Allocation> allocations; ///< that die with it
-    Later::Items later;                            ///< those that are freed later, and what was freed in it
+    Allocations::Taken allocations; ///< that die with it
+    Later::Items later;             ///< those that are freed later, and what was freed in it
     Captures::Taken captures;
     Contexts::Record record;
     ResidualRecords::Taken residual;

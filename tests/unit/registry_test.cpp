@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -38,9 +39,10 @@ void fill(Registry& registry) {
         registry.allocations.add({.address = address + 1, .bytes = 1, .context = context, .pool = k_pool});
         registry.allocations.add(
             {.address = address + 2, .bytes = 1, .is_virtual = true, .context = context});
-        registry.later.add(Allocations::make_record({.address = address + 3, .context = context}));
-        registry.later.add(
-            Allocations::make_record({.address = address + 5, .done = k_event, .freed_in = context}));
+        Later::Items freed;
+        freed.allocations[address + 3] = {.address = address + 3, .context = context};
+        freed.allocations[address + 5] = {.address = address + 5, .done = k_event, .freed_in = context};
+        registry.later.add(freed);
         registry.residual.add(address, {1, "managed", "moves", 0, context});
         registry.residual.add(address + 4, {1, "plain", "small", 0, context});
         {
@@ -127,10 +129,10 @@ TEST_CASE("Registry: a green context hands its events and its memory on to its p
     CHECK(contexts.holds(0));
     CHECK(contexts.take_event(k_context) == nullptr); // from here on it has a record
     contexts.give_event(k_context, k_event);
-    auto record = contexts.take(green);
-    REQUIRE(record);
+    const auto found = contexts.find(green);
+    REQUIRE(found);
     test::t_allocations_left = 0;
-    contexts.hand_events_on(record.mapped());
+    contexts.hand_events_on(*found);
     CHECK(std::exchange(test::t_allocations_left, -1) == 0);
     CHECK(contexts.take_event(k_other) == k_event);
     const auto letting_go = contexts.let_go(0);
@@ -138,6 +140,51 @@ TEST_CASE("Registry: a green context hands its events and its memory on to its p
     CHECK(letting_go.is_last);
     CHECK_FALSE(contexts.let_go(0).was_held);
     CHECK(contexts.let_go(0, false).is_last);
+}
+
+TEST_CASE("Registry: why memory behind a handle of the program's stays", "[registry]") {
+    constexpr auto k_partial = "mapped in part, or without access for its own device";
+    constexpr Bytes k_bytes = 4;
+    Handle handle{.bytes = k_bytes, .mappings = {1}};
+    handle.properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
+    const Mapping whole{.bytes = k_bytes, .access = 2};
+    struct Row {
+        const char* reason;
+        void (*change)(Handle&, Mapping&);
+    };
+    const auto row =
+        GENERATE_COPY(Row{nullptr, [](Handle&, Mapping&) {}},
+                      Row{nullptr, [](Handle&, Mapping& mapping) { mapping.access = 3; }},
+                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.access = 1; }},
+                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.has_other_access = true; }},
+                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.offset = 2; }},
+                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.bytes = 2; }},
+                      Row{k_partial, [](Handle& of, Mapping&) { of.mappings.push_back(2); }},
+                      Row{k_exported, [](Handle& of, Mapping&) { of.stay_reason = k_exported; }});
+    auto mapping = whole;
+    row.change(handle, mapping);
+    CHECK(why_it_stays(handle, &mapping) == row.reason);
+    CHECK_FALSE(why_it_stays(handle, nullptr) == nullptr);
+}
+
+TEST_CASE("Registry: why memory stays that cannot be made again as it was", "[registry]") {
+    struct Row {
+        const char* reason;
+        CUmemAllocationProp properties;
+    };
+    CUmemAllocationProp tiles{}, compressed{}, other{}, descriptor{}, fabric{};
+    tiles.allocFlags.usage = CU_MEM_CREATE_USAGE_TILE_POOL;
+    compressed.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_GENERIC;
+    other.allocFlags.usage = 2;
+    descriptor.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    fabric.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+    for (const auto& [reason, properties] :
+         {Row{"", {}}, Row{"", descriptor}, Row{"memory for sparse arrays", tiles},
+          Row{"compressible memory", compressed}, Row{"created for a special use", other},
+          Row{"created to be shared through the fabric", fabric}}) {
+        const auto* const found = why_it_stays(properties);
+        CHECK(std::string_view(found ? found : "") == reason);
+    }
 }
 
 TEST_CASE("Registry: who ends a context goes before those who let it", "[registry]") {
