@@ -8,7 +8,6 @@
 #include "intercepted/freeing.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/pool_table.hpp"
-#include "intercepted/residual.hpp"
 #include "lifecycle/start.hpp"
 
 #include <optional>

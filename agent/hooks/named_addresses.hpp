@@ -6,7 +6,7 @@
 #pragma once
 
 #include "hooks/inspect.hpp"
-#include "intercepted/virtual_memory.hpp"
+#include "intercepted/memory.hpp"
 
 #include <algorithm>
 #include <string_view>

@@ -5,7 +5,6 @@
 
 #include "hooks/driver_table.hpp"
 #include "intercepted/memory.hpp"
-#include "intercepted/virtual_memory.hpp"
 #include "registry/registry.hpp"
 
 #include <cstdint>

@@ -11,14 +11,6 @@
 #include "program_memory/program_memory.hpp"
 #include "registry/registry.hpp"
 
-#include <cuda.h>
-
-#include <functional>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 /// All functions of this module are thread-safe, and what intercepted calls call lets nothing cross: what
 /// fails inside returns a status of the driver. None needs the agent to run; without it everything is left to
 /// the driver.

@@ -9,10 +9,6 @@
 #include "intercepted/freeing.hpp"
 #include "intercepted/pending_work.hpp"
 
-#include <mutex>
-#include <shared_mutex>
-#include <utility>
-
 namespace gpu_sleep::agent::intercepted {
 
 namespace {

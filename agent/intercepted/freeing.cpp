@@ -9,8 +9,6 @@
 #include "intercepted/pending_work.hpp"
 #include "intercepted/pool_table.hpp"
 
-#include <shared_mutex>
-
 namespace gpu_sleep::agent::intercepted {
 
 namespace {

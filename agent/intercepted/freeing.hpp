@@ -7,12 +7,6 @@
 
 #include "intercepted/calls.hpp"
 
-#include <cuda.h>
-
-#include <functional>
-#include <optional>
-#include <utility>
-
 namespace gpu_sleep::agent::intercepted {
 
 /// The program waited for some or all of its work: pools give back what exceeds their thresholds.
@@ -35,10 +29,18 @@ class PendingWork;
 /// and waits as the driver's own free does in a thread whose mode is relaxed. Whether any was freed. The
 /// caller holds no mutex.
 [[nodiscard]] bool free_amid_captures(ProgramMemory& memory) noexcept;
-/// Returns the result of `try_once`. If that `is_short` of GPU memory, tries again once pools have given back
-/// unused memory, and a third time after free_amid_captures(). The caller holds no mutex.
-template <class Try, class IsShort>
-auto try_for_memory(ProgramMemory& memory, Try&& try_once, const IsShort& is_short) {
+/// Whether GPU memory was short.
+[[nodiscard]] inline bool is_short(Answer tried) noexcept {
+    return tried == CUDA_ERROR_OUT_OF_MEMORY;
+}
+template <class Value>
+[[nodiscard]] bool is_short(const Result<Value>& tried) noexcept {
+    return !tried && tried.error().code == ErrorCode::out_of_device_memory;
+}
+/// Returns the result of `try_once`. If memory was short, tries again once pools have given back unused
+/// memory, and a third time after free_amid_captures(). The caller holds no mutex.
+template <class Try>
+auto try_for_memory(ProgramMemory& memory, Try&& try_once) {
     auto result = try_once();
     if (is_short(result)) {
         trim();

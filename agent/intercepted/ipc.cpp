@@ -6,11 +6,9 @@
 #include "intercepted/memory.hpp"
 
 #include "intercepted/freeing.hpp"
-#include "intercepted/residual.hpp"
 
 #include <sys/random.h>
 
-#include <algorithm>
 #include <cstring>
 
 namespace gpu_sleep::agent::intercepted {

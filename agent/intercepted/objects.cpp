@@ -7,12 +7,6 @@
 #include "gate/gate.hpp"
 #include "intercepted/freeing.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <map>
-#include <set>
-#include <thread>
-
 namespace gpu_sleep::agent::intercepted {
 namespace {
 

@@ -9,10 +9,6 @@
 #include "intercepted/pending_work.hpp"
 #include "intercepted/rules.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <shared_mutex>
-
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
@@ -67,11 +63,7 @@ Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std:
         residual = {.kind = "plain", .reason = TagChoice::why_not(bytes), .device = device};
         return make_error(ErrorCode::refused, "not to be intercepted");
     }
-    const auto is_short = [](const auto& address) {
-        return !address && address.error().code == ErrorCode::out_of_device_memory;
-    };
-    auto address = try_for_memory(
-        memory, [&] { return memory.allocate(device, *tag, bytes); }, is_short);
+    auto address = try_for_memory(memory, [&] { return memory.allocate(device, *tag, bytes); });
     if (is_short(address)) memory.note_shortage(device, bytes);
     return address;
 }
@@ -100,19 +92,6 @@ Error not_own(CUdeviceptr address) {
 bool is_own(CUdeviceptr address) {
     const auto known = books().allocations.find(address);
     return known && known->is_own && known->address == address;
-}
-
-/// False: memory was short, and it is not known.
-bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
-    const auto added = guarded([&] {
-        books().allocations.add({.address = address,
-                                 .bytes = bytes,
-                                 .device = device,
-                                 .is_virtual = true,
-                                 .is_own = true,
-                                 .access = driver::DeviceMask{1} << device});
-    });
-    return added.has_value();
 }
 
 /// Says once that work in a context of the program's own cannot be waited for.
@@ -239,13 +218,19 @@ Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device, st
                                            Bytes bytes) {
     warn_of_own_context(memory.api());
     auto address = memory.allocate(device, tag, bytes);
-    if (!address && address.error().code == ErrorCode::out_of_device_memory)
-        memory.note_shortage(device, bytes);
-    if (address && intercepts() && !note_own(*address, bytes, device)) {
-        static_cast<void>(guarded([&] { return memory.free(*address); }));
-        address = out_of_memory();
-    }
-    return address;
+    if (is_short(address)) memory.note_shortage(device, bytes);
+    if (!address || !intercepts()) return address;
+    const auto noted = guarded([&] {
+        books().allocations.add({.address = *address,
+                                 .bytes = bytes,
+                                 .device = device,
+                                 .is_virtual = true,
+                                 .is_own = true,
+                                 .access = driver::DeviceMask{1} << device});
+    });
+    if (noted) return address;
+    static_cast<void>(guarded([&] { return memory.free(*address); }));
+    return noted.error();
 }
 
 Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {

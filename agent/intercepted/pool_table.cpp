@@ -6,8 +6,6 @@
 
 #include "intercepted/pending_work.hpp"
 
-#include <iterator>
-
 namespace gpu_sleep::agent::intercepted {
 
 namespace {

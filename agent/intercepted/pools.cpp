@@ -10,10 +10,6 @@
 #include "intercepted/pool_table.hpp"
 #include "intercepted/rules.hpp"
 
-#include <algorithm>
-#include <shared_mutex>
-#include <utility>
-
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
@@ -82,16 +78,9 @@ void grant(ProgramMemory& memory, const Pool& pool, CUdeviceptr address) {
     }
 }
 
-/// Whether the pool would have much more than it ever used.
-bool is_too_much(const PoolFigures& figures, Bytes more) noexcept {
-    constexpr Bytes k_leeway = 32 * k_mib;
-    const auto most = std::max(figures.used_high, figures.used + more);
-    return figures.reserved + more > most + most / 8 + k_leeway;
-}
-
-/// `is_short`: memory is, and pools gave back what they could.
+/// `was_short`: memory was, and pools gave back what they could.
 Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
-                     const StreamKey& key, bool is_short, ResidualRecord& residual) {
+                     const StreamKey& key, bool was_short, ResidualRecord& residual) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = books().pools;
@@ -113,16 +102,20 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     auto record = make_entry<Allocations::Taken>(
         0, Allocation{.bytes = bytes, .device = pool->device, .context = key.context, .pool = handle});
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
-    const auto would_be_too_much = [&] { return is_too_much(pool->figures, request.bytes); };
+    const auto would_be_too_much = [&] { // much more than it ever used
+        constexpr Bytes k_leeway = 32 * k_mib;
+        const auto& figures = pool->figures;
+        const auto most = std::max(figures.used_high, figures.used + request.bytes);
+        return figures.reserved + request.bytes > most + most / 8 + k_leeway;
+    };
     auto block = take_spare(all, memory, *pool, request, false);
-    if (!block && (is_short || would_be_too_much())) block = take_spare(all, memory, *pool, request, true);
+    if (!block && (was_short || would_be_too_much())) block = take_spare(all, memory, *pool, request, true);
     if (!block) {
         if (would_be_too_much() && pool->unused_ranges > 0 && books().captures.count() == 0)
             give_back_idle(all, memory,
                            [&](const Range& range) { return range.pool == pool && would_be_too_much(); });
         const auto taken = take_new(all, memory, pool, request);
-        if (!taken && is_short && taken.error().code == ErrorCode::out_of_device_memory)
-            memory.note_shortage(pool->device, bytes);
+        if (was_short && is_short(taken)) memory.note_shortage(pool->device, bytes);
         if (!taken && is_shortage(taken.error())) return CUDA_ERROR_OUT_OF_MEMORY;
         pool->is_mixed |= !taken; // from here on
         if (!taken) return std::nullopt;
@@ -182,13 +175,12 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
         if (!device) return std::nullopt;
         const auto handle = pool ? *pool : pool_of_device(memory, *device);
         if (!handle) return std::nullopt;
-        bool is_short = false;
+        bool was_short = false;
         const auto try_once = [&] {
-            return allocate_from(memory, address, bytes, handle, key, std::exchange(is_short, true),
+            return allocate_from(memory, address, bytes, handle, key, std::exchange(was_short, true),
                                  residual);
         };
-        return try_for_memory(memory, try_once,
-                              [](Answer tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
+        return try_for_memory(memory, try_once);
     });
 }
 

@@ -2,14 +2,11 @@
 // Copyright the gpu-sleep authors.
 // Noting what stays, and asking all parts for it. Of arrays the driver alone knows where they lie.
 
-#include "intercepted/residual.hpp"
+#include "intercepted/memory.hpp"
 
 #include "common/interception.hpp"
 #include "intercepted/pool_table.hpp"
-#include "intercepted/virtual_memory.hpp"
 #include "model/model.hpp"
-
-#include <algorithm>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {

@@ -7,9 +7,6 @@
 #include "base/error.hpp"
 #include "model/unseen_libraries.hpp"
 
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::agent::intercepted {
 
 /// The libraries that are loaded now, in whichever of the loader's namespaces, and then as

@@ -3,13 +3,11 @@
 // The program's own handles stay good while the driver's die at a sleep. A mapping is given to the ledger
 // once it can sleep.
 
-#include "intercepted/virtual_memory.hpp"
+#include "intercepted/memory.hpp"
 
 #include "intercepted/freeing.hpp"
 #include "intercepted/rules.hpp"
 #include "model/model.hpp"
-
-#include <iterator>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -22,12 +20,11 @@ Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.m
 }
 
 /// Gives it back to the driver once the program has neither it nor a mapping of it.
-void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number)
+void release_if_unused(ProgramMemory& memory, Handles& all, const Handle& handle)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    auto* handle = find_handle(all, number);
-    if (!handle || handle->references != 0 || !handle->mappings.empty()) return;
-    memory.api().cuMemRelease(handle->real);
-    all.handles.erase(number);
+    if (handle.references != 0 || !handle.mappings.empty()) return;
+    memory.api().cuMemRelease(handle.real);
+    all.handles.erase(handle.number);
 }
 
 /// Whether the mapping's contents are kept elsewhere, and its handle has no memory.
@@ -54,15 +51,12 @@ std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memo
 }
 
 /// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again.
-void take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
-    GPU_SLEEP_REQUIRES(all.mutex) {
+void take_from_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping) {
     if (!mapping.in_ledger) return;
     const auto removed = memory.remove_mapping(address);
     mapping.in_ledger = false;
-    if (auto* handle = find_handle(all, mapping.handle)) {
-        handle->real = removed.handle;
-        handle->host_backed = removed.host_backed;
-    }
+    mapping.handle->real = removed.handle;
+    mapping.handle->host_backed = removed.host_backed;
     static_cast<void>(books().allocations.take(address, true));
 }
 
@@ -70,8 +64,7 @@ void take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, M
 void make_stay(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (any_sleeps(memory, all, handle.mappings)) return;
-    for (const auto address : handle.mappings)
-        take_from_ledger(memory, all, address, all.mappings.at(address));
+    for (const auto address : handle.mappings) take_from_ledger(memory, address, all.mappings.at(address));
     if (!handle.stay_reason) handle.stay_reason = reason;
 }
 
@@ -106,11 +99,10 @@ void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) n
 constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
 
 /// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot.
-void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
-                    const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
-    const auto* const handle = find_handle(all, mapping.handle);
-    if (!handle) return;
-    if (why_it_stays(*handle, &mapping)) return take_from_ledger(memory, all, address, mapping);
+void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
+                    const TagChoice& choose_tag) {
+    const auto& handle = *mapping.handle;
+    if (why_it_stays(handle, &mapping)) return take_from_ledger(memory, address, mapping);
     if (mapping.in_ledger) {
         memory.ledger().find(address)->access = mapping.access;
         books().allocations.change(address, [&](Allocation& known) { known.access = mapping.access; });
@@ -123,17 +115,17 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     backing.bytes = mapping.bytes;
     backing.allocated = mapping.bytes;
     backing.tag = memory.ledger().tag_id(*tag);
-    backing.device = handle->properties.location.id;
+    backing.device = handle.properties.location.id;
     backing.access = mapping.access;
     backing.mapped = true;
-    backing.handle = handle->real;
-    backing.host_backed = handle->host_backed;
+    backing.handle = handle.real;
+    backing.host_backed = handle.host_backed;
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
-    const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
+    const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
     books().allocations.add({.address = address,
                              .bytes = mapping.bytes,
-                             .device = handle->properties.location.id,
+                             .device = handle.properties.location.id,
                              .is_virtual = true,
                              .access = mapping.access,
                              .handle_types = handle_types});
@@ -182,9 +174,8 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         auto made = make_entry<std::map<std::uint64_t, Handle>>();
         auto& mine = made.mapped();
         const auto status = try_for_memory(
-            memory, [&] { return memory.api().cuMemCreate(&mine.real, bytes, properties, flags); },
-            [](CUresult tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
-        if (status == CUDA_ERROR_OUT_OF_MEMORY) memory.note_shortage(properties->location.id, bytes);
+            memory, [&] { return memory.api().cuMemCreate(&mine.real, bytes, properties, flags); });
+        if (is_short(status)) memory.note_shortage(properties->location.id, bytes);
         if (status != CUDA_SUCCESS) return status;
         mine.bytes = bytes;
         mine.properties = *properties;
@@ -192,8 +183,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         mine.stay_reason = why_it_stays(*properties);
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
-        *handle = k_first_handle + ++all.next;
-        made.key() = *handle;
+        made.key() = mine.number = *handle = k_first_handle + ++all.next;
         all.handles.insert(std::move(made));
         return CUDA_SUCCESS;
     });
@@ -209,7 +199,7 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
         if (!mine) return std::nullopt;
         if (mine->references == 0) return CUDA_ERROR_INVALID_VALUE;
         --mine->references;
-        release_if_unused(*with, all, handle);
+        release_if_unused(*with, all, *mine);
         return CUDA_SUCCESS;
     });
 }
@@ -226,10 +216,8 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
         if (after == all.mappings.begin()) return none;
         const auto& [start, mapping] = *std::prev(after);
         if (at - start >= mapping.bytes) return none;
-        auto* mine = find_handle(all, mapping.handle);
-        if (!mine) return none;
-        ++mine->references;
-        *handle = mapping.handle;
+        ++mapping.handle->references;
+        *handle = mapping.handle->number;
         return CUDA_SUCCESS;
     });
 }
@@ -266,7 +254,7 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
             if (!real) return k_sleeps;
             // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
             std::map<CUdeviceptr, Mapping> made;
-            made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = handle});
+            made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = mine});
             mine->mappings.reserve(mine->mappings.size() + 1);
             const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
             if (status != CUDA_SUCCESS) return status;
@@ -297,7 +285,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
                 if (is_reached) reached += mapping.bytes;
                 for (std::size_t i = 0; i < count; ++i)
                     note_grant(memory.api(), at, mapping, grants[i], is_reached);
-                hand_to_ledger(locked, all, at, mapping, choose_tag);
+                hand_to_ledger(locked, at, mapping, choose_tag);
             }
             return CUDA_SUCCESS;
         });
@@ -316,11 +304,11 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
             if (status != CUDA_SUCCESS) return status;
             for (const auto at : found) {
                 auto& mapping = all.mappings.at(at);
-                take_from_ledger(locked, all, at, mapping);
-                const auto number = mapping.handle;
+                auto& handle = *mapping.handle;
+                take_from_ledger(locked, at, mapping);
                 all.mappings.erase(at);
-                if (auto* mine = find_handle(all, number)) std::erase(mine->mappings, at);
-                release_if_unused(memory, all, number);
+                std::erase(handle.mappings, at);
+                release_if_unused(memory, all, handle);
             }
             return CUDA_SUCCESS;
         });
@@ -385,12 +373,10 @@ void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) 
                 const auto begin = backing->address;
                 at = backing->end();
                 const auto mapping = all.mappings.find(begin);
-                auto* const handle =
-                    mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
-                if (handle)
-                    make_stay(locked, all, *handle, reason);
-                else
+                if (mapping == all.mappings.end())
                     locked.make_stay(begin, reason);
+                else
+                    make_stay(locked, all, *mapping->second.handle, reason);
             }
         });
     });

@@ -10,18 +10,7 @@
 #include "gate/gate.hpp"
 #include "registry/handles.hpp"
 
-#include <cuda.h>
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <iterator>
-#include <list>
-#include <map>
-#include <optional>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::registry {
 

@@ -7,9 +7,6 @@
 #include "base/guard.hpp"
 #include "registry/allocations.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::agent::registry {
 namespace {
 

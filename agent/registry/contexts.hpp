@@ -10,18 +10,7 @@
 #include "driver/memory.hpp"
 #include "gate/gate.hpp"
 
-#include <cuda.h>
-
-#include <array>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <optional>
-#include <shared_mutex>
-#include <span>
 #include <tuple>
-#include <vector>
 
 namespace gpu_sleep::agent::registry {
 

@@ -10,25 +10,24 @@
 #include "common/lock_order.hpp"
 #include "driver/memory.hpp"
 
-#include <cuda.h>
-
-#include <cstdint>
 #include <list>
-#include <map>
-#include <vector>
 
 namespace gpu_sleep::agent::registry {
+
+struct Handle;
 
 struct Mapping {
     Bytes bytes = 0;
     Bytes offset = 0;
-    std::uint64_t handle = 0; ///< the program's
+    Handle* handle = nullptr;
     driver::DeviceMask access = 0;
     bool has_other_access = false; ///< of the host, or for reading only
     bool in_ledger = false;        ///< the ledger has it, and its driver handle
 };
 
+/// Lives until the program has neither it nor a mapping of it.
 struct Handle {
+    std::uint64_t number = 0;              ///< by which the program names it
     CUmemGenericAllocationHandle real = 0; ///< the driver's, unless the ledger has it
     bool host_backed = false;              ///< that is host memory, to which it was moved
     Bytes bytes = 0;

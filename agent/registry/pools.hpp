@@ -11,15 +11,8 @@
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 
-#include <cuda.h>
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <set>
-#include <utility>
 
 namespace gpu_sleep::agent::registry {
 

@@ -4,8 +4,6 @@
 
 #include "registry/registry.hpp"
 
-#include <utility>
-
 namespace gpu_sleep::agent::registry {
 
 Departed Registry::take(CUcontext context, bool is_primary) noexcept {

@@ -12,15 +12,6 @@
 #include "registry/pools.hpp"
 #include "registry/residual.hpp"
 
-#include <array>
-#include <atomic>
-#include <cstdint>
-#include <map>
-#include <optional>
-#include <unordered_map>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::agent::registry {
 
 /// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.

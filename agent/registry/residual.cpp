@@ -7,10 +7,6 @@
 #include "base/guard.hpp"
 #include "registry/allocations.hpp"
 
-#include <algorithm>
-#include <string_view>
-#include <utility>
-
 namespace gpu_sleep::agent::registry {
 
 void add_to_sum(std::vector<Residual>& sums, const Residual& row) {

@@ -14,9 +14,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <map>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
