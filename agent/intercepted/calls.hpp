@@ -24,8 +24,9 @@ using Answer = std::optional<CUresult>;
 /// The status of a call that needs sleeping memory and cannot wait for it.
 inline constexpr CUresult k_sleeps = CUDA_ERROR_SYSTEM_NOT_READY;
 
-/// The status of an intercepted call that the gate refuses: as the driver's own when the process ends.
-[[nodiscard]] inline CUresult refused() noexcept {
+/// The status of an intercepted call that the gate refuses: as the driver's own when the process ends. Apart,
+/// so that hooks stay small.
+[[nodiscard, gnu::noinline]] inline CUresult refused() noexcept {
     return gate::Gate::instance().is_abandoned() ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_SYSTEM_NOT_READY;
 }
 

@@ -56,6 +56,7 @@ void unmap_import(const driver::Api& api, const Import& import);
 /// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
 /// reach it. False as PendingWork::note(). The caller holds contexts.alive, until it has waited.
 bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work);
+
 /// What is out of the books to be freed or closed. What is not by the end of this, for want of memory
 /// perhaps, is freed later.
 class Due {
@@ -67,15 +68,15 @@ public:
     Later::Items* operator->() noexcept { return &items_; }
     Later::Items& operator*() noexcept { return items_; }
     void free_later() noexcept { books().later.add(items_); }
-    /// No work may still use it.
+    /// Frees and closes all of it. No work may still use it.
     void give_back(ProgramMemory& memory);
 
 private:
     Later::Items items_;
 };
 
-/// Takes the allocation at `address` out of the index and has `free` free it, which is given it twice. No
-/// answer where there is none of ours, or it is a mapping of the program's own.
+/// Takes the allocation at `address` out of the index and calls `free` with what is due and the allocation in
+/// that. No answer where there is none of ours, or it is a mapping of the program's own.
 template <class Free>
 Answer free_known(CUdeviceptr address, const Free& free) {
     // The record goes first: behind the free the address may at once be somebody else's.

@@ -45,6 +45,7 @@ void fill(Registry& registry) {
         registry.later.add(freed);
         registry.residual.add(address, {1, "managed", "moves", 0, context});
         registry.residual.add(address + 4, {1, "plain", "small", 0, context});
+        registry.residual.add(address + 6, {1, "pool", "small", 0, context, k_pool});
         {
             const MutexLock lock(registry.objects.mutex);
             registry.objects.all[{Object::stream, address}] = {context};
@@ -87,10 +88,10 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
     fill(one);
     fill(other);
     const auto all = counts_of(other);
-    CHECK(all == Counts{2, 6, 4, 2, 4, 0, 4});
+    CHECK(all == Counts{2, 6, 4, 2, 4, 0, 6});
     const bool is_primary = GENERATE(false, true);
     auto departed = one.take(k_context, is_primary);
-    CHECK(counts_of(one) == Counts{1, is_primary ? 4U : 5U, 2, 1, 3, 1, 2});
+    CHECK(counts_of(one) == Counts{1, is_primary ? 4U : 5U, 2, 1, 3, 1, is_primary ? 3U : 4U});
     CHECK(counts_of(other) == all);
     CHECK(departed.allocations.size() == (is_primary ? 2 : 1));
     CHECK(departed.record.mapped().events == std::vector{k_event});
@@ -122,7 +123,8 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
 }
 
 TEST_CASE("Registry: a green context hands its events and its memory on to its primary one", "[registry]") {
-    Contexts contexts;
+    Registry registry;
+    auto& contexts = registry.contexts;
     const auto green = handle<CUgreenCtx>(0x6000);
     contexts.add(make_entry<Contexts::Greens>(), green, {k_context, k_other, 0});
     CHECK(contexts.owner_of_memory_in(k_context) == k_other);
@@ -131,10 +133,18 @@ TEST_CASE("Registry: a green context hands its events and its memory on to its p
     contexts.give_event(k_context, k_event);
     const auto found = contexts.find(green);
     REQUIRE(found);
+    registry.allocations.add({.address = 1, .bytes = 1, .context = k_context, .pool = k_pool});
+    Later::Items freed;
+    freed.allocations[2] = {.address = 2, .done = k_event, .freed_in = k_context};
+    registry.later.add(freed);
+    CHECK(registry.captures.note({k_stream, nullptr, 0}, k_context, true) != 0);
     test::t_allocations_left = 0;
-    contexts.hand_events_on(*found);
+    const auto captures = registry.hand_on(*found);
     CHECK(std::exchange(test::t_allocations_left, -1) == 0);
+    CHECK(captures.size() == 1);
     CHECK(contexts.take_event(k_other) == k_event);
+    CHECK(registry.allocations.find(1)->context == k_other);
+    CHECK(registry.later.take([](const Allocation&) { return true; }).allocations.at(2).freed_in == k_other);
     const auto letting_go = contexts.let_go(0);
     CHECK(letting_go.was_held);
     CHECK(letting_go.is_last);
