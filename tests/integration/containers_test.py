@@ -8,6 +8,7 @@ In namespaces of its own: /etc and /run are seen by nobody else, and all process
 with this machine's C library, a program and the simulated driver. No registry is asked.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
@@ -279,22 +281,31 @@ class Containers(unittest.TestCase):
 
     @unittest.skipIf(SKIPS and not shutil.which("jq"), "jq is missing")
     def test_deep_sleeps_need_a_profile_that_says_so(self):
-        profile = MACHINE_HERE.scratch / "profile.json"
-        profile.write_text(checked("jq", "-f", str(MACHINE_HERE.prefix / "share/gpu-sleep/seccomp.jq"), "/usr/share/containers/seccomp.json"))
+        lists = {"allowed": pathlib.Path("/usr/share/containers/seccomp.json").read_text(), "denied": '{"defaultAction": "SCMP_ACT_ALLOW"}'}
+        for name, text in lists.items():
+            (MACHINE_HERE.scratch / name).write_text(checked("jq", "-f", str(MACHINE_HERE.prefix / "share/gpu-sleep/seccomp.jq"), input=text))
         shared = ["--pid", "host", "--volume", f"{MACHINE_HERE.state}:/gpus", "--env", "GPU_SLEEP_SIM_STATE=/gpus"]
         with Container("filtered", *shared) as container:
             container.answer()
             slept = MACHINE_HERE.command("gpu-sleep", "--deep", container.pid())
             self.assertEqual(slept.returncode, 1)
             self.assertIn("a filter restricts the system calls", slept.stderr)
-        with Container("profiled", *shared, "--security-opt", f"seccomp={profile}") as container:
-            container.answer()
-            before = container.answer("checksum")
-            slept = MACHINE_HERE.command("gpu-sleep", "--deep", "--json", container.pid())
-            self.assertEqual(slept.returncode, 0, slept.stderr)
-            self.assertTrue(json.loads(slept.stdout)["processes"][0]["report"]["deep"])
-            self.assertEqual(MACHINE_HERE.command("gpu-wake", container.pid()).returncode, 0)
-            self.assertEqual(container.answer("checksum"), before)
+        # With a timer the agent's helper does it, into which the container's /etc/ld.so.preload brings its library.
+        for profile, timer in (("allowed", []), ("denied", ["--env", "GPU_SLEEP_IDLE=100", "--env", "GPU_SLEEP_IDLE_DEEP=1"])):
+            with Container(profile, *shared, *timer, "--security-opt", f"seccomp={MACHINE_HERE.scratch / profile}") as container:
+                container.answer()
+                before = container.answer("checksum")
+                pid = container.pid()
+                if not timer:
+                    slept = MACHINE_HERE.command("gpu-sleep", "--deep", pid)
+                    self.assertEqual(slept.returncode, 0, slept.stderr)
+                end = time.monotonic() + SECONDS
+                while not json.loads(MACHINE_HERE.command("gpu-ps", "--json", pid).stdout)["processes"][0]["report"]["deep"]:
+                    self.assertLess(time.monotonic(), end)
+                    time.sleep(0.1)
+                self.assertEqual(MACHINE_HERE.command("gpu-wake", pid).returncode, 0)
+                self.assertEqual(container.answer("checksum"), before)
+                self.assertEqual(container.said(), "")
 
     def test_a_c_library_that_is_too_old(self):
         """The agent asks for a version that no C library has yet."""
@@ -407,6 +418,12 @@ class Description(unittest.TestCase):
 
     def test_what_is_in_the_way(self):
         self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", user=USER).returncode, 5)
+        preload = MACHINE_HERE.prefix / "lib/gpu-sleep.preload"
+        preload.chmod(0o600)
+        told = MACHINE_HERE.command("gpu-enable", "containers")
+        preload.chmod(0o644)
+        self.assertEqual(told.returncode, 2)
+        self.assertIn(f"may not read {preload}", told.stderr)
         self.FILE.parent.mkdir()
         self.addCleanup(shutil.rmtree, self.FILE.parent)
         for text in ("{}", "[]", '{"kind": "vendor.com/gpu"}', "no JSON"):
@@ -453,4 +470,8 @@ if __name__ == "__main__":
         sys.exit(77 if SKIPS else 1)
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
-        sys.exit(subprocess.run([*MACHINE, sys.executable, *sys.argv], env={**os.environ, INSIDE: directory}).returncode)
+        status = subprocess.run([*MACHINE, sys.executable, *sys.argv], env={**os.environ, INSIDE: directory}).returncode
+    for folder in sorted(pathlib.Path("/sys/fs/cgroup").rglob("libpod_parent*/**"), reverse=True):
+        with contextlib.suppress(OSError):  # it is somebody else's
+            folder.rmdir()
+    sys.exit(status)
