@@ -9,6 +9,7 @@ with this machine's C library, a program and the simulated driver. No registry i
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -20,6 +21,9 @@ import sys
 import tempfile
 import time
 import unittest
+
+sys.path.append("/usr/lib/python3/dist-packages")  # where Debian has them, for another Python too
+yaml = importlib.import_module("yaml") if importlib.util.find_spec("yaml") else None
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 CACHE = (BUILD / "CMakeCache.txt").read_text(encoding="utf-8")
@@ -138,12 +142,12 @@ class Machine:
 class Container:
     """A program in a container, which is removed at the end."""
 
-    def __init__(self, name, *options, program=("demo_program", "16", "4"), image=None, user=0, device=True):
+    def __init__(self, name, *options, program=("demo_program", "16", "4"), image=None, user=0, device=True, common=CONTAINER_OPTIONS):
         self.podman, self.name = MACHINE_HERE.podman(user), name
         variables = {"LD_LIBRARY_PATH": "/simulated", **SIMULATED}
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [*self.podman, "run", "--interactive", "--name", name, *CONTAINER_OPTIONS, *(DEVICE if device else []),
+            [*self.podman, "run", "--interactive", "--name", name, *common, *(DEVICE if device else []),
              *(word for item in variables.items() for word in ("--env", "=".join(item))), *options, "--rootfs", str(image or MACHINE_HERE.image), *program],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
 
@@ -151,6 +155,7 @@ class Container:
         return self
 
     def __exit__(self, *error):
+        """Also of one that has ended."""
         run(*self.podman, "rm", "--force", "--time", "0", self.name)
         self.process.communicate(timeout=SECONDS)
         self.errors.close()
@@ -356,6 +361,163 @@ class Containers(unittest.TestCase):
             self.assertEqual(container.said(), "")
             self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
             self.assertIn("it is musl, and the agent needs the GNU C library", MACHINE_HERE.command("gpu-doctor", container.pid()).stdout)
+
+
+# Of a model server: its memory, at each request but for /health.
+MODEL_SERVER = """
+import http.server, sys
+sys.path.insert(0, "/model")
+from gpu_memory import GpuMemory
+memory = GpuMemory(8 << 20)
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"well" if self.path == "/health" else str(memory.is_intact()).encode())
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Server).serve_forever()
+"""
+
+
+@unittest.skipIf(SKIPS and not (yaml and shutil.which("nginx")), "PyYAML or nginx is missing")
+class Kubernetes(unittest.TestCase):
+    """The containers of cli/kubernetes by podman, with the users, privileges, mounts and commands that the files say. Its images
+    are this machine; `gpu-sleep` has an installation, and `server` a command of that name."""
+
+    FOLDER = SOURCES / "cli/kubernetes"
+    # Of Kubernetes 1.34, which Debian's package does not know yet.
+    NEWER_FIELDS = {("V1PodSpec", "resourceClaims"), ("V1ResourceRequirements", "claims")}
+
+    def make_images(self):
+        self.scratch = pathlib.Path(tempfile.mkdtemp(dir=MACHINE_HERE.scratch))
+        self.scratch.chmod(0o755)
+        self.images = {name: self.image(name) for name in ("gpu-sleep", "server", "nginx")}
+        checked("cmake", "--install", str(BUILD), "--prefix", str(self.images["gpu-sleep"] / "usr/local"))
+        server = self.images["server"] / "usr/bin/serve"
+        server.write_text("#!/usr/bin/python3\n" + MODEL_SERVER)
+        server.chmod(0o755)
+        (self.images["server"] / "model").mkdir()
+        shutil.copy(SOURCES / "tests/support/gpu_memory.py", self.images["server"] / "model")
+
+    def image(self, name):
+        layers = [self.scratch / f"{name}.{layer}" for layer in ("upper", "work", "image")]
+        for layer in layers:
+            layer.mkdir()
+        mount("-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={layers[0]},workdir={layers[1]}", str(layers[2]))
+        self.addCleanup(checked, "umount", str(layers[2]))
+        shutil.copytree(MACHINE_HERE.image / "simulated", layers[2] / "simulated")
+        return layers[2]
+
+    @staticmethod
+    def read(file):
+        return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+
+    def volume(self, volume, contents):
+        folder = self.scratch / "volumes" / volume["name"]
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            folder.chmod(0o777 if "emptyDir" in volume else 0o755)
+            for name, text in contents.items() if "configMap" in volume else ():
+                (folder / name).write_text(text)
+        return folder
+
+    def start(self, pod, name, contents=None, network="none", **environment):
+        container = next(each for each in pod.get("initContainers", []) + pod["containers"] if each["name"] == name)
+        security = {**pod.get("securityContext", {}), **container["securityContext"]}
+        variables = {each["name"]: each["value"] for each in container.get("env", [])} | environment
+        volumes = {volume["name"]: self.volume(volume, contents) for volume in pod["volumes"]}
+        options = ["--cap-drop", "all", *(f"--cap-add={each}" for each in security["capabilities"].get("add", []))]
+        options += ["--user", f"{security['runAsUser']}:{security.get('runAsGroup', 0)}", "--network", network, "--log-driver", "k8s-file"]
+        options += ["--security-opt", "no-new-privileges"] if security["allowPrivilegeEscalation"] is False else []
+        options += ["--read-only", "--read-only-tmpfs=false"] if security.get("readOnlyRootFilesystem") else []
+        options += ["--pid", "host"] if pod.get("hostPID") else []
+        options += [word for item in variables.items() for word in ("--env", "=".join(item))]
+        for each in container["volumeMounts"]:
+            source = volumes[each["name"]] / each.get("subPath", "")
+            options += ["--volume", f"{source}:{each['mountPath']}{':ro' if each.get('readOnly') else ''}"]
+        started = Container(name, *options, program=[*container["command"], *container.get("args", [])], image=self.images[container["image"]],
+                            device=False, common=["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"])
+        self.addCleanup(started.__exit__)
+        return started
+
+    def becomes_true(self, condition, *containers):
+        end = time.monotonic() + SECONDS
+        while not condition():
+            self.assertLess(time.monotonic(), end, [container.said() for container in containers])
+            time.sleep(0.1)
+
+    def test_a_server_and_its_node(self):
+        self.make_images()
+        pod = self.read(self.FOLDER / "server/server.yaml")[0]["spec"]["template"]["spec"]
+        brings = self.start(pod, "gpu-sleep", CONTROLLERS="127.0.0.2")
+        self.assertEqual(brings.process.wait(SECONDS), 0, brings.said())
+        server = self.start(pod, "inference-server")
+        self.becomes_true((self.scratch / "volumes/run/http").exists, server)
+        proxy = self.start(pod, "proxy", network="container:inference-server")
+        probe = pod["containers"][0]["readinessProbe"]["httpGet"]
+
+        def ask(path, *more):
+            return run("nsenter", "--net", "--target", server.pid(), "curl", "--silent", "--max-time", str(SECONDS), "--write-out", " %{http_code}",
+                       *more, f"http://127.0.0.1:{probe['port']}{path}").stdout
+
+        def state():
+            return json.loads(MACHINE_HERE.command("gpu-ps", "--json").stdout)["processes"][0]["state"]
+
+        self.becomes_true(lambda: ask(probe["path"]) == "well 200", server, proxy)
+        self.assertIn(" 403", ask("/sleep", "--request", "POST"))
+        self.assertRegex(ask("/sleep", "--request", "POST", "--interface", "127.0.0.2"), " 200$")
+        self.assertEqual(state(), "asleep")
+        self.assertEqual(ask("/generate"), "True 200")
+        self.assertEqual(state(), "awake")
+        node = self.read(self.FOLDER / "node/daemonset.yaml")[0]["spec"]["template"]["spec"]
+        configuration = (self.FOLDER / "node/gpu-sleep.toml").read_text()
+        self.assertIn('"15m"', configuration)
+        reclaim = self.start(node, "reclaim", {"gpu-sleep.toml": configuration.replace('"15m"', '"100ms"')}, PAUSE="0.2")
+        metrics = self.start(node, "metrics", PAUSE="0.2")
+        self.becomes_true(lambda: state() == "asleep", reclaim)
+        written = self.scratch / "volumes/metrics/gpu_sleep.prom"
+        self.becomes_true(lambda: written.exists() and 'state="asleep"} 1\n' in written.read_text(), metrics)
+        self.becomes_true((self.scratch / "volumes/history/history").exists, reclaim)
+        self.assertEqual(ask("/generate"), "True 200")
+        for container in (reclaim, metrics):
+            self.assertEqual(container.said(), "")
+
+    @unittest.skipIf(SKIPS and not importlib.util.find_spec("kubernetes"), "python3-kubernetes is missing")
+    def test_the_bases(self):
+        """They fit the schemas of Debian's package, and kubectl renders them, if it is here."""
+        for kustomization in self.FOLDER.glob("*/kustomization.yaml"):
+            with self.subTest(kustomization.parent.name):
+                self.check_schemas(self.documents_of(kustomization))
+
+    def documents_of(self, kustomization):
+        if shutil.which("kubectl"):
+            return list(yaml.safe_load_all(checked("kubectl", "kustomize", str(kustomization.parent))))
+        files = [kustomization.parent / name for name in self.read(kustomization)[0]["resources"]]
+        return [document for file in files if file.is_file() for document in self.read(file)]
+
+    def check_schemas(self, documents):
+        models = importlib.import_module("kubernetes.client.models")
+        for document in documents:
+            name = "V1" + document["kind"]
+            if hasattr(models, name):  # it is older than resource claims
+                self.check_schema(models, name, document)
+
+    def check_schema(self, models, kind, value):
+        kind, _, inner = kind.partition("(") if kind.startswith("dict") else (kind, "", "")
+        if kind.startswith("list["):
+            for each in value:
+                self.check_schema(models, kind[5:-1], each)
+        elif kind == "dict":
+            for each in value.values():
+                self.check_schema(models, inner[:-1].split(", ")[1], each)
+        elif hasattr(models, kind):
+            model = getattr(models, kind)
+            known = {field: model.openapi_types[name] for name, field in model.attribute_map.items()}
+            for field, each in value.items():
+                if (kind, field) not in self.NEWER_FIELDS:
+                    self.assertIn(field, known, kind)
+                    self.check_schema(models, known[field], each)
+        else:
+            self.assertIn(type(value), {"str": [str], "int": [int], "bool": [bool], "object": [str, int]}[kind], value)
 
 
 class Guide(unittest.TestCase):
