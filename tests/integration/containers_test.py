@@ -9,8 +9,10 @@ with this machine's C library, a program and the simulated driver. No registry i
 """
 
 import contextlib
+import functools
 import importlib.util
 import json
+import operator
 import os
 import pathlib
 import re
@@ -411,21 +413,21 @@ class Kubernetes(unittest.TestCase):
     def read(file):
         return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
 
-    def volume(self, volume, contents):
-        folder = self.scratch / "volumes" / volume["name"]
+    def volume(self, volume, contents, place):
+        folder = self.scratch / ("volumes" if "hostPath" in volume else place) / volume["name"]
         if not folder.exists():
             folder.mkdir(parents=True)
-            folder.chmod(0o777 if "emptyDir" in volume else 0o755)
+            folder.chmod(0o755 if volume["name"] in ("configuration", "history") else 0o777)
             for name, text in contents.items() if "configMap" in volume else ():
                 (folder / name).write_text(text)
         return folder
 
-    def start(self, pod, name, contents=None, network="none", **environment):
+    def start(self, pod, name, contents=None, network="none", options=(), place="volumes", **environment):
         container = next(each for each in pod.get("initContainers", []) + pod["containers"] if each["name"] == name)
         security = {**pod.get("securityContext", {}), **container["securityContext"]}
         variables = {each["name"]: each["value"] for each in container.get("env", [])} | environment
-        volumes = {volume["name"]: self.volume(volume, contents) for volume in pod["volumes"]}
-        options = ["--cap-drop", "all", *(f"--cap-add={each}" for each in security["capabilities"].get("add", []))]
+        volumes = {volume["name"]: self.volume(volume, contents, place) for volume in pod["volumes"]}
+        options = [*options, "--cap-drop", "all", *(f"--cap-add={each}" for each in security["capabilities"].get("add", []))]
         options += ["--user", f"{security['runAsUser']}:{security.get('runAsGroup', 0)}", "--network", network, "--log-driver", "k8s-file"]
         options += ["--security-opt", "no-new-privileges"] if security["allowPrivilegeEscalation"] is False else []
         options += ["--read-only", "--read-only-tmpfs=false"] if security.get("readOnlyRootFilesystem") else []
@@ -438,6 +440,12 @@ class Kubernetes(unittest.TestCase):
                             device=False, common=["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"])
         self.addCleanup(started.__exit__)
         return started
+
+    @staticmethod
+    def ask(container, path, port, *more):
+        pid = run(*container.podman, "inspect", "--format", "{{.State.Pid}}", container.name).stdout.strip() or "0"  # not yet
+        return run("nsenter", "--net", "--target", pid, "curl", "--silent", "--max-time", str(SECONDS), "--write-out", " %{http_code}",
+                   *more, f"http://127.0.0.1:{port}{path}").stdout
 
     def becomes_true(self, condition, *containers):
         end = time.monotonic() + SECONDS
@@ -456,8 +464,7 @@ class Kubernetes(unittest.TestCase):
         probe = pod["containers"][0]["readinessProbe"]["httpGet"]
 
         def ask(path, *more):
-            return run("nsenter", "--net", "--target", server.pid(), "curl", "--silent", "--max-time", str(SECONDS), "--write-out", " %{http_code}",
-                       *more, f"http://127.0.0.1:{probe['port']}{path}").stdout
+            return self.ask(server, path, probe["port"], *more)
 
         def state():
             return json.loads(MACHINE_HERE.command("gpu-ps", "--json").stdout)["processes"][0]["state"]
@@ -480,6 +487,34 @@ class Kubernetes(unittest.TestCase):
         self.assertEqual(ask("/generate"), "True 200")
         for container in (reclaim, metrics):
             self.assertEqual(container.said(), "")
+
+    def test_two_servers_take_turns(self):
+        """In namespaces of their own for processes. The GPU has 24 MiB, and a server needs more than a half."""
+        self.make_images()
+        pod = self.patched("turns")["spec"]["template"]["spec"]
+        command = pod["containers"][0]["command"]
+        command[command.index("--need") + 1] = "12MiB"
+        servers = []
+        for name, idle in (("first", "300ms"), ("second", "1h")):  # the second sleeps for the first alone
+            command[command.index("--idle") + 1] = idle
+            pod["initContainers"][0]["name"] = f"{name}-agent"
+            self.assertEqual(self.start(pod, f"{name}-agent", place=name).process.wait(SECONDS), 0)
+            pod["containers"][0]["name"] = name
+            servers.append(self.start(pod, name, place=name, options=["--volume", f"{MACHINE_HERE.state}:/gpus"], GPU_SLEEP_SIM_STATE="/gpus",
+                                      GPU_SLEEP_SIM_MEMORY=str(24 << 20), GPU_SLEEP_MIN_AWAKE="0"))
+        for _ in range(2):
+            for server in servers:
+                self.becomes_true(lambda: self.ask(server, "/generate", 8001) == "True 200", *servers)
+
+    def patched(self, base):
+        """The deployment of `server`, with the patch of `base`."""
+        deployment = self.read(self.FOLDER / "server/server.yaml")[0]
+        patch, = self.read(self.FOLDER / base / "kustomization.yaml")[0]["patches"]
+        for operation in yaml.safe_load(patch["patch"]):
+            *folders, last = (int(word) if word.isdigit() else word for word in operation["path"].split("/")[1:])
+            place = functools.reduce(operator.getitem, folders, deployment)
+            place[last] = operation["value"]
+        return deployment
 
     @unittest.skipIf(SKIPS and not importlib.util.find_spec("kubernetes"), "python3-kubernetes is missing")
     def test_the_bases(self):
